@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The element types, by name: size, category and promotion. Names are torch's, so that `getattr(torch, name)` is the dtype."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from nnfront.errors import InferError
+
+
+class Category(IntEnum):
+    """Promotion moves up this ladder, as in torch: bool, then integers, then floats."""
+
+    BOOL = 0
+    INT = 1
+    FLOAT = 2
+
+
+# name -> (category, size in bytes)
+_DTYPES: dict[str, tuple[Category, int]] = {
+    "bool": (Category.BOOL, 1),
+    "uint8": (Category.INT, 1),
+    "int8": (Category.INT, 1),
+    "int16": (Category.INT, 2),
+    "int32": (Category.INT, 4),
+    "int64": (Category.INT, 8),
+    "float8_e4m3fn": (Category.FLOAT, 1),
+    "float8_e5m2": (Category.FLOAT, 1),
+    "float16": (Category.FLOAT, 2),
+    "bfloat16": (Category.FLOAT, 2),
+    "float32": (Category.FLOAT, 4),
+    "float64": (Category.FLOAT, 8),
+}
+
+DTYPES: tuple[str, ...] = tuple(_DTYPES)
+
+
+def check(dtype: str) -> str:
+    """Return `dtype` if it names an element type, else raise InferError with the list of names."""
+    if dtype not in _DTYPES:
+        raise InferError(f"unknown dtype {dtype!r}", help=f"use one of {', '.join(DTYPES)}")
+    return dtype
+
+
+def category(dtype: str) -> Category:
+    """Return the rung of the promotion ladder that `dtype` stands on."""
+    return _DTYPES[check(dtype)][0]
+
+
+def size_bytes(dtype: str) -> int:
+    """Return the size of one element in bytes."""
+    return _DTYPES[check(dtype)][1]
+
+
+def is_float(dtype: str) -> bool:
+    """Say whether `dtype` is a floating-point type."""
+    return category(dtype) is Category.FLOAT
+
+
+def is_integer(dtype: str) -> bool:
+    """Say whether `dtype` is an integer type; bool is not."""
+    return category(dtype) is Category.INT
+
+
+def promote(a: str, b: str) -> str:
+    """Return the dtype that holds both, as `torch.promote_types` does for these names.
+
+    Raises InferError for a pair that torch refuses (float8 with another float).
+    """
+    if a == b:
+        return check(a)
+    (category_a, size_a), (category_b, size_b) = _DTYPES[check(a)], _DTYPES[check(b)]
+    if category_a != category_b:
+        return a if category_a > category_b else b
+    if category_a is Category.FLOAT:
+        if 1 in (size_a, size_b):
+            raise InferError(f"{a} and {b} have no common dtype", help="cast one of them with astype first")
+        if size_a == size_b:  # float16 with bfloat16: neither holds the other
+            return "float32"
+        return a if size_a > size_b else b
+    if "uint8" in (a, b):
+        other = b if a == "uint8" else a
+        return "int16" if other == "int8" else other
+    return a if size_a > size_b else b

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every error a user can meet, and the one form they all take.
+
+    NnfrontError
+      DimError       a dim expression, a fact about a dim, or a comparison of dims is wrong
+      SpecError      the caller's spec does not fit the method
+      TraceError     the method did something that cannot be traced
+      InferError     an op got operands it is not defined for
+      VerifyError    IR breaks a numbered rule
+      ParseError     IR text is not well formed
+      PassError      a pass's requirement was not met
+      LowerError     no kernel or reference for a call
+      LoadError      weights or files do not match what the model declares
+      RunError       inputs do not match the signature of the method that was called
+
+A message has up to four parts: *what* is wrong in one sentence, *details* (got, expected; one line each), *where* (module
+path, method, source line) and *help* (what to do about it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class NnfrontError(Exception):
+    """Base of all errors that a user's mistake can cause.
+
+    The text is `what`, then one indented line for each of `details`, then `at where`, then `help: help`.
+    """
+
+    def __init__(self, what: str, *, details: Iterable[str] = (), where: str = "", help: str = "") -> None:
+        self.what = what
+        self.details = tuple(details)
+        self.where = where
+        self.help = help
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        lines = [self.what, *(f"  {line}" for line in self.details)]
+        if self.where:
+            lines.append(f"  at {self.where}")
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+
+class DimError(NnfrontError):
+    """A dim expression, a fact about a dim, or a comparison of dims is wrong."""
+
+
+class SpecError(NnfrontError):
+    """The caller's spec does not fit the method."""
+
+
+class TraceError(NnfrontError):
+    """The method did something that cannot be traced."""
+
+
+class InferError(NnfrontError):
+    """An op got operands it is not defined for."""
+
+
+class VerifyError(NnfrontError):
+    """IR breaks a numbered rule of the verifier."""
+
+
+class ParseError(NnfrontError):
+    """IR text is not well formed."""
+
+
+class PassError(NnfrontError):
+    """A pass's requirement was not met."""
+
+
+class LowerError(NnfrontError):
+    """No kernel and no reference can run a call."""
+
+
+class LoadError(NnfrontError):
+    """Weights or files do not match what the model declares."""
+
+
+class RunError(NnfrontError):
+    """Inputs do not match the signature of the method that was called."""
