@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`FunctionBuilder`: make a function binding by binding, with unique names and inferred types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from nnfront.ir.expr import (
+    NO_ATTRS,
+    Atom,
+    Binding,
+    Block,
+    Call,
+    Expr,
+    FunctionCall,
+    Param,
+    Projection,
+    Provenance,
+    Role,
+    Tuple,
+    Var,
+)
+from nnfront.ir.infer import infer
+from nnfront.ir.module import Function, Kind
+from nnfront.ir.op import Op
+from nnfront.ir.types import Type
+
+
+class Names:
+    """Names taken in one function; `unique` gives the next free one: `add`, `add_1`, `add_2`."""
+
+    __slots__ = ("_next",)
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._next: dict[str, int] = dict.fromkeys(taken, 1)
+
+    def unique(self, hint: str) -> str:
+        """Return `hint`, or the first free `hint_N`, and take it."""
+        taken = self._next
+        count = taken.get(hint)
+        if count is None:
+            taken[hint] = 1
+            return hint
+        while (name := f"{hint}_{count}") in taken:
+            count += 1
+        taken[hint] = count + 1
+        taken[name] = 1
+        return name
+
+
+class FunctionBuilder:
+    """Collects parameters and bindings of one function. `functions` are those it may call."""
+
+    def __init__(self, name: str, functions: Mapping[str, Function] | None = None) -> None:
+        self.name = name
+        self.functions: Mapping[str, Function] = functions if functions is not None else {}
+        self.params: list[Param] = []
+        self.names = Names()
+        self._blocks: list[list[Binding]] = [[]]
+
+    def param(self, name: str, type: Type, role: Role) -> Param:
+        """Add a parameter."""
+        param = Param(self.names.unique(name), type, role)
+        self.params.append(param)
+        return param
+
+    def emit(self, value: Expr, hint: str = "", provenance: Provenance | None = None, type: Type | None = None) -> Var:
+        """Bind `value` to a new variable; its type is inferred unless the caller has inferred it."""
+        if type is None:
+            type = infer(value, self.functions)
+        var = Var(self.names.unique(hint or _hint(value)), type)
+        self._blocks[-1].append(Binding(var, value, provenance))
+        return var
+
+    def call(self, op: Op, *args: Atom | None, **attrs: Any) -> Var:
+        """Bind a call of `op`."""
+        types = [None if a is None else a.type for a in args]
+        full = {name: attrs.get(name, default) for name, default in op.attributes.items()}
+        return self.emit(Call(op, args, op.canonical_attrs(types, full)))
+
+    def append(self, binding: Binding) -> None:
+        """Add a finished binding whose variable's name is not taken."""
+        self.names.unique(binding.var.name)
+        self._blocks[-1].append(binding)
+
+    @contextmanager
+    def block(self) -> Iterator[list[Binding]]:
+        """Collect the bindings made inside into a list of their own, for a branch of an `if`."""
+        self._blocks.append([])
+        try:
+            yield self._blocks[-1]
+        finally:
+            self._blocks.pop()
+
+    def finish(self, result: Atom, kind: Kind = "public", attrs: Mapping[str, Any] = NO_ATTRS) -> Function:
+        """Return the function."""
+        assert len(self._blocks) == 1
+        return Function(self.name, tuple(self.params), tuple(self._blocks[0]), result, kind, attrs)
+
+
+def branch(bindings: list[Binding], result: Atom) -> Block:
+    """Make a branch of an `if` from collected bindings."""
+    return Block(tuple(bindings), result)
+
+
+def _hint(value: Expr) -> str:
+    match value:
+        case Call():
+            return value.op.name.rstrip("_")
+        case FunctionCall():
+            return value.function
+        case Projection():
+            return value.tuple.name if isinstance(value.tuple, Var) else "field"
+        case Tuple():
+            return "tuple"
+        case _:
+            return "value"

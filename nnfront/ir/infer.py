@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The type of an expression, and the least general type that covers two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from nnfront.dims import Dim, Size, Symbol, same, substitute, unify
+from nnfront.errors import InferError
+from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
+from nnfront.ir.types import (
+    CacheLayerType,
+    CacheType,
+    FunctionType,
+    ObjectType,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+    sizes_of,
+)
+
+if TYPE_CHECKING:
+    from nnfront.ir.module import Function
+
+
+def infer(expr: Expr, functions: Mapping[str, Function]) -> Type:
+    """Return the type of `expr`; `functions` are the module's, for calls.
+
+    Raises InferError when operands do not fit, without a place: the caller knows it.
+    """
+    match expr:
+        case Var() | Constant() | Scalar():
+            return expr.type
+        case Call():
+            return expr.op.result_type([None if a is None else a.type for a in expr.args], expr.attrs)
+        case FunctionCall():
+            return call_type(functions[expr.function], [a.type for a in expr.args])
+        case Tuple():
+            return TupleType(tuple(f.type for f in expr.fields), expr.names)
+        case Projection():
+            source = expr.tuple.type
+            if not isinstance(source, TupleType) or not 0 <= expr.index < len(source.fields):
+                raise InferError(f"there is no field {expr.index} to take")
+            return source.fields[expr.index]
+        case If():
+            joined = join(expr.then.result.type, expr.otherwise.result.type)
+            if joined is None:
+                raise InferError("the branches of an if have types that nothing covers")
+            return joined
+        case MatchShape():
+            return expr.type
+
+
+def call_type(function: Function, args: Sequence[Type]) -> Type:
+    """Return the result type of calling `function` with arguments of these types.
+
+    The function's dims are its own: they are solved from the arguments' types, then replaced in the result's.
+    """
+    params = function.params
+    if len(params) != len(args):
+        raise InferError(f"{function.name} takes {len(params)} arguments, got {len(args)}")
+    if all(p.type is a for p, a in zip(params, args, strict=True)):
+        return function.result_type
+    for param, arg in zip(params, args, strict=True):
+        if not _same_kind(param.type, arg):
+            raise InferError(f"argument {param.name!r} of {function.name} has another type")
+    patterns = [size for param in params for size in sizes_of(param.type)]
+    sizes = [size for arg in args for size in sizes_of(arg)]
+    bound: dict[Symbol, Size] = {}
+    at = unify(patterns, sizes, bound)
+    if at is not None:
+        raise InferError(f"{function.name} expects size {patterns[at]} where the argument has {sizes[at]}")
+    if all(same(Dim.of(symbol), size) for symbol, size in bound.items()):
+        return function.result_type
+    return substitute_type(function.result_type, bound)
+
+
+def _same_kind(a: Type, b: Type) -> bool:
+    """Whether two types differ in sizes at most."""
+    match a, b:
+        case TensorType(), TensorType():
+            return a.dtype == b.dtype and a.ndim == b.ndim
+        case ShapeType(), ShapeType():
+            return len(a.sizes) == len(b.sizes)
+        case ScalarType(), ScalarType():
+            return a.dtype == b.dtype and (a.value is None or b.value is not None)
+        case TupleType(), TupleType():
+            return len(a.fields) == len(b.fields) and all(map(_same_kind, a.fields, b.fields))
+        case CacheLayerType(), CacheLayerType():
+            mine = (a.kv_heads, a.head_size, a.dtype, a.window)
+            return mine == (b.kv_heads, b.head_size, b.dtype, b.window)
+        case CacheType(), CacheType():
+            return len(a.layers) == len(b.layers) and all(map(_same_kind, a.layers, b.layers))
+        case FunctionType(), FunctionType():
+            return len(a.params) == len(b.params) and all(
+                map(_same_kind, (*a.params, a.result), (*b.params, b.result))
+            )
+        case ObjectType(), ObjectType():
+            return a == b
+        case _:
+            return False
+
+
+def substitute_type(type: Type, mapping: Mapping[Symbol, Size]) -> Type:
+    """Return `type` with its dims replaced; the same object if none of them is in `mapping`."""
+
+    def size(old: Size) -> Size:
+        return substitute(old, mapping) if isinstance(old, Dim) else old
+
+    match type:
+        case TensorType():
+            shape = tuple(map(size, type.shape))
+            unchanged = all(new is old for new, old in zip(shape, type.shape, strict=True))
+            return type if unchanged else TensorType(shape, type.dtype)
+        case ShapeType():
+            return ShapeType(tuple(map(size, type.sizes)))
+        case ScalarType():
+            return type if type.value is None else ScalarType(type.dtype, size(type.value))
+        case TupleType():
+            return TupleType(tuple(substitute_type(f, mapping) for f in type.fields), type.names)
+        case CacheLayerType():
+            batch, max_seq = size(type.batch), size(type.max_seq)
+            if batch is type.batch and max_seq is type.max_seq:
+                return type
+            return CacheLayerType(type.kv_heads, type.head_size, type.dtype, batch, max_seq, type.window)
+        case CacheType():
+            done: dict[int, CacheLayerType] = {}  # the layers of a cache are mostly one and the same object
+            for layer in type.layers:
+                if id(layer) not in done:
+                    new = substitute_type(layer, mapping)
+                    assert isinstance(new, CacheLayerType)
+                    done[id(layer)] = new
+            return CacheType(tuple(done[id(layer)] for layer in type.layers))
+        case FunctionType():
+            return FunctionType(
+                tuple(substitute_type(p, mapping) for p in type.params), substitute_type(type.result, mapping)
+            )
+        case ObjectType():
+            return type
+
+
+def join(a: Type, b: Type) -> Type | None:
+    """Return the least general type that covers both, None if there is none.
+
+    A known size and a dim are covered by the dim: `[16]` and `[n]` give `[n]`, which holds where the branch knows `n == 16`.
+    """
+    if a == b:
+        return a
+    match a, b:
+        case TensorType(), TensorType() if a.dtype == b.dtype and a.ndim == b.ndim:
+            sizes = [_join_size(x, y) for x, y in zip(a.shape, b.shape, strict=True)]
+            known = tuple(s for s in sizes if s is not None)
+            return TensorType(known, a.dtype) if len(known) == len(sizes) else None
+        case TupleType(), TupleType() if len(a.fields) == len(b.fields) and a.names == b.names:
+            fields = [join(x, y) for x, y in zip(a.fields, b.fields, strict=True)]
+            covered = tuple(f for f in fields if f is not None)
+            return TupleType(covered, a.names) if len(covered) == len(fields) else None
+        case ScalarType(), ScalarType() if a.dtype == b.dtype:
+            return ScalarType(a.dtype)
+        case _:
+            return None
+
+
+def _join_size(a: Size, b: Size) -> Size | None:
+    if same(a, b):
+        return a
+    if isinstance(a, int) != isinstance(b, int):
+        return b if isinstance(a, int) else a
+    return None

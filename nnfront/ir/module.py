@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Function` and `IRModule`: what export makes, passes rewrite, and `lower` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from nnfront.dims import Dim, Symbol
+from nnfront.ir.equal import first_difference
+from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, Param
+from nnfront.ir.printer import print_function, print_module
+from nnfront.ir.summary import summarize
+from nnfront.ir.types import FunctionType, Type, sizes_of
+
+# public: callable from outside. private: called by other functions only. transform: runs once, over weights.
+# fused: primitive, made by outlining, may be refined by passes that ask. external: primitive, never touched.
+Kind: TypeAlias = Literal["public", "private", "transform", "fused", "external"]
+KINDS: tuple[Kind, ...] = ("public", "private", "transform", "fused", "external")
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """Parameters, bindings in order, and a result. It owns its dims: names carry the identity across functions.
+
+    A function with state parameters returns a tuple: its result, then the written handle of each state parameter in order.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    bindings: tuple[Binding, ...]
+    result: Atom
+    kind: Kind = "public"
+    attrs: Mapping[str, Any] = NO_ATTRS
+
+    @property
+    def inputs(self) -> tuple[Param, ...]:
+        """Parameters that a caller gives on each call, states included."""
+        return tuple(p for p in self.params if p.role in ("input", "state"))
+
+    @property
+    def weights(self) -> tuple[Param, ...]:
+        """Parameters that are bound once: checkpoint weights and transformed weights."""
+        return tuple(p for p in self.params if p.role in ("weight", "transformed"))
+
+    @property
+    def states(self) -> tuple[Param, ...]:
+        """Parameters that are handles which the function writes and gives back."""
+        return tuple(p for p in self.params if p.role == "state")
+
+    @property
+    def body(self) -> Block:
+        """Bindings and result as a block."""
+        return Block(self.bindings, self.result)
+
+    @property
+    def result_type(self) -> Type:
+        """Type of the result, written handles included."""
+        return self.result.type
+
+    @property
+    def type(self) -> FunctionType:
+        """Type of the function as a value."""
+        return FunctionType(tuple(p.type for p in self.params), self.result_type)
+
+    @property
+    def is_primitive(self) -> bool:
+        """Whether passes leave it alone unless they ask for primitive functions."""
+        return self.kind in ("fused", "external")
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The dims that the parameters' types name, by first occurrence."""
+        found: dict[Symbol, None] = {}
+        for param in self.params:
+            for size in sizes_of(param.type):
+                if isinstance(size, Dim):
+                    found.update(dict.fromkeys(size.symbols))
+        return tuple(found)
+
+    def with_(self, **changes: Any) -> Function:
+        """Return a copy with some fields replaced."""
+        return replace(self, **changes)
+
+    def text(self, *, provenance: bool = False) -> str:
+        """Return the text form; with `provenance`, a comment on each binding says where it comes from."""
+        return print_function(self, provenance=provenance)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Function):
+            return NotImplemented
+        return first_difference(self, other) is None
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class IRModule(Mapping[str, Function]):
+    """Functions by name, in order. Iterates over names, like a dict.
+
+    `attrs` holds what belongs to the whole model; `aliases` maps other checkpoint names of a tied parameter to its name.
+    """
+
+    __slots__ = ("_functions", "attrs")
+
+    def __init__(self, functions: Iterable[Function] = (), attrs: Mapping[str, Any] = NO_ATTRS) -> None:
+        self._functions = {function.name: function for function in functions}
+        self.attrs = attrs
+
+    def __getitem__(self, name: str) -> Function:
+        return self._functions[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """All functions in order."""
+        return tuple(self._functions.values())
+
+    @property
+    def methods(self) -> tuple[Function, ...]:
+        """The public functions in order."""
+        return tuple(f for f in self._functions.values() if f.kind == "public")
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Other checkpoint names of tied parameters, each with the parameter's own name."""
+        aliases: Mapping[str, str] = self.attrs.get("aliases", NO_ATTRS)
+        return aliases
+
+    def with_functions(self, functions: Iterable[Function]) -> IRModule:
+        """Return a module with these functions and the same attributes."""
+        return IRModule(functions, self.attrs)
+
+    def text(self, *, provenance: bool = False) -> str:
+        """Return the text form; `ir.parse` reads it back."""
+        return print_module(self, provenance=provenance)
+
+    def summary(self) -> str:
+        """Return a table of methods, dims, weights and op counts that fits on two screens for any model."""
+        return summarize(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<IRModule {', '.join(self)}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, IRModule):
+            return NotImplemented
+        return first_difference(self, other) is None
+
+    __hash__ = None  # type: ignore[assignment]
