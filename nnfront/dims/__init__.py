@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Symbolic sizes. A *size* is an int or a `Dim`; a Dim is a canonical integer expression over named symbols, never a constant.
+
+Read the files in this order; each imports only from those above it:
+
+    symbol    names and the facts about them
+    form      the canonical form, + - *, ranges and divisors
+    divide    // and %
+    compare   equal, <=, divides: yes, no or unknown
+    extreme   min and max
+    text      form -> text        parse    text -> form        rebuild   substitution
+    dim       `Dim`: the form with Python's operators around it
+    sizes     functions over sizes: what the other rooms call
+    evaluate  numbers for sizes   solve    sizes from numbers, and from other sizes
+"""
+
+from nnfront.dims.dim import Dim, Size, of_symbol, strict_comparisons
+from nnfront.dims.evaluate import evaluate, evaluator
+from nnfront.dims.sizes import (
+    ceildiv,
+    divides,
+    equal,
+    floordiv,
+    less,
+    less_equal,
+    maximum,
+    minimum,
+    mod,
+    parse,
+    product,
+    same,
+    same_shape,
+    satisfies,
+    substitute,
+    symbol,
+    to_size,
+    to_text,
+    total,
+    with_facts,
+)
+from nnfront.dims.solve import solve, unify
+from nnfront.dims.symbol import Symbol, describe_facts, merge_facts, names
+
+__all__ = [
+    "Dim",
+    "Size",
+    "Symbol",
+    "ceildiv",
+    "describe_facts",
+    "divides",
+    "equal",
+    "evaluate",
+    "evaluator",
+    "floordiv",
+    "less",
+    "less_equal",
+    "maximum",
+    "merge_facts",
+    "minimum",
+    "mod",
+    "names",
+    "of_symbol",
+    "parse",
+    "product",
+    "same",
+    "same_shape",
+    "satisfies",
+    "solve",
+    "strict_comparisons",
+    "substitute",
+    "symbol",
+    "to_size",
+    "to_text",
+    "total",
+    "unify",
+    "with_facts",
+]

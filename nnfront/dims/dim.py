@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Dim`, the symbolic size that users and all rooms hold: canonical forms with Python's operators around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn, TypeAlias
+
+from nnfront.dims import compare
+from nnfront.dims.divide import floordiv as floordiv_forms
+from nnfront.dims.divide import mod as mod_forms
+from nnfront.dims.form import (
+    INF,
+    Form,
+    add,
+    bounds,
+    divisor,
+    multiply,
+    negate,
+    of_atom,
+    single_symbol,
+    subtract,
+)
+from nnfront.dims.form import symbols as symbols_of
+from nnfront.dims.parse import parse_form
+from nnfront.dims.symbol import Symbol, describe_facts
+from nnfront.dims.text import text as text_of
+from nnfront.errors import DimError
+
+_strict: ContextVar[bool] = ContextVar("strict_comparisons", default=False)
+
+
+class Dim:
+    """A symbolic integer: a name (`Dim("seq", min=1, max=8192)`) or an expression over names (`Dim("2*seq + 1")`).
+
+    Never a constant: an operation whose result is constant returns an int. Immutable. Arithmetic (+ - * // %) is Python's, with
+    ints and Dims on either side. `==` asks whether both have the same canonical form; facts take no part in it. `< <= > >=` answer if
+    the facts decide and raise DimError otherwise. A Dim has no value, so bool(), int() and range() of it raise DimError.
+
+    Args: `min`, `max` (inclusive) and `multiple_of` are facts about a *name*; a dim is at least 0.
+    Raises DimError for text that cannot be read, a constant, facts about an expression, and facts that contradict each other.
+    """
+
+    __slots__ = ("_form", "_hash", "_text")
+    _form: Form
+    _hash: int | None
+    _text: str | None
+
+    def __new__(
+        cls, text: str, *, min: int | None = None, max: int | None = None, multiple_of: int | None = None
+    ) -> Dim:
+        if not isinstance(text, str):
+            raise DimError(f"a Dim is made from text, got {text!r}", help="an int is a size as it is")
+        form = parse_form(text)
+        if not form[0]:
+            raise DimError(
+                f"{text!r} is the constant {form[1]}, not a symbolic dim", help=f"write the int {form[1]}"
+            )
+        if (min, max, multiple_of) == (None, None, None):
+            return _make(form)
+        return _of_facts(text, form, min, max, multiple_of)
+
+    @classmethod
+    def fresh(
+        cls, name: str, *, min: int | None = None, max: int | None = None, multiple_of: int | None = None
+    ) -> Dim:
+        """A dim of its own: equal only to itself, whatever its name. `names` tells how to print several apart."""
+        return of_symbol(Symbol.fresh(name, min or 0, max, 1 if multiple_of is None else multiple_of))
+
+    @property
+    def symbols(self) -> tuple[Symbol, ...]:
+        """The symbols that occur, sorted by name."""
+        return tuple(sorted(symbols_of(self._form), key=lambda symbol: symbol.key))
+
+    @property
+    def min(self) -> int | None:
+        """Least value: as declared for a plain name, else what the facts prove (None: no bound)."""
+        plain = single_symbol(self._form)
+        low = plain.min if plain else bounds(self._form)[0]
+        return None if low == -INF else int(low)
+
+    @property
+    def max(self) -> int | None:
+        """Greatest value: as declared for a plain name, else what the facts prove (None: no bound)."""
+        plain = single_symbol(self._form)
+        if plain:
+            return plain.max
+        high = bounds(self._form)[1]
+        return None if high == INF else int(high)
+
+    @property
+    def multiple_of(self) -> int:
+        """A number that is known to divide every value."""
+        return divisor(self._form)
+
+    def __str__(self) -> str:
+        if self._text is None:
+            self._text = text_of(self._form, {})
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Dim({str(self)!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, (self._form,)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            self._hash = hash(self._form)
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            other = size_of(parse_form(other))
+        if _strict.get():
+            form = _operand(other)
+            return False if form is None else _decide("==", compare.equal(self._form, form), self, other)
+        return self is other or (type(other) is Dim and self._form == other._form)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: Size) -> bool:
+        form = _operand(other)
+        if form is None:
+            return NotImplemented
+        return _decide("<", compare.less_equal(add(self._form, ((), 1)), form), self, other)
+
+    def __le__(self, other: Size) -> bool:
+        form = _operand(other)
+        if form is None:
+            return NotImplemented
+        return _decide("<=", compare.less_equal(self._form, form), self, other)
+
+    def __gt__(self, other: Size) -> bool:
+        form = _operand(other)
+        if form is None:
+            return NotImplemented
+        return _decide(">", compare.less_equal(add(form, ((), 1)), self._form), self, other)
+
+    def __ge__(self, other: Size) -> bool:
+        form = _operand(other)
+        if form is None:
+            return NotImplemented
+        return _decide(">=", compare.less_equal(form, self._form), self, other)
+
+    def __add__(self, other: Size) -> Size:
+        if type(other) is int:
+            terms, offset = self._form
+            return _make((terms, offset + other))
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(add(self._form, form))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(subtract(self._form, form))
+
+    def __rsub__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(subtract(form, self._form))
+
+    def __mul__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(multiply(self._form, form))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(floordiv_forms(self._form, form))
+
+    def __rfloordiv__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(floordiv_forms(form, self._form))
+
+    def __mod__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(mod_forms(self._form, form))
+
+    def __rmod__(self, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(mod_forms(form, self._form))
+
+    def __neg__(self) -> Dim:
+        return _make(negate(self._form))
+
+    def __pos__(self) -> Dim:
+        return self
+
+    def __truediv__(self, other: object) -> NoReturn:
+        raise DimError(
+            f"dim '{self}' cannot be divided with '/': the result need not be an integer",
+            help="use // to round down, or dims.ceildiv to round up",
+        )
+
+    __rtruediv__ = __truediv__
+
+    def __bool__(self) -> NoReturn:
+        self._no_value("true or false")
+
+    def __index__(self) -> NoReturn:
+        self._no_value("a Python int")
+
+    __int__ = __index__
+
+    def _no_value(self, wanted: str) -> NoReturn:
+        raise DimError(
+            f"dim '{self}' has no value yet, so it cannot be used as {wanted}",
+            details=_known(self),
+            help="give the dim as an int if it is the same in every call, or compare it with another size",
+        )
+
+
+Size: TypeAlias = int | Dim
+
+
+def _make(form: Form) -> Dim:
+    dim = object.__new__(Dim)
+    dim._form = form
+    dim._hash = None
+    dim._text = None
+    return dim
+
+
+def _of_facts(text: str, form: Form, least: int | None, most: int | None, multiple_of: int | None) -> Dim:
+    symbol = single_symbol(form)
+    if symbol is None:
+        raise DimError(
+            f"{text!r} is an expression, and facts belong to a name",
+            help="say them about a name, as in Dim('seq', min=1), and build the expression from it",
+        )
+    facts = Symbol(
+        symbol.name, 0, 0 if least is None else least, most, 1 if multiple_of is None else multiple_of
+    )
+    return _make(of_atom(facts))
+
+
+def of_symbol(symbol: Symbol) -> Dim:
+    """The dim that is this symbol."""
+    return _make(of_atom(symbol))
+
+
+def size_of(form: Form) -> Size:
+    """The int or Dim that a form is."""
+    return _make(form) if form[0] else form[1]
+
+
+def form_of(size: Size) -> Form:
+    """The form of an int or Dim."""
+    return size._form if type(size) is Dim else ((), int(size))
+
+
+def _operand(other: object) -> Form | None:
+    if type(other) is Dim:
+        return other._form
+    if isinstance(other, int) and not isinstance(other, bool):
+        return (), int(other)
+    return None
+
+
+@contextmanager
+def strict_comparisons() -> Iterator[None]:
+    """Inside, `==` and `!=` of a Dim raise DimError unless the answer holds for every value, so that no branch is taken by chance.
+
+    For the time in which a user's code is traced. `same` and `equal` are not affected.
+    """
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+def _decide(sign: str, answer: bool | None, left: Dim, right: object) -> bool:
+    if answer is None:
+        raise DimError(
+            f"cannot decide whether {left} {sign} {right}",
+            details=_known(left, right),
+            help="say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or use op.cond",
+        )
+    return answer
+
+
+def _known(*sizes: object) -> list[str]:
+    symbols = dict.fromkeys(symbol for size in sizes if isinstance(size, Dim) for symbol in size.symbols)
+    return [f"{symbol} is {describe_facts(*symbol.facts)}" for symbol in symbols]

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put forms in the place of symbols, and bring the result to canonical form again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nnfront.dims.divide import floordiv, mod
+from nnfront.dims.extreme import extreme
+from nnfront.dims.form import Atom, Form, add, constant, multiply, of_atom
+from nnfront.dims.symbol import Symbol
+
+
+def rebuild(form: Form, values: Mapping[Symbol, Form]) -> Form:
+    """The form with each symbol in `values` replaced, all at once; the same object if none occurs."""
+    result = constant(form[1])
+    changed = False
+    for monomial, value in form[0]:
+        product = constant(value.numerator)
+        for atom, power in monomial:
+            factor = _rebuild_atom(atom, values)
+            changed |= factor is not None
+            for _ in range(power):
+                product = multiply(product, of_atom(atom) if factor is None else factor)
+        if value.denominator > 1:
+            product = floordiv(product, constant(value.denominator))
+        result = add(result, product)
+    return result if changed else form
+
+
+def _rebuild_atom(atom: Atom, values: Mapping[Symbol, Form]) -> Form | None:
+    """The new form, or None if nothing changes."""
+    if isinstance(atom, Symbol):
+        return values.get(atom)
+    args = [rebuild(arg, values) for arg in atom.args]
+    if all(new is old for new, old in zip(args, atom.args, strict=True)):
+        return None
+    if atom.kind == "floordiv":
+        return floordiv(*args)
+    if atom.kind == "mod":
+        return mod(*args)
+    return extreme("min" if atom.kind == "min" else "max", args)

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find symbols: from observed numbers (`solve`), or from sizes over another function's symbols (`unify`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from nnfront.dims.dim import Dim, Size, form_of, size_of
+from nnfront.dims.divide import clear_fractions, divide
+from nnfront.dims.form import Form, Monomial, add, constant, single_symbol, subtract, symbols
+from nnfront.dims.rebuild import rebuild
+from nnfront.dims.sizes import equal, same, satisfies, substitute
+from nnfront.dims.symbol import Symbol, describe_facts
+from nnfront.errors import DimError
+
+_Row = dict[Monomial, Fraction]
+"""A linear equation over monomials: their weighted sum, with the constant under the empty monomial, is 0."""
+
+
+def solve(equations: Sequence[tuple[Size, int]]) -> dict[Symbol, int]:
+    """Find the symbols that the equations (size, observed number) determine: `2*n` is 8 gives n = 4, then `n*m` is 12 gives m = 3.
+
+    Linear systems are solved completely, products and divisions once all but one symbol in them are known. Symbols that stay
+    undetermined are left out. Raises DimError, naming the equation, if there is no integer solution inside the facts.
+    """
+    known: dict[Symbol, int] = {}
+    while True:
+        found = _solve_linear(equations, known)
+        if not found:
+            break
+        known |= found
+        _check_facts(equations, found)
+    for size, number in equations:
+        if equal(substitute(size, known), number) is False:
+            raise DimError(f"'{size}' cannot be {number}", details=_where(size, known))
+    return known
+
+
+def _solve_linear(equations: Sequence[tuple[Size, int]], known: dict[Symbol, int]) -> dict[Symbol, int]:
+    """What follows from the equations as linear ones over monomials, beyond what is known."""
+    values = {symbol: constant(number) for symbol, number in known.items()}
+    rows: dict[Monomial, _Row] = {}
+    for size, number in equations:
+        terms, offset = rebuild(form_of(size), values)
+        row = {monomial: Fraction(value) for monomial, value in terms}
+        row[()] = Fraction(offset - number)
+        for pivot, other in rows.items():
+            _eliminate(row, pivot, other)
+        pivot = next((monomial for monomial in row if monomial), ())
+        if not pivot:
+            if row[()]:
+                raise DimError(
+                    f"'{size}' cannot be {number}", details=_where(size, known) or _rest(equations, size)
+                )
+            continue
+        row = {monomial: value / row[pivot] for monomial, value in row.items()}
+        for other in rows.values():
+            _eliminate(other, pivot, row)
+        rows[pivot] = row
+    found = {}
+    for pivot, row in rows.items():
+        (atom, power), *more = pivot
+        if len(row) == 2 and isinstance(atom, Symbol) and power == 1 and not more:
+            solution = -row[()]
+            if solution.denominator > 1:
+                said = [f"{size} is {number}" for size, number in equations if atom in symbols(form_of(size))]
+                raise DimError(f"no integer '{atom}' fits: it would be {solution}", details=said)
+            found[atom] = int(solution)
+    return found
+
+
+def _eliminate(row: _Row, pivot: Monomial, other: _Row) -> None:
+    """Subtract from row the multiple of other that makes the pivot vanish; the constant stays even if it is 0."""
+    factor = row.get(pivot)
+    if factor:
+        for monomial, value in other.items():
+            row[monomial] = row.get(monomial, Fraction(0)) - factor * value
+        for monomial in [monomial for monomial, value in row.items() if monomial and not value]:
+            del row[monomial]
+
+
+def _check_facts(equations: Sequence[tuple[Size, int]], found: dict[Symbol, int]) -> None:
+    for size, observed in equations:
+        for symbol in size.symbols if isinstance(size, Dim) else ():
+            if symbol in found and satisfies(found[symbol], symbol) is False:
+                raise DimError(
+                    f"'{size}' cannot be {observed}: '{symbol}' would be {found[symbol]}",
+                    details=[f"{symbol} is {describe_facts(*symbol.facts)}"],
+                )
+
+
+def _where(size: Size, known: dict[Symbol, int]) -> list[str]:
+    return [
+        f"{symbol} is {known[symbol]}"
+        for symbol in (size.symbols if isinstance(size, Dim) else ())
+        if symbol in known
+    ]
+
+
+def _rest(equations: Sequence[tuple[Size, int]], size: Size) -> list[str]:
+    return [f"{other} is {number}" for other, number in equations if other is not size]
+
+
+def unify(patterns: Sequence[Size], sizes: Sequence[Size], bound: dict[Symbol, Size]) -> int | None:
+    """Bind the symbols of a callee's patterns so that the patterns are the caller's sizes; both sequences have one length.
+
+    `bound` maps the callee's symbols to sizes over the caller's; it is read and extended, so that several arguments share one.
+    Plain names are bound first; then expressions that are linear in the one name still unbound (`2*n` against `2*m` gives
+    n = m); then every pattern, with the names substituted, must be provably equal to its size.
+
+    Returns the index of the first mismatch, or None. It is a mismatch if equality is not proved, if a name stays unbound, or if
+    a size certainly breaks the facts of the name it is bound to; facts that nothing decides are left to be checked at run time.
+    The two sides own their names: a callee's `n` and a caller's `n` have nothing to do with each other.
+    """
+    assert len(patterns) == len(sizes)
+    for pattern, size in zip(patterns, sizes, strict=True):
+        plain = single_symbol(form_of(pattern))
+        if plain is not None:
+            bound.setdefault(plain, size)
+    while any([_bind(pattern, size, bound) for pattern, size in zip(patterns, sizes, strict=True)]):
+        pass
+    for index, (pattern, size) in enumerate(zip(patterns, sizes, strict=True)):
+        if not _fits(pattern, size, bound):
+            return index
+    return None
+
+
+def _fits(pattern: Size, size: Size, bound: dict[Symbol, Size]) -> bool:
+    if isinstance(pattern, Dim):
+        if any(
+            symbol not in bound or satisfies(bound[symbol], symbol) is False for symbol in pattern.symbols
+        ):
+            return False
+        pattern = substitute(pattern, bound)
+    return same(pattern, size) or equal(pattern, size) is True
+
+
+def _bind(pattern: Size, size: Size, bound: dict[Symbol, Size]) -> bool:
+    """Bind the only unbound symbol of the pattern, if it occurs linearly and the division comes out even."""
+    unbound = [symbol for symbol in symbols(form_of(pattern)) if symbol not in bound]
+    if len(unbound) != 1:
+        return False
+    (symbol,) = unbound
+    (terms, offset), target = clear_fractions(form_of(pattern), form_of(size))
+    factor: Form = (), 0
+    rest: Form = (), offset
+    for monomial, value in terms:
+        others = tuple(item for item in monomial if item[0] != symbol)
+        if len(others) == len(monomial):
+            rest = add(rest, (((monomial, value),), 0))
+        elif (symbol, 1) in monomial:
+            factor = add(factor, (((others, value),), 0) if others else constant(int(value)))
+        else:
+            return False
+    if symbol in symbols(rest) or symbol in symbols(factor):
+        return False
+    values = {each: form_of(value) for each, value in bound.items()}
+    factor, rest = rebuild(factor, values), rebuild(rest, values)
+    if factor == ((), 0):
+        return False
+    quotient, remainder = divide(subtract(target, rest), factor)
+    if remainder != ((), 0):
+        return False
+    bound[symbol] = size_of(quotient)
+    return True
