@@ -94,6 +94,15 @@ class FunctionBuilder:
         finally:
             self._blocks.pop()
 
+    @contextmanager
+    def outermost(self) -> Iterator[None]:
+        """Emit into the function's own block, ahead of the `if` whose branch is being collected."""
+        blocks, self._blocks = self._blocks, self._blocks[:1]
+        try:
+            yield
+        finally:
+            self._blocks = blocks
+
     def finish(self, result: Atom, kind: Kind = "public", attrs: Mapping[str, Any] = NO_ATTRS) -> Function:
         """Return the function."""
         assert len(self._blocks) == 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nnfront.dims import Dim, Size, Symbol, same, substitute, unify
+from nnfront.dims import Dim, Size, Symbol, of_symbol, same, substitute, unify
 from nnfront.errors import InferError
 from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
 from nnfront.ir.types import (
@@ -73,7 +73,7 @@ def call_type(function: Function, args: Sequence[Type]) -> Type:
     at = unify(patterns, sizes, bound)
     if at is not None:
         raise InferError(f"{function.name} expects size {patterns[at]} where the argument has {sizes[at]}")
-    if all(same(Dim.of(symbol), size) for symbol, size in bound.items()):
+    if all(same(of_symbol(symbol), size) for symbol, size in bound.items()):
         return function.result_type
     return substitute_type(function.result_type, bound)
 

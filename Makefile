@@ -1,0 +1,37 @@
+# Everything runs in .venv, which `setup` makes once and keeps until the packaging files change.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test setup lint types tests test-kernels clean
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: lint types tests
+
+setup: $(READY)
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+tests: $(READY)
+	$(BIN)/python -m pytest
+
+# The long forms: every kernel configuration and every shape.
+test-kernels: $(READY)
+	$(BIN)/python -m pytest tests/kernels -m "slow or not slow"
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

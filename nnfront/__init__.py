@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write a neural network, export it, and ship it.
+
+    import nnfront as nn
+    from nnfront import op, spec
+
+The rooms, in reading order; each imports only from those above it, `kernels/` from none:
+
+    errors, dims, dtypes   what everything stands on
+    ir                     types, expressions, text form, verifier
+    ops                    the vocabulary: type rule + torch reference + docs
+    nn                     the author's API: Module, Parameter, derived tensors, layers, spec, export
+    passes                 IRModule -> IRModule
+    lower                  IRModule -> Program
+    runtime                Program + weights + inputs -> outputs
+    weights                checkpoints and artefacts
+    compiler, llm, cli     the whole path
+
+Names are resolved on first use, so that importing the package is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# public name -> (module, name in it; empty for the module itself)
+_PUBLIC: dict[str, tuple[str, str]] = {
+    **{name: ("nnfront.dims", name) for name in ("Dim",)},
+    **{
+        name: ("nnfront.nn", name)
+        for name in (
+            "Conv1D",
+            "Conv2D",
+            "Conv3D",
+            "ConvTranspose1D",
+            "Dropout",
+            "Effect",
+            "Embedding",
+            "GELU",
+            "GroupNorm",
+            "Identity",
+            "LayerNorm",
+            "Linear",
+            "Module",
+            "ModuleDict",
+            "ModuleList",
+            "Mutator",
+            "Object",
+            "Parameter",
+            "ParameterDict",
+            "ParameterList",
+            "RMSNorm",
+            "ReLU",
+            "RotaryEmbedding",
+            "Sequential",
+            "SiLU",
+            "Sigmoid",
+            "Softmax",
+            "Tanh",
+            "Tensor",
+            "eager",
+            "get_default_dtype",
+            "set_default_dtype",
+        )
+    },
+    "Checkpoint": ("nnfront.weights", "Checkpoint"),
+    "Executable": ("nnfront.compiler", "Executable"),
+    "LLM": ("nnfront.llm", "LLM"),
+    "Session": ("nnfront.runtime", "Session"),
+    "compile": ("nnfront.compiler", "compile"),
+    "dims": ("nnfront.dims", ""),
+    "errors": ("nnfront.errors", ""),
+    "ir": ("nnfront.ir", ""),
+    "op": ("nnfront.nn.functional", ""),
+    "passes": ("nnfront.passes", ""),
+    "register_extern": ("nnfront.ops", "register_extern"),
+    "spec": ("nnfront.nn.spec", ""),
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'nnfront' has no attribute {name!r}")
+    if name == "ir":
+        importlib.import_module("nnfront.ops")  # the parser finds ops by name once they are declared
+    module, attribute = _PUBLIC[name]
+    found = importlib.import_module(module)
+    if attribute:
+        found = getattr(found, attribute)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

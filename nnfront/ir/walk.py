@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Iterate over a function's bindings and dims, branches included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from nnfront.dims import Dim, Symbol
+from nnfront.ir.expr import Atom, Binding, Call, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
+from nnfront.ir.types import sizes_of
+
+if TYPE_CHECKING:
+    from nnfront.ir.module import Function
+
+
+def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
+    """Yield every binding in order; those of an `if`'s branches come before the `if`."""
+    for binding in bindings:
+        if isinstance(binding.value, If):
+            yield from walk_bindings(binding.value.then.bindings)
+            yield from walk_bindings(binding.value.otherwise.bindings)
+        yield binding
+
+
+def walk_exprs(function: Function) -> Iterator[Expr]:
+    """Yield the expression of every binding in order."""
+    return (binding.value for binding in walk_bindings(function.bindings))
+
+
+def undefined_symbols(function: Function) -> list[Symbol] | None:
+    """Return the dims that the body uses and no parameter's type defines; None if it uses a variable that is not its own."""
+    own = {id(param) for param in function.params}
+    defined = set(function.symbols)
+    missing: dict[Symbol, None] = {}
+    for binding in walk_bindings(function.bindings):
+        own.add(id(binding.var))
+        if isinstance(binding.value, MatchShape):
+            defined.update(s for size in sizes_of(binding.value.type) if isinstance(size, Dim) for s in size.symbols)
+        if any(id(atom) not in own for atom in variables_of(binding.value)):
+            return None
+        for size in (*sizes_of(binding.var.type), *_dims_used(binding.value)):
+            if isinstance(size, Dim):
+                missing.update((s, None) for s in size.symbols if s not in defined)
+    return list(missing)
+
+
+def atoms_of(expr: Expr) -> tuple[Atom | None, ...]:
+    """Return the operands of an expression; of an `if`, its condition and its branches' results."""
+    match expr:
+        case Call() | FunctionCall():
+            return expr.args
+        case Tuple():
+            return expr.fields
+        case Projection():
+            return (expr.tuple,)
+        case If():
+            return (expr.condition, expr.then.result, expr.otherwise.result)
+        case MatchShape():
+            return (expr.value,)
+        case _:
+            return (expr,)
+
+
+def variables_of(expr: Expr) -> list[Var]:
+    """Return the variables that an expression reads directly."""
+    return [atom for atom in atoms_of(expr) if isinstance(atom, Var)]
+
+
+def _dims_used(expr: Expr) -> Iterator[Dim]:
+    """Yield the dims in literals and attributes of an expression."""
+    for atom in atoms_of(expr):
+        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
+            yield atom.value
+    if isinstance(expr, Call):
+        for attr in expr.attrs.values():
+            yield from dims_in(attr)
+
+
+def dims_in(attr: Any) -> Iterator[Dim]:
+    """Yield the dims in an attribute value."""
+    if isinstance(attr, Dim):
+        yield attr
+    elif isinstance(attr, tuple):
+        for item in attr:
+            yield from dims_in(item)

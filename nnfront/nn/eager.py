@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the author's code on torch tensors, op by op, through the references. No trace, no compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from nnfront.dims import Dim, Symbol, evaluate, solve
+from nnfront.errors import RunError
+from nnfront.ir import Op, TensorType, TupleType
+from nnfront.nn.parameter import Parameter
+from nnfront.nn.structure import flatten, unflatten
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, active_mode, as_operand, canonical, infer, value
+
+Result = TypeVar("Result")
+
+
+class Eager:
+    """The eager mode: parameters are their bound values, derived tensors are computed once per run."""
+
+    def __init__(self) -> None:
+        self._formulas: dict[int, tuple[FormulaCall, Any]] = {}
+        self._dims: dict[Symbol, int] = {}
+
+    def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+        """Run one op."""
+        operands = tuple(self._operand(a, op) for a in args)
+        attrs = canonical(op, operands, attrs)
+        type_ = infer(op, operands, attrs, "")
+        result = op.run([a.content if isinstance(a, Tensor) else a for a in operands], self._known(attrs))
+        if isinstance(type_, TensorType):
+            return value(result)
+        if not isinstance(type_, TupleType):
+            return result
+        tensors = [value(r) for r, t in zip(result or (), type_.fields, strict=True) if isinstance(t, TensorType)]
+        # What an op on a cache returns besides its tensor is the cache's own handle, which it has written in place.
+        return tensors[0] if len(tensors) == 1 and len(type_.fields) > 1 else tuple(tensors) if tensors else None
+
+    def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Run the branch that is taken."""
+        return then() if bool(predicate.torch() if isinstance(predicate, Tensor) else predicate) else otherwise()
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module."""
+        return module.forward(*args, **kwargs)
+
+    def _operand(self, x: Any, op: Op) -> Any:
+        if not is_plain(x):
+            return x  # a cache layer or another run-time object
+        x = as_operand(x, op)
+        return value(self._evaluate(x)) if isinstance(x, Tensor) and not isinstance(x.content, torch.Tensor) else x
+
+    def _evaluate(self, tensor: Tensor) -> torch.Tensor:
+        """Return the value of a parameter or derived tensor."""
+        if isinstance(tensor.content, torch.Tensor):
+            return tensor.content
+        if isinstance(tensor, Parameter):
+            if tensor.data is None:
+                raise RunError(f"{tensor!r} has no value", help="bind one with load_state_dict or parameter.data = ...")
+            self._dims.update(solve(list(zip(tensor.shape, tensor.data.shape, strict=True))))
+            return tensor.data
+        if not isinstance(tensor.content, Formula):
+            raise RunError(f"{tensor!r} has no value")
+        formula = tensor.content
+        known = self._formulas.get(id(formula.call))
+        if known is None:
+            call = formula.call
+            args = [self._evaluate(a) if isinstance(a, Tensor) else a for a in call.args]
+            known = self._formulas[id(call)] = (call, call.op.run(args, self._known(call.attrs)))
+        result: torch.Tensor = known[1] if formula.index is None else known[1][formula.index]
+        return result
+
+    def _known(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace dims in attributes by their values."""
+        return {name: self._resolve(attr) for name, attr in attrs.items()}
+
+    def _resolve(self, attr: Any) -> Any:
+        if isinstance(attr, Dim):
+            return evaluate(attr, self._dims)
+        return tuple(map(self._resolve, attr)) if isinstance(attr, tuple) else attr
+
+
+def is_plain(x: Any) -> bool:
+    """Whether `x` is something that `as_operand` reads: all but caches and other run-time objects."""
+    return x is None or not hasattr(x, "type") or isinstance(x, (Tensor, torch.Tensor))
+
+
+def eager(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """Call `function`, such as a module's method, eagerly: torch tensors in, torch tensors out.
+
+    Parameters that it reads must have values. Raises RunError for one that has none.
+    """
+    if active_mode.get() is not None:
+        return function(*args, **kwargs)
+    leaves: list[Any] = []
+    structure = flatten((args, kwargs), lambda x: isinstance(x, torch.Tensor), leaves)
+    inner_args, inner_kwargs = unflatten(structure, [value(x) for x in leaves]) if leaves else structure
+    mode = Eager()
+    token = active_mode.set(mode)
+    try:
+        with torch.no_grad():
+            result = function(*inner_args, **inner_kwargs)
+            out: list[Any] = []
+            structure = flatten(result, lambda x: isinstance(x, Tensor), out)
+            tensors = [mode._evaluate(x) for x in out]
+    finally:
+        active_mode.reset(token)
+    final: Result = unflatten(structure, tensors) if out else structure
+    return final

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Module`: a tree of parameters, derived tensors and further modules, with methods that can be exported or run."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from nnfront.errors import LoadError, TraceError
+from nnfront.ir import IRModule, verify
+from nnfront.nn import share
+from nnfront.nn.eager import eager
+from nnfront.nn.parameter import Parameter
+from nnfront.nn.spec import ModuleSpec
+from nnfront.nn.tensor import Tensor, active_mode, dtype_name
+from nnfront.nn.trace import Trace, Tree, trace
+
+Self = TypeVar("Self", bound="Module")
+
+
+class Module:
+    """Base of all layers and models. Assign parameters, derived tensors and modules to attributes; define `forward`.
+
+    Attribute paths are checkpoint names; lists, tuples and dicts of modules or parameters count as well, by index or key.
+    Called with torch tensors a module runs eagerly; `export` makes IR of it and leaves it unchanged.
+    """
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute; defined by subclasses."""
+        raise TraceError(f"{type(self).__name__} defines no forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        mode = active_mode.get()
+        if mode is not None:
+            return mode.call(self, args, kwargs)
+        if _has_torch_tensor((args, kwargs)):
+            return eager(self.forward, *args, **kwargs)
+        return self.forward(*args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not share._active:
+            return object.__getattribute__(self, name)
+        state = object.__getattribute__(self, "__dict__")
+        if name in state:
+            found = state[name]
+            share.note_read(self, name, found)
+            return found
+        if name == "__dict__":
+            share.note_all_read(self)
+            return state
+        try:
+            return object.__getattribute__(self, name)  # methods, properties and constants of the class
+        except AttributeError:
+            share.note_read(self, name, share.ABSENT)
+            raise
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        mode = active_mode.get()
+        if isinstance(mode, Trace) and id(self) in mode.tree.names:
+            path = mode.tree.names[id(self)] or "the module"
+            raise TraceError(
+                f"attribute {name!r} of {path} is set while the method is traced",
+                where=mode.where(),
+                help="export leaves a module as it was: return the value, or compute it in __init__",
+            )
+        object.__setattr__(self, name, value)
+
+    # The tree.
+
+    def children(self) -> Iterator[Module]:
+        """Yield the modules directly below, containers looked through."""
+        return (child for _, child in self.named_children())
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Yield (name, module) directly below, containers looked through."""
+        return ((name, item) for name, item in _members(self) if isinstance(item, Module))
+
+    def modules(self) -> Iterator[Module]:
+        """Yield this module and all below, each once."""
+        return (module for _, module in self.named_modules())
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """Yield (path, module) for this module and all below, each once, under its first path."""
+        seen: set[int] = set()
+        for path, item in _walk(self, prefix):
+            if isinstance(item, Module) and id(item) not in seen:
+                seen.add(id(item))
+                yield path, item
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Yield each stored parameter once."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+        """Yield (path, parameter), each parameter once, under its first path, which is its checkpoint name."""
+        seen: set[int] = set()
+        for path, item in _walk(self, prefix):
+            if isinstance(item, Parameter) and id(item) not in seen:
+                seen.add(id(item))
+                yield path, item
+
+    def named_derived(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (path, tensor) of each derived tensor once."""
+        seen: set[int] = set()
+        for path, item in _walk(self, ""):
+            if isinstance(item, Tensor) and item.is_derived and id(item) not in seen:
+                seen.add(id(item))
+                yield path, item
+
+    def aliases(self) -> dict[str, str]:
+        """Return the further paths of tied parameters, each with the path under which the parameter is stored."""
+        first: dict[int, str] = {}
+        found: dict[str, str] = {}
+        for path, item in _walk(self, ""):
+            if isinstance(item, Parameter) and first.setdefault(id(item), path) != path:
+                found[path] = first[id(item)]
+        return found
+
+    def apply(self: Self, function: Callable[[Module], Any]) -> Self:
+        """Call `function` on every module below and then on this one; return this one."""
+        for module in reversed(list(self.modules())):
+            function(module)
+        return self
+
+    # Values.
+
+    def state_dict(self) -> dict[str, torch.Tensor | Parameter]:
+        """Return each stored parameter's value by name; a parameter without a value stands for itself."""
+        return {name: p if p.data is None else p.data for name, p in self.named_parameters()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
+        """Bind values by name, aliases of tied parameters included; all or nothing.
+
+        Returns the names that are missing and those that are unexpected. Raises LoadError that lists everything that does not
+        fit: with `strict` missing and unexpected names, and always wrong shapes and dtypes. Nothing is bound then.
+        """
+        own = dict(self.named_parameters())
+        aliases = self.aliases()
+        values: dict[str, torch.Tensor] = {}
+        unexpected, wrong = [], []
+        for name, given in state.items():
+            target = aliases.get(name, name)
+            if target not in own:
+                unexpected.append(name)
+                continue
+            data = given.data if isinstance(given, Parameter) else given
+            data = data.torch() if isinstance(data, Tensor) else data
+            if data is None:
+                continue
+            tensor = data if isinstance(data, torch.Tensor) else torch.as_tensor(data)
+            mismatch = own[target].mismatch(tensor)
+            if mismatch:
+                wrong.append(f"{name}: {mismatch}")
+            elif target in values and not torch.equal(values[target], tensor):
+                wrong.append(f"{name}: the parameter is tied to {target!r}, whose value differs")
+            values.setdefault(target, tensor)
+        missing = [name for name in own if name not in values]
+        problems = list(wrong)
+        if strict:
+            problems += [f"missing: {name}" for name in missing]
+            for name in unexpected:
+                near = difflib.get_close_matches(name, own, 1)
+                problems.append(f"unexpected: {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+        if problems:
+            raise LoadError(f"the state does not fit {type(self).__name__}", details=problems)
+        for name, tensor in values.items():
+            own[name].data = tensor
+        return missing, unexpected
+
+    def to(self: Self, dtype: str | None = None) -> Self:
+        """Change the dtype of every float parameter, bound values included; return this module.
+
+        Derived tensors follow, since their types are inferred anew whenever they are used.
+        """
+        if dtype is not None:
+            name = dtype_name(dtype)
+            for parameter in self.parameters():
+                if parameter.dtype.startswith(("float", "bfloat")):
+                    parameter.to(name)
+            for module in self.modules():
+                if isinstance(vars(module).get("dtype"), str):
+                    object.__setattr__(module, "dtype", name)
+        return self
+
+    # Export.
+
+    def export(self, spec: Mapping[str, Any] | ModuleSpec, *, share_layers: bool = True) -> IRModule:
+        """Trace the methods named in `spec` and return them as verified IR. Neither the module nor the spec changes.
+
+        `share_layers=False` traces every layer of a list in place, also where several are alike.
+        Raises SpecError, TraceError, InferError, DimError with the module path, the method and the source line.
+        """
+        specs = ModuleSpec.from_raw(spec, self)
+        module = trace(self._tree(share_layers), specs)
+        verify(module)
+        return module
+
+    def _tree(self, share_layers: bool) -> Tree:
+        parameters: dict[str, Parameter] = {}
+        aliases: dict[str, str] = {}
+        names: dict[int, str] = {}
+        for path, item in _walk(self, ""):
+            first = names.setdefault(id(item), path)
+            if isinstance(item, Parameter):
+                if first == path:
+                    parameters[path] = item
+                else:
+                    aliases[path] = first
+        return Tree(parameters, aliases, names, _shareable(self) if share_layers else frozenset())
+
+    # Text.
+
+    def extra_repr(self) -> str:
+        """Return what the text form shows of this module itself: plain attributes and parameters."""
+        shown = []
+        for name, item in vars(self).items():
+            if isinstance(item, (bool, int, float, str)) and not name.startswith("_"):
+                shown.append(f"{name}={item!r}")
+            elif isinstance(item, Tensor):
+                shown.append(f"{name}: {item.dtype}[{', '.join(map(str, item.shape))}]{' derived' if item.is_derived else ''}")
+        return ", ".join(shown)
+
+    def __repr__(self) -> str:
+        inner = [f"({name}): {child!r}".replace("\n", "\n  ") for name, child in self.named_children()]
+        head = f"{type(self).__name__}({self.extra_repr()}"
+        return head + "".join(f"\n  {line}" for line in inner) + ("\n)" if inner else ")")
+
+
+def _members(module: Module) -> Iterator[tuple[str, Any]]:
+    """Yield (name, item) for the parameters, tensors and modules that a module holds, containers looked through."""
+    for name, item in vars(module).items():
+        yield from _flat(module.member_name(name) if isinstance(module, Container) else name, item)
+
+
+def _flat(name: str, item: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(item, (Module, Tensor)):
+        yield name, item
+    elif isinstance(item, (list, tuple)):
+        for i, part in enumerate(item):
+            yield from _flat(f"{name}.{i}" if name else str(i), part)
+    elif isinstance(item, dict):
+        for key, part in item.items():
+            yield from _flat(f"{name}.{key}" if name else str(key), part)
+
+
+def _walk(module: Module, path: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield (path, item) for a module, then what it holds and all below, under every path; a cycle is not followed."""
+    yield path, module
+    if id(module) in above:
+        return
+    for name, item in _members(module):
+        below = f"{path}.{name}" if path else name
+        if isinstance(item, Module):
+            yield from _walk(item, below, (*above, id(module)))
+        else:
+            yield below, item
+
+
+def _shareable(root: Module) -> frozenset[int]:
+    """Return the ids of the modules that stand in a list with others of their class."""
+    found: set[int] = set()
+    for module in root.modules():
+        for item in vars(module).values():
+            if isinstance(item, (list, tuple, dict)):
+                parts = [p for p in (item.values() if isinstance(item, dict) else item) if isinstance(p, Module)]
+                classes = [type(p) for p in parts]
+                found.update(id(p) for p in parts if classes.count(type(p)) > 1)
+    return frozenset(found)
+
+
+def _has_torch_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_torch_tensor, value))
+    return isinstance(value, dict) and any(map(_has_torch_tensor, value.values()))
+
+
+class Container(Module):
+    """A module that only holds others: the names of what it holds are indexes or keys, without its own attribute's."""
+
+    def member_name(self, name: str) -> str:
+        """Return the name under which the items of attribute `name` go, empty for the contents."""
+        return "" if name == "items_" else name

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Parameter`: a tensor that the checkpoint holds under the parameter's attribute path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+
+from nnfront import dtypes
+from nnfront.dims import Dim, evaluate, solve, to_size
+from nnfront.errors import DimError, LoadError
+from nnfront.ir import TensorType, type_text
+from nnfront.nn.tensor import Tensor, dtype_name
+
+_default_dtype: ContextVar[str] = ContextVar("default_dtype", default="float32")
+
+
+def get_default_dtype() -> str:
+    """Return the dtype that parameters get when none is given."""
+    return _default_dtype.get()
+
+
+def set_default_dtype(dtype: str) -> None:
+    """Set the dtype that parameters get when none is given, in this thread or task."""
+    _default_dtype.set(dtype_name(dtype))
+
+
+class Parameter(Tensor):
+    """A weight stored in the checkpoint. `shape` may hold dims; those are bound when weights are loaded.
+
+    `attrs` is free for annotations that mutators and tools read.
+    """
+
+    __slots__ = ("_data", "attrs")
+
+    def __init__(self, shape: Sequence[int | str | Dim], dtype: str | None = None) -> None:
+        name = get_default_dtype() if dtype is None else dtype_name(dtype)
+        super().__init__(TensorType(tuple(to_size(s) for s in shape), name), None)
+        self._data: torch.Tensor | None = None
+        self.attrs: dict[str, Any] = {}
+
+    @property
+    def data(self) -> torch.Tensor | None:
+        """The bound value for eager execution, None while there is none."""
+        return self._data
+
+    @data.setter
+    def data(self, data: Any) -> None:
+        if data is None:
+            self._data = None
+            return
+        if isinstance(data, Tensor):
+            data = data.torch()
+        if not isinstance(data, torch.Tensor):
+            data = torch.from_numpy(np.asarray(data))
+        wrong = self.mismatch(data)
+        if wrong:
+            raise LoadError("the value does not fit the parameter", details=[wrong])
+        self._data = data.detach()
+
+    def mismatch(self, data: torch.Tensor) -> str:
+        """Say how `data` differs from the declaration, empty if it fits."""
+        got = TensorType(tuple(data.shape), dtype_name(data.dtype))
+        text = f"got {type_text(got)}, expected {type_text(self.type)}"
+        if got.dtype != self.dtype or got.ndim != self.ndim:
+            return text
+        try:
+            values = solve(list(zip(self.shape, data.shape, strict=True)))
+            fits = all(evaluate(s, values) == n for s, n in zip(self.shape, data.shape, strict=True))
+        except DimError:
+            return text
+        return "" if fits else text
+
+    def to(self, dtype: str | None = None) -> None:  # type: ignore[override]
+        """Change the declared dtype in place, and cast the value if one is bound."""
+        if dtype is None:
+            return
+        assert self._type is not None
+        name = dtype_name(dtype)
+        self._type = TensorType(self._type.shape, dtypes.check(name))
+        if self._data is not None:
+            self._data = self._data.to(getattr(torch, name))
+
+    def __repr__(self) -> str:
+        return f"<Parameter {type_text(self.type)}{'' if self._data is None else ' bound'}>"

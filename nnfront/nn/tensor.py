@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Tensor`: what a module computes with. One class, three kinds of content.
+
+    traced    a variable of the function that is being traced
+    formula   an op over parameters and other formulas, made outside a trace: a derived weight
+    value     a torch tensor: eager execution, and constants
+
+`apply` is the one door through which every op goes; what it does depends on the mode that is active (tracing, eager, none).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+
+from nnfront import dtypes, ops
+from nnfront.dims import Dim, Size, to_size
+from nnfront.errors import InferError, TraceError
+from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, type_text
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+Number: TypeAlias = bool | int | float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormulaCall:
+    """One op of a formula; its operands are parameters, formulas, values and numbers. Compared by identity."""
+
+    op: Op
+    args: tuple[Any, ...]
+    attrs: Mapping[str, Any]
+    where: str
+
+    def result_type(self) -> Type:
+        """Infer the type anew, since a parameter's dtype may have changed meanwhile."""
+        return infer(self.op, self.args, self.attrs, self.where)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Formula:
+    """The content of a derived tensor: a call, and which of its results if it has several."""
+
+    call: FormulaCall
+    index: int | None = None
+
+
+class Mode(Protocol):
+    """What `apply` defers to while a trace or an eager run is active."""
+
+    def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+        """Apply one op to the author's operands and return the author's results."""
+        ...
+
+    def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Choose between two branches by a boolean known when the method runs."""
+        ...
+
+
+active_mode: ContextVar[Mode | None] = ContextVar("active_mode", default=None)
+
+
+class Tensor:
+    """A tensor in a module. Make one with an op, `Tensor.from_const` or `nn.Parameter`.
+
+    Operators are elementwise as in torch and numpy (`==` too), `@` is matmul, `[]` is basic indexing.
+    """
+
+    __slots__ = ("__weakref__", "_type", "content")
+
+    def __init__(self, type: TensorType | None, content: Var | Formula | torch.Tensor | None) -> None:
+        self._type = type
+        self.content = content
+
+    @staticmethod
+    def placeholder(shape: Sequence[int | str | Dim], dtype: str, name: str = "tensor") -> Tensor:
+        """Return a tensor that has only a type, to say what an external function returns."""
+        return Tensor(TensorType(tuple(to_size(s) for s in shape), dtypes.check(dtype)), None)
+
+    @staticmethod
+    def from_const(data: Any) -> Tensor:
+        """Return a constant: a numpy array, a torch tensor or a nested list."""
+        return value(data if isinstance(data, torch.Tensor) else torch.as_tensor(np.asarray(data)))
+
+    @staticmethod
+    def from_scalar(data: Number, dtype: str) -> Tensor:
+        """Return a constant without axes."""
+        return value(torch.tensor(data, dtype=getattr(torch, dtypes.check(dtype))))
+
+    @property
+    def type(self) -> TensorType:
+        """Shape and dtype."""
+        if self._type is not None:
+            return self._type
+        assert isinstance(self.content, Formula)
+        result = self.content.call.result_type()
+        if self.content.index is not None:
+            assert isinstance(result, TupleType)
+            result = result.fields[self.content.index]
+        assert isinstance(result, TensorType)
+        return result
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        """One int or Dim for each axis."""
+        return self.type.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.type.shape)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the element type."""
+        return self.type.dtype
+
+    @property
+    def is_derived(self) -> bool:
+        """Whether this is a formula over parameters."""
+        return isinstance(self.content, Formula)
+
+    def torch(self) -> torch.Tensor:
+        """Return the torch tensor of a value. Raises TraceError for a tensor that has none."""
+        if not isinstance(self.content, torch.Tensor):
+            raise TraceError(f"a {self._kind()} tensor has no value", help="its value exists only when a method runs")
+        return self.content
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the numpy array of a value."""
+        array: np.ndarray[Any, Any] = self.torch().numpy()
+        return array
+
+    def _kind(self) -> str:
+        return {Var: "traced", Formula: "derived", torch.Tensor: "value"}.get(type(self.content), "placeholder")
+
+    def __repr__(self) -> str:
+        return f"<Tensor {type_text(self.type)} {self._kind()}>"
+
+    # TVM's methods.
+    def astype(self, dtype: str) -> Tensor:
+        """Cast to `dtype`; the tensor itself if that is its dtype."""
+        dtype = dtype_name(dtype)
+        return self if dtype == self.dtype else apply(ops.astype, (self,), {"dtype": dtype})
+
+    def to(self, dtype: str) -> Tensor:
+        """Cast to `dtype`."""
+        return self.astype(dtype)
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """Give it another shape with as many elements; one -1 is filled in."""
+        sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        return _apply(ops.reshape, self, shape=tuple(sizes))
+
+    def permute_dims(self, *axes: Any) -> Tensor:
+        """Reorder the axes; without arguments reverse them."""
+        order = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes
+        return _apply(ops.permute_dims, self, axes=tuple(order) if order else None)
+
+    def repeat(self, repeats: int, axis: int | None = None) -> Tensor:
+        """Repeat elements along an axis."""
+        return _apply(ops.repeat, self, repeats=repeats, axis=axis)
+
+    def maximum(self, other: Any) -> Tensor:
+        """Elementwise maximum."""
+        return _apply(ops.maximum, self, other)
+
+    def minimum(self, other: Any) -> Tensor:
+        """Elementwise minimum."""
+        return _apply(ops.minimum, self, other)
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return _apply(ops.getitem, self, index=index if isinstance(index, tuple) else (index,))
+
+    def __len__(self) -> int:
+        size = self.shape[0] if self.shape else None
+        if not isinstance(size, int):
+            raise TraceError(f"the length of {self!r} is not known when the method is traced", help="use x.shape[0]")
+        return size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        if isinstance(self.content, torch.Tensor):
+            return bool(self.content)
+        raise TraceError(
+            f"the truth of {self!r} is not known when the method is traced",
+            where=user_place(),
+            help="use op.cond(pred, then, otherwise), op.where, or compare with None using `is`",
+        )
+
+    def _number(self) -> Any:
+        if isinstance(self.content, torch.Tensor):
+            return self.content.item()
+        raise TraceError(
+            f"the value of {self!r} is not known when the method is traced",
+            where=user_place(),
+            help="compute with ops, or pass the number as a spec.Int argument",
+        )
+
+    def __float__(self) -> float:
+        return float(self._number())
+
+    def __int__(self) -> int:
+        return int(self._number())
+
+    def __index__(self) -> int:
+        return int(self._number())
+
+    __hash__ = object.__hash__
+
+
+def _define_operators() -> None:
+    """Give Tensor its operators: one table instead of thirty methods that differ in a name."""
+    binary = {
+        "add": ops.add,
+        "sub": ops.subtract,
+        "mul": ops.multiply,
+        "truediv": ops.divide,
+        "floordiv": ops.floor_divide,
+        "mod": ops.remainder,
+        "pow": ops.power,
+        "and": ops.bitwise_and,
+        "or": ops.bitwise_or,
+        "xor": ops.bitwise_xor,
+    }
+    compare = {"lt": ops.less, "le": ops.less_equal, "gt": ops.greater, "ge": ops.greater_equal}
+    compare |= {"eq": ops.equal, "ne": ops.not_equal}
+    unary = {"neg": ops.negative, "abs": ops.abs, "invert": ops.bitwise_not}
+
+    def forward(op: Op) -> Callable[[Tensor, Any], Any]:
+        return lambda self, other: apply(op, (self, other), {}) if is_operand(other) else NotImplemented
+
+    def reflected(op: Op) -> Callable[[Tensor, Any], Any]:
+        return lambda self, other: apply(op, (other, self), {}) if is_operand(other) else NotImplemented
+
+    def single(op: Op) -> Callable[[Tensor], Any]:
+        return lambda self: apply(op, (self,), {})
+
+    for name, op in binary.items():
+        setattr(Tensor, f"__{name}__", forward(op))
+        setattr(Tensor, f"__r{name}__", reflected(op))
+    for name, op in compare.items():
+        setattr(Tensor, f"__{name}__", forward(op))
+    for name, op in unary.items():
+        setattr(Tensor, f"__{name}__", single(op))
+    Tensor.__matmul__ = lambda self, other: _apply(ops.matmul, self, other)  # type: ignore[attr-defined]
+    Tensor.__rmatmul__ = lambda self, other: _apply(ops.matmul, other, self)  # type: ignore[attr-defined]
+
+
+def is_operand(x: Any) -> bool:
+    """Whether `x` may stand where an op wants a tensor or a number."""
+    return isinstance(x, (Tensor, bool, int, float, Dim, torch.Tensor, np.ndarray, np.generic))
+
+
+def value(data: torch.Tensor) -> Tensor:
+    """Wrap a torch tensor."""
+    return Tensor(TensorType(tuple(data.shape), dtype_name(data.dtype)), data)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return the name of a dtype given as a name, a torch dtype or a numpy dtype."""
+    if isinstance(dtype, str):
+        return dtypes.check(dtype)
+    if isinstance(dtype, torch.dtype):
+        return dtypes.check(str(dtype).removeprefix("torch."))
+    return dtypes.check(np.dtype(dtype).name)
+
+
+def _apply(op: Op, *args: Any, **attrs: Any) -> Any:
+    """Apply with the defaults of attributes filled in."""
+    return apply(op, args, {name: attrs.get(name, default) for name, default in op.attributes.items()})
+
+
+def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+    """Apply `op` in the active mode: emit a binding, run it, or note a formula."""
+    mode = active_mode.get()
+    if mode is not None:
+        return mode.apply(op, args, attrs)
+    operands = tuple(as_operand(a, op) for a in args)
+    if any(isinstance(a, Tensor) and not isinstance(a.content, torch.Tensor) for a in operands):
+        call = FormulaCall(op, operands, canonical(op, operands, attrs), user_place())
+        result = call.result_type()
+        if isinstance(result, TupleType):
+            return tuple(Tensor(None, Formula(call, i)) for i in range(len(result.fields)))
+        return Tensor(None, Formula(call))
+    infer(op, operands, attrs := canonical(op, operands, attrs), "")
+    result = op.run([a.content if isinstance(a, Tensor) else a for a in operands], attrs)
+    return tuple(map(value, result)) if isinstance(result, (tuple, list)) else value(result)
+
+
+def as_operand(x: Any, op: Op) -> Any:
+    """Turn what an author may pass into a Tensor, a number, a Dim, or None."""
+    if x is None or isinstance(x, (Tensor, bool, int, float, Dim)):
+        return x
+    if isinstance(x, torch.Tensor):
+        return value(x)
+    if isinstance(x, np.ndarray):
+        return value(torch.from_numpy(x))
+    if isinstance(x, np.generic):
+        return x.item()
+    raise InferError(f"{op.name}: {x!r} is not a tensor or a number", where=user_place())
+
+
+def operand_type(x: Any) -> Type | None:
+    """Return the IR type of an operand as `as_operand` gives it."""
+    if isinstance(x, Tensor):
+        return x.type
+    if x is None:
+        return None
+    if isinstance(x, bool):
+        return ScalarType("bool")
+    if isinstance(x, float):
+        return ScalarType("float64")
+    if isinstance(x, (int, Dim)):
+        return ScalarType("int64", x)
+    type_: Type = x.type
+    return type_
+
+
+def canonical(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the attributes in their stored form, or raise what is wrong with them, with its place."""
+    types = [operand_type(a) for a in args]
+    try:
+        return op.canonical_attrs(types, attrs)
+    except InferError as error:
+        raise located(error, op, types, user_place()) from None
+
+
+def infer(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any], where: str) -> Type:
+    """Infer the result's type, or raise what is wrong with the operands, with their types and their place."""
+    types = [operand_type(a) for a in args]
+    try:
+        return op.result_type(types, attrs)
+    except InferError as error:
+        raise located(error, op, types, where or user_place()) from None
+
+
+def located(error: InferError, op: Op, types: Sequence[Type | None], where: str) -> InferError:
+    """Return `error` with the op's name, its operands' types and the place."""
+    names = [f"{op.operands[0].name}[{i}]" for i in range(len(types))] if op.is_variadic else [o.name for o in op.operands]
+    shown = [f"{name}: {type_text(t)}" for name, t in zip(names, types, strict=False) if t is not None]
+    return InferError(error.what, details=[*error.details, *shown], where=where or error.where, help=error.help)
+
+
+def user_place() -> str:
+    """Return `file:line` of the nearest caller outside this package."""
+    file, line = user_frame()
+    return f"{file}:{line}" if file else ""
+
+
+def user_frame() -> tuple[str, int]:
+    """Return file and line of the nearest caller outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_internal(file):
+            return file, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return "", 0
+
+
+_internal: dict[str, bool] = {}
+
+
+def _is_internal(file: str) -> bool:
+    known = _internal.get(file)
+    if known is None:
+        known = _internal[file] = file.startswith(_PACKAGE)
+    return known
+
+
+_define_operators()
