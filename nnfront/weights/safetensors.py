@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The safetensors header: read and checked in full before a byte of tensor data is touched.
+
+    8 bytes     length N of the header, unsigned, little-endian
+    N bytes     JSON object: name -> {"dtype", "shape", "data_offsets": [begin, end]}, and "__metadata__": string -> string
+    the rest    tensor data; offsets count from here; tensors follow one another without gap or overlap
+
+Source: the format description of the safetensors project (README, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nnfront.errors import LoadError
+
+MAX_HEADER_BYTES = 100_000_000
+"""The limit that the reference implementation sets; a larger length is a broken file."""
+
+# File dtype -> (torch's name, bits). Torch has no name for the three that pack elements across bytes.
+DTYPES: dict[str, tuple[str, int]] = {
+    "BOOL": ("bool", 8),
+    "U8": ("uint8", 8),
+    "I8": ("int8", 8),
+    "U16": ("uint16", 16),
+    "I16": ("int16", 16),
+    "U32": ("uint32", 32),
+    "I32": ("int32", 32),
+    "U64": ("uint64", 64),
+    "I64": ("int64", 64),
+    "F8_E4M3": ("float8_e4m3fn", 8),
+    "F8_E5M2": ("float8_e5m2", 8),
+    "F8_E8M0": ("float8_e8m0fnu", 8),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 8),
+    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 8),
+    "F16": ("float16", 16),
+    "BF16": ("bfloat16", 16),
+    "F32": ("float32", 32),
+    "F64": ("float64", 64),
+    "C64": ("complex64", 64),
+    "F4": ("float4", 4),
+    "F6_E2M3": ("float6_e2m3", 6),
+    "F6_E3M2": ("float6_e3m2", 6),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a header says about a tensor. `offset` counts bytes from the start of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header: the tensors in order of their data, the file's metadata, and where the data begins and ends."""
+
+    file: Path
+    tensors: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    data_start: int
+    data_end: int
+
+
+class _Invalid(Exception):
+    """The header cannot be looked at any further."""
+
+
+def read_header(file: Path, *, headers_only: bool = False) -> Header:
+    """Read and check the header of one safetensors file; with `headers_only` the data may be missing from the file.
+
+    Raises LoadError that lists every problem found.
+    """
+    problems: list[str] = []
+    try:
+        with open(file, "rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            length, fields = _read_json(stream, size)
+        header = _check_fields(file, 8 + length, fields, problems)
+        if not headers_only and size != header.data_end:
+            missing = header.data_end - size
+            problems.append(
+                f"the file is truncated: {size} bytes, but the header describes {header.data_end}"
+                if missing > 0
+                else f"{-missing} bytes follow the last tensor: {size} bytes, but the header describes {header.data_end}"
+            )
+    except _Invalid as error:
+        problems.append(str(error))
+    except OSError as error:
+        problems.append(f"it cannot be read: {error.strerror or error}")
+    if problems:
+        raise LoadError(f"{file} is not a valid safetensors file", details=problems)
+    return header
+
+
+def _read_json(stream: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
+    """Return the header's length and its JSON object."""
+    if size < 8:
+        raise _Invalid(f"the file has {size} bytes; 8 bytes of header length are the least")
+    length = int.from_bytes(stream.read(8), "little")
+    if length > MAX_HEADER_BYTES:
+        raise _Invalid(f"the header length is {length} bytes; {MAX_HEADER_BYTES} are the most")
+    if length > size - 8:
+        raise _Invalid(f"the header length is {length} bytes, but only {size - 8} follow")
+    text = stream.read(length)
+    try:
+        fields = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _Invalid(f"the header is not JSON: {str(error)[:200]}") from None
+    if not isinstance(fields, dict):
+        raise _Invalid("the header is not a JSON object")
+    return length, fields
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"{_quote(name)} occurs twice")
+        fields[name] = value
+    return fields
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def _check_fields(file: Path, data_start: int, fields: dict[str, Any], problems: list[str]) -> Header:
+    """Turn the JSON object into a header; add a line to `problems` for whatever is wrong in it."""
+    metadata = fields.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        problems.append("__metadata__ must be an object of strings")
+        metadata = {}
+    infos = []
+    for name, entry in fields.items():
+        info = _check_entry(file, data_start, name, entry)
+        if isinstance(info, str):
+            problems.append(f"tensor {_quote(name)}: {info}")
+        else:
+            infos.append(info)
+    # An empty tensor sits where the next one begins, so the size decides between equal offsets.
+    infos.sort(key=lambda info: (info.offset, info.size_bytes))
+    end = data_start
+    if not problems:  # an entry left out would look like a gap
+        for info in infos:
+            if info.offset != end:
+                kind = "overlaps the tensor before it" if info.offset < end else "leaves a gap before it"
+                problems.append(
+                    f"tensor {info.name!r}: {kind}: its data begins at {info.offset - data_start}, expected {end - data_start}"
+                )
+            end = max(end, info.offset + info.size_bytes)
+    return Header(file, {info.name: info for info in infos}, metadata, data_start, end)
+
+
+def _check_entry(file: Path, data_start: int, name: str, entry: Any) -> TensorInfo | str:
+    """Return the tensor's info, or what is wrong with the entry."""
+    if not name.isprintable():
+        return "the name holds characters that cannot be printed"
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        return "needs dtype, shape and data_offsets"
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        return f"unknown dtype {_quote(dtype)}"
+    if not _are_sizes(shape):
+        return f"the shape {_quote(shape)} must be a list of sizes"
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"the data_offsets {_quote(offsets)} must be [begin, end]"
+    torch_dtype, bits = DTYPES[dtype]
+    begin, end = offsets
+    expected = math.prod(shape) * bits
+    if expected != (end - begin) * 8:
+        return f"{dtype} {shape} takes {expected / 8:g} bytes, but its data_offsets span {end - begin}"
+    return TensorInfo(name, torch_dtype, tuple(shape), file, data_start + begin, end - begin)
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether this is a list of at most 64 sizes, as many axes as numpy allows."""
+    return (
+        isinstance(value, list)
+        and len(value) <= 64
+        and all(type(size) is int and 0 <= size < 2**63 for size in value)
+    )
+
+
+def _quote(value: Any) -> str:
+    """What stands in the file, cut to a length that fits a message."""
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
