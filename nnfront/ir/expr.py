@@ -7,7 +7,7 @@ A variable is its own identity; its name is unique inside its function. Everythi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
@@ -81,7 +81,7 @@ class Call:
 
     op: Op
     args: tuple[Atom | None, ...]
-    attrs: Mapping[str, Any] = NO_ATTRS
+    attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

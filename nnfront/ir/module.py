@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from nnfront.dims import Dim, Symbol
@@ -32,7 +32,7 @@ class Function:
     bindings: tuple[Binding, ...]
     result: Atom
     kind: Kind = "public"
-    attrs: Mapping[str, Any] = NO_ATTRS
+    attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
 
     @property
     def inputs(self) -> tuple[Param, ...]:

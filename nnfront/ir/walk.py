@@ -3,12 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nnfront.dims import Dim, Symbol
-from nnfront.ir.expr import Atom, Binding, Call, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
-from nnfront.ir.types import sizes_of
+from nnfront.ir.expr import (
+    Atom,
+    Binding,
+    Call,
+    Expr,
+    FunctionCall,
+    If,
+    MatchShape,
+    Projection,
+    Scalar,
+    Tuple,
+    Var,
+)
+from nnfront.ir.types import Type, sizes_of
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
@@ -81,6 +93,11 @@ def dims_in(attr: Any) -> Iterator[Dim]:
     """Yield the dims in an attribute value."""
     if isinstance(attr, Dim):
         yield attr
-    elif isinstance(attr, tuple):
+    elif isinstance(attr, tuple | list):
         for item in attr:
             yield from dims_in(item)
+    elif isinstance(attr, Mapping):
+        for item in attr.values():
+            yield from dims_in(item)
+    elif isinstance(attr, Type):
+        yield from (size for size in sizes_of(attr) if isinstance(size, Dim))

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program means: types, expressions, functions, modules, and their text.
+
+Read the files in this order; each imports only from those above it:
+
+    types     the types of values          op        one entry of the vocabulary
+    expr      expressions and bindings     infer     the type of an expression
+    walk      iterate over bindings        visit     visit and rewrite
+    scope     the dims of a function
+    literals  names and numbers as text    printer   IR -> text, and the grammar
+    equal     the first difference         summary   a module on two screens
+    module    `Function` and `IRModule`    builder   make a function
+"""
+
+from nnfront.ir.builder import FunctionBuilder, Names, branch
+from nnfront.ir.equal import first_difference
+from nnfront.ir.expr import (
+    NO_ATTRS,
+    ROLES,
+    Atom,
+    Binding,
+    Block,
+    Call,
+    Constant,
+    Expr,
+    FunctionCall,
+    If,
+    MatchShape,
+    Param,
+    Projection,
+    Provenance,
+    Role,
+    Scalar,
+    Tuple,
+    Var,
+)
+from nnfront.ir.infer import call_type, infer, join, substitute_type
+from nnfront.ir.module import KINDS, Function, IRModule, Kind
+from nnfront.ir.op import OPS, Op, Operand, OperandType, op
+from nnfront.ir.printer import print_function, print_module, type_text
+from nnfront.ir.scope import symbols_in
+from nnfront.ir.summary import summarize
+from nnfront.ir.types import (
+    CacheLayerType,
+    CacheType,
+    FunctionType,
+    ObjectType,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+    sizes_of,
+)
+from nnfront.ir.visit import Mutator, Visitor, map_expr, substitute_atoms, used_vars
+from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, walk_bindings, walk_exprs
+
+__all__ = [
+    "KINDS",
+    "NO_ATTRS",
+    "OPS",
+    "ROLES",
+    "Atom",
+    "Binding",
+    "Block",
+    "CacheLayerType",
+    "CacheType",
+    "Call",
+    "Constant",
+    "Expr",
+    "Function",
+    "FunctionBuilder",
+    "FunctionCall",
+    "FunctionType",
+    "IRModule",
+    "If",
+    "Kind",
+    "MatchShape",
+    "Mutator",
+    "Names",
+    "ObjectType",
+    "Op",
+    "Operand",
+    "OperandType",
+    "Param",
+    "Projection",
+    "Provenance",
+    "Role",
+    "Scalar",
+    "ScalarType",
+    "ShapeType",
+    "TensorType",
+    "Tuple",
+    "TupleType",
+    "Type",
+    "Var",
+    "Visitor",
+    "atoms_of",
+    "branch",
+    "call_type",
+    "dims_in",
+    "first_difference",
+    "infer",
+    "join",
+    "map_expr",
+    "op",
+    "print_function",
+    "print_module",
+    "sizes_of",
+    "substitute_atoms",
+    "substitute_type",
+    "summarize",
+    "symbols_in",
+    "type_text",
+    "undefined_symbols",
+    "used_vars",
+    "variables_of",
+    "walk_bindings",
+    "walk_exprs",
+]
