@@ -12,7 +12,8 @@ An op is declared by its type rule, a function from operand types and attributes
         ...
 
 Parameters whose annotation names a type (`TensorType`, `OperandType`, `TensorType | None`, `Sequence[TensorType]`) are
-operands; all others are attributes. At most one operand is a sequence, and then it is the only one.
+operands; all others are attributes. At most one operand is a sequence (or `*operands`), and then it is the only one.
+Attributes reach the rule and the reference in their canonical form; `normalize` makes it from what the author wrote.
 """
 
 from __future__ import annotations
@@ -20,14 +21,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
-from nnfront.ir.types import ScalarType, TensorType, Type
+from nnfront.errors import InferError
+from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, Type
 
 # What elementwise ops take: a tensor, or a host scalar that promotes weakly, as in torch.
 OperandType: TypeAlias = TensorType | ScalarType
 
 OPS: dict[str, Op] = {}
+
+# annotation -> (the classes of type it takes, and their name in a message)
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "TensorType": ((TensorType,), "a tensor"),
+    "OperandType": ((TensorType, ScalarType), "a tensor or a number"),
+    "CacheLayerType": ((CacheLayerType,), "one layer of a cache"),
+    "CacheType": ((CacheType,), "a cache"),
+    "Type": ((object,), "a value"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,8 @@ class Operand:
     is_sequence: bool
     is_optional: bool
     takes_scalar: bool  # a Python number may stand for the tensor
+    kinds: tuple[type, ...]  # the classes of type that it takes
+    expects: str  # their name in a message
 
 
 @dataclass(eq=False)
@@ -54,6 +68,8 @@ class Op:
     attributes: Mapping[str, Any]  # name -> default, or inspect.Parameter.empty
     doc: str
     signature: inspect.Signature
+    stricter: str = ""  # why the rule refuses operands that the reference would take
+    writes: str = ""  # the operand, a handle, that a call uses up and gives back written
     _reference: Callable[..., Any] | None = field(default=None, repr=False)
     _normalize: Callable[..., dict[str, Any]] | None = field(default=None, repr=False)
 
@@ -75,25 +91,101 @@ class Op:
         return function
 
     def result_type(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Type:
-        """Return the type of the result for these operand types (None: an optional operand that is absent)."""
-        return self.infer(list(types), **attrs) if self.is_variadic else self.infer(*types, **attrs)
+        """Return the type of the result for these operand types (None: an optional operand that is absent).
 
-    def canonical_attrs(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the attributes in the one form in which a call stores them."""
-        if self._normalize is None:
-            return attrs
-        return self._normalize(list(types), **attrs) if self.is_variadic else self._normalize(*types, **attrs)
+        Raises InferError, its text beginning with the op's name.
+        """
+        try:
+            self._check_kinds(types)
+            return self._apply(self.infer, types, attrs)  # type: ignore[no-any-return]
+        except InferError as error:
+            raise self._named(error) from None
+
+    def canonical_attrs(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes in the one form in which a call stores them: canonical, in the order of declaration, defaults left out.
+
+        Raises InferError like `result_type`.
+        """
+        if not self.attributes:
+            return {}
+        if self._normalize is not None:
+            try:
+                self._check_kinds(types)
+                attrs = self._apply(self._normalize, types, attrs)
+            except InferError as error:
+                raise self._named(error) from None
+        return {
+            name: attrs[name]
+            for name, default in self.attributes.items()
+            if name in attrs and not _is_default(attrs[name], default)
+        }
 
     def run(self, args: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """Run the reference on torch values; dims in attributes have been replaced by ints."""
         assert self._reference is not None, f"{self.name} has no reference"
-        return self._reference(list(args), **attrs) if self.is_variadic else self._reference(*args, **attrs)
+        return self._apply(self._reference, args, {**self._defaults, **attrs})
+
+    def bound(self, attrs: Mapping[str, Any]) -> Callable[..., Any]:
+        """Return the reference as a function of the operands alone; attributes that are not in `attrs` are given by keyword."""
+        reference, known = self._reference, {**self._defaults, **attrs}
+        assert reference is not None, f"{self.name} has no reference"
+        if self._operands_lead:
+            return partial(reference, **known) if known else reference
+        return lambda *values, **more: self._apply(reference, values, {**known, **more})
+
+    def is_pure_for(self, args: Sequence[Any]) -> bool:
+        """Whether a call with these operands has no effect; an op that only writes a handle has none where it gets no handle."""
+        if self.is_pure:
+            return True
+        return any(o.name == self.writes and a is None for o, a in zip(self.operands, args, strict=False))
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in self.attributes.items() if value is not inspect.Parameter.empty
+        }
+
+    @cached_property
+    def _operands_lead(self) -> bool:
+        """Whether all operands come before all attributes, and none is a sequence: then calls are cheap."""
+        names = [operand.name for operand in self.operands]
+        return list(self.signature.parameters)[: len(names)] == names and not self.is_variadic
+
+    def _apply(self, function: Callable[..., Any], values: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """Call a rule, normaliser or reference, all of which have the parameters of the rule in its order."""
+        if self._operands_lead:
+            return function(*values, **attrs)
+        keywords, rest, positional = dict(attrs), iter(values), list[Any]()
+        operands = {operand.name: operand for operand in self.operands}
+        for parameter in self.signature.parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                positional.extend(rest)
+            elif parameter.name in operands:
+                positional.append(list(rest) if operands[parameter.name].is_sequence else next(rest, None))
+            elif parameter.kind is not parameter.KEYWORD_ONLY:
+                positional.append(keywords.pop(parameter.name, parameter.default))
+        return function(*positional, **keywords)
+
+    def _check_kinds(self, types: Sequence[Type | None]) -> None:
+        operands = self.operands * len(types) if self.is_variadic else self.operands
+        for operand, type in zip(operands, types, strict=False):
+            if not isinstance(type, operand.kinds) and not (type is None and operand.is_optional):
+                raise InferError(
+                    f"operand {operand.name!r} must be {operand.expects}, got {_kind_name(type)}"
+                )
+
+    def _named(self, error: InferError) -> InferError:
+        return InferError(
+            f"{self.name}: {error.what}", details=error.details, where=error.where, help=error.help
+        )
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"
 
 
-def op(*, name: str | None = None, is_pure: bool = True) -> Callable[[Callable[..., Type]], Op]:
+def op(
+    *, name: str | None = None, is_pure: bool = True, stricter: str = "", writes: str = ""
+) -> Callable[[Callable[..., Type]], Op]:
     """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it)."""
 
     def declare(rule: Callable[..., Type]) -> Op:
@@ -102,17 +194,37 @@ def op(*, name: str | None = None, is_pure: bool = True) -> Callable[[Callable[.
         for parameter in signature.parameters.values():
             annotation = str(parameter.annotation)
             if "Type" in annotation:
-                optional = "None" in annotation
-                operands.append(Operand(parameter.name, annotation.startswith("Sequence"), optional, "OperandType" in annotation))
+                operands.append(_operand(parameter, annotation))
             else:
                 attributes[parameter.name] = parameter.default
         op_name = name or rule.__name__
         assert op_name not in OPS, f"op {op_name} is declared twice"
-        assert len(operands) == 1 or not any(o.is_sequence for o in operands), f"{op_name}: a sequence stands alone"
-        declared = Op(
-            op_name, rule, is_pure, tuple(operands), attributes, inspect.getdoc(rule) or "", signature
+        assert len(operands) == 1 or not any(o.is_sequence for o in operands), (
+            f"{op_name}: a sequence stands alone"
         )
+        assert not writes or writes in {o.name for o in operands}, f"{op_name} has no operand {writes}"
+        doc = inspect.getdoc(rule) or ""
+        declared = Op(op_name, rule, is_pure, tuple(operands), attributes, doc, signature, stricter, writes)
         OPS[op_name] = declared
         return declared
 
     return declare
+
+
+def _operand(parameter: inspect.Parameter, annotation: str) -> Operand:
+    words = annotation.removeprefix("Sequence[").split("]")[0].split(" | ")
+    is_sequence = annotation.startswith("Sequence") or parameter.kind is parameter.VAR_POSITIONAL
+    kinds, expects = _KINDS[words[0]]
+    return Operand(
+        parameter.name, is_sequence, "None" in annotation, words[0] == "OperandType", kinds, expects
+    )
+
+
+def _is_default(value: object, default: object) -> bool:
+    return value is default or (
+        type(value) is type(default) and isinstance(value, bool | int | float | str) and value == default
+    )
+
+
+def _kind_name(type: Type | None) -> str:
+    return "nothing" if type is None else f"a {type.__class__.__name__.removesuffix('Type').lower()}"

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Activation functions: a float tensor to one of the same shape and dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from nnfront.ir.op import op
+from nnfront.ir.types import TensorType
+from nnfront.ops.rules import broadcast_operands, require, require_float, require_number, require_same, wide
+
+
+def _activation(x: TensorType) -> TensorType:
+    require_float(x)
+    return x
+
+
+def _rectifier(x: TensorType) -> TensorType:
+    """Also defined for integers."""
+    require_number(x)
+    return x
+
+
+def _gated(gate: TensorType, up: TensorType) -> TensorType:
+    require_float(gate, "gate")
+    require_float(up, "up")
+    return TensorType(*broadcast_operands(gate, up))
+
+
+@op()
+def relu(x: TensorType) -> TensorType:
+    """max(x, 0)."""
+    return _rectifier(x)
+
+
+relu.reference(torch.relu)
+
+
+@op()
+def relu6(x: TensorType) -> TensorType:
+    """min(max(x, 0), 6)."""
+    return _rectifier(x)
+
+
+relu6.reference(F.relu6)
+
+
+@op()
+def silu(x: TensorType) -> TensorType:
+    """x * sigmoid(x), also called swish."""
+    return _activation(x)
+
+
+silu.reference(F.silu)
+
+
+@op()
+def mish(x: TensorType) -> TensorType:
+    """x * tanh(softplus(x))."""
+    return _activation(x)
+
+
+mish.reference(F.mish)
+
+
+@op()
+def hardswish(x: TensorType) -> TensorType:
+    """x * min(max(x + 3, 0), 6) / 6."""
+    return _activation(x)
+
+
+hardswish.reference(F.hardswish)
+
+
+@op()
+def gelu(x: TensorType, approximate: str | None = None) -> TensorType:
+    """x * Phi(x), Phi the normal distribution function; approximate="tanh" is the formula with tanh.
+
+    Source: Gaussian Error Linear Units (arXiv 1606.08415), section 2.
+    """
+    require(approximate in (None, "tanh"), "approximate must be None or 'tanh', got {!r}", approximate)
+    return _activation(x)
+
+
+@gelu.reference
+def _(x: torch.Tensor, approximate: str | None) -> torch.Tensor:
+    return F.gelu(x, approximate=approximate or "none")
+
+
+@op()
+def softplus(x: TensorType, beta: float = 1.0, threshold: float = 20.0) -> TensorType:
+    """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
+    require(beta != 0, "beta must not be 0")
+    return _activation(x)
+
+
+@softplus.reference
+def _(x: torch.Tensor, beta: float, threshold: float) -> torch.Tensor:
+    return F.softplus(x, beta, threshold)
+
+
+@op()
+def leaky_relu(x: TensorType, alpha: float = 0.01) -> TensorType:
+    """x where it is positive, alpha x elsewhere."""
+    return _activation(x)
+
+
+@leaky_relu.reference
+def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return F.leaky_relu(x, alpha)
+
+
+@op()
+def elu(x: TensorType, alpha: float = 1.0) -> TensorType:
+    """x where it is positive, alpha (exp(x) - 1) elsewhere."""
+    return _activation(x)
+
+
+@elu.reference
+def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
+    return F.elu(x, alpha)
+
+
+@op()
+def prelu(x: TensorType, alpha: TensorType) -> TensorType:
+    """x where it is positive, alpha x elsewhere; alpha [1], or [channels] for the channels on axis 1 of x."""
+    require_float(x)
+    require(
+        alpha.dtype == x.dtype, "alpha is {}, x is {}", alpha.dtype, x.dtype, help="cast with astype first"
+    )
+    require(alpha.ndim == 1, "alpha must have one axis, got {}", alpha.ndim)
+    size = alpha.shape[0]
+    if not (isinstance(size, int) and size == 1):
+        require(x.ndim >= 2, "x has no axis 1 for the {} slopes", size)
+        require_same(size, x.shape[1], "the number of slopes and of channels differ: {} and {}")
+    return x
+
+
+prelu.reference(F.prelu)
+
+
+@op()
+def swiglu(gate: TensorType, up: TensorType) -> TensorType:
+    """silu(gate) * up, in float32 for half types, rounded once.
+
+    Source: GLU Variants Improve Transformer (arXiv 2002.05202), eq. 6.
+    """
+    return _gated(gate, up)
+
+
+@swiglu.reference
+def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    dtype = torch.result_type(gate, up)
+    return (F.silu(gate.to(wide(dtype))) * up.to(wide(dtype))).to(dtype)
+
+
+@op()
+def geglu(gate: TensorType, up: TensorType, approximate: str | None = None) -> TensorType:
+    """gelu(gate, approximate) * up, in float32 for half types, rounded once.
+
+    Source: GLU Variants Improve Transformer (arXiv 2002.05202), eq. 6.
+    """
+    require(approximate in (None, "tanh"), "approximate must be None or 'tanh', got {!r}", approximate)
+    return _gated(gate, up)
+
+
+@geglu.reference
+def _(gate: torch.Tensor, up: torch.Tensor, approximate: str | None) -> torch.Tensor:
+    dtype = torch.result_type(gate, up)
+    wide_gate = F.gelu(gate.to(wide(dtype)), approximate=approximate or "none")
+    return (wide_gate * up.to(wide(dtype))).to(dtype)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention, with and without a key/value cache.
+
+The reference of `attention` needs of a layer of a cache, at run time, no more than this:
+
+    layer.positions(seq)     int64 [batch, seq]: positions of the next seq tokens of each sequence, counted from 0
+    layer.append(k, v)       store seq more tokens, k and v [batch, seq, kv_heads, head_size]; visible from then on
+    layer.keys()             [batch, kv_heads, stored, head_size]
+    layer.values()           [batch, kv_heads, stored, head_size]
+    layer.key_positions()    int64 [batch, stored]: position of the token in each slot, -1 for an empty one
+
+Scores and softmax are computed in float32 for half types; the result is rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nnfront.dims import divides
+from nnfront.ir.op import op
+from nnfront.ir.types import CacheLayerType, TensorType, TupleType
+from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
+
+_HEADS = "{} query heads are no multiple of {} key heads"
+
+
+def _check(q: TensorType, k: TensorType, v: TensorType) -> TensorType:
+    """Check query, key and value [batch, seq, heads, head_size] and return the type of what attention gives."""
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        require(x.ndim == 4, "{} must be [batch, seq, heads, head_size], got {} axes", name, x.ndim)
+        require(
+            x.dtype == q.dtype,
+            "query is {}, {} is {}",
+            q.dtype,
+            name,
+            x.dtype,
+            help="cast one of them with astype",
+        )
+    require_float(q, "query")
+    (batch, seq, heads, size), (k_batch, k_seq, k_heads, k_size), (v_batch, v_seq, v_heads, v_size) = (
+        q.shape,
+        k.shape,
+        v.shape,
+    )
+    require_same(batch, k_batch, "batch sizes of query and key differ: {} and {}")
+    require_same(batch, v_batch, "batch sizes of query and value differ: {} and {}")
+    require_same(k_seq, v_seq, "key and value have {} and {} positions")
+    require_same(k_heads, v_heads, "key and value have {} and {} heads")
+    require_same(size, k_size, "head sizes of query and key differ: {} and {}")
+    if heads is not k_heads:
+        known = isinstance(k_heads, int)
+        require(
+            isinstance(k_heads, int) and k_heads > 0 and divides(k_heads, heads) is True,
+            _HEADS,
+            heads,
+            k_heads,
+        ) if known else require_same(heads, k_heads, _HEADS)
+    return q if v_size is size else TensorType((batch, seq, heads, v_size), q.dtype)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    scale: float | None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Attend from q [b, s, h, d] to k, v [b, g, t, d], h a multiple of g; a bool bias hides, a float bias adds to [b, h, s, t].
+
+    A query that sees nothing gives zeros.
+    """
+    compute = dtype or wide(q.dtype)
+    batch, seq, heads, size = q.shape
+    groups = k.shape[1]
+    factor = size**-0.5 if scale is None else scale
+    query = q.to(compute).transpose(1, 2).reshape(batch, groups, heads // max(groups, 1), seq, size)
+    scores = (query @ k.to(compute).transpose(-1, -2)[:, :, None]).reshape(
+        batch, heads, seq, k.shape[2]
+    ) * factor
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if bias is not None:
+        scores = (
+            scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias.to(compute)
+        )
+    if sinks is not None:
+        sink = sinks.to(compute)[None, :, None, None].expand(batch, heads, seq, 1)
+        weights = torch.softmax(torch.cat([scores, sink], -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+        weights = weights.masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0.0)
+    grouped = weights.reshape(batch, groups, heads // max(groups, 1), seq, k.shape[2])
+    result = (grouped @ v.to(compute)[:, :, None]).reshape(batch, heads, seq, v.shape[-1])
+    return result.transpose(1, 2).to(q.dtype)
+
+
+@op()
+def scaled_dot_product_attention(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    attn_mask: TensorType | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    scale_dtype: str | None = None,
+) -> TensorType:
+    """softmax(query key^T * scale + mask) value, for each head.
+
+    Shapes: query [batch, seq, heads, head_size], key [batch, kv_seq, kv_heads, head_size], value [batch, kv_seq, kv_heads,
+    value_size], result [batch, seq, heads, value_size]; heads is a multiple of kv_heads. attn_mask broadcasts to
+    [batch, heads, seq, kv_seq]: bool (true is seen) or float (added). is_causal: query i sees keys 0 ... i.
+    scale: 1 / sqrt(head_size) if None. scale_dtype: what scores are computed in, if not float32 or wider.
+    Source: Attention Is All You Need (arXiv 1706.03762), eq. 1.
+    """
+    result = _check(query, key, value)
+    if attn_mask is not None:
+        require(
+            attn_mask.dtype == "bool" or attn_mask.dtype == query.dtype,
+            "attn_mask must be bool or {}, got {}",
+            query.dtype,
+            attn_mask.dtype,
+        )
+        wanted = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+        require(
+            attn_mask.ndim <= 4,
+            "attn_mask has {} axes, more than [batch, heads, seq, kv_seq]",
+            attn_mask.ndim,
+        )
+        for mine, full in zip(attn_mask.shape, wanted[4 - attn_mask.ndim :], strict=True):
+            if not (isinstance(mine, int) and mine == 1):
+                require_same(
+                    mine, full, "attn_mask does not broadcast to [batch, heads, seq, kv_seq]: {} and {}"
+                )
+    return result
+
+
+@scaled_dot_product_attention.normalize
+def _(
+    query: TensorType,
+    key: TensorType,
+    value: TensorType,
+    attn_mask: TensorType | None = None,
+    is_causal: bool | None = False,
+    scale: float | None = None,
+    scale_dtype: Any = None,
+) -> dict[str, Any]:
+    return {
+        "is_causal": bool(is_causal),
+        "scale": None if scale is None else float(scale),
+        "scale_dtype": None if scale_dtype is None else dtype_name(scale_dtype),
+    }
+
+
+@scaled_dot_product_attention.reference
+def _(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    scale_dtype: str | None,
+) -> torch.Tensor:
+    bias = attn_mask
+    if is_causal:
+        seen = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device).tril()
+        if bias is None or bias.dtype == torch.bool:
+            bias = seen if bias is None else bias & seen
+        else:
+            bias = bias.masked_fill(~seen, -torch.inf)
+    compute = None if scale_dtype is None else getattr(torch, scale_dtype)
+    return _attend(query, key.transpose(1, 2), value.transpose(1, 2), bias, scale, dtype=compute)
+
+
+@op(is_pure=False, writes="cache")
+def attention(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    cache: CacheLayerType | None = None,
+    sinks: TensorType | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> TensorType | TupleType:
+    """Attention of new tokens to themselves and, with a cache, to all that came before them.
+
+    Shapes: q [batch, seq, heads, head_size], k and v [batch, seq, kv_heads, head_size], heads a multiple of kv_heads; the
+    result is [batch, seq, heads, head_size of v]. With a layer of a cache k and v are appended to it first, and the result
+    is (y, the written handle). Without one, k and v may be longer or shorter than q if is_causal is False.
+
+    scale: of the scores; 1 / sqrt(head_size) if None. window: each token sees itself and the window - 1 before it; the
+    cache's own window holds as well. softcap: scores become softcap * tanh(score / softcap). sinks [heads]: a logit for each
+    head that takes part in its softmax and is then dropped.
+    Source: sinks as in gpt-oss, softcap as in Gemma 2 (arXiv 2408.00118).
+    """
+    y = _check(q, k, v)
+    if sinks is not None:
+        require(sinks.ndim == 1, "sinks must be [heads], got {} axes", sinks.ndim)
+        require_same(sinks.shape[0], q.shape[2], "{} sinks for {} heads")
+        require_float(sinks, "sinks")
+    if is_causal or cache is not None:
+        require_same(q.shape[1], k.shape[1], "causal attention needs as many queries as keys, got {} and {}")
+    if cache is None:
+        return y
+    require(is_causal, "attention with a cache is causal", help="leave out the cache, or is_causal=False")
+    require(
+        cache.dtype == k.dtype,
+        "the cache holds {}, k is {}",
+        cache.dtype,
+        k.dtype,
+        help="cast k and v, or make the cache of that dtype",
+    )
+    require_same(cache.batch, k.shape[0], "the cache is for a batch of {}, k has {}")
+    require_same(cache.kv_heads, k.shape[2], "the cache has {} key heads, k has {}")
+    require_same(cache.head_size, k.shape[3], "the cache has head size {}, k has {}")
+    require_same(cache.head_size, v.shape[3], "the cache has head size {}, v has {}")
+    return TupleType((y, cache))
+
+
+@attention.normalize
+def _(
+    q: TensorType,
+    k: TensorType,
+    v: TensorType,
+    cache: CacheLayerType | None = None,
+    sinks: TensorType | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> dict[str, Any]:
+    if window is not None:
+        require(integer(window, "window") > 0, "window must be positive, got {}", window)
+        require(is_causal, "a window needs causal attention")
+    if softcap is not None:
+        require(softcap > 0, "softcap must be positive, got {}", softcap)
+    return {
+        "scale": None if scale is None else float(scale),
+        "is_causal": bool(is_causal),
+        "window": window,
+        "softcap": None if softcap is None else float(softcap),
+    }
+
+
+@attention.reference
+def _(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: Any = None,
+    sinks: torch.Tensor | None = None,
+    *,
+    scale: float | None,
+    is_causal: bool,
+    window: int | None,
+    softcap: float | None,
+) -> Any:
+    if cache is None:
+        seen = None
+        if is_causal:
+            steps = torch.arange(q.shape[1], device=q.device)[None]
+            seen = _visible(steps, steps, window)
+        return _attend(q, k.transpose(1, 2), v.transpose(1, 2), seen, scale, softcap, sinks)
+    positions = cache.positions(q.shape[1])
+    cache.append(k, v)
+    seen = _visible(positions, cache.key_positions(), window)
+    window = getattr(cache, "window", None)
+    if window is not None:
+        seen = seen & _visible(positions, cache.key_positions(), window)
+    return _attend(q, cache.keys(), cache.values(), seen, scale, softcap, sinks), cache
+
+
+def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Return which keys each query sees: bool [batch, 1, queries, keys], from positions [batch, ...]; -1 is an empty slot."""
+    query, key = queries[:, None, :, None], keys[:, None, None, :]
+    seen = (key >= 0) & (key <= query)
+    return seen if window is None else seen & (key > query - window)

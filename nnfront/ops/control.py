@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops about running rather than computing: printing, external functions, and what a pass must not move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import torch
+
+from nnfront.errors import InferError, RunError
+from nnfront.ir.op import OperandType, op
+from nnfront.ir.types import TensorType, TupleType, Type
+from nnfront.ops.rules import require
+
+_EXTERNS: dict[str, Callable[..., Any]] = {}
+
+
+@op()
+def stop_lift_params(x: TensorType) -> TensorType:
+    """x itself; what follows is not moved to load time even if it needs only weights."""
+    return x
+
+
+@stop_lift_params.reference
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@op(is_pure=False)
+def print_(*tensors: OperandType, format: str = "") -> TupleType:
+    """Print tensors when the method runs, on the standard output; `format` as for str.format, one line each without it."""
+    return TupleType(())
+
+
+@print_.reference
+def _(*tensors: Any, format: str) -> tuple[()]:
+    print(format.format(*tensors) if format else "\n".join(map(str, tensors)), flush=True)
+    return ()
+
+
+@op(is_pure=False)
+def extern(name: str, args: Sequence[Type], out: Any) -> Type:
+    """Call a function that is known by name when the method runs (see `register_extern`).
+
+    args: tensors, objects, dims and numbers. out: what it returns, one placeholder or a tuple or list of them; several make a
+    tuple. The function gets the arguments in order and returns its result, or a sequence of as many as `out` says.
+    """
+    result: Type = out
+    return result
+
+
+@extern.normalize
+def _(name: str, args: Sequence[Type], out: Any) -> dict[str, Any]:
+    require(
+        isinstance(name, str) and name != "",
+        "the name of an external function must be a text, got {!r}",
+        name,
+    )
+    return {"name": name, "out": _out_type(out)}
+
+
+def _out_type(out: Any) -> Type:
+    """Return the type that a placeholder, a type, or a sequence of them stands for."""
+    if isinstance(out, list | tuple):
+        return TupleType(tuple(map(_out_type, out)))
+    found = out if isinstance(out, get_args(Type)) else getattr(out, "type", None)
+    if not isinstance(found, get_args(Type)):
+        raise InferError(
+            f"out says nothing about the result: {out!r}",
+            help="give nn.Tensor.placeholder(shape, dtype), or a tuple of them",
+        )
+    result: Type = found
+    return result
+
+
+@extern.reference
+def _(name: str, args: Sequence[Any], out: Type) -> Any:
+    result = find_extern(name)(*args)
+    if not isinstance(out, TupleType):
+        return result
+    if not isinstance(result, list | tuple) or len(result) != len(out.fields):
+        raise RunError(
+            f"the external function {name!r} must return {len(out.fields)} results",
+            details=[f"got {type(result).__name__}"],
+        )
+    return tuple(result)
+
+
+def register_extern(name: str, function: Callable[..., Any]) -> None:
+    """Let `extern(name, ...)` call `function` in this process. Raises RunError if the name stands for another function."""
+    known = _EXTERNS.setdefault(name, function)
+    if known is not function:
+        raise RunError(f"the external function {name!r} is registered already", details=[f"as {known!r}"])
+
+
+def find_extern(name: str) -> Callable[..., Any]:
+    """Return the function registered under `name`. Raises RunError if there is none."""
+    if name not in _EXTERNS:
+        raise RunError(
+            f"no external function is called {name!r}",
+            help=f"call nnfront.ops.register_extern({name!r}, function) before it runs",
+        )
+    return _EXTERNS[name]

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors from nothing but a shape, and dims as tensors. References make them on torch's current default device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nnfront import dtypes
+from nnfront.dims import Dim, Size, ceildiv, less_equal, maximum, to_size
+from nnfront.errors import InferError
+from nnfront.ir.op import OperandType, op
+from nnfront.ir.types import TensorType
+from nnfront.ops.rules import FLOAT8, Sizes, dtype_name, require, require_not_negative, sizes_of_shape
+
+
+def _shape_and_dtype(shape: Sizes, dtype: Any = "float32") -> dict[str, Any]:
+    sizes = sizes_of_shape(shape)
+    require_not_negative(sizes)
+    return {"shape": sizes, "dtype": dtype_name(dtype)}
+
+
+def _tensor(shape: Sizes, dtype: str) -> TensorType:
+    assert isinstance(shape, tuple)
+    return TensorType(shape, dtype)
+
+
+@op()
+def full(shape: Sizes, fill_value: OperandType, dtype: str = "float32") -> TensorType:
+    """Every element is `fill_value`, a number or a tensor without axes."""
+    if isinstance(fill_value, TensorType):
+        require(not fill_value.shape, "fill_value must have no axes, got {}", fill_value.ndim)
+    return _tensor(shape, dtype)
+
+
+@full.normalize
+def _(shape: Sizes, fill_value: OperandType, dtype: str = "float32") -> dict[str, Any]:
+    return _shape_and_dtype(shape, dtype)
+
+
+@full.reference
+def _(shape: Sequence[int], fill_value: Any, dtype: str) -> torch.Tensor:
+    if isinstance(fill_value, torch.Tensor):
+        return fill_value.to(getattr(torch, dtype)).expand(tuple(shape)).clone()
+    return torch.full(tuple(shape), fill_value, dtype=getattr(torch, dtype))
+
+
+@op()
+def zeros(shape: Sizes, dtype: str = "float32") -> TensorType:
+    """Every element is 0."""
+    return _tensor(shape, dtype)
+
+
+zeros.normalize(_shape_and_dtype)
+
+
+@zeros.reference
+def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.zeros(tuple(shape), dtype=getattr(torch, dtype))
+
+
+@op()
+def ones(shape: Sizes, dtype: str = "float32") -> TensorType:
+    """Every element is 1."""
+    return _tensor(shape, dtype)
+
+
+ones.normalize(_shape_and_dtype)
+
+
+@ones.reference
+def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.ones(tuple(shape), dtype=getattr(torch, dtype))
+
+
+@op()
+def empty(shape: Sizes, dtype: str = "float32") -> TensorType:
+    """Elements that mean nothing until they are written."""
+    return _tensor(shape, dtype)
+
+
+empty.normalize(_shape_and_dtype)
+
+
+@empty.reference
+def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+
+
+@op()
+def full_like(x: TensorType, fill_value: OperandType, dtype: str | None = None) -> TensorType:
+    """Every element is `fill_value`, a number or a tensor without axes; shape and, unless given, dtype are x's."""
+    if isinstance(fill_value, TensorType):
+        require(not fill_value.shape, "fill_value must have no axes, got {}", fill_value.ndim)
+    return TensorType(x.shape, dtype or x.dtype)
+
+
+@full_like.normalize
+def _(x: TensorType, fill_value: OperandType, dtype: Any = None) -> dict[str, Any]:
+    return _like(x, dtype)
+
+
+def _like(x: TensorType, dtype: Any = None) -> dict[str, Any]:
+    name = None if dtype is None else dtype_name(dtype)
+    return {"dtype": None if name == x.dtype else name}
+
+
+@full_like.reference
+def _(x: torch.Tensor, fill_value: Any, dtype: str | None) -> torch.Tensor:
+    wanted = x.dtype if dtype is None else getattr(torch, dtype)
+    if isinstance(fill_value, torch.Tensor):
+        return fill_value.to(wanted).expand(x.shape).clone()
+    return torch.full_like(x, fill_value, dtype=wanted)
+
+
+@op()
+def zeros_like(x: TensorType, dtype: str | None = None) -> TensorType:
+    """Every element is 0; shape and, unless given, dtype are x's."""
+    return TensorType(x.shape, dtype or x.dtype)
+
+
+zeros_like.normalize(_like)
+
+
+@zeros_like.reference
+def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    return torch.zeros_like(x, dtype=None if dtype is None else getattr(torch, dtype))
+
+
+@op()
+def ones_like(x: TensorType, dtype: str | None = None) -> TensorType:
+    """Every element is 1; shape and, unless given, dtype are x's."""
+    return TensorType(x.shape, dtype or x.dtype)
+
+
+ones_like.normalize(_like)
+
+
+@ones_like.reference
+def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    return torch.ones_like(x, dtype=None if dtype is None else getattr(torch, dtype))
+
+
+@op(stricter="integers are counted in integers, dims or ints")
+def arange(
+    start: Size | float, end: Size | float | None = None, step: Size | float = 1, dtype: str = "float32"
+) -> TensorType:
+    """start, start + step, ... below end, as a vector; `arange(n)` is 0 ... n - 1.
+
+    start, end and step are ints, dims, or floats if no dim is among them; the step of a range of dims is an int.
+    """
+    require(dtype != "bool" and dtype not in FLOAT8, "no range of {}", dtype)
+    if not dtypes.is_float(dtype) and any(isinstance(value, float) for value in (start, end, step)):
+        raise InferError(f"a range of {dtype} has integer bounds and step, got {start}, {end}, {step}")
+    assert end is not None
+    return TensorType((_count(start, end, step),), dtype)
+
+
+def _count(start: Size | float, end: Size | float, step: Size | float) -> Size:
+    """Return the number of elements, never negative."""
+    if isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+        return max(-((start - end) // step), 0)
+    if isinstance(start, float) or isinstance(end, float) or isinstance(step, float):
+        if isinstance(start, Dim) or isinstance(end, Dim) or isinstance(step, Dim):
+            raise InferError(
+                "a range has either dims or floats, not both", help="compute on arange(n) instead"
+            )
+        return max(math.ceil((end - start) / step), 0)
+    if not isinstance(step, int):
+        raise InferError("the step of a range must be an int or a float, not a dim")
+    low, high = (start, end) if step > 0 else (end, start)
+    count = ceildiv(high - low, abs(step))
+    return count if less_equal(low, high) is True else maximum(count, 0)
+
+
+@arange.normalize
+def _(start: Any, end: Any = None, step: Any = 1, dtype: Any = "float32") -> dict[str, Any]:
+    first, last = (0, start) if end is None else (start, end)
+    stride = _bound(step, "step")
+    require(isinstance(stride, Dim) or stride != 0, "the step of a range must not be 0")
+    return {
+        "start": _bound(first, "start"),
+        "end": _bound(last, "end"),
+        "step": stride,
+        "dtype": dtype_name(dtype),
+    }
+
+
+def _bound(value: Any, name: str) -> Size | float:
+    if isinstance(value, Dim) or type(value) is int:
+        return value
+    if isinstance(value, str):
+        return to_size(value)
+    if isinstance(value, bool) or not isinstance(value, float):
+        raise InferError(f"{name} must be an int, a dim or a float, got {value!r}")
+    require(math.isfinite(value), "{} must be finite, got {}", name, value)
+    return value
+
+
+@arange.reference
+def _(start: float, end: float, step: float, dtype: str) -> torch.Tensor:
+    if (end - start) * step <= 0:
+        return torch.empty(0, dtype=getattr(torch, dtype))
+    return torch.arange(start, end, step, dtype=getattr(torch, dtype))
+
+
+@op()
+def dim_value(dim: Dim | int) -> TensorType:
+    """A dim as an int64 tensor without axes."""
+    return TensorType((), "int64")
+
+
+@dim_value.normalize
+def _(dim: Any) -> dict[str, Any]:
+    return {"dim": to_size(dim)}
+
+
+@dim_value.reference
+def _(dim: int) -> torch.Tensor:
+    return torch.tensor(dim, dtype=torch.int64)

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic and mathematics on each element, with broadcasting.
+
+Binary ops take tensors or Python numbers; the result's dtype is torch's: numbers and tensors without axes do not widen a
+tensor of the same rung, an integer tensor times 0.5 is float32. Functions with real values turn integers and bool to float32.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from nnfront import dtypes
+from nnfront.ir.op import OperandType, op
+from nnfront.ir.types import ScalarType, TensorType
+from nnfront.ops.rules import (
+    as_float,
+    as_tensor,
+    broadcast,
+    broadcast_operands,
+    dtype_name,
+    of_tensors,
+    require,
+    require_number,
+    result_dtype,
+)
+
+
+def _arithmetic(a: OperandType, b: OperandType) -> TensorType:
+    """Any dtype but float8."""
+    return TensorType(*broadcast_operands(a, b))
+
+
+def _no_bool(a: OperandType, b: OperandType) -> TensorType:
+    """Numbers only: bool with bool has no such operation."""
+    shape, dtype = broadcast_operands(a, b)
+    require(dtype != "bool", "not defined for bool", help="cast with astype first")
+    return TensorType(shape, dtype)
+
+
+def _real(x: TensorType) -> TensorType:
+    """Real-valued: integers and bool become float32."""
+    dtype = as_float(x.dtype)
+    return x if dtype == x.dtype else TensorType(x.shape, dtype)
+
+
+def _number(x: TensorType) -> TensorType:
+    """Any number, not bool."""
+    require_number(x)
+    return x
+
+
+@op()
+def add(a: OperandType, b: OperandType) -> TensorType:
+    """a + b; for two bool tensors their or."""
+    return _arithmetic(a, b)
+
+
+add.reference(operator.add)
+
+
+@op()
+def subtract(a: OperandType, b: OperandType) -> TensorType:
+    """a - b."""
+    return _no_bool(a, b)
+
+
+subtract.reference(operator.sub)
+
+
+@op()
+def multiply(a: OperandType, b: OperandType) -> TensorType:
+    """a * b; for two bool tensors their and."""
+    return _arithmetic(a, b)
+
+
+multiply.reference(operator.mul)
+
+
+@op()
+def divide(a: OperandType, b: OperandType) -> TensorType:
+    """a / b, the true quotient: float32 for two integers."""
+    shape, dtype = broadcast_operands(a, b)
+    return TensorType(shape, as_float(dtype))
+
+
+divide.reference(operator.truediv)
+
+
+@op()
+def floor_divide(a: OperandType, b: OperandType) -> TensorType:
+    """The quotient rounded towards minus infinity; integers stay integers."""
+    return _no_bool(a, b)
+
+
+floor_divide.reference(operator.floordiv)
+
+
+@op()
+def remainder(a: OperandType, b: OperandType) -> TensorType:
+    """a - b * floor_divide(a, b): has the sign of b, like Python's %."""
+    return _no_bool(a, b)
+
+
+remainder.reference(operator.mod)
+
+
+@op()
+def power(a: OperandType, b: OperandType) -> TensorType:
+    """a to the power b. An integer to a negative integer power is refused, at run time if the exponent is a tensor."""
+    shape, dtype = broadcast_operands(a, b)
+    require(dtype != "bool", "not defined for bool", help="cast with astype first")
+    if isinstance(b, ScalarType) and isinstance(b.value, int) and b.value < 0:
+        require(
+            dtypes.is_float(dtype),
+            "an integer to the power {} is not an integer",
+            b.value,
+            help="cast with astype first",
+        )
+    return TensorType(shape, dtype)
+
+
+power.reference(operator.pow)
+
+
+@op()
+def maximum(x1: OperandType, x2: OperandType) -> TensorType:
+    """The larger of two; NaN if either is NaN."""
+    return _arithmetic(x1, x2)
+
+
+maximum.reference(of_tensors(torch.maximum))
+
+
+@op()
+def minimum(x1: OperandType, x2: OperandType) -> TensorType:
+    """The smaller of two; NaN if either is NaN."""
+    return _arithmetic(x1, x2)
+
+
+minimum.reference(of_tensors(torch.minimum))
+
+
+@op()
+def clip(x: TensorType, min: OperandType | None = None, max: OperandType | None = None) -> TensorType:
+    """Limit x to [min, max]; where min > max the result is max. An absent bound does not limit."""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    require(bool(bounds), "give min, max or both")
+    shape = x.shape
+    for bound in bounds:
+        if isinstance(bound, TensorType):
+            shape = broadcast(shape, bound.shape)
+    dtype = result_dtype(x, *bounds)
+    require(dtype != "bool", "not defined for bool", help="cast with astype first")
+    return TensorType(shape, as_float(dtype) if dtypes.is_float(dtype) else dtype)
+
+
+@clip.reference
+def _(x: torch.Tensor, min: Any, max: Any) -> torch.Tensor:
+    bounds = [bound for bound in (min, max) if bound is not None]
+    dtype = torch.result_type(x, bounds[0])
+    if len(bounds) == 2:
+        dtype = torch.result_type(torch.empty_like(x, dtype=dtype), bounds[1])
+    low, high = (None if b is None else as_tensor(b, x).to(dtype) for b in (min, max))
+    result = x.to(dtype)
+    if low is not None:
+        result = torch.maximum(result, low)
+    return result if high is None else torch.minimum(result, high)
+
+
+@op()
+def negative(x: TensorType) -> TensorType:
+    """-x."""
+    return _number(x)
+
+
+negative.reference(operator.neg)
+
+
+@op(stricter="torch takes the absolute value of a float8 tensor; nothing else computes in float8")
+def abs(x: TensorType) -> TensorType:
+    """The absolute value."""
+    return _number(x)
+
+
+abs.reference(torch.abs)
+
+
+@op(stricter="torch's sign of bool is the identity")
+def sign(x: TensorType) -> TensorType:
+    """-1, 0 or 1."""
+    return _number(x)
+
+
+sign.reference(torch.sign)
+
+
+@op(stricter="torch squares bool to int64")
+def square(x: TensorType) -> TensorType:
+    """x * x."""
+    return _number(x)
+
+
+square.reference(torch.square)
+
+
+@op()
+def floor(x: TensorType) -> TensorType:
+    """Round towards minus infinity; integers stay as they are."""
+    return _number(x)
+
+
+floor.reference(torch.floor)
+
+
+@op()
+def ceil(x: TensorType) -> TensorType:
+    """Round towards infinity; integers stay as they are."""
+    return _number(x)
+
+
+ceil.reference(torch.ceil)
+
+
+@op()
+def round(x: TensorType) -> TensorType:
+    """Round to the nearest integer, halves to the even one."""
+    return _number(x)
+
+
+round.reference(torch.round)
+
+
+@op()
+def sqrt(x: TensorType) -> TensorType:
+    """The square root; NaN below 0."""
+    return _real(x)
+
+
+sqrt.reference(torch.sqrt)
+
+
+@op()
+def rsqrt(x: TensorType) -> TensorType:
+    """1 / sqrt(x)."""
+    return _real(x)
+
+
+rsqrt.reference(torch.rsqrt)
+
+
+@op()
+def reciprocal(x: TensorType) -> TensorType:
+    """1 / x."""
+    return _real(x)
+
+
+reciprocal.reference(torch.reciprocal)
+
+
+@op()
+def exp(x: TensorType) -> TensorType:
+    """e to the power x."""
+    return _real(x)
+
+
+exp.reference(torch.exp)
+
+
+@op()
+def log(x: TensorType) -> TensorType:
+    """The natural logarithm; NaN below 0."""
+    return _real(x)
+
+
+log.reference(torch.log)
+
+
+@op()
+def sin(x: TensorType) -> TensorType:
+    """The sine of x in radians."""
+    return _real(x)
+
+
+sin.reference(torch.sin)
+
+
+@op()
+def cos(x: TensorType) -> TensorType:
+    """The cosine of x in radians."""
+    return _real(x)
+
+
+cos.reference(torch.cos)
+
+
+@op()
+def tanh(x: TensorType) -> TensorType:
+    """The hyperbolic tangent."""
+    return _real(x)
+
+
+tanh.reference(torch.tanh)
+
+
+@op()
+def erf(x: TensorType) -> TensorType:
+    """The error function."""
+    return _real(x)
+
+
+erf.reference(torch.erf)
+
+
+@op()
+def sigmoid(x: TensorType) -> TensorType:
+    """1 / (1 + exp(-x))."""
+    return _real(x)
+
+
+sigmoid.reference(torch.sigmoid)
+
+
+@op()
+def astype(x: TensorType, dtype: str) -> TensorType:
+    """Cast to `dtype`. Floats become integers by dropping the fraction; NaN, infinities and values out of range become anything."""
+    return TensorType(x.shape, dtype)
+
+
+@astype.normalize
+def _(x: TensorType, dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype_name(dtype)}
+
+
+@astype.reference
+def _(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    return x.to(getattr(torch, dtype))

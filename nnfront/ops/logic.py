@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons, logic, bits and choice."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+
+from nnfront import dtypes
+from nnfront.ir.op import OperandType, op
+from nnfront.ir.types import TensorType
+from nnfront.ops.rules import FLOAT8, broadcast, broadcast_operands, require, result_dtype
+
+
+def _compare(a: OperandType, b: OperandType) -> TensorType:
+    """bool, after promotion of both sides."""
+    return TensorType(broadcast_operands(a, b)[0], "bool")
+
+
+def _logical(a: TensorType, b: TensorType) -> TensorType:
+    """bool, of tensors of any dtypes: nonzero is true."""
+    for x in (a, b):
+        require(x.dtype not in FLOAT8, "no logic in {}", x.dtype, help="cast with astype first")
+    return TensorType(broadcast(a.shape, b.shape), "bool")
+
+
+def _bits(a: OperandType, b: OperandType) -> TensorType:
+    """Integers or bool."""
+    shape, dtype = broadcast_operands(a, b)
+    require(
+        not dtypes.is_float(dtype), "bits of {} are not for arithmetic", dtype, help="cast with astype first"
+    )
+    return TensorType(shape, dtype)
+
+
+def _shift(a: OperandType, b: OperandType) -> TensorType:
+    """Integers."""
+    shape, dtype = broadcast_operands(a, b)
+    require(dtypes.is_integer(dtype), "only integers shift, got {}", dtype, help="cast with astype first")
+    return TensorType(shape, dtype)
+
+
+@op()
+def less(a: OperandType, b: OperandType) -> TensorType:
+    """a < b."""
+    return _compare(a, b)
+
+
+less.reference(operator.lt)
+
+
+@op()
+def less_equal(a: OperandType, b: OperandType) -> TensorType:
+    """a <= b."""
+    return _compare(a, b)
+
+
+less_equal.reference(operator.le)
+
+
+@op()
+def greater(a: OperandType, b: OperandType) -> TensorType:
+    """a > b."""
+    return _compare(a, b)
+
+
+greater.reference(operator.gt)
+
+
+@op()
+def greater_equal(a: OperandType, b: OperandType) -> TensorType:
+    """a >= b."""
+    return _compare(a, b)
+
+
+greater_equal.reference(operator.ge)
+
+
+@op(stricter="torch compares float8 for equality; nothing else computes in float8")
+def equal(a: OperandType, b: OperandType) -> TensorType:
+    """a == b, elementwise."""
+    return _compare(a, b)
+
+
+equal.reference(operator.eq)
+
+
+@op(stricter="torch compares float8 for equality; nothing else computes in float8")
+def not_equal(a: OperandType, b: OperandType) -> TensorType:
+    """a != b, elementwise."""
+    return _compare(a, b)
+
+
+not_equal.reference(operator.ne)
+
+
+@op()
+def logical_and(a: TensorType, b: TensorType) -> TensorType:
+    """Whether both are nonzero."""
+    return _logical(a, b)
+
+
+logical_and.reference(torch.logical_and)
+
+
+@op()
+def logical_or(a: TensorType, b: TensorType) -> TensorType:
+    """Whether at least one is nonzero."""
+    return _logical(a, b)
+
+
+logical_or.reference(torch.logical_or)
+
+
+@op()
+def logical_xor(a: TensorType, b: TensorType) -> TensorType:
+    """Whether exactly one is nonzero."""
+    return _logical(a, b)
+
+
+logical_xor.reference(torch.logical_xor)
+
+
+@op()
+def logical_not(x: TensorType) -> TensorType:
+    """Whether x is zero."""
+    return _logical(x, x)
+
+
+logical_not.reference(torch.logical_not)
+
+
+@op()
+def bitwise_and(a: OperandType, b: OperandType) -> TensorType:
+    """The bits that both have."""
+    return _bits(a, b)
+
+
+bitwise_and.reference(operator.and_)
+
+
+@op()
+def bitwise_or(a: OperandType, b: OperandType) -> TensorType:
+    """The bits that at least one has."""
+    return _bits(a, b)
+
+
+bitwise_or.reference(operator.or_)
+
+
+@op()
+def bitwise_xor(a: OperandType, b: OperandType) -> TensorType:
+    """The bits that exactly one has."""
+    return _bits(a, b)
+
+
+bitwise_xor.reference(operator.xor)
+
+
+@op()
+def bitwise_not(x: TensorType) -> TensorType:
+    """Every bit inverted; for bool its negation."""
+    return _bits(x, x)
+
+
+bitwise_not.reference(torch.bitwise_not)
+
+
+@op()
+def left_shift(a: OperandType, b: OperandType) -> TensorType:
+    """a * 2**b, bits beyond the dtype dropped; b must be in [0, bits of the dtype)."""
+    return _shift(a, b)
+
+
+left_shift.reference(operator.lshift)
+
+
+@op()
+def right_shift(a: OperandType, b: OperandType) -> TensorType:
+    """a shifted right by b bits, the sign kept; b must be in [0, bits of the dtype)."""
+    return _shift(a, b)
+
+
+right_shift.reference(operator.rshift)
+
+
+@op()
+def where(condition: TensorType, x1: OperandType, x2: OperandType) -> TensorType:
+    """x1 where the condition is nonzero, else x2; all three broadcast."""
+    shape = condition.shape
+    for x in (x1, x2):
+        if isinstance(x, TensorType):
+            shape = broadcast(shape, x.shape)
+    return TensorType(shape, result_dtype(x1, x2))
+
+
+@where.reference
+def _(condition: torch.Tensor, x1: Any, x2: Any) -> torch.Tensor:
+    return torch.where(condition.bool(), x1, x2)

@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many elements into one, or into their order: sums, extremes, cumulative sums, sorting.
+
+`axis` is one axis, several, or None for all; with `keepdims` the axes stay, with size 1. Sums of integers and bools are int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from nnfront.dims import Size, less_equal, product, to_size
+from nnfront.dtypes import is_float
+from nnfront.ir.op import op
+from nnfront.ir.types import TensorType, TupleType
+from nnfront.ops.rules import (
+    FLOAT8,
+    NO_AXIS,
+    Shape,
+    axes_of,
+    axis_of,
+    dtype_name,
+    require,
+    require_float,
+    require_number,
+)
+
+Axes: TypeAlias = int | Sequence[int] | None
+
+
+def _reduced(x: TensorType, axis: Axes, keepdims: bool) -> Shape:
+    """Return the shape after a reduction."""
+    if axis is None:
+        return (1,) * x.ndim if keepdims else ()
+    assert isinstance(axis, tuple)
+    if keepdims:
+        return tuple([1 if i in axis else size for i, size in enumerate(x.shape)])
+    return tuple([size for i, size in enumerate(x.shape) if i not in axis])
+
+
+def _canonical(x: TensorType, axis: Any = None, keepdims: bool = False) -> dict[str, Any]:
+    """Return axes in increasing order, None if they are all there are."""
+    axes = None if axis is None else tuple(sorted(axes_of(axis, x.ndim)))
+    return {"axis": None if axes is not None and len(axes) == x.ndim else axes, "keepdims": bool(keepdims)}
+
+
+def _all_axes(x: torch.Tensor, axis: Sequence[int] | None) -> tuple[int, ...]:
+    return tuple(range(x.ndim)) if axis is None else tuple(axis)
+
+
+def _require_computable(x: TensorType) -> None:
+    require(x.dtype not in FLOAT8, "no arithmetic in {}", x.dtype, help="cast with astype first")
+
+
+def _require_elements(x: TensorType, axis: Axes) -> None:
+    """Refuse a reduction without a neutral element over an axis that is known to be empty."""
+    sizes = x.shape if axis is None else [x.shape[a] for a in axis] if isinstance(axis, tuple) else []
+    for size in sizes:
+        require(not (isinstance(size, int) and size == 0), "the extreme of no elements does not exist")
+
+
+def _sum_dtype(dtype: str) -> str:
+    return dtype if is_float(dtype) else "int64"
+
+
+@op(stricter=NO_AXIS)
+def sum(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """The sum; 0 over no elements."""
+    _require_computable(x)
+    return TensorType(_reduced(x, axis, keepdims), _sum_dtype(x.dtype))
+
+
+sum.normalize(_canonical)
+
+
+@sum.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    return torch.sum(x, _all_axes(x, axis), keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def prod(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """The product; 1 over no elements."""
+    _require_computable(x)
+    return TensorType(_reduced(x, axis, keepdims), _sum_dtype(x.dtype))
+
+
+prod.normalize(_canonical)
+
+
+@prod.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    result = x if x.is_floating_point() else x.long()
+    for a in _all_axes(x, axis):
+        result = torch.prod(result, a, keepdim=True)
+    return result if keepdims else result.squeeze(_all_axes(x, axis))
+
+
+@op(stricter=NO_AXIS)
+def max(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """The largest element, NaN if any is NaN."""
+    _require_computable(x)
+    _require_elements(x, axis)
+    return TensorType(_reduced(x, axis, keepdims), x.dtype)
+
+
+max.normalize(_canonical)
+
+
+@max.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    return torch.amax(x, _all_axes(x, axis), keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def min(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """The smallest element, NaN if any is NaN."""
+    _require_computable(x)
+    _require_elements(x, axis)
+    return TensorType(_reduced(x, axis, keepdims), x.dtype)
+
+
+min.normalize(_canonical)
+
+
+@min.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    return torch.amin(x, _all_axes(x, axis), keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def mean(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """The mean of floats; NaN over no elements."""
+    require_float(x)
+    return TensorType(_reduced(x, axis, keepdims), x.dtype)
+
+
+mean.normalize(_canonical)
+
+
+@mean.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    return torch.mean(x, _all_axes(x, axis), keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def var(x: TensorType, axis: Axes = None, keepdims: bool = False, correction: int = 0) -> TensorType:
+    """The mean squared distance from the mean; the sum is divided by the count minus `correction` (1: torch's default)."""
+    require_float(x)
+    return TensorType(_reduced(x, axis, keepdims), x.dtype)
+
+
+@var.normalize
+def _(x: TensorType, axis: Any = None, keepdims: bool = False, correction: int = 0) -> dict[str, Any]:
+    return {**_canonical(x, axis, keepdims), "correction": correction}
+
+
+@var.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool, correction: int) -> torch.Tensor:
+    y = x.to(torch.float64) if x.dtype == torch.float64 else x.float()
+    axes = _all_axes(x, axis)
+    count = torch.tensor([x.shape[a] for a in axes], dtype=torch.int64).prod() - correction
+    squares = (y - y.mean(axes, keepdim=True)).square()
+    return (squares.sum(axes, keepdim=keepdims) / count.clamp(min=0).to(y.device)).to(x.dtype)
+
+
+@op(stricter=NO_AXIS)
+def any(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """Whether at least one element is nonzero: bool."""
+    return TensorType(_reduced(x, axis, keepdims), "bool")
+
+
+any.normalize(_canonical)
+
+
+@any.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    return torch.any(x.bool(), _all_axes(x, axis), keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def all(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+    """Whether every element is nonzero: bool."""
+    return TensorType(_reduced(x, axis, keepdims), "bool")
+
+
+all.normalize(_canonical)
+
+
+@all.reference
+def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
+    return torch.all(x.bool(), _all_axes(x, axis), keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def argmax(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
+    """The position of the first largest element, int64; with axis=None its position in row-major order."""
+    return _position_of_extreme(x, axis, keepdims)
+
+
+def _position_of_extreme(x: TensorType, axis: int | None, keepdims: bool) -> TensorType:
+    require_number(x)
+    axes = None if axis is None else (axis,)
+    _require_elements(x, axes)
+    return TensorType(_reduced(x, axes, keepdims), "int64")
+
+
+def _one_axis(x: TensorType, axis: Any = None, keepdims: bool = False) -> dict[str, Any]:
+    return {"axis": None if axis is None else axis_of(axis, x.ndim), "keepdims": bool(keepdims)}
+
+
+argmax.normalize(_one_axis)
+
+
+@argmax.reference
+def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
+    return torch.argmax(x, axis, keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def argmin(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
+    """The position of the first smallest element, int64; with axis=None its position in row-major order."""
+    return _position_of_extreme(x, axis, keepdims)
+
+
+argmin.normalize(_one_axis)
+
+
+@argmin.reference
+def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
+    return torch.argmin(x, axis, keepdim=keepdims)
+
+
+@op(stricter=NO_AXIS)
+def cumsum(
+    data: TensorType, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
+) -> TensorType:
+    """Running sums along an axis; without one, of the elements as a vector. `exclusive` leaves each element out of its own sum.
+
+    dtype: the dtype to sum in and of the result; by default the data's, int64 for integers and bools.
+    """
+    _require_computable(data)
+    require(dtype is None or (dtype != "bool" and dtype not in FLOAT8), "no sums in {}", dtype)
+    shape = data.shape if axis is not None else (product(data.shape),)
+    return TensorType(shape, dtype or _sum_dtype(data.dtype))
+
+
+@cumsum.normalize
+def _(
+    data: TensorType, axis: int | None = None, dtype: Any = None, exclusive: bool | None = None
+) -> dict[str, Any]:
+    return {
+        "axis": None if axis is None else axis_of(axis, data.ndim),
+        "dtype": None if dtype is None else dtype_name(dtype),
+        "exclusive": True if exclusive else None,
+    }
+
+
+@cumsum.reference
+def _(data: torch.Tensor, axis: int | None, dtype: str | None, exclusive: bool | None) -> torch.Tensor:
+    x, along = (data.reshape(-1), 0) if axis is None else (data, axis)
+    sums = torch.cumsum(x, along, dtype=None if dtype is None else getattr(torch, dtype))
+    if not exclusive or sums.shape[along] == 0:
+        return sums
+    first = torch.zeros_like(sums.narrow(along, 0, 1))
+    return torch.cat([first, sums.narrow(along, 0, sums.shape[along] - 1)], along)
+
+
+@op(stricter=NO_AXIS)
+def sort(x: TensorType, axis: int = -1, descending: bool = False) -> TensorType:
+    """The elements in order along an axis; equal elements keep theirs, NaN counts as the largest."""
+    _require_computable(x)
+    return x
+
+
+@sort.normalize
+def _(x: TensorType, axis: int = -1, descending: bool = False) -> dict[str, Any]:
+    return {"axis": axis_of(axis, x.ndim), "descending": bool(descending)}
+
+
+@sort.reference
+def _(x: torch.Tensor, axis: int, descending: bool) -> torch.Tensor:
+    return torch.sort(x, stable=True, dim=axis, descending=descending).values
+
+
+@op(stricter=NO_AXIS)
+def argsort(data: TensorType, axis: int = -1, descending: bool = False, dtype: str = "int32") -> TensorType:
+    """The positions that put the elements in order along an axis, stably."""
+    _require_computable(data)
+    return TensorType(data.shape, dtype)
+
+
+@argsort.normalize
+def _(data: TensorType, axis: int = -1, descending: bool = False, dtype: Any = "int32") -> dict[str, Any]:
+    return {"axis": axis_of(axis, data.ndim), "descending": bool(descending), "dtype": dtype_name(dtype)}
+
+
+@argsort.reference
+def _(data: torch.Tensor, axis: int, descending: bool, dtype: str) -> torch.Tensor:
+    order = torch.sort(data, stable=True, dim=axis, descending=descending).indices
+    return order.to(getattr(torch, dtype))
+
+
+@op(stricter=NO_AXIS)
+def topk(
+    data: TensorType,
+    k: Size = 1,
+    axis: int = -1,
+    ret_type: str = "both",
+    largest: bool = True,
+    dtype: str = "int32",
+) -> TensorType | TupleType:
+    """The k largest (or smallest) elements along an axis in order, and their positions of type `dtype`; k < 1 takes all.
+
+    ret_type: "both" gives a tuple, "values" or "indices" one tensor. Which of several equal elements come is open.
+    """
+    require_number(data, "data")
+    size = data.shape[axis]
+    count = size if isinstance(k, int) and k < 1 else k
+    require(
+        less_equal(count, size) is not False,
+        "there are no {} elements on axis {} of size {}",
+        count,
+        axis,
+        size,
+    )
+    shape = (*data.shape[:axis], count, *data.shape[axis + 1 :])
+    values, indices = TensorType(shape, data.dtype), TensorType(shape, dtype)
+    if ret_type == "both":
+        return TupleType((values, indices))
+    return values if ret_type == "values" else indices
+
+
+@topk.normalize
+def _(
+    data: TensorType,
+    k: Any = 1,
+    axis: int = -1,
+    ret_type: str = "both",
+    largest: bool = True,
+    dtype: Any = "int32",
+) -> dict[str, Any]:
+    require(
+        ret_type in ("both", "values", "indices"),
+        "ret_type must be 'both', 'values' or 'indices', got {!r}",
+        ret_type,
+    )
+    return {
+        "k": -1 if isinstance(k, int) and k < 1 else to_size(k),
+        "axis": axis_of(axis, data.ndim),
+        "ret_type": ret_type,
+        "largest": bool(largest),
+        "dtype": dtype_name(dtype),
+    }
+
+
+@topk.reference
+def _(
+    data: torch.Tensor, k: int, axis: int, ret_type: str, largest: bool, dtype: str
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    values, indices = torch.topk(data, data.shape[axis] if k < 1 else k, axis, largest=largest)
+    indices = indices.to(getattr(torch, dtype))
+    if ret_type == "both":
+        return values, indices
+    return values if ret_type == "values" else indices

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same elements in another shape or order, and tensors put together or taken apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from nnfront.dims import Dim, Size, equal, floordiv, mod, product, same, to_size
+from nnfront.errors import InferError
+from nnfront.ir.op import op
+from nnfront.ir.types import TensorType
+from nnfront.ops.rules import (
+    NO_AXIS,
+    Shape,
+    Sizes,
+    axes_of,
+    axis_of,
+    differ_help,
+    require,
+    require_not_negative,
+    require_same,
+    sizes_of_shape,
+)
+
+
+@op()
+def reshape(x: TensorType, shape: Sizes) -> TensorType:
+    """The same elements, in row-major order, under another shape.
+
+    One size may be -1: it becomes what is left. The element counts must be provably equal. Result: `shape`, x's dtype.
+    """
+    assert isinstance(shape, tuple)
+    if not _same_count(x.shape, shape):
+        mine, wanted = product(x.shape), product(shape)
+        raise InferError(f"{mine} elements do not fill a shape of {wanted}", help=differ_help(mine, wanted))
+    return TensorType(shape, x.dtype)
+
+
+def _same_count(a: Shape, b: Shape) -> bool:
+    """Whether two shapes provably hold as many elements; sizes common to both ends are not multiplied."""
+    start, stop_a, stop_b = 0, len(a), len(b)
+    while start < min(stop_a, stop_b) and _is(a[start], b[start]):
+        start += 1
+    while start < min(stop_a, stop_b) and _is(a[stop_a - 1], b[stop_b - 1]):
+        stop_a, stop_b = stop_a - 1, stop_b - 1
+    if start == stop_a == stop_b:
+        return True
+    return same(product(a[start:stop_a]), product(b[start:stop_b])) or same(product(a), product(b))
+
+
+def _is(a: Size, b: Size) -> bool:
+    return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
+
+
+@reshape.normalize
+def _(x: TensorType, shape: Sizes) -> dict[str, Any]:
+    sizes = sizes_of_shape(shape)
+    holes = [i for i, size in enumerate(sizes) if isinstance(size, int) and size == -1]
+    require(len(holes) <= 1, "only one size may be -1, got {}", len(holes))
+    if holes:
+        sizes = _fill(x.shape, sizes, holes[0])
+    require_not_negative(sizes)
+    return {"shape": sizes}
+
+
+def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
+    """Return `sizes` with the -1 at `hole` replaced by what is left of the elements of `shape`."""
+    before, after = sizes[:hole], sizes[hole + 1 :]
+    start, end = 0, 0  # sizes common to both ends say nothing about the hole
+    while start < min(len(before), len(shape)) and _is(before[start], shape[start]):
+        start += 1
+    while end < min(len(after), len(shape) - start) and _is(
+        after[len(after) - 1 - end], shape[len(shape) - 1 - end]
+    ):
+        end += 1
+    common = shape[:start] + shape[len(shape) - end :]
+    if any(isinstance(size, int) and size == 0 for size in common):
+        raise InferError("-1 is ambiguous in a shape without elements", help="write the size")
+    total, known = (
+        product(shape[start : len(shape) - end]),
+        product((*before[start:], *after[: len(after) - end])),
+    )
+    require(
+        not (isinstance(known, int) and known == 0),
+        "-1 is ambiguous in a shape without elements",
+        help="write the size",
+    )
+    require(
+        same(mod(total, known), 0), "{} elements do not divide by {}, so -1 is no whole size", total, known
+    )
+    return (*before, floordiv(total, known), *after)
+
+
+@reshape.reference
+def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return torch.reshape(x, tuple(shape))
+
+
+@op()
+def permute_dims(x: TensorType, axes: Sequence[int] | None = None) -> TensorType:
+    """Reorder axes: axis i of the result is axis axes[i] of x; None reverses them."""
+    order = axes if axes is not None else range(x.ndim - 1, -1, -1)
+    return TensorType(tuple([x.shape[a] for a in order]), x.dtype)
+
+
+@permute_dims.normalize
+def _(x: TensorType, axes: Any = None) -> dict[str, Any]:
+    if axes is None:
+        return {"axes": tuple(range(x.ndim - 1, -1, -1))}
+    order = axes_of(axes, x.ndim, "axes")
+    require(len(order) == x.ndim, "axes {} do not name each of {} axes once", order, x.ndim)
+    return {"axes": order}
+
+
+@permute_dims.reference
+def _(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+    return torch.permute(x, tuple(axes))
+
+
+@op()
+def unsqueeze(x: TensorType, dim: int) -> TensorType:
+    """Insert an axis of size 1, which becomes axis `dim` of the result."""
+    return TensorType((*x.shape[:dim], 1, *x.shape[dim:]), x.dtype)
+
+
+@unsqueeze.normalize
+def _(x: TensorType, dim: int) -> dict[str, Any]:
+    return {"dim": axis_of(dim, x.ndim + 1, "dim")}
+
+
+@unsqueeze.reference
+def _(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.unsqueeze(x, dim)
+
+
+@op(stricter="an axis named must have size 1, where torch keeps it")
+def squeeze(x: TensorType, axis: int | Sequence[int] | None = -1) -> TensorType:
+    """Drop axes of size 1: those named, or with None all that are known to be 1. A dim is never taken for 1."""
+    assert isinstance(axis, tuple)
+    for a in axis:
+        require(
+            isinstance(x.shape[a], int) and equal(x.shape[a], 1) is True,
+            "axis {} has size {}, not 1",
+            a,
+            x.shape[a],
+        )
+    return TensorType(tuple([size for i, size in enumerate(x.shape) if i not in axis]), x.dtype)
+
+
+@squeeze.normalize
+def _(x: TensorType, axis: Any = -1) -> dict[str, Any]:
+    if axis is None:
+        return {"axis": tuple(i for i, size in enumerate(x.shape) if isinstance(size, int) and size == 1)}
+    return {"axis": tuple(sorted(axes_of(axis, x.ndim)))}
+
+
+@squeeze.reference
+def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
+    return torch.squeeze(x, tuple(axis))
+
+
+@op()
+def broadcast_to(x: TensorType, shape: Sizes) -> TensorType:
+    """Repeat axes of size 1, and new axes in front, to `shape`."""
+    assert isinstance(shape, tuple)
+    require(len(shape) >= x.ndim, "a shape of {} axes is too short for {}", len(shape), x.ndim)
+    for mine, wanted in zip(x.shape, shape[len(shape) - x.ndim :], strict=True):
+        if not (isinstance(mine, int) and mine == 1):
+            require_same(mine, wanted, "size {} does not broadcast to {}")
+    return TensorType(shape, x.dtype)
+
+
+@broadcast_to.normalize
+def _(x: TensorType, shape: Sizes) -> dict[str, Any]:
+    sizes = sizes_of_shape(shape)
+    require_not_negative(sizes)
+    return {"shape": sizes}
+
+
+@broadcast_to.reference
+def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return torch.broadcast_to(x, tuple(shape))
+
+
+@op(stricter=NO_AXIS)
+def repeat(x: TensorType, repeats: int | Dim, axis: int | None = None) -> TensorType:
+    """Repeat each element `repeats` times in place, along an axis; without one, of x as a vector: a b becomes a a b b."""
+    if axis is None:
+        return TensorType((product((*x.shape, repeats)),), x.dtype)
+    return TensorType((*x.shape[:axis], x.shape[axis] * repeats, *x.shape[axis + 1 :]), x.dtype)
+
+
+@repeat.normalize
+def _(x: TensorType, repeats: Size | str, axis: int | None = None) -> dict[str, Any]:
+    count = to_size(repeats)
+    require_not_negative((count,))
+    return {"repeats": count, "axis": None if axis is None else axis_of(axis, x.ndim)}
+
+
+@repeat.reference
+def _(x: torch.Tensor, repeats: int, axis: int | None) -> torch.Tensor:
+    return torch.repeat_interleave(x.reshape(-1) if axis is None else x, repeats, 0 if axis is None else axis)
+
+
+@op()
+def tile(x: TensorType, repeats: Sizes) -> TensorType:
+    """Lay copies of x side by side, repeats[i] of them along axis i counted from the last: a b becomes a b a b."""
+    assert isinstance(repeats, tuple)
+    ndim = max(x.ndim, len(repeats))
+    shape = (1,) * (ndim - x.ndim) + x.shape
+    counts = (1,) * (ndim - len(repeats)) + repeats
+    return TensorType(tuple([size * count for size, count in zip(shape, counts, strict=True)]), x.dtype)
+
+
+@tile.normalize
+def _(x: TensorType, repeats: Sizes) -> dict[str, Any]:
+    counts = sizes_of_shape(repeats)
+    require_not_negative(counts)
+    return {"repeats": counts}
+
+
+@tile.reference
+def _(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+    return torch.tile(x, tuple(repeats))
+
+
+@op(stricter=NO_AXIS)
+def flip(x: TensorType, axis: int | Sequence[int] | None = None) -> TensorType:
+    """Reverse the order along axes; None reverses all."""
+    require(not x.dtype.startswith("float8"), "{} cannot be flipped", x.dtype, help="cast with astype first")
+    return x
+
+
+@flip.normalize
+def _(x: TensorType, axis: Any = None) -> dict[str, Any]:
+    return {"axis": tuple(range(x.ndim)) if axis is None else tuple(sorted(axes_of(axis, x.ndim)))}
+
+
+@flip.reference
+def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
+    return torch.flip(x, tuple(axis))
