@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every kernel file shares: the records it fills in, the limits of each GPU, and the checks it makes.
+
+A kernel file describes a launch as a `Plan` before it runs anything. The same plan is launched on a GPU, run by
+Triton's interpreter, and compiled ahead of time for a GPU that is not there (`inspect.py`), so the three never differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+
+
+class KernelError(ValueError):
+    """A launch that no kernel in this file can serve; the text is what `accepts` returned."""
+
+
+@dataclass(frozen=True)
+class Arch:
+    """Limits and peak rates of one GPU generation; the rates only rank configs against each other."""
+
+    name: str
+    backend: str  # Triton's: "cuda" or "hip"
+    target: int | str  # Triton's: compute capability, or gfx name
+    warp_size: int
+    num_sms: int
+    shared_bytes: int  # one block's dynamic shared memory
+    shared_bytes_sm: int
+    registers: int  # most that one thread can hold, in 32-bit words
+    flops: float  # dense 16-bit tensor-core rate, 1/s
+    bandwidth: float  # device memory, bytes/s
+
+
+# Limits: CUDA programming guide table of technical specifications, and the CDNA3 instruction set document (64 KiB of
+# LDS, 512 vector registers of which 256 are accumulators). Rates: data sheets of A100 80 GB, H200, B200 and MI300X.
+ARCHS: dict[str, Arch] = {
+    arch.name: arch
+    for arch in (
+        Arch("sm_80", "cuda", 80, 32, 108, 166_912, 167_936, 255, 312e12, 2.0e12),
+        Arch("sm_90", "cuda", 90, 32, 132, 232_448, 233_472, 255, 989e12, 4.8e12),
+        Arch("sm_100", "cuda", 100, 32, 148, 232_448, 233_472, 255, 2250e12, 8.0e12),
+        Arch("gfx942", "hip", "gfx942", 64, 304, 65_536, 65_536, 512, 1307e12, 5.3e12),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """One way to tile a kernel. Sizes are elements; `split_k` blocks share one output tile."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    split_k: int = 1
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a launch must do at least: arithmetic, and bytes to and from device memory with each tensor moved once."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One launch, written down: kernel, grid, run-time arguments in the kernel's own names, and constants."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    constants: dict[str, Any]
+    config: Config
+    output: torch.Tensor
+    divisible: tuple[str, ...] = ()  # arguments whose divisibility by 16 the config counts on
+
+    def __post_init__(self) -> None:
+        lost = [name for name in self.divisible if not is_divisible(self.arguments[name])]
+        assert not lost, (
+            f"{self.kernel.__name__}: config {self.config} counts on divisibility by 16, lost by {lost}"
+        )
+
+    def launch(self) -> torch.Tensor:
+        """Run the kernel on the current stream and return the output tensor. An empty output launches nothing."""
+        if self.output.numel():
+            self.kernel[self.grid](
+                **self.arguments,
+                **self.constants,
+                num_warps=self.config.num_warps,
+                num_stages=self.config.num_stages,
+                enable_fp_fusion=True,  # Triton's default changes with the version; the error bounds allow both
+            )
+        return self.output
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """All that the outside knows about a kernel.
+
+    accepts(shape, dtype, arch) returns None, or why the kernel refuses; choose(shape, dtype, arch) is pure;
+    plan(...) checks and describes a launch, launch(...) runs it; reference(...) takes launch's arguments;
+    example(shape, dtype, device) makes tensors of the right shapes for plan, without values.
+    """
+
+    name: str
+    op: str
+    accepts: Callable[..., str | None]
+    choose: Callable[..., Config]
+    configs: dict[str, tuple[Config, ...]]  # by arch: what choose picks from for aligned 16-bit operands
+    shared_bytes: Callable[[Config], int]  # what choose reckons a config needs at most
+    plan: Callable[..., Plan]
+    launch: Callable[..., torch.Tensor]
+    reference: Callable[..., torch.Tensor]
+    cost: Callable[..., Cost]
+    example: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
+    fallbacks: tuple[Config, ...] = ()  # and what it picks otherwise
+    dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    groups: tuple[int, ...] = field(default=(0,))  # sizes of quantisation groups along K; 0 is none
+
+
+def is_divisible(value: Any) -> bool:
+    """Whether Triton will compile with the hint that a pointer (in bytes) or an int is a multiple of 16."""
+    return (value.data_ptr() if isinstance(value, torch.Tensor) else value) % 16 == 0
+
+
+def dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def arch_of(device: torch.device) -> str:
+    """The name in ARCHS of a device. The interpreter (TRITON_INTERPRET=1, tensors on the CPU) counts as sm_80."""
+    if device.type == "cuda" and torch.version.hip:
+        return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}"
+    if triton.knobs.runtime.interpret:
+        return "sm_80"
+    raise KernelError(
+        f"kernels run on a GPU, got a tensor on '{device}'\n  help: pass arch= to plan for a GPU not here"
+    )
+
+
+def require(reason: str | None, kernel: str) -> None:
+    """Raise KernelError with the reason that `accepts` gave, if it gave one."""
+    if reason is not None:
+        raise KernelError(f"{kernel}: {reason}")
+
+
+def require_matrix(
+    name: str, tensor: torch.Tensor, rows: int | None, columns: int, dtype: torch.dtype | None
+) -> None:
+    """Raise KernelError unless `tensor` is [rows, columns] with adjacent elements in a row, and of that dtype."""
+    want = f"[{'any' if rows is None else rows}, {columns}]"
+    if tensor.ndim != 2 or tensor.shape[1] != columns or rows not in (None, tensor.shape[0]):
+        raise KernelError(f"{name} must have shape {want}, got {list(tensor.shape)}")
+    if columns > 1 and tensor.stride(1) != 1:
+        raise KernelError(
+            f"{name} must have adjacent elements along its last axis, got strides {list(tensor.stride())}\n"
+            f"  help: {name}.contiguous()"
+        )
+    if dtype is not None and tensor.dtype != dtype:
+        raise KernelError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def require_vector(name: str, tensor: torch.Tensor, size: int) -> None:
+    """Raise KernelError unless `tensor` is a dense [size]."""
+    if tensor.shape != (size,) or (size > 1 and tensor.stride(0) != 1):
+        raise KernelError(
+            f"{name} must be a dense [{size}], got {list(tensor.shape)} with strides {list(tensor.stride())}"
+        )

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile a kernel for a GPU that is not there, and count what the machine code does.
+
+    python -m nnfront_kernels.inspect matmul [--arch sm_90] [--dtype bfloat16] [--shape M,N,K] [--group G]
+
+One line per config. The compiler accepts a kernel that spills, that needs more shared memory than the GPU has, or that
+loads two bytes at a time; this is where it shows. What it cannot show: bank conflicts, stalls, clocks, L2 order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from nnfront_kernels import KERNELS
+from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, is_divisible
+from nnfront_kernels.tiles import MatmulShape
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+POINTERS = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one compiled kernel uses. Spills are instructions that move registers to and from local memory."""
+
+    registers: int
+    shared_bytes: int
+    spills: int
+    instructions: int
+    mma: dict[str, int]  # HMMA, HGMMA, UTCHMMA, v_mfma, ...
+    loads: dict[
+        str, int
+    ]  # global loads by instruction and bits: LDGSTS.128, LDG.16, UTMALDG, buffer_load.128, ...
+    serialized: bool  # ptxas gave up overlapping wgmma (advisories C7510 and C7511)
+    loop: dict[str, int]  # opcodes of the longest innermost loop, NVIDIA only
+
+
+def specialize(plan: Plan) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
+    """The signature, constants and hints that Triton derives from a plan's arguments at launch.
+
+    Pointers and ints that are multiples of 16 get the hint; an int that is 1 and None become constants.
+    """
+    signature: dict[str, str] = {}
+    constants: dict[str, Any] = dict(plan.constants)
+    hints: dict[tuple[int], list[list[Any]]] = {}
+    for position, parameter in enumerate(plan.kernel.params):
+        name = parameter.name
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        value = plan.arguments[name]
+        if value is None or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
+            signature[name], constants[name] = "constexpr", value
+        elif isinstance(value, torch.Tensor):
+            signature[name] = f"*{POINTERS[value.dtype]}"
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif isinstance(value, int):
+            signature[name] = "i32" if value < 2**31 else "i64"
+        else:
+            signature[name] = f"tensordesc<{POINTERS[value.base.dtype]}{list(value.block_shape)}>"
+        hinted = isinstance(value, torch.Tensor | int) and signature[name] != "constexpr"
+        if hinted and not parameter.do_not_specialize and is_divisible(value):
+            hints[(position,)] = [["tt.divisibility", 16]]
+    return signature, constants, hints
+
+
+def compile_plan(plan: Plan, arch: str) -> Any:
+    """Triton's CompiledKernel of a plan for an arch, without a GPU."""
+    limits = ARCHS[arch]
+    signature, constants, hints = specialize(plan)
+    return triton.compile(
+        ASTSource(plan.kernel, signature, constants, hints),
+        target=GPUTarget(limits.backend, limits.target, limits.warp_size),
+        options={
+            "num_warps": plan.config.num_warps,
+            "num_stages": plan.config.num_stages,
+            "enable_fp_fusion": True,
+        },
+    )
+
+
+def report(plan: Plan, arch: str) -> Report:
+    """Compile a plan and count."""
+    compiled = compile_plan(plan, arch)
+    if ARCHS[arch].backend == "hip":
+        return _amd_report(compiled)
+    return _nvidia_report(compiled, arch)
+
+
+def _nvidia_report(compiled: Any, arch: str) -> Report:
+    tools = triton.knobs.nvidia
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder, "kernel.cubin")
+        cubin.write_bytes(compiled.asm["cubin"])
+        sass = _run(tools.cuobjdump.path, "-sass", cubin)
+        usage = _run(tools.cuobjdump.path, "--dump-resource-usage", cubin)
+        log = ""
+        if "wgmma" in compiled.asm["ptx"]:
+            ptx = Path(folder, "kernel.ptx")
+            ptx.write_text(compiled.asm["ptx"])
+            assembler = getattr(tools, "ptxas_blackwell" if triton.__version__ >= "3.9" else "ptxas")
+            log = _run(assembler.path, f"--gpu-name={arch}a", "-v", ptx, "-o", Path(folder, "again.cubin"))
+    lines = [(int(at, 16), code) for at, code in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)]
+    opcodes = Counter(_opcode(code) for _, code in lines)
+    loads: Counter[str] = Counter()
+    for opcode, count in opcodes.items():
+        family = opcode.split(".")[0]
+        if family in ("LDG", "LDGSTS"):
+            width = re.search(r"\.(128|64|U16|S16|U8|S8)\b", opcode)
+            loads[f"{family}.{width[1].lstrip('US') if width else 32}"] += count
+        elif family == "UTMALDG":
+            loads[family] += count
+    registers = re.search(r"REG:(\d+)", usage)
+    assert registers is not None, usage
+    return Report(
+        registers=int(registers[1]),
+        shared_bytes=compiled.metadata.shared,
+        spills=sum(count for opcode, count in opcodes.items() if opcode.split(".")[0] in ("LDL", "STL")),
+        instructions=len(lines),
+        mma=dict(_families(opcodes, ("HMMA", "HGMMA", "UTCHMMA", "IMMA", "QGMMA"))),
+        loads=dict(sorted(loads.items())),
+        serialized="C7510" in log or "C7511" in log,
+        loop=dict(_innermost_loop(lines)),
+    )
+
+
+def _innermost_loop(lines: Sequence[tuple[int, str]]) -> Counter[str]:
+    """Opcodes between a backward branch and its target, for the longest such stretch that has no other inside."""
+    spans = []
+    for at, code in lines:
+        target = re.search(r"\bBRA(?:\.\S+)? .*?0x([0-9a-f]+)", code)
+        if target and int(target[1], 16) < at:
+            spans.append((int(target[1], 16), at))
+    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
+    if not inner:
+        return Counter()
+    first, last = max(inner, key=lambda span: span[1] - span[0])
+    return Counter(_opcode(code) for at, code in lines if first <= at <= last)
+
+
+def _opcode(code: str) -> str:
+    return re.sub(r"^@!?U?P\w+\s+", "", code.strip()).split()[0]
+
+
+def _families(opcodes: Counter[str], families: tuple[str, ...]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for opcode, count in opcodes.items():
+        if opcode.split(".")[0] in families:
+            found[opcode.split(".")[0]] += count
+    return found
+
+
+def _amd_report(compiled: Any) -> Report:
+    text = compiled.asm["amdgcn"]
+    opcodes = Counter(re.findall(r"^\s+((?:v|s|ds|global|buffer|flat)_\w+)", text, re.MULTILINE))
+    loads: Counter[str] = Counter()
+    mma: Counter[str] = Counter()
+    widths = {"dwordx4": 128, "dwordx3": 96, "dwordx2": 64, "dword": 32, "ushort": 16, "sshort": 16}
+    for opcode, count in opcodes.items():
+        if match := re.match(r"(global|buffer)_load_(dwordx?\d?|[us]short|[us]byte)", opcode):
+            loads[f"{match[1]}_load.{widths.get(match[2], 8)}"] += count
+        elif opcode.startswith("v_mfma"):
+            mma["v_mfma"] += count
+
+    def field(name: str) -> int:
+        found = re.search(rf"\.{name}:\s+(\d+)", text)
+        assert found is not None, name
+        return int(found[1])
+
+    return Report(
+        registers=field("vgpr_count"),
+        shared_bytes=compiled.metadata.shared,
+        spills=field("vgpr_spill_count"),
+        instructions=sum(opcodes.values()),
+        mma=dict(mma),
+        loads=dict(sorted(loads.items())),
+        serialized=False,
+        loop={},
+    )
+
+
+def _run(*command: object) -> str:
+    done = subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+    return done.stdout + done.stderr
+
+
+def plan_for(kernel: Kernel, shape: MatmulShape, dtype: str, arch: str, config: Config | None = None) -> Plan:
+    """The plan of a kernel on tensors without values; `config` instead of the kernel's choice."""
+    arguments, options = kernel.example(shape, dtype)
+    return kernel.plan(*arguments, **options, arch=arch, config=config)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m nnfront_kernels.inspect", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("kernel", choices=[kernel.name for kernel in KERNELS])
+    parser.add_argument("--arch", choices=list(ARCHS), help="one instead of all")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--shape", default="4096,4096,4096", help="M,N,K; default %(default)s")
+    parser.add_argument("--group", type=int, help="quantisation group along K; default the kernel's first")
+    parser.add_argument(
+        "--loop", action="store_true", help="also list the opcodes of the longest innermost loop"
+    )
+    options = parser.parse_args(argv)
+    kernel = next(kernel for kernel in KERNELS if kernel.name == options.kernel)
+    group = kernel.groups[0] if options.group is None else options.group
+    shape = replace(MatmulShape(*map(int, options.shape.split(","))), group=group)
+    for arch in [options.arch] if options.arch else kernel.configs:
+        refusal = kernel.accepts(shape, options.dtype, arch)
+        if refusal:
+            print(f"{arch}: refused: {refusal}")
+            continue
+        chosen = kernel.choose(shape, options.dtype, arch)
+        for config in kernel.configs[arch]:
+            found = report(plan_for(kernel, shape, options.dtype, arch, config), arch)
+            sizes = " ".join(f"{name}={value}" for name, value in asdict(config).items())
+            print(f"{arch}{' *' if config == chosen else '  '} {sizes}")
+            print(
+                f"    registers {found.registers}, shared {found.shared_bytes:,} of {ARCHS[arch].shared_bytes:,} bytes, "
+                f"spills {found.spills}, instructions {found.instructions}, mma {found.mma}, loads {found.loads}"
+                f"{', WGMMA SERIALIZED' if found.serialized else ''}"
+            )
+            if options.loop:
+                print(f"    loop {found.loop}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""y = epilogue(x @ w.T): dense matmul with 16-bit or float32 operands, on every GPU.
+
+Shapes: x [M, K], w [N, K] (as a linear layer stores it), y [M, N], or [M, N // 2] if gated; see `epilogue.py`.
+Rows may be strided, elements within a row are adjacent. Sums are float32. float32 operands are multiplied in float32,
+not in TF32. A tile of w is read once for each tile row of x, so M of a few rows belongs to `matmul_small_m.py`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    Plan,
+    arch_of,
+    dtype_name,
+    is_divisible,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.epilogue import Epilogue, finish_tile, store_tile
+from nnfront_kernels.tiles import MatmulShape, best, cdiv, shared_bytes
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+def reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    compute: torch.dtype = torch.float32,
+    **epilogue: Any,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`. Takes what `launch` takes."""
+    product = x.to(compute) @ w.to(compute).T
+    y = Epilogue(**epilogue).reference(product, x.dtype)
+    return y if out is None else out.copy_(y)
+
+
+# Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
+CONFIGS: dict[str, tuple[Config, ...]] = {
+    # block_m, block_n, block_k, num_warps, num_stages
+    "sm_80": (
+        Config(128, 256, 32, 8, 4),
+        Config(128, 128, 64, 8, 3),
+        Config(128, 64, 64, 4, 3),
+        Config(64, 128, 32, 4, 4),
+        Config(64, 64, 64, 4, 4),
+        Config(32, 64, 32, 4, 4),
+    ),
+    "sm_90": (
+        Config(128, 256, 64, 8, 4),
+        Config(128, 128, 64, 8, 4),
+        Config(128, 128, 64, 4, 3),
+        Config(64, 256, 64, 8, 4),
+        Config(64, 128, 64, 4, 4),
+        Config(64, 64, 64, 4, 5),
+        Config(32, 64, 32, 4, 4),
+    ),
+    "sm_100": (
+        Config(128, 256, 64, 8, 4),
+        Config(128, 128, 64, 8, 4),
+        Config(64, 128, 64, 4, 4),
+        Config(64, 64, 64, 4, 5),
+        Config(32, 64, 32, 4, 4),
+    ),
+    "gfx942": (
+        Config(128, 128, 64, 8, 2),
+        Config(64, 128, 64, 4, 2),
+        Config(64, 64, 64, 4, 2),
+        Config(32, 64, 64, 4, 2),
+    ),
+}
+# Where a row does not start at a multiple of 16 elements, loads are two bytes wide and addresses take the registers.
+UNALIGNED = Config(64, 64, 32, 4, 2)
+FLOAT32 = Config(64, 64, 16, 8, 2)
+
+
+def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
+    """The config for a shape. Depends on M only through `tiles.bucket`."""
+    if dtype == "float32":
+        return FLOAT32
+    if not shape.aligned:
+        return UNALIGNED
+    return best(CONFIGS[arch], shape, ARCHS[arch], 16, 16)
+
+
+@triton.jit(do_not_specialize=["M"])
+def matmul_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    scale,
+    M,
+    N,
+    K,
+    stride_xm,
+    stride_wn,
+    stride_ym,
+    stride_rm,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    # Blocks that run together cover GROUP_M tile rows, so that they share tiles of w in L2.
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n = tl.cdiv(N, BLOCK_N)
+    pid = tl.program_id(0)
+    first_row = pid // (GROUP_M * num_n) * GROUP_M
+    rows = tl.minimum(num_m - first_row, GROUP_M)
+    pid_m = first_row + pid % (GROUP_M * num_n) % rows
+    pid_n = pid % (GROUP_M * num_n) // rows
+
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
+    w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None] + offs_k[None, :]  # [BLOCK_N, BLOCK_K]
+    inside_m = (offs_m < M)[:, None]
+    inside_n = (offs_n < N)[:, None]
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        if EVEN_K:
+            x = tl.load(x_ptrs, mask=inside_m, other=0.0)
+            w = tl.load(w_ptrs, mask=inside_n, other=0.0)
+        else:
+            inside_k = (offs_k < K - k)[None, :]
+            x = tl.load(x_ptrs, mask=inside_m & inside_k, other=0.0)
+            w = tl.load(w_ptrs, mask=inside_n & inside_k, other=0.0)
+        acc = tl.dot(x, w.T, acc, input_precision="ieee")
+        x_ptrs += BLOCK_K
+        w_ptrs += BLOCK_K
+
+    tile = finish_tile(acc, bias_ptr, scale, pid_n * BLOCK_N, N, ACTIVATION, GATED, BLOCK_M, BLOCK_N)
+    PAIR: tl.constexpr = 2 if GATED else 1
+    COLUMNS: tl.constexpr = BLOCK_N // PAIR
+    store_tile(
+        tile, y_ptr, residual_ptr, stride_ym, stride_rm,
+        pid_m * BLOCK_M, pid_n * COLUMNS, M, N // PAIR, BLOCK_M, COLUMNS,
+    )  # fmt: skip
+
+
+def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.group:
+        return f"weights are dense, got quantisation groups of {shape.group}"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+    **epilogue: Any,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    epi = Epilogue(**epilogue)
+    require_matrix("x", x, None, x.shape[-1], None)
+    require_matrix("w", w, None, x.shape[1], x.dtype)
+    (m, k), n = x.shape, w.shape[0]
+    epi.check(m, n)
+    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
+    aligned = all(map(is_divisible, loads.values()))
+    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "matmul")
+    y = epi.output(out, x, n)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=matmul_kernel,
+        grid=(cdiv(m, config.block_m) * cdiv(n, config.block_n),),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": w,
+            "y_ptr": y,
+            "bias_ptr": epi.bias,
+            "residual_ptr": epi.residual,
+            "scale": epi.scale,
+            "M": m,
+            "N": n,
+            "K": k,
+            "stride_xm": x.stride(0),
+            "stride_wn": w.stride(0),
+            "stride_ym": y.stride(0),
+            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
+        },
+        constants={
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "GROUP_M": 8,
+            "EVEN_K": k % config.block_k == 0,
+            **epi.constants(),
+        },
+        config=config,
+        output=y,
+        divisible=tuple(loads) if aligned and config not in (UNALIGNED, FLOAT32) else (),
+    )
+
+
+def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Compute y. x [M, K], w [N, K] of one dtype; returns [M, N] or, gated, [M, N // 2].
+
+    Options: bias [N], activation none|silu|gelu|gelu_tanh, gated, residual like y in shape, scale, out_dtype, out.
+    Raises KernelError if an argument does not fit or `accepts` refuses.
+    """
+    return plan(x, w, **options).launch()
+
+
+def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
+    """The least work of a launch whose output has x's dtype."""
+    size = 4 if dtype == "float32" else 2
+    columns = shape.n // 2 if shape.gated else shape.n
+    elements = shape.m * shape.k + shape.n * shape.k + shape.m * columns * (2 if residual else 1)
+    return Cost(flops=2 * shape.m * shape.n * shape.k, bytes=size * elements)
+
+
+def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    kind = getattr(torch, dtype)
+    x = torch.empty(shape.m, shape.k, dtype=kind, device=device)
+    return (x, torch.empty(shape.n, shape.k, dtype=kind, device=device)), {"gated": shape.gated}
+
+
+KERNEL = Kernel(
+    name="matmul",
+    op="matmul",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    shared_bytes=partial(shared_bytes, x_bits=16, w_bits=16),
+    fallbacks=(UNALIGNED, FLOAT32),
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the matmul kernels choose a tile: limits first, then a model of waves. Pure arithmetic, no GPU.
+
+A product y[M, N] = x[M, K] @ w[N, K].T runs as a grid of tiles. Blocks that run at the same time form a wave, and a
+partly filled last wave costs as much as a full one, so the best tile depends on how the grid divides by the number of
+SMs. The model ranks candidates; it predicts no times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nnfront_kernels.common import Arch, Config
+
+
+@dataclass(frozen=True)
+class MatmulShape:
+    """The facts about one matmul that `accepts` and `choose` may look at.
+
+    n counts the rows of the weight: with `gated` the output has n // 2 columns. `aligned` says that K and the row
+    strides of x and w are multiples of 16 elements and their pointers of 16 bytes. `group` is the size of a
+    quantisation group along K, 0 for none or one per row.
+    """
+
+    m: int
+    n: int
+    k: int
+    gated: bool = False
+    aligned: bool = True
+    group: int = 0
+    zero_points: bool = False
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def bucket(m: int) -> int:
+    """The power of two that stands for `m`, at most 8192: a config never depends on M more finely than this."""
+    return min(1 << max(m - 1, 0).bit_length(), 8192)
+
+
+def shared_bytes(config: Config, x_bits: int, w_bits: int) -> int:
+    """Shared memory that the pipelined operands of a tile take, in bytes."""
+    return config.num_stages * config.block_k * (config.block_m * x_bits + config.block_n * w_bits) // 8
+
+
+def accumulators(config: Config, arch: Arch) -> int:
+    """Registers per thread that hold the float32 tile."""
+    return config.block_m * config.block_n // (config.num_warps * arch.warp_size)
+
+
+def fits(config: Config, arch: Arch, x_bits: int, w_bits: int) -> bool:
+    """Whether a config is inside the limits of `arch`: shared memory, and accumulators in half of the registers.
+
+    On gfx942 the compiler keeps num_stages - 1 buffers in LDS and one tile in registers.
+    """
+    stages = config if arch.backend == "cuda" else _fewer_stages(config)
+    return (
+        shared_bytes(stages, x_bits, w_bits) <= arch.shared_bytes
+        and accumulators(config, arch) <= (arch.registers + 1) // 2
+    )
+
+
+def _fewer_stages(config: Config) -> Config:
+    return Config(
+        config.block_m, config.block_n, config.block_k, config.num_warps, max(config.num_stages - 1, 1)
+    )
+
+
+def model_seconds(config: Config, shape: MatmulShape, arch: Arch, x_bits: int, w_bits: int) -> float:
+    """Waves times the time of one block, plus the traffic of split-K partial sums. Ranks configs, no more."""
+    m = bucket(shape.m)
+    rows, columns = cdiv(m, config.block_m), cdiv(shape.n, config.block_n)
+    blocks = rows * columns * config.split_k
+    threads_limit = 2048 // (config.num_warps * arch.warp_size)
+    resident = max(
+        1, min(threads_limit, arch.shared_bytes_sm // (shared_bytes(config, x_bits, w_bits) + 1024))
+    )
+    # Two resident blocks hide each other's latency; more of them only share the same units.
+    per_wave = arch.num_sms * min(resident, 2)
+    waves = cdiv(blocks, per_wave)
+    # A short last wave leaves SMs idle but gives each block a whole SM.
+    share = min(resident, 2) if blocks > arch.num_sms else 1
+    depth = cdiv(shape.k, config.split_k)
+    compute = 2 * config.block_m * config.block_n * depth / (arch.flops / arch.num_sms)
+    x_bytes, w_bytes = config.block_m * depth * x_bits / 8, config.block_n * depth * w_bits / 8
+    # Rows beyond M are masked and cost no traffic; re-read tiles come from L2, taken as three times device memory.
+    x_bytes *= min(1.0, m / config.block_m)
+    l2 = (x_bytes + w_bytes) / (3 * arch.bandwidth / arch.num_sms)
+    device = (shape.n * shape.k * w_bits + m * shape.k * x_bits) / 8 / arch.bandwidth
+    partial = 2 * 4 * m * shape.n * config.split_k / arch.bandwidth if config.split_k > 1 else 0.0
+    start = 2e-6 if config.split_k == 1 else 3e-6
+    times = sorted((waves * share * compute, waves * share * l2, device))
+    # Computing and loading overlap, but not fully.
+    return times[2] + 0.25 * times[1] + partial + start
+
+
+def best(candidates: tuple[Config, ...], shape: MatmulShape, arch: Arch, x_bits: int, w_bits: int) -> Config:
+    """The fitting candidate with the lowest modelled time; the earlier one where two are equal."""
+    inside = [config for config in candidates if fits(config, arch, x_bits, w_bits)]
+    assert inside, f"no config fits {arch.name}: {candidates}"
+    return min(inside, key=lambda config: model_seconds(config, shape, arch, x_bits, w_bits))

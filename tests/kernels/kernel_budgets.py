@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine code of a kernel may look like, checked without a GPU.
+
+Some rules hold for every Triton version (`broken_rules`). Registers, shared memory and code size are compared with
+budgets_triton_<major>_<minor>.json, which holds what was found when it was written:
+
+    PYTHONPATH=tests/kernels python -m kernel_budgets          # write the file of the installed version anew
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import nnfront_kernels
+import triton
+from nnfront_kernels.common import ARCHS, Config, Kernel
+from nnfront_kernels.inspect import Report, plan_for, report
+from nnfront_kernels.tiles import MatmulShape
+
+FILE = Path(__file__).with_name("budgets_triton_{}_{}.json".format(*triton.__version__.split(".")))
+DRIFT = 1.10  # code may grow by this factor before somebody looks
+
+
+@dataclass(frozen=True)
+class Build:
+    """One compilation: a kernel's config on an arch, for a shape."""
+
+    kernel: str
+    arch: str
+    config: Config
+    shape: MatmulShape
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        c, s = self.config, self.shape
+        tile = f"{c.block_m}x{c.block_n}x{c.block_k}-w{c.num_warps}-s{c.num_stages}-k{c.split_k}"
+        flags = [f"k{s.k}", *(name for name in ("gated", "zero_points") if getattr(s, name))]
+        flags += [f"group{s.group}"] * bool(s.group) + ["unaligned"] * (not s.aligned)
+        return "-".join([self.kernel, self.arch, tile, self.dtype, *flags])
+
+
+def builds(kernel: Kernel) -> list[Build]:
+    """Every shipped config: the plain shape first, then a K that is no multiple of a tile, and a gated pair."""
+    made = []
+    for arch, configs in kernel.configs.items():
+        for group in kernel.groups:
+            plain = MatmulShape(4096, 4096, 4096, group=group)
+            shapes = [plain, replace(plain, gated=True)]
+            shapes += [replace(plain, k=4096 + 16)] if group == 0 else []
+            made += [Build(kernel.name, arch, config, shape) for shape in shapes for config in configs]
+    return made
+
+
+def compile_build(build: Build, package: ModuleType = nnfront_kernels) -> Report:
+    kernel = next(kernel for kernel in package.KERNELS if kernel.name == build.kernel)
+    return report(plan_for(kernel, build.shape, build.dtype, build.arch, build.config), build.arch)
+
+
+def broken_rules(build: Build, found: Report) -> list[str]:
+    """What is wrong with the machine code of a hot kernel, in words; [] if nothing."""
+    arch = ARCHS[build.arch]
+    broken = []
+    if found.spills:
+        broken.append(f"{found.spills} spill instructions")
+    if found.shared_bytes > arch.shared_bytes:
+        broken.append(f"{found.shared_bytes:,} bytes of shared memory, the limit is {arch.shared_bytes:,}")
+    if found.registers > arch.registers:
+        broken.append(f"{found.registers} registers, the limit is {arch.registers}")
+    if found.serialized:
+        broken.append("wgmma is serialized")
+    tensor_cores = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma"}[build.arch]
+    if build.config.block_m < 64 and build.arch != "gfx942":
+        tensor_cores = "HMMA"  # wgmma and tcgen05 work on 64 rows or more
+    if build.config.block_m >= 16 and set(found.mma) != {tensor_cores}:
+        broken.append(f"tensor-core instructions {found.mma}, expected {tensor_cores}")
+    narrow = {name for name in found.loads if not name.endswith((".128", "UTMALDG"))}
+    if narrow:
+        broken.append(f"narrow loads {found.loads}")
+    return broken
+
+
+def over_budget(build: Build, found: Report, budgets: dict[str, dict[str, int]]) -> list[str]:
+    """Which numbers grew beyond the file's. A version of Triton without a file has no budgets."""
+    if not budgets:
+        return []
+    budget = budgets[str(build)]
+    return [
+        f"{name} {getattr(found, name)}, was {value}"
+        for name, value in budget.items()
+        if getattr(found, name) > value * DRIFT
+    ]
+
+
+def load() -> dict[str, dict[str, int]]:
+    return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def main() -> None:
+    found = {}
+    for kernel in nnfront_kernels.KERNELS:
+        for build in builds(kernel):
+            numbers = compile_build(build)
+            for rule in broken_rules(build, numbers):
+                print(f"{build}: {rule}", flush=True)
+            found[str(build)] = {
+                name: getattr(numbers, name) for name in ("registers", "shared_bytes", "instructions")
+            }
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in sorted(found.items())
+    )
+    FILE.write_text(f"{{\n{lines}\n}}\n")
+    print(f"{len(found)} budgets written to {FILE.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs that every matmul kernel is run on, and the float64 answer computed without the kernels' own code."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from kernel_checks import EPS32, SUM, Guarded, assert_close, surrounded
+from kernel_memory import watched
+
+SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
+POISONS = (0xFF, 0x5A)  # NaN in every float dtype; a plausible number
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch. `config` indexes the kernel's configs of all archs, None is the kernel's own choice."""
+
+    m: int
+    n: int  # columns of the output
+    k: int
+    dtype: str = "float16"
+    bias: bool = False
+    activation: str = "none"
+    gated: bool = False
+    residual: bool = False
+    scale: float = 1.0
+    out_dtype: str | None = None
+    gap: int = 0  # elements between rows
+    offset: int = 0  # elements before the first row, from an aligned address
+    group: int = 0
+    zero_points: bool = False
+    config: int | None = None
+
+    def __str__(self) -> str:
+        flags = [name for name in ("bias", "gated", "residual", "zero_points") if getattr(self, name)]
+        flags += [
+            f"{name}{value}"
+            for name in ("gap", "offset", "group", "config")
+            if (value := getattr(self, name))
+        ]
+        return "-".join([f"{self.m}x{self.n}x{self.k}", self.dtype, self.activation, *flags])
+
+
+# Epilogues and layouts rotate over the sizes with periods that share no factor, so that all of them meet.
+EPILOGUES: tuple[dict[str, Any], ...] = (
+    {},
+    {"bias": True, "activation": "silu"},
+    {"gated": True, "activation": "silu"},
+    {"residual": True, "scale": 0.5},
+    {"bias": True, "activation": "gelu", "out_dtype": "float32"},
+    {"gated": True, "activation": "gelu_tanh", "bias": True, "residual": True, "scale": 2.0},
+    {"activation": "gelu_tanh"},
+)
+LAYOUTS: tuple[dict[str, int], ...] = ({}, {"gap": 16}, {"gap": 3}, {"gap": 8, "offset": 8}, {"offset": 1})
+
+
+def pairwise(sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """M, N, K such that every pair of two sizes meets in every two of the three places, once."""
+    indices = range(len(sizes))
+    return [(sizes[i], sizes[j], sizes[(i + j) % len(sizes)]) for i, j in itertools.product(indices, indices)]
+
+
+def grid(sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    return list(itertools.product(sizes, repeat=3))
+
+
+def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
+    """Launch a case on poisoned buffers and raise AssertionError if anything about the result is wrong."""
+    kernel = next(kernel for kernel in package.KERNELS if kernel.name == name)
+    generator = torch.Generator().manual_seed(hash((case.m, case.n, case.k)) % 2**31)
+    dtype = getattr(torch, case.dtype)
+    rows = 2 * case.n if case.gated else case.n
+
+    def normal(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+
+    x = surrounded(normal(case.m, case.k), case.gap, case.offset)
+    weights, dense, widened = WEIGHTS[name](case, rows, normal, generator)
+    options: dict[str, Any] = {
+        "bias": normal(rows) if case.bias else None,
+        "activation": case.activation,
+        "gated": case.gated,
+        "residual": surrounded(normal(case.m, case.n), case.gap, 0) if case.residual else None,
+        "scale": case.scale,
+        "out_dtype": getattr(torch, case.out_dtype) if case.out_dtype else None,
+    }
+    configs = [config for row in kernel.configs.values() for config in row]
+    config = None if case.config is None else configs[case.config % len(configs)]
+    expected, drift = answer(x.double(), dense, widened, case, options)
+
+    results = []
+    for repeat in range(repeats):
+        out = Guarded(
+            case.m, case.n, options["out_dtype"] or dtype, case.gap, case.offset, POISONS[repeat % 2]
+        )
+        plan = kernel.plan(x, *weights, **options, out=out.view, config=config)
+        with watched(plan.arguments, backwards=repeat % 2 == 1):
+            plan.launch()
+        out.check()
+        assert_close(actual=out.view, expected=expected, drift=drift)
+        results.append(out.view.clone().contiguous().view(torch.uint8))
+    assert all(torch.equal(result, results[0]) for result in results), "two runs in different orders differ"
+    stated = kernel.reference(x, *weights, **options, compute=torch.float64)
+    assert_close(actual=stated, expected=expected, drift=drift)
+
+
+def answer(
+    x: torch.Tensor, dense: torch.Tensor, widened: torch.Tensor, case: Case, options: dict[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The epilogue of x @ dense.T in float64, and how far a float32 computation of it may drift.
+
+    `widened` is |dense|, or more where the kernel sums larger terms that cancel.
+    """
+    z = x @ dense.T * case.scale
+    drift = (
+        SUM * EPS32 * math.sqrt(max(case.k, 1)) * (x.abs() @ widened.T) * abs(case.scale)
+        + 2 * EPS32 * z.abs()
+    )
+    if options["bias"] is not None:
+        z = z + options["bias"].double()
+        drift = drift + EPS32 * z.abs()
+    if case.gated:
+        gate, up = _curve(z[:, 0::2], case.activation), z[:, 1::2]
+        drift = (STEEPEST * drift[:, 0::2] + FUNCTION * gate.abs()) * (up.abs() + drift[:, 1::2]) + drift[
+            :, 1::2
+        ] * gate.abs()
+        y = gate * up
+    else:
+        y = _curve(z, case.activation)
+        if case.activation != "none":
+            drift = STEEPEST * drift + FUNCTION * (y.abs() + EPS32)
+    if options["residual"] is not None:
+        y = y + options["residual"].double()
+    return y, drift + 2 * EPS32 * y.abs()
+
+
+STEEPEST = 1.13  # the largest slope of silu and gelu
+FUNCTION = (
+    16 * EPS32
+)  # relative error allowed to exp and erf in float32; gelu also cancels near its left tail
+
+
+def _curve(z: torch.Tensor, activation: str) -> torch.Tensor:
+    """The activations by their textbook formulas."""
+    if activation == "silu":
+        return z / (1 + torch.exp(-z))
+    if activation == "gelu":
+        return z * (1 + torch.erf(z / math.sqrt(2))) / 2
+    if activation == "gelu_tanh":
+        return z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))) / 2
+    return z
+
+
+def _dense(case: Case, rows: int, normal: Any, generator: torch.Generator) -> Any:
+    """A plain weight: launch's arguments after x, the same in float64, and its magnitude."""
+    w = surrounded(normal(rows, case.k), case.gap, case.offset)
+    return (w,), w.double(), w.double().abs()
+
+
+WEIGHTS = {"matmul": _dense}

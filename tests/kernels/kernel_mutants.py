@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels with one deliberate mistake each. A test suite that lets one through is not testing that line.
+
+A mutant is a copy of the whole package with one piece of text exchanged, imported under a name of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import nnfront_kernels
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def package(mutant: Mutant) -> ModuleType:
+    """Import the package with the mistake in it."""
+    name = f"mutant_{mutant.name}"
+    source = Path(nnfront_kernels.__file__).parent
+    # Triton reads a kernel's source again when it runs it, so the copy has to outlive this function.
+    folder = Path(tempfile.mkdtemp(prefix="mutant_"))
+    (folder / name).mkdir()
+    for path in source.glob("*.py"):
+        text = path.read_text()
+        if path.name == mutant.file:
+            assert text.count(mutant.old) == 1, (
+                f"{mutant.name}: {text.count(mutant.old)} places read {mutant.old!r}"
+            )
+            text = text.replace(mutant.old, mutant.new)
+        (folder / name / path.name).write_text(text.replace("nnfront_kernels", name))
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(folder))

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped config compiled for GPUs that are not there, and its machine code against the rules and the budgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import nnfront_kernels
+import pytest
+import torch
+import triton
+from kernel_budgets import Build, broken_rules, builds, compile_build, load, over_budget
+from kernel_mutants import Mutant, package
+from nnfront_kernels.common import ARCHS, Config, Plan
+from nnfront_kernels.inspect import plan_for, specialize
+from nnfront_kernels.matmul import matmul_kernel
+from nnfront_kernels.tiles import MatmulShape
+from triton.backends.compiler import GPUTarget
+
+ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
+# The default run compiles what each arch uses for the largest tile and, on sm_90, each plain config.
+FEW = list(
+    {
+        (b.kernel, b.arch, b.shape.group): b
+        for b in reversed(ALL)
+        if b.shape.k % 64 == 0 and not b.shape.gated
+    }.values()
+)
+FALLBACKS = [
+    Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
+    Build("matmul", "sm_90", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
+]
+
+
+def check(build: Build) -> list[str]:
+    found = compile_build(build)
+    return broken_rules(build, found) + over_budget(build, found, load())
+
+
+@pytest.mark.ahead.with_args(check)
+@pytest.mark.parametrize("build", FEW, ids=str)
+def test_machine_code_keeps_the_rules_and_the_budget(compiled, build):
+    assert compiled(check, build) == []
+
+
+@pytest.mark.slow
+@pytest.mark.ahead.with_args(check)
+@pytest.mark.parametrize("build", [build for build in ALL if build not in FEW], ids=str)
+def test_machine_code_of_every_config_keeps_the_rules_and_the_budget(compiled, build):
+    assert compiled(check, build) == []
+
+
+def reckoned_and_found(build: Build) -> tuple[int, int]:
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == build.kernel)
+    return kernel.shared_bytes(build.config), compile_build(build).shared_bytes
+
+
+@pytest.mark.ahead.with_args(reckoned_and_found)
+@pytest.mark.parametrize("build", FEW, ids=str)
+def test_choose_reckons_with_the_shared_memory_that_is_used(compiled, build):
+    reckoned, found = compiled(reckoned_and_found, build)
+    assert found <= reckoned + 64  # barriers
+
+
+def spills(build: Build) -> int:
+    return compile_build(build).spills
+
+
+@pytest.mark.ahead.with_args(spills)
+@pytest.mark.parametrize("build", FALLBACKS, ids=str)
+def test_fallback_for_unaligned_rows_does_not_spill(compiled, build):
+    assert compiled(spills, build) == 0
+
+
+def specialized_by_us_and_by_triton(name: str, shape: MatmulShape, arch: str) -> tuple[object, object]:
+    """The signature and the hints that `inspect` derives for a plan, and those of Triton's own launch path."""
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
+    plan = plan_for(kernel, shape, "bfloat16", arch)
+    seen: dict[str, object] = {}
+
+    def note(**facts: object) -> bool:
+        seen.update(facts["compile"])
+        return True  # do not compile
+
+    limits = ARCHS[arch]
+    target = GPUTarget(limits.backend, limits.target, limits.warp_size)
+    # This process compiles for named targets only, so the stand-in may stay.
+    triton.runtime.driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=int
+        )
+    )
+    triton.knobs.runtime.jit_cache_hook = note
+    try:
+        plan.kernel.warmup(**plan.arguments, **plan.constants, grid=(1,), enable_fp_fusion=True)
+    finally:
+        triton.knobs.runtime.jit_cache_hook = None
+    signature, constants, hints = specialize(plan)
+    names = [parameter.name for parameter in plan.kernel.params]
+    theirs = {names[at[0]]: value for at, value in seen["constants"].items()}
+    hints_seen = {at: value for at, value in seen["configs"][0].items() if value}
+    return (signature, constants, hints), (seen["signature"], theirs, hints_seen)
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (1, 17, 33), (16, 1, 1), (16, 32, 2064)], ids=str)
+@pytest.mark.parametrize(
+    "kernel", [k for k in nnfront_kernels.KERNELS if 0 in k.groups], ids=lambda k: k.name
+)
+def test_ahead_of_time_specialization_is_tritons_own(compiled, kernel, shape):
+    shape = MatmulShape(*shape)
+    if kernel.accepts(shape, "bfloat16", "sm_90") is None:
+        ours, theirs = compiled(specialized_by_us_and_by_triton, kernel.name, shape, "sm_90")
+        assert ours == theirs
+
+
+def rules_broken_by(mutant: Mutant, build: Build) -> list[str]:
+    return broken_rules(build, compile_build(build, package(mutant)))
+
+
+SM_90 = Build("matmul", "sm_90", Config(128, 256, 64, 8, 4), MatmulShape(4096, 4096, 4096))
+MUTANTS = [
+    ("divisibility_lost", "do_not_specialize=[\"M\"]", "do_not_specialize=[\"M\", \"stride_wn\", \"K\"]", SM_90, "narrow loads"),
+    ("too_large_a_tile", "", "", replace(SM_90, config=Config(256, 256, 64, 8, 4)), "bytes of shared memory"),
+    ("too_few_warps", "", "", replace(SM_90, config=Config(128, 256, 64, 4, 3)), "spill instructions"),
+    ("too_few_warps_serialize", "", "", replace(SM_90, config=Config(128, 256, 64, 4, 3)), "wgmma is serialized"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "old", "new", "build", "complaint"), MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_bad_machine_code_is_caught(compiled, name, old, new, build, complaint):
+    broken = compiled(rules_broken_by, Mutant(name, "matmul.py" if old else "", old, new), build)
+    assert any(complaint in rule for rule in broken), broken
+
+
+def test_a_config_that_counts_on_a_lost_hint_is_refused():
+    w = torch.empty(64, 33, dtype=torch.bfloat16, device="meta")
+    with pytest.raises(AssertionError, match="counts on divisibility by 16, lost by"):
+        Plan(
+            matmul_kernel,
+            (1,),
+            {"w_ptr": w, "stride_wn": w.stride(0)},
+            {},
+            SM_90.config,
+            w,
+            divisible=("w_ptr", "stride_wn"),
+        )
