@@ -63,6 +63,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "Tensor",
             "eager",
             "get_default_dtype",
+            "rope_parameters",
             "set_default_dtype",
         )
     },

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from nnfront import ops
-from nnfront.errors import InferError, TraceError
-from nnfront.ir import OPS, Op, Type
+from nnfront.errors import TraceError
+from nnfront.ir import OPS, Op
 from nnfront.nn.eager import eager
 from nnfront.nn.object import Object
 from nnfront.nn.tensor import Tensor, active_mode, apply, dtype_name, user_place
@@ -23,6 +23,8 @@ from nnfront.nn.tensor import Tensor, active_mode, apply, dtype_name, user_place
 
 class OpFunction:
     """One op as a function. Torch tensors alone give torch tensors; with a Tensor among the operands, Tensors."""
+
+    compared_by_identity = True
 
     def __init__(self, op: Op) -> None:
         self.op = op
@@ -111,13 +113,15 @@ def extern(name: str, args: Sequence[Any], out: Any) -> Any:
     args: tensors, objects, dims and numbers. out: a `Tensor.placeholder`, a class derived from `nn.Object`, or a list or tuple of
     these. The function is registered with `nnfront.register_extern(name, function)` in the process that runs the method.
     """
-    kinds = out if isinstance(out, (list, tuple)) else [out]
-    types: list[Type] = []
-    for kind in kinds:
-        if isinstance(kind, Tensor):
-            types.append(kind.type)
-        elif isinstance(kind, Object) or (isinstance(kind, type) and issubclass(kind, Object)):
-            types.append(kind.object_type())
-        else:
-            raise InferError(f"extern: {kind!r} does not say what {name!r} returns", help="use nn.Tensor.placeholder")
-    raise NotImplementedError
+    kinds = list(out) if isinstance(out, (list, tuple)) else [out]
+    types = [kind.object_type() if _is_object(kind) else kind for kind in kinds]
+    made = OpFunction(ops.extern)(name, args, tuple(types) if isinstance(out, (list, tuple)) else types[0])
+    results = list(made) if isinstance(out, (list, tuple)) else [made]
+    for i, kind in enumerate(kinds):
+        if isinstance(kind, type) and isinstance(results[i], Object):
+            results[i] = kind.traced(results[i].content)
+    return type(out)(results) if isinstance(out, (list, tuple)) else results[0]
+
+
+def _is_object(kind: Any) -> bool:
+    return isinstance(kind, Object) or (isinstance(kind, type) and issubclass(kind, Object))

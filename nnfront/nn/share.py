@@ -3,7 +3,8 @@
 
 While a shareable module is traced, a `Recorder` notes each attribute that is read from it and from the modules below it.
 Another module may call the traced body if reading the same attributes from it gives the same values, and tensors of the
-same types in the same places. What cannot be compared exactly is never shared.
+same types in the same places. What cannot be compared exactly is never shared. A class of
+immutable objects may say `compared_by_identity = True`.
 """
 
 from __future__ import annotations
@@ -186,7 +187,7 @@ def _leaf(value: Any) -> _Seen | None:
         return _Seen("plain", cls, _plain(value))
     if cls is Dim:
         return _Seen("dim", cls, value)
-    if isinstance(value, enum.Enum) or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None)):
+    if isinstance(value, enum.Enum) or getattr(cls, "compared_by_identity", False) or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None)):
         return _Seen("same", cls, value)
     if isinstance(value, (torch.Tensor, Tensor, np.ndarray)):
         return _Seen("constant", cls, _bytes(value))

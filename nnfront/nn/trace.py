@@ -9,13 +9,12 @@ traced once into a private function, whose parameters are the weights it read, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from nnfront import ops
-from nnfront.dims import Dim, Size, Symbol, merge_facts, of_symbol, strict_comparisons, with_facts
+from nnfront.dims import Dim, Symbol, strict_comparisons, with_facts
 from nnfront.errors import InferError, NnfrontError, TraceError
 from nnfront.ir import (
     NO_ATTRS,
@@ -42,64 +41,17 @@ from nnfront.ir import (
     Type,
     Var,
     branch,
-    sizes_of,
-    undefined_symbols,
     walk_exprs,
 )
 from nnfront.nn import spec as specs
+from nnfront.nn.arguments import argument_type, known_facts, with_facts_type
 from nnfront.nn.cache import Cache, CacheLayer
+from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.share import CannotShare, Recorder, current_recorder, start_recording, static_key, stop_recording
 from nnfront.nn.structure import flatten, unflatten
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, active_mode, as_operand, located, user_frame
-
-# Different bodies kept for one class and one set of argument types; beyond it modules are traced in place, so that a model
-# in which every layer differs is not compared layer by layer.
-_MAX_VARIANTS = 8
-
-
-@dataclass(frozen=True)
-class Tree:
-    """What a trace may meet besides its inputs.
-
-    `parameters` by checkpoint name; `aliases` are further names of tied ones; `names` gives the attribute path of each
-    parameter, derived tensor and module by `id`; `shareable` are the ids of modules whose trace may be shared.
-    """
-
-    parameters: Mapping[str, Parameter]
-    aliases: Mapping[str, str]
-    names: Mapping[int, str]
-    shareable: frozenset[int] = frozenset()
-
-
-@dataclass
-class Frame:
-    """One function while it is built: a method, or (with a `parent`) the private function of a shared module."""
-
-    builder: FunctionBuilder
-    parent: Frame | None = None
-    prefix: str = ""  # the module path to which paths inside are relative
-    weights: dict[int, Var] = field(default_factory=dict)
-    reads: list[Tensor] = field(default_factory=list)  # the weights of a private function, in parameter order
-    layers: list[CacheLayer] = field(default_factory=list)
-    derived: list[str] = field(default_factory=list)  # variables of derived tensors that are attributes of a module
-    kept: list[Any] = field(default_factory=list)  # alive while their ids are keys
-
-
-@dataclass(frozen=True)
-class Subroutine:
-    """A private function that stands for a module's forward, and what another module must agree in to call it.
-
-    `slots` say which of the weights that were read are its parameters; `dims` are those that no parameter's type defines.
-    """
-
-    function: str
-    reads: Recorder
-    slots: tuple[int, ...]
-    dims: tuple[Symbol, ...]
-    structure: Any
-    num_results: int
+from nnfront.nn.subroutine import Subroutines
+from nnfront.nn.tensor import Formula, Tensor, active_mode, as_operand, located, user_frame
 
 
 class Trace:
@@ -110,7 +62,7 @@ class Trace:
         self.facts = facts
         self.functions: dict[str, Function] = {}
         self.function_names = Names(reserved)
-        self.subroutines: dict[Any, list[Subroutine | None]] = {}
+        self.subroutines = Subroutines(self)
         self.frame: Frame
         self.method = ""
         self.path = ""
@@ -129,9 +81,9 @@ class Trace:
         var = self.frame.builder.emit(Call(op, atoms, attrs), op.name, self.provenance(), result)
         if type(result) is TensorType:
             return Tensor(result, var)
-        return self._results(var, result, [a for a in args if isinstance(a, CacheLayer)])
+        return self.results(var, result, [a for a in args if isinstance(a, CacheLayer)])
 
-    def _results(self, var: Var, type: Type, layers: list[CacheLayer]) -> Any:
+    def results(self, var: Var, type: Type, layers: list[CacheLayer]) -> Any:
         """Wrap a result that is not a tensor; written handles go back to their layers and are not the author's to see."""
         if not isinstance(type, TupleType):
             return self.wrap(var, type)
@@ -155,7 +107,7 @@ class Trace:
             case TupleType() if not type.fields:
                 return None
             case TupleType():
-                return self._results(var, type, [])
+                return self.results(var, type, [])
             case ScalarType():
                 return type.value if type.value is not None else var
             case ObjectType():
@@ -219,111 +171,12 @@ class Trace:
             self.path = path[len(prefix) + 1 :] if prefix and path.startswith(prefix) else path
         try:
             if id(module) in self.tree.shareable:
-                called, result = self._call_shared(module, path or "", args, kwargs)
+                called, result = self.subroutines.call(module, path or "", args, kwargs)
                 if called:
                     return result
             return module.forward(*args, **kwargs)
         finally:
             self.path = outer
-
-    def _call_shared(self, module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        """Call `module` through the private function of one that agrees with it; (False, None) where that cannot be."""
-        leaves: list[Any] = []
-        structure = flatten((args, kwargs), _is_argument, leaves)
-        try:
-            key = (type(module), static_key(structure), tuple(leaf.type for leaf in leaves))
-        except CannotShare:
-            return False, None
-        known = self.subroutines.setdefault(key, [])
-        for subroutine in known:
-            if subroutine is None:
-                return False, None
-            tensors = subroutine.reads.match(module)
-            if tensors is not None:
-                return True, self._emit_call(subroutine, leaves, tensors)
-        if len(known) == _MAX_VARIANTS:
-            return False, None
-        try:
-            subroutine = self._trace_shared(module, path, structure, leaves)
-        except CannotShare:
-            known.append(None)
-            return False, None
-        known.append(subroutine)
-        return True, self._emit_call(subroutine, leaves, subroutine.reads.tensors)
-
-    def _trace_shared(self, module: Any, path: str, structure: Any, leaves: list[Any]) -> Subroutine:
-        """Trace `module` into a private function of its own."""
-        outer_frame, outer_path = self.frame, self.path
-        name = self.function_names.unique(type(module).__name__)
-        frame = Frame(FunctionBuilder(name, self.functions), parent=outer_frame, prefix=path)
-        reads = Recorder(module, current_recorder())
-        token = start_recording(reads)
-        self.frame, self.path = frame, ""
-        try:
-            inside = [self._inner_argument(leaf, i) for i, leaf in enumerate(leaves)]
-            args, kwargs = unflatten(structure, inside) if leaves else structure
-            result_leaves: list[Any] = []
-            result_structure = flatten(module.forward(*args, **kwargs), _is_argument, result_leaves)
-            static_key(result_structure)
-            result = self._shared_result(result_leaves)
-        finally:
-            stop_recording(token)
-            self.frame, self.path = outer_frame, outer_path
-        slots = {id(t): i for i, t in enumerate(reads.tensors)}
-        if reads.failed or any(id(t) not in slots for t in frame.reads):
-            raise CannotShare
-        function = frame.builder.finish(result, "private")
-        dims = undefined_symbols(function)
-        if dims is None:
-            raise CannotShare
-        for symbol in dims:
-            frame.builder.param(symbol.name, ScalarType("int64", of_symbol(symbol)), "input")
-        self.functions[name] = frame.builder.finish(result, "private")
-        return Subroutine(name, reads, tuple(slots[id(t)] for t in frame.reads), tuple(dims), result_structure, len(result_leaves))
-
-    def _inner_argument(self, leaf: Any, index: int) -> Any:
-        """Return what stands for an argument inside a shared body."""
-        builder = self.frame.builder
-        if isinstance(leaf, CacheLayer):
-            layer = CacheLayer(leaf.type, builder.param(f"cache_{index}", leaf.type, "state"))
-            self.frame.layers.append(layer)
-            return layer
-        return self.wrap(builder.param(f"arg_{index}", leaf.type, "input"), leaf.type)
-
-    def _shared_result(self, leaves: list[Any]) -> Atom:
-        """Return the result of a shared body: its leaves as one value, then the written handles."""
-        builder, layers = self.frame.builder, self.frame.layers
-        atoms = []
-        for leaf in leaves:
-            atom = self.atom(leaf, ops.where)
-            if atom is None or isinstance(leaf, CacheLayer):
-                raise CannotShare
-            atoms.append(atom)
-        result = atoms[0] if len(atoms) == 1 else builder.emit(Tuple(tuple(atoms)), "results")
-        if layers:
-            result = builder.emit(Tuple((result, *[layer.handle for layer in layers])), "results")
-        return result
-
-    def _emit_call(self, subroutine: Subroutine, leaves: list[Any], tensors: Sequence[Tensor]) -> Any:
-        """Emit a call of a shared body and return what the module returned."""
-        builder = self.frame.builder
-        layers = [leaf for leaf in leaves if isinstance(leaf, CacheLayer)]
-        args = [self.atom(leaf, ops.where) for leaf in leaves]
-        args += [self.weight(tensors[slot]) for slot in subroutine.slots]
-        args += [Scalar(of_symbol(symbol)) for symbol in subroutine.dims]
-        function = self.functions[subroutine.function]
-        call = FunctionCall(function.name, tuple(args))  # type: ignore[arg-type]
-        # Everything that the first trace read has the same type here, so the result has too.
-        var = builder.emit(call, function.name, self.provenance(), function.result_type)
-        if layers:
-            assert isinstance(var.type, TupleType)
-            for i, layer in enumerate(layers, 1):
-                layer.handle = builder.emit(Projection(var, i), "cache", None, var.type.fields[i])
-            var = builder.emit(Projection(var, 0), var.name, None, var.type.fields[0])
-        if subroutine.num_results == 1:
-            return unflatten(subroutine.structure, [self.wrap(var, var.type)])
-        results = self._results(var, var.type, []) or ()
-        return unflatten(subroutine.structure, results) if subroutine.num_results else subroutine.structure
 
     # Operands.
 
@@ -500,7 +353,7 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
 
     Raises TraceError, InferError or DimError with the module path, the method and the author's source line.
     """
-    mode = Trace(tree, _merged_facts(tree, spec), spec.methods)
+    mode = Trace(tree, known_facts(spec, tree.parameters), spec.methods)
     methods = [mode.method_function(name, method) for name, method in spec.methods.items()]
     called = _called(methods, mode.functions)
     attrs = {"aliases": dict(tree.aliases)} if tree.aliases else NO_ATTRS
@@ -519,71 +372,6 @@ def _called(methods: Sequence[Function], functions: Mapping[str, Function]) -> s
     return called
 
 
-def _merged_facts(tree: Tree, spec: specs.ModuleSpec) -> Mapping[Symbol, Symbol]:
-    """Combine what every occurrence of a dim says of it. Contradictions are a DimError that names both places."""
-    places: list[tuple[Symbol, str]] = []
-    for name, method in spec.methods.items():
-        for arg, arg_spec in method.arguments.items():
-            places.extend(_symbols(argument_type(arg, arg_spec), f"argument {arg!r} of {name!r}"))
-    for name, parameter in tree.parameters.items():
-        places.extend(_symbols(parameter.type, f"parameter {name!r}"))
-    return {old: new for old, new in merge_facts(places).items() if (new.min, new.max, new.multiple_of) != (0, None, 1)}
-
-
-def _symbols(type: Type, place: str) -> list[tuple[Symbol, str]]:
-    return [(symbol, place) for size in sizes_of(type) if isinstance(size, Dim) for symbol in size.symbols]
-
-
-def argument_type(name: str, spec: specs.ArgumentSpec) -> Type:
-    """Return the IR type of an argument."""
-    match spec:
-        case specs.Tensor():
-            return TensorType(spec.shape, spec.dtype)
-        case specs.Int():
-            return ScalarType("int64", Dim(name))
-        case specs.Object():
-            object_type = getattr(spec.object_type, "object_type", None)
-            if object_type is None:
-                raise TraceError(f"{spec.object_type.__name__} is not derived from nn.Object")
-            made: Type = object_type()
-            return made
-        case specs.Tuple():
-            return TupleType(tuple(argument_type(f"{name}_{i}", e) for i, e in enumerate(spec.elements)))
-        case specs.Cache():
-            made_layers: dict[int | None, CacheLayerType] = {}
-            for window in spec.windows:
-                if window not in made_layers:
-                    made_layers[window] = CacheLayerType(
-                        spec.kv_heads, spec.head_size, spec.dtype, spec.batch, spec.max_seq, window
-                    )
-            return CacheType(tuple(made_layers[window] for window in spec.windows))
-
-
-def with_facts_type(type: Type, facts: Mapping[Symbol, Symbol]) -> Type:
-    """Return `type` with the facts known of its dims."""
-
-    def size(old: Size) -> Size:
-        return with_facts(old, facts)
-
-    match type:
-        case TensorType():
-            return TensorType(tuple(map(size, type.shape)), type.dtype)
-        case ScalarType() if type.value is not None:
-            return ScalarType(type.dtype, size(type.value))
-        case TupleType():
-            return TupleType(tuple(with_facts_type(f, facts) for f in type.fields), type.names)
-        case CacheLayerType():
-            return CacheLayerType(
-                type.kv_heads, type.head_size, type.dtype, size(type.batch), size(type.max_seq), type.window
-            )
-        case CacheType():
-            done = {id(layer): with_facts_type(layer, facts) for layer in type.layers}
-            layers = [done[id(layer)] for layer in type.layers]
-            return CacheType(tuple(layer for layer in layers if isinstance(layer, CacheLayerType)))
-        case _:
-            return type
-
-
 def constant(data: torch.Tensor) -> Constant:
     """Return the constant atom for a torch tensor."""
     dtype = str(data.dtype).removeprefix("torch.")
@@ -593,7 +381,3 @@ def constant(data: torch.Tensor) -> Constant:
 
 def _is_leaf(value: Any) -> bool:
     return isinstance(value, (Tensor, Object, torch.Tensor))
-
-
-def _is_argument(value: Any) -> bool:
-    return isinstance(value, (Tensor, Object, CacheLayer))

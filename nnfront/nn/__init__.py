@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an author of models writes with. `nnfront.op` is `functional`, `nnfront.spec` is `spec`.
+
+Read the files in this order; each imports only from those above it:
+
+    spec        what methods are called with
+    tensor      Tensor: traced, formula or value; `apply`, the door of every op
+    parameter   stored weights                 object, cache   handles
+    eager       running without a trace        share           what makes two modules alike
+    trace       methods to IR, with frame, arguments, subroutine, structure
+    functional  the ops as functions           module          the tree, eager call, export
+    containers, layers, rotary, mutator
+"""
+
+from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
+from nnfront.nn.eager import eager
+from nnfront.nn.layers import (
+    GELU,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    Identity,
+    LayerNorm,
+    Linear,
+    ReLU,
+    RMSNorm,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Tanh,
+)
+from nnfront.nn.module import Module
+from nnfront.nn.mutator import Mutator
+from nnfront.nn.object import Object
+from nnfront.nn.parameter import Parameter, get_default_dtype, set_default_dtype
+from nnfront.nn.rotary import RotaryEmbedding, rope_parameters
+from nnfront.nn.tensor import Tensor
+
+__all__ = [
+    "GELU",
+    "Dropout",
+    "Embedding",
+    "GroupNorm",
+    "Identity",
+    "LayerNorm",
+    "Linear",
+    "Module",
+    "ModuleDict",
+    "ModuleList",
+    "Mutator",
+    "Object",
+    "Parameter",
+    "ParameterDict",
+    "ParameterList",
+    "RMSNorm",
+    "ReLU",
+    "RotaryEmbedding",
+    "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Tanh",
+    "Tensor",
+    "eager",
+    "get_default_dtype",
+    "rope_parameters",
+    "set_default_dtype",
+]

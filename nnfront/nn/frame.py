@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a trace works on: the tree it may read, and the function it is building."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnfront.ir import FunctionBuilder, Var
+from nnfront.nn.cache import CacheLayer
+from nnfront.nn.parameter import Parameter
+from nnfront.nn.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What a trace may meet besides its inputs.
+
+    `parameters` by checkpoint name; `aliases` are further names of tied ones; `names` gives the attribute path of each
+    parameter, derived tensor and module by `id`; `shareable` are the ids of modules whose trace may be shared.
+    """
+
+    parameters: Mapping[str, Parameter]
+    aliases: Mapping[str, str]
+    names: Mapping[int, str]
+    shareable: frozenset[int] = frozenset()
+
+
+@dataclass
+class Frame:
+    """One function while it is built: a method, or (with a `parent`) the private function of a shared module."""
+
+    builder: FunctionBuilder
+    parent: Frame | None = None
+    prefix: str = ""  # the module path to which paths inside are relative
+    weights: dict[int, Var] = field(default_factory=dict)
+    reads: list[Tensor] = field(default_factory=list)  # the weights of a private function, in parameter order
+    layers: list[CacheLayer] = field(default_factory=list)
+    derived: list[str] = field(default_factory=list)  # variables of derived tensors that are attributes of a module
+    kept: list[Any] = field(default_factory=list)  # alive while their ids are keys

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding with every scaling that Hugging Face configurations name as `rope_type`.
+
+A scaling is a rule for the frequencies of a head's feature pairs and a factor for the cosines and sines. Two of them depend
+on how long the text has become (`dynamic`, `longrope`); that choice is part of the traced method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nnfront.errors import SpecError
+from nnfront.nn import functional as op
+from nnfront.nn.module import Module
+from nnfront.nn.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """What a scaling gives.
+
+    `inv_freq` [pairs] float32, radians per position; `attention_factor` multiplies cosines and sines. Beyond `original` positions
+    `long` takes the place of inv_freq, or, where `base_growth` is given, the base grows with the length.
+    """
+
+    inv_freq: torch.Tensor
+    attention_factor: float = 1.0
+    original: int = 0
+    long: torch.Tensor | None = None
+    base_growth: float | None = None
+
+
+def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary parameters of a config.json, of either generation of keys, in the newer form.
+
+    The newer form is one dict with `rope_type` and `rope_theta`; the older one has `rope_theta` beside `rope_scaling`, whose type
+    may be called `type`. Values that stand beside the dict (`partial_rotary_factor`, `original_max_position_embeddings`) are taken in.
+    """
+    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    found["rope_type"] = found.pop("rope_type", None) or found.get("type") or "default"
+    found.pop("type", None)
+    found.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    for key in ("partial_rotary_factor", "original_max_position_embeddings"):
+        if config.get(key) is not None:
+            found.setdefault(key, config[key])
+    return found
+
+
+class RotaryEmbedding(Module):
+    """Cosines and sines of the angles by which `op.rope` rotates, for given positions.
+
+    head_size: features of a head. parameters: as `rope_parameters` returns them (None: the default with theta 10000).
+    max_positions: the model's maximum length, which some scalings refer to.
+    Raises SpecError for an unknown `rope_type`, or one whose parameters are incomplete.
+    """
+
+    def __init__(self, head_size: int, parameters: Mapping[str, Any] | None = None, max_positions: int = 2048) -> None:
+        given = {"rope_type": "default", "rope_theta": 10000.0, **(parameters or {})}
+        kind = given["rope_type"]
+        if kind not in SCALINGS:
+            raise SpecError(f"unknown rope_type {kind!r}", help=f"use one of {', '.join(SCALINGS)}")
+        missing = [key for key in REQUIRED.get(kind, ()) if given.get(key) is None]
+        if missing:
+            raise SpecError(f"rope_type {kind!r} needs {', '.join(map(repr, missing))}", details=[f"got {sorted(given)}"])
+        if kind == "proportional":
+            rotary_size = head_size
+        else:
+            rotary_size = int(head_size * (given.get("partial_rotary_factor") or 1.0))
+        self.rope_type = kind
+        self.rotary_size = rotary_size
+        self.rope_theta = float(given["rope_theta"])
+        self.frequencies: Frequencies = SCALINGS[kind](rotary_size, given, max_positions)
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Integers [batch, seq] to cos and sin, each float32 [batch, seq, rotary_size / 2]."""
+        frequencies = self._at(positions)
+        angles = op.unsqueeze(op.astype(positions, "float32"), -1) * frequencies
+        cos, sin = op.cos(angles), op.sin(angles)
+        factor = self.frequencies.attention_factor
+        return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+
+    def _at(self, positions: Tensor) -> Any:
+        """Return the frequencies for a text that has come to these positions."""
+        f = self.frequencies
+        if f.long is None and f.base_growth is None:
+            return f.inv_freq
+        length = op.max(positions) + 1
+        if f.base_growth is None:
+            return op.where(length > f.original, f.long, f.inv_freq)
+        exponent = self.rotary_size / (self.rotary_size - 2)
+        longer = op.astype(op.maximum(length, f.original), "float32")
+        base = self.rope_theta * (f.base_growth * longer / f.original - (f.base_growth - 1)) ** exponent
+        return 1.0 / base ** _exponents(self.rotary_size)
+
+
+def _exponents(size: int) -> torch.Tensor:
+    """0, 2/size, 4/size, ...: the powers of the base that are the wavelengths, up to 2 pi."""
+    return torch.arange(0, size, 2, dtype=torch.float32) / size
+
+
+def _default(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """theta ** (-2 i / size). Source: RoFormer (arXiv 2104.09864), section 3.2.2."""
+    return Frequencies(1.0 / given["rope_theta"] ** _exponents(size))
+
+
+def _linear(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """Positions divided by `factor`. Source: position interpolation (arXiv 2306.15595)."""
+    return Frequencies(_default(size, given, max_positions).inv_freq / given["factor"])
+
+
+def _dynamic(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """The base grows with the text beyond the trained length. Source: dynamic NTK scaling, as transformers computes it."""
+    inv_freq = _default(size, given, max_positions).inv_freq
+    return Frequencies(inv_freq, original=max_positions, base_growth=float(given["factor"]))
+
+
+def _llama3(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """Long wavelengths divided by `factor`, short ones kept, between them a smooth change. Source: Llama 3.1's configuration."""
+    inv_freq = _default(size, given, max_positions).inv_freq
+    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    turns = given["original_max_position_embeddings"] * inv_freq / (2 * math.pi)  # of a pair over the trained length
+    smooth = ((turns - low) / (high - low)).clamp(0, 1)
+    return Frequencies((1 - smooth) * inv_freq / given["factor"] + smooth * inv_freq)
+
+
+def _yarn(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """Interpolate pairs that turn seldom, keep those that turn often. Source: YaRN (arXiv 2309.00071), section 3."""
+    original = given["original_max_position_embeddings"]
+    factor = given.get("factor") or max_positions / original
+    theta = given["rope_theta"]
+
+    def pair_of(turns: float) -> float:
+        """The (fractional) pair that turns so often over the trained length."""
+        return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair_of(given.get("beta_fast") or 32), pair_of(given.get("beta_slow") or 1)
+    if given.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
+    ramp = ((torch.arange(size // 2, dtype=torch.float32) - first) / ((last - first) or 0.001)).clamp(0, 1)
+    wavelengths = theta ** _exponents(size)
+    inv_freq = ramp / (factor * wavelengths) + (1 - ramp) / wavelengths
+    attention_factor = given.get("attention_factor")
+    if attention_factor is None:
+        mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
+        attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all) if mscale and mscale_all else _mscale(factor, 1)
+    return Frequencies(inv_freq, float(attention_factor))
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _longrope(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """A searched factor for each pair, one list for short texts and one for long. Source: LongRoPE (arXiv 2402.13753)."""
+    original = given["original_max_position_embeddings"]
+    factor = given.get("factor") or max_positions / original
+    wavelengths = given["rope_theta"] ** _exponents(size)
+    short, long = (
+        1.0 / (torch.tensor(given[key], dtype=torch.float32) * wavelengths) for key in ("short_factor", "long_factor")
+    )
+    attention_factor = given.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return Frequencies(short, float(attention_factor), original, long)
+
+
+def _proportional(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencies:
+    """Only the first pairs turn, with the wavelengths of the whole head. Source: transformers' `proportional`."""
+    turning = int((given.get("partial_rotary_factor") or 1.0) * size // 2)
+    inv_freq = _default(size, given, max_positions).inv_freq
+    inv_freq[turning:] = 0.0
+    return Frequencies(inv_freq / given.get("factor", 1.0))
+
+
+SCALINGS: Mapping[str, Callable[[int, Mapping[str, Any], int], Frequencies]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
+}
+
+# Parameters without which a rope_type cannot be computed.
+REQUIRED: Mapping[str, tuple[str, ...]] = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings",),
+    "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trace a module that occurs many times once, into a private function, and call that for all that agree with it.
+
+The function's parameters are the arguments, then the weights that its body read: derived tensors are emitted where it is
+called and passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nnfront import ops
+from nnfront.dims import Symbol, of_symbol
+from nnfront.ir import (
+    Atom,
+    FunctionBuilder,
+    FunctionCall,
+    Projection,
+    Scalar,
+    ScalarType,
+    Tuple,
+    TupleType,
+    undefined_symbols,
+)
+from nnfront.nn.cache import CacheLayer
+from nnfront.nn.frame import Frame
+from nnfront.nn.object import Object
+from nnfront.nn.share import (
+    CannotShare,
+    Recorder,
+    current_recorder,
+    start_recording,
+    static_key,
+    stop_recording,
+)
+from nnfront.nn.structure import flatten, unflatten
+from nnfront.nn.tensor import Tensor
+
+if TYPE_CHECKING:
+    from nnfront.nn.trace import Trace
+
+# Different bodies kept for one class and one set of argument types; beyond it modules are traced in place, so that a model
+# in which every layer differs is not compared layer by layer.
+_MAX_VARIANTS = 8
+
+
+@dataclass(frozen=True)
+class Subroutine:
+    """A private function that stands for a module's forward, and what another module must agree in to call it.
+
+    `slots` say which of the weights that were read are its parameters; `dims` are those that no parameter's type defines.
+    """
+
+    function: str
+    reads: Recorder
+    slots: tuple[int, ...]
+    dims: tuple[Symbol, ...]
+    structure: Any
+    num_results: int
+
+
+class Subroutines:
+    """The shared bodies of one trace, by class and argument types."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.known: dict[Any, list[Subroutine | None]] = {}
+
+    def call(self, module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Call `module` through the private function of one that agrees with it; (False, None) where that cannot be."""
+        leaves: list[Any] = []
+        structure = flatten((args, kwargs), _is_argument, leaves)
+        try:
+            key = (type(module), static_key(structure), tuple(leaf.type for leaf in leaves))
+        except CannotShare:
+            return False, None
+        known = self.known.setdefault(key, [])
+        for subroutine in known:
+            if subroutine is None:
+                return False, None
+            tensors = subroutine.reads.match(module)
+            if tensors is not None:
+                return True, self._emit_call(subroutine, leaves, tensors)
+        if len(known) == _MAX_VARIANTS:
+            return False, None
+        try:
+            subroutine = self._trace_shared(module, path, structure, leaves)
+        except CannotShare:
+            known.append(None)
+            return False, None
+        known.append(subroutine)
+        return True, self._emit_call(subroutine, leaves, subroutine.reads.tensors)
+
+    def _trace_shared(self, module: Any, path: str, structure: Any, leaves: list[Any]) -> Subroutine:
+        """Trace `module` into a private function of its own."""
+        outer_frame, outer_path = self.trace.frame, self.trace.path
+        name = self.trace.function_names.unique(type(module).__name__)
+        frame = Frame(FunctionBuilder(name, self.trace.functions), parent=outer_frame, prefix=path)
+        reads = Recorder(module, current_recorder())
+        token = start_recording(reads)
+        self.trace.frame, self.trace.path = frame, ""
+        try:
+            inside = [self._inner_argument(leaf, i) for i, leaf in enumerate(leaves)]
+            args, kwargs = unflatten(structure, inside) if leaves else structure
+            result_leaves: list[Any] = []
+            result_structure = flatten(module.forward(*args, **kwargs), _is_argument, result_leaves)
+            static_key(result_structure)
+            result = self._shared_result(result_leaves)
+        finally:
+            stop_recording(token)
+            self.trace.frame, self.trace.path = outer_frame, outer_path
+        slots = {id(t): i for i, t in enumerate(reads.tensors)}
+        if reads.failed or any(id(t) not in slots for t in frame.reads):
+            raise CannotShare
+        function = frame.builder.finish(result, "private")
+        dims = undefined_symbols(function)
+        if dims is None:
+            raise CannotShare
+        for symbol in dims:
+            frame.builder.param(symbol.name, ScalarType("int64", of_symbol(symbol)), "input")
+        self.trace.functions[name] = frame.builder.finish(result, "private")
+        return Subroutine(name, reads, tuple(slots[id(t)] for t in frame.reads), tuple(dims), result_structure, len(result_leaves))
+
+    def _inner_argument(self, leaf: Any, index: int) -> Any:
+        """Return what stands for an argument inside a shared body."""
+        builder = self.trace.frame.builder
+        if isinstance(leaf, CacheLayer):
+            layer = CacheLayer(leaf.type, builder.param(f"cache_{index}", leaf.type, "state"))
+            self.trace.frame.layers.append(layer)
+            return layer
+        return self.trace.wrap(builder.param(f"arg_{index}", leaf.type, "input"), leaf.type)
+
+    def _shared_result(self, leaves: list[Any]) -> Atom:
+        """Return the result of a shared body: its leaves as one value, then the written handles."""
+        builder, layers = self.trace.frame.builder, self.trace.frame.layers
+        atoms = []
+        for leaf in leaves:
+            atom = self.trace.atom(leaf, ops.where)
+            if atom is None or isinstance(leaf, CacheLayer):
+                raise CannotShare
+            atoms.append(atom)
+        result = atoms[0] if len(atoms) == 1 else builder.emit(Tuple(tuple(atoms)), "results")
+        if layers:
+            result = builder.emit(Tuple((result, *[layer.handle for layer in layers])), "results")
+        return result
+
+    def _emit_call(self, subroutine: Subroutine, leaves: list[Any], tensors: Sequence[Tensor]) -> Any:
+        """Emit a call of a shared body and return what the module returned."""
+        builder = self.trace.frame.builder
+        layers = [leaf for leaf in leaves if isinstance(leaf, CacheLayer)]
+        args = [self.trace.atom(leaf, ops.where) for leaf in leaves]
+        args += [self.trace.weight(tensors[slot]) for slot in subroutine.slots]
+        args += [Scalar(of_symbol(symbol)) for symbol in subroutine.dims]
+        function = self.trace.functions[subroutine.function]
+        call = FunctionCall(function.name, tuple(args))  # type: ignore[arg-type]
+        # Everything that the first trace read has the same type here, so the result has too.
+        var = builder.emit(call, function.name, self.trace.provenance(), function.result_type)
+        if layers:
+            assert isinstance(var.type, TupleType)
+            for i, layer in enumerate(layers, 1):
+                layer.handle = builder.emit(Projection(var, i), "cache", None, var.type.fields[i])
+            var = builder.emit(Projection(var, 0), var.name, None, var.type.fields[0])
+        if subroutine.num_results == 1:
+            return unflatten(subroutine.structure, [self.trace.wrap(var, var.type)])
+        results = self.trace.results(var, var.type, []) or ()
+        return unflatten(subroutine.structure, results) if subroutine.num_results else subroutine.structure
+
+
+def _is_argument(value: Any) -> bool:
+    return isinstance(value, (Tensor, Object, CacheLayer))
