@@ -5,7 +5,7 @@ Importing this room registers all of them in `nnfront.ir.op.OPS`. `ops.matmul` i
 authors use `nnfront.op.matmul`, which is made from it.
 
     elementwise, logic, activation    each element on its own
-    matmul, conv                      products and convolutions
+    matmul, conv, resize              products, convolutions, resolutions
     reduce, norm                      along axes
     shape, join, slice, index         other shapes, parts, and elements chosen by positions
     create                            from nothing but a shape
@@ -31,6 +31,7 @@ from nnfront.ops.activation import (
 from nnfront.ops.attention import attention, scaled_dot_product_attention
 from nnfront.ops.cache import cache_join, cache_positions, cache_split
 from nnfront.ops.control import extern, find_extern, print_, register_extern, stop_lift_params
+from nnfront.ops.conv import conv1d, conv1d_transpose, conv2d, conv3d
 from nnfront.ops.create import arange, dim_value, empty, full, full_like, ones, ones_like, zeros, zeros_like
 from nnfront.ops.elementwise import (
     abs,
@@ -85,6 +86,7 @@ from nnfront.ops.logic import (
 )
 from nnfront.ops.matmul import einsum, linear, matmul
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
+from nnfront.ops.quant import dequantize, pack_int4, quantize, unpack_int4
 from nnfront.ops.reduce import (
     all,
     any,
@@ -101,7 +103,13 @@ from nnfront.ops.reduce import (
     topk,
     var,
 )
+from nnfront.ops.resize import interpolate
 from nnfront.ops.rope import get_timestep_embedding, rope
+from nnfront.ops.sample import (
+    multinomial_from_uniform,
+    renormalize_top_p_top_k_prob,
+    sample_top_p_top_k_from_sorted_prob,
+)
 from nnfront.ops.shape import broadcast_to, flip, permute_dims, repeat, reshape, squeeze, tile, unsqueeze
 from nnfront.ops.slice import getitem, pad
 
@@ -128,8 +136,13 @@ __all__ = [
     "chunk",
     "clip",
     "concat",
+    "conv1d",
+    "conv1d_transpose",
+    "conv2d",
+    "conv3d",
     "cos",
     "cumsum",
+    "dequantize",
     "dim_value",
     "divide",
     "einsum",
@@ -154,6 +167,7 @@ __all__ = [
     "greater_equal",
     "group_norm",
     "hardswish",
+    "interpolate",
     "layer_norm",
     "leaky_relu",
     "left_shift",
@@ -173,22 +187,26 @@ __all__ = [
     "min",
     "minimum",
     "mish",
+    "multinomial_from_uniform",
     "multiply",
     "negative",
     "not_equal",
     "ones",
     "ones_like",
+    "pack_int4",
     "pad",
     "permute_dims",
     "power",
     "prelu",
     "print_",
     "prod",
+    "quantize",
     "reciprocal",
     "register_extern",
     "relu",
     "relu6",
     "remainder",
+    "renormalize_top_p_top_k_prob",
     "repeat",
     "reshape",
     "right_shift",
@@ -196,6 +214,7 @@ __all__ = [
     "rope",
     "round",
     "rsqrt",
+    "sample_top_p_top_k_from_sorted_prob",
     "scaled_dot_product_attention",
     "scatter",
     "scatter_add",
@@ -221,6 +240,7 @@ __all__ = [
     "topk",
     "tril",
     "triu",
+    "unpack_int4",
     "unsqueeze",
     "var",
     "where",

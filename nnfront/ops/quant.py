@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers in few bits: x is approximately (q - zero_point) * scale, one scale for each group of neighbours along an axis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nnfront.dims import Size, divides, floordiv
+from nnfront.ir.op import op
+from nnfront.ir.types import TensorType, TupleType
+from nnfront.ops.rules import NO_AXIS, axis_of, dtype_name, integer, require, require_float, require_same
+
+
+@op()
+def quantize(
+    x: TensorType,
+    bits: int = 8,
+    group_size: int | None = None,
+    axis: int = -1,
+    symmetric: bool = True,
+    scale_dtype: str | None = None,
+) -> TupleType:
+    """Round each group of `group_size` neighbours along `axis` (None: the whole axis) to integers of `bits` bits, 2 to 8.
+
+    Shapes: x [..., n, ...]; scale [..., n / group_size, ...] of type `scale_dtype` (x's if None).
+    symmetric: (q, scale), q int8 in [-m, m], m = 2**(bits - 1) - 1, scale = max|x| / m; the error is at most scale / 2.
+    Otherwise (q, scale, zero_point), q and zero_point uint8 in [0, 2**bits - 1], scale = (max(x, 0) - min(x, 0)) / (2**bits - 1);
+    the error is at most scale. A group of zeros gets scale 1.
+    """
+    require_float(x)
+    size = x.shape[axis]
+    if group_size is None:
+        groups: Size = 1
+        require(not (isinstance(size, int) and size == 0), "axis {} is empty", axis)
+    else:
+        require(
+            divides(group_size, size) is True,
+            "axis {} of size {} does not divide into groups of {}",
+            axis,
+            size,
+            group_size,
+        )
+        groups = floordiv(size, group_size)
+    shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
+    scale = TensorType(shape, scale_dtype or x.dtype)
+    if symmetric:
+        return TupleType((TensorType(x.shape, "int8"), scale))
+    return TupleType((TensorType(x.shape, "uint8"), scale, TensorType(shape, "uint8")))
+
+
+@quantize.normalize
+def _(
+    x: TensorType,
+    bits: int = 8,
+    group_size: Any = None,
+    axis: int = -1,
+    symmetric: bool = True,
+    scale_dtype: Any = None,
+) -> dict[str, Any]:
+    require(integer(bits, "bits") in range(2, 9), "bits must be 2 to 8, got {}", bits)
+    name = None if scale_dtype is None else dtype_name(scale_dtype)
+    if name is not None:
+        require_float(TensorType((), name), "the scale")
+    require(
+        group_size is None or integer(group_size, "group_size") > 0,
+        "group_size must be positive, got {}",
+        group_size,
+    )
+    return {
+        "bits": bits,
+        "group_size": group_size,
+        "axis": axis_of(axis, x.ndim),
+        "symmetric": bool(symmetric),
+        "scale_dtype": None if name == x.dtype else name,
+    }
+
+
+@quantize.reference
+def _(
+    x: torch.Tensor, bits: int, group_size: int | None, axis: int, symmetric: bool, scale_dtype: str | None
+) -> tuple[torch.Tensor, ...]:
+    out = x.dtype if scale_dtype is None else getattr(torch, scale_dtype)
+    size = x.shape[axis]
+    groups = 1 if group_size is None else size // group_size
+    y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    y = y.reshape(*x.shape[:axis], groups, size // max(groups, 1), *x.shape[axis + 1 :])
+    if symmetric:
+        most = 2 ** (bits - 1) - 1
+        scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / most, out)
+        q = (y / scale.to(y.dtype)).round().clamp(-most, most).to(torch.int8)
+        return q.reshape(x.shape), scale.squeeze(axis + 1)
+    most = 2**bits - 1
+    low, high = y.amin(axis + 1, keepdim=True).clamp(max=0), y.amax(axis + 1, keepdim=True).clamp(min=0)
+    scale = _rounded_up((high - low) / most, out)
+    zero = (-low / scale.to(y.dtype)).round().clamp(0, most)
+    q = ((y / scale.to(y.dtype)).round() + zero).clamp(0, most).to(torch.uint8)
+    return q.reshape(x.shape), scale.squeeze(axis + 1), zero.to(torch.uint8).squeeze(axis + 1)
+
+
+def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return scales in their dtype, never less than given (the largest element must fit), 1 for a group of zeros."""
+    rounded = scale.to(dtype)
+    short = rounded.to(scale.dtype) < scale
+    rounded = torch.where(short, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
+    return torch.where(scale == 0, torch.ones_like(rounded), rounded)
+
+
+@op(stricter=NO_AXIS)
+def dequantize(
+    q: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None = None,
+    group_size: int | None = None,
+    axis: int = -1,
+    dtype: str | None = None,
+) -> TensorType:
+    """(q - zero_point) * scale, each scale for `group_size` neighbours along `axis` (None: the whole axis).
+
+    Shapes: q [..., n, ...] int8 or uint8; scale and zero_point [..., n / group_size, ...]; the result has q's shape and type
+    `dtype` (the scale's if None). The product is made in float32, then rounded.
+    """
+    require(q.dtype in ("int8", "uint8"), "q must be int8 or uint8, got {}", q.dtype)
+    require_float(scale, "scale")
+    groups: Size = 1 if group_size is None else floordiv(q.shape[axis], group_size)
+    for name, tensor in (("scale", scale), ("zero_point", zero_point)):
+        if tensor is None:
+            continue
+        require(tensor.ndim == q.ndim, "{} has {} axes, q has {}", name, tensor.ndim, q.ndim)
+        for i, (mine, its) in enumerate(zip(tensor.shape, q.shape, strict=True)):
+            require_same(
+                mine, groups if i == axis else its, f"{name} has size {{}} on axis {i}, q asks for {{}}"
+            )
+    if zero_point is not None:
+        require(zero_point.dtype == q.dtype, "q is {}, zero_point is {}", q.dtype, zero_point.dtype)
+    return TensorType(q.shape, dtype or scale.dtype)
+
+
+@dequantize.normalize
+def _(
+    q: TensorType,
+    scale: TensorType,
+    zero_point: TensorType | None = None,
+    group_size: Any = None,
+    axis: int = -1,
+    dtype: Any = None,
+) -> dict[str, Any]:
+    where = axis_of(axis, q.ndim)
+    name = None if dtype is None else dtype_name(dtype)
+    if name is not None:
+        require_float(TensorType((), name), "the result")
+    if group_size is not None:
+        require(integer(group_size, "group_size") > 0, "group_size must be positive, got {}", group_size)
+        size = q.shape[where]
+        require(
+            divides(group_size, size) is True,
+            "axis {} of size {} does not divide into groups of {}",
+            where,
+            size,
+            group_size,
+        )
+    return {"group_size": group_size, "axis": where, "dtype": None if name == scale.dtype else name}
+
+
+@dequantize.reference
+def _(
+    q: torch.Tensor,
+    scale: torch.Tensor,
+    zero_point: torch.Tensor | None,
+    group_size: int | None,
+    axis: int,
+    dtype: str | None,
+) -> torch.Tensor:
+    wide = torch.float64 if scale.dtype == torch.float64 else torch.float32
+    repeats = q.shape[axis] if group_size is None else group_size
+    y = q.to(wide)
+    if zero_point is not None:
+        y = y - zero_point.to(wide).repeat_interleave(repeats, axis)
+    y = y * scale.to(wide).repeat_interleave(repeats, axis)
+    return y.to(scale.dtype if dtype is None else getattr(torch, dtype))
+
+
+@op(stricter=NO_AXIS)
+def pack_int4(x: TensorType, axis: int = -1) -> TensorType:
+    """Put two 4-bit integers into each byte along `axis`, which has an even size: the first one in the low half.
+
+    Shapes: x [..., n, ...] int8 in [-8, 7] or uint8 in [0, 15] (higher bits are dropped); result uint8 [..., n / 2, ...].
+    """
+    require(x.dtype in ("int8", "uint8"), "x must be int8 or uint8, got {}", x.dtype)
+    size = x.shape[axis]
+    require(
+        divides(2, size) is True,
+        "axis {} of size {} is not even",
+        axis,
+        size,
+        help="pad it, or give the dim multiple_of=2",
+    )
+    return TensorType((*x.shape[:axis], floordiv(size, 2), *x.shape[axis + 1 :]), "uint8")
+
+
+@pack_int4.normalize
+def _(x: TensorType, axis: int = -1) -> dict[str, Any]:
+    return {"axis": axis_of(axis, x.ndim)}
+
+
+@pack_int4.reference
+def _(x: torch.Tensor, axis: int) -> torch.Tensor:
+    pairs = (x.view(torch.uint8) & 15).reshape(*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
+    return pairs.select(axis + 1, 0) | (pairs.select(axis + 1, 1) << 4)
+
+
+@op(stricter=NO_AXIS)
+def unpack_int4(x: TensorType, axis: int = -1, signed: bool = True) -> TensorType:
+    """Undo pack_int4: uint8 [..., n, ...] gives [..., 2 n, ...], int8 in [-8, 7], or uint8 in [0, 15] if not signed."""
+    require(x.dtype == "uint8", "x must be uint8, got {}", x.dtype)
+    return TensorType(
+        (*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :]), "int8" if signed else "uint8"
+    )
+
+
+@unpack_int4.normalize
+def _(x: TensorType, axis: int = -1, signed: bool = True) -> dict[str, Any]:
+    return {"axis": axis_of(axis, x.ndim), "signed": bool(signed)}
+
+
+@unpack_int4.reference
+def _(x: torch.Tensor, axis: int, signed: bool) -> torch.Tensor:
+    if signed:
+        halves = [(x << 4).view(torch.int8) >> 4, x.view(torch.int8) >> 4]  # the right shift repeats the sign
+    else:
+        halves = [x & 15, x >> 4]
+    return torch.stack(halves, axis + 1).flatten(axis, axis + 1)
