@@ -17,6 +17,7 @@ Read the files in this order; each imports only from those above it:
 from nnfront.dims.dim import Dim, Size, of_symbol, strict_comparisons
 from nnfront.dims.evaluate import evaluate, evaluator
 from nnfront.dims.sizes import (
+    as_symbol,
     ceildiv,
     divides,
     equal,
@@ -45,6 +46,7 @@ __all__ = [
     "Dim",
     "Size",
     "Symbol",
+    "as_symbol",
     "ceildiv",
     "describe_facts",
     "divides",

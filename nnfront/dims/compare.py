@@ -39,9 +39,11 @@ def equal(a: Form, b: Form) -> bool | None:
         return False
     if difference[1] % terms_divisor(difference[0]):
         return False
+    if all(type(atom) is Symbol and power == 1 and not more for ((atom, power), *more), _ in difference[0]):
+        # The range of a linear form is exact, so no proof will find more.
+        return True if low == high else None
     opposite = negate(difference)
-    at_least, at_most = is_never_negative(difference), is_never_negative(opposite)
-    if at_least and at_most:
+    if is_never_negative(difference) and is_never_negative(opposite):
         return True
     one = constant(1)
     if is_never_negative(subtract(difference, one)) or is_never_negative(subtract(opposite, one)):

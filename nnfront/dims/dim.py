@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Integral
 from typing import Any, NoReturn, TypeAlias
 
 from nnfront.dims import compare
@@ -25,7 +26,7 @@ from nnfront.dims.form import (
 )
 from nnfront.dims.form import symbols as symbols_of
 from nnfront.dims.parse import parse_form
-from nnfront.dims.symbol import Symbol, describe_facts
+from nnfront.dims.symbol import Symbol, describe_facts, names
 from nnfront.dims.text import text as text_of
 from nnfront.errors import DimError
 
@@ -43,9 +44,11 @@ class Dim:
     Raises DimError for text that cannot be read, a constant, facts about an expression, and facts that contradict each other.
     """
 
-    __slots__ = ("_form", "_hash", "_text")
+    __slots__ = ("_form", "_hash", "_symbols", "_text")
     _form: Form
+    # Found when first asked for.
     _hash: int | None
+    _symbols: tuple[Symbol, ...] | None
     _text: str | None
 
     def __new__(
@@ -72,7 +75,9 @@ class Dim:
     @property
     def symbols(self) -> tuple[Symbol, ...]:
         """The symbols that occur, sorted by name."""
-        return tuple(sorted(symbols_of(self._form), key=lambda symbol: symbol.key))
+        if self._symbols is None:
+            self._symbols = tuple(sorted(symbols_of(self._form), key=lambda symbol: symbol.key))
+        return self._symbols
 
     @property
     def min(self) -> int | None:
@@ -97,8 +102,11 @@ class Dim:
 
     def __str__(self) -> str:
         if self._text is None:
-            self._text = text_of(self._form, {})
+            self._text = text_of(self._form, names(self.symbols))
         return self._text
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
 
     def __repr__(self) -> str:
         return f"Dim({str(self)!r})"
@@ -210,7 +218,9 @@ class Dim:
     def _no_value(self, wanted: str) -> NoReturn:
         raise DimError(
             f"dim '{self}' has no value yet, so it cannot be used as {wanted}",
-            details=_known(self),
+            details=[
+                f"{name} is {describe_facts(*symbol.facts)}" for symbol, name in names(self.symbols).items()
+            ],
             help="give the dim as an int if it is the same in every call, or compare it with another size",
         )
 
@@ -221,8 +231,7 @@ Size: TypeAlias = int | Dim
 def _make(form: Form) -> Dim:
     dim = object.__new__(Dim)
     dim._form = form
-    dim._hash = None
-    dim._text = None
+    dim._hash = dim._symbols = dim._text = None
     return dim
 
 
@@ -257,9 +266,9 @@ def form_of(size: Size) -> Form:
 def _operand(other: object) -> Form | None:
     if type(other) is Dim:
         return other._form
-    if isinstance(other, int) and not isinstance(other, bool):
-        return (), int(other)
-    return None
+    if isinstance(other, bool) or not isinstance(other, Integral):
+        return None
+    return (), int(other)
 
 
 @contextmanager
@@ -277,14 +286,12 @@ def strict_comparisons() -> Iterator[None]:
 
 def _decide(sign: str, answer: bool | None, left: Dim, right: object) -> bool:
     if answer is None:
+        occurring = [*left.symbols, *(right.symbols if isinstance(right, Dim) else ())]
+        called = names(occurring)
+        first, second = (text_of(x._form, called) if isinstance(x, Dim) else str(x) for x in (left, right))
         raise DimError(
-            f"cannot decide whether {left} {sign} {right}",
-            details=_known(left, right),
+            f"cannot decide whether {first} {sign} {second}",
+            details=[f"{name} is {describe_facts(*symbol.facts)}" for symbol, name in called.items()],
             help="say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or use op.cond",
         )
     return answer
-
-
-def _known(*sizes: object) -> list[str]:
-    symbols = dict.fromkeys(symbol for size in sizes if isinstance(size, Dim) for symbol in size.symbols)
-    return [f"{symbol} is {describe_facts(*symbol.facts)}" for symbol in symbols]

@@ -44,16 +44,22 @@ def floordiv(a: Form, b: Form) -> Form:
         return floordiv(negate(a), negate(b))
     a, b = clear_fractions(a, b)
     quotient, rest = divide(a, b)
-    least, most = quotient_bounds(bounds(rest), bounds(b))
+    least, most = quotient_bounds(bounds(rest), _divisor_bounds(b))
     if least == most:
         return add(quotient, constant(int(least)))
-    if not b[0]:
-        step = math.gcd(terms_divisor(rest[0]), b[1])
+    positive = is_nonnegative(b)
+    if positive:
+        # (g*x + c) // (g*y) is (x + c // g) // y.
+        step = math.gcd(terms_divisor(rest[0]), divisor(b))
         rest = rest[0], rest[1] // step * step
     reduced, by = cancel(rest, b)
+    if by == b and rest[1] == -1 and positive:
+        # The same with a product of dims for g, where c // g is known.
+        reduced, by = cancel((rest[0], 0), b)
+        reduced, by = (subtract(reduced, ONE), by) if is_nonnegative(by) else (rest, b)
     if by != b:
         return add(quotient, floordiv(reduced, by))
-    if not is_nonnegative(b):
+    if not positive:
         return add(quotient, _floordiv_atom(rest, b))
     if leads_negative(rest):
         # For b > 0: -x // b is -1 - (x - 1) // b.
@@ -73,11 +79,15 @@ def mod(a: Form, b: Form) -> Form:
         return negate(mod(negate(a), negate(b)))
     rest = divide(a, b)[1]
     within = bounds(rest)
-    least, most = quotient_bounds(within, bounds(b))
+    least, most = quotient_bounds(within, _divisor_bounds(b))
     if least == most:
         return subtract(rest, scale(b, int(least)))
     if within[0] >= 0 and bounds(subtract(b, rest))[0] > 0:
         return rest
+    extra = rest[1] % math.gcd(terms_divisor(rest[0]), divisor(b)) if is_nonnegative(b) else 0
+    if extra:
+        # (g*x + extra) % (g*y) is g*x % (g*y) + extra.
+        return add(mod((rest[0], rest[1] - extra), b), constant(extra))
     if not b[0]:
         return _mod_int(rest, b[1])
     inner = single_call(rest[0], "mod")
@@ -110,10 +120,6 @@ def _mod_int(rest: Form, k: int) -> Form:
             simpler = subtract(simpler, (((monomial, sign * (abs(value) // k * k)),), 0))
     if simpler != rest:
         return mod(simpler, constant(k))
-    extra = rest[1] % math.gcd(terms_divisor(rest[0]), k)
-    if extra:
-        # (x + extra) % k is x % k + extra, when x and k are multiples of something above extra.
-        return add(mod((rest[0], rest[1] - extra), constant(k)), constant(extra))
     reduced, by = cancel(rest, constant(k))
     if by[1] != k:
         return scale(mod(reduced, by), k // by[1])
@@ -212,14 +218,20 @@ def check_divisor(b: Form) -> None:
         )
 
 
+def _divisor_bounds(b: Form) -> Bounds:
+    """Range of b where it is not 0."""
+    low, high = bounds(b)
+    return (divisor(b), high) if low == 0 else (low, high)
+
+
 def quotient_bounds(a: Bounds, b: Bounds) -> Bounds:
-    """Range of x // y for x in a and y in b, y not 0."""
-    if b[1] <= 0:
+    """Range of x // y for x in a and y in b, where b holds 0 only if it holds numbers of both signs."""
+    if b[1] < 0:
         return quotient_bounds((-a[1], -a[0]), (-b[1], -b[0]))
     if b[0] < 0:
         most = max(-a[0], a[1])
         return -most, most
-    corners = [_quotient(x, y) for x in a for y in (max(b[0], 1), b[1])]
+    corners = [_quotient(x, y) for x in a for y in b]
     return min(corners), max(corners)
 
 
@@ -230,7 +242,7 @@ def _quotient(x: float, y: float) -> float:
 
 
 def _floordiv_atom(a: Form, b: Form) -> Form:
-    return of_atom(Call("floordiv", (a, b), *quotient_bounds(bounds(a), bounds(b))))
+    return of_atom(Call("floordiv", (a, b), *quotient_bounds(bounds(a), _divisor_bounds(b))))
 
 
 def _mod_atom(a: Form, b: Form) -> Form:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims.dim import Dim, Size, form_of
-from nnfront.dims.form import Atom, Form
+from nnfront.dims.form import Atom, Form, constant
+from nnfront.dims.rebuild import rebuild
 from nnfront.dims.symbol import Symbol
 from nnfront.errors import DimError
 
@@ -22,7 +23,9 @@ def evaluate(a: Size, values: Mapping[Symbol | str, int] | Mapping[Symbol, int] 
     lookup: Mapping[Any, int] = values
     known = {symbol: lookup[key] for symbol in a.symbols for key in (symbol.name, symbol) if key in lookup}
     _require(a, known)
-    return evaluator([a], list(known))(list(known.values()))[0]
+    terms, number = rebuild(form_of(a), {symbol: constant(value) for symbol, value in known.items()})
+    assert not terms
+    return number
 
 
 def evaluator(sizes: Sequence[Size], symbols: Sequence[Symbol]) -> Callable[[Sequence[int]], tuple[int, ...]]:

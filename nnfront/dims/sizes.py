@@ -13,7 +13,7 @@ from nnfront.dims.extreme import extreme
 from nnfront.dims.form import ONE, ZERO, Form, add, multiply, of_atom, single_symbol, symbols
 from nnfront.dims.parse import parse_form
 from nnfront.dims.rebuild import rebuild
-from nnfront.dims.symbol import Symbol, merge_facts
+from nnfront.dims.symbol import Symbol, join_facts
 from nnfront.dims.text import text as text_of
 from nnfront.errors import DimError
 
@@ -43,23 +43,31 @@ def to_size(x: object) -> Size:
 
 
 def _from_named_range(x: object) -> Size:
-    name, low, high = (getattr(x, attribute, None) for attribute in ("__name__", "min", "max"))
-    if not isinstance(name, str) or not isinstance(low, Integral):
+    # A derived torch.export.Dim, like 2*batch, keeps the range with its root.
+    root = getattr(x, "root", x)
+    text, name, low = (
+        getattr(x, "__name__", None),
+        getattr(root, "__name__", None),
+        getattr(root, "min", None),
+    )
+    if not isinstance(text, str) or not isinstance(name, str) or not isinstance(low, Integral):
         raise DimError(
             f"{x!r} is not a size",
             details=[f"got {type(x).__name__}, expected an int, a name, an expression or a Dim"],
         )
-    size = parse(name)
-    symbol = single_symbol(form_of(size))
-    if symbol is None:
-        return size
-    most = int(high) if isinstance(high, Integral) else None
-    return of_symbol(Symbol(symbol.name, 0, int(low), most))
+    high = getattr(root, "max", None)
+    facts = Symbol(name, 0, int(low), int(high) if isinstance(high, Integral) else None)
+    return with_facts(parse(text), {facts: facts})
 
 
 def symbol(name: str, *, min: int = 0, max: int | None = None, multiple_of: int = 1) -> Dim:
     """The dim with this name; unlike `Dim`, the text must be a name."""
     return of_symbol(Symbol(name, 0, min, max, multiple_of))
+
+
+def as_symbol(a: Size) -> Symbol | None:
+    """The symbol, if a is nothing but one."""
+    return single_symbol(a._form) if type(a) is Dim else None
 
 
 def to_text(a: Size, names: Mapping[Symbol, str] | None = None) -> str:
@@ -186,9 +194,7 @@ def _agreed(a: Size, b: Size) -> tuple[Form, Form]:
     """Both forms, with the facts of both about each symbol, so that what one side knows helps the other."""
     first, second = form_of(a), form_of(b)
     known = {symbol: symbol for symbol in symbols(first)}
-    both = [symbol for symbol in symbols(second) if symbol in known and known[symbol].facts != symbol.facts]
-    if not both:
-        return first, second
-    said = [(each, "") for symbol in both for each in (known[symbol], symbol)]
-    values = {symbol: of_atom(merged) for symbol, merged in merge_facts(said).items()}
-    return rebuild(first, values), rebuild(second, values)
+    both = [(known[symbol], symbol) for symbol in symbols(second) if symbol in known]
+    joined = [join_facts(one, other) for one, other in both if one.facts != other.facts]
+    values = {symbol: of_atom(symbol) for symbol in joined if symbol is not None}
+    return (rebuild(first, values), rebuild(second, values)) if values else (first, second)

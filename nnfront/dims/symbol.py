@@ -106,25 +106,33 @@ def merge_facts(symbols: Iterable[tuple[Symbol, str]]) -> dict[Symbol, Symbol]:
 
 
 def _merge_one(said: list[tuple[Symbol, str]]) -> Symbol:
-    first = said[0][0]
-    if all(symbol.facts == first.facts for symbol, _ in said):
-        return first
-    low = max(symbol.min for symbol, _ in said)
-    highs = [symbol.max for symbol, _ in said if symbol.max is not None]
-    high = min(highs) if highs else None
-    step = math.lcm(*(symbol.multiple_of for symbol, _ in said))
-    if _is_empty(low, high, step):
-        details = dict.fromkeys(
+    merged: Symbol | None = said[0][0]
+    for symbol, _ in said:
+        merged = merged and join_facts(merged, symbol)
+    if merged is None:
+        name = said[0][0].name
+        stated = [
             f"{place}: {describe_facts(*symbol.facts)}"
             for symbol, place in said
             if symbol.facts != (0, None, 1)
-        )
+        ]
         raise DimError(
-            f"the facts about dim '{first.name}' contradict each other",
-            details=details,
-            help=f"no number satisfies all of them; one name is one dim, so rename one '{first.name}' if they may differ",
+            f"the facts about dim '{name}' contradict each other",
+            details=dict.fromkeys(stated),
+            help=f"no number satisfies all of them; one name is one dim, so rename one '{name}' if they may differ",
         )
-    return Symbol(first.name, first.uid, low, high, step)
+    return merged
+
+
+def join_facts(a: Symbol, b: Symbol) -> Symbol | None:
+    """The symbol with the facts of both, None if they contradict each other."""
+    assert a == b
+    if a.facts == b.facts:
+        return a
+    low = max(a.min, b.min)
+    high = min((most for most in (a.max, b.max) if most is not None), default=None)
+    step = math.lcm(a.multiple_of, b.multiple_of)
+    return None if _is_empty(low, high, step) else Symbol(a.name, a.uid, low, high, step)
 
 
 def names(symbols: Iterable[Symbol]) -> dict[Symbol, str]:
