@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights as files: read, checked against a model before data is read, and written."""
+"""Weights as files: read, checked against a model before data is read, and written.
 
+Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?).
+"""
+
+from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
+from nnfront.weights.result import CheckResult, Problem
 from nnfront.weights.safetensors import TensorInfo
 
-__all__ = ["Checkpoint", "TensorInfo"]
+__all__ = ["CheckResult", "Checkpoint", "Problem", "TensorInfo", "check_weights"]

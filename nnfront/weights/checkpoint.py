@@ -117,17 +117,16 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         """
         info = self.info(name)
         dtype, piece = _torch_dtype(info), self._piece(info)
-        assert out.shape == info.shape and out.is_contiguous() and out.device.type == "cpu", (
-            f"{out.shape} {info}"
-        )
+        assert out.shape == info.shape, f"{tuple(out.shape)} for {info}"
+        assert out.is_contiguous(), "the bytes of a tensor are read in one piece"
         if not info.size_bytes:
             return
         flat = out.detach().view(-1)
         if out.dtype == dtype:
-            read_at(piece, memoryview(flat.view(torch.uint8).numpy()))
+            read_at(piece, flat.view(torch.uint8).numpy().data)
             return
         staging = torch.empty(min(flat.numel(), CHUNK_BYTES // dtype.itemsize), dtype=dtype)
-        buffer = memoryview(staging.view(torch.uint8).numpy())
+        buffer = staging.view(torch.uint8).numpy().data
         for begin in range(0, flat.numel(), staging.numel()):
             part = flat[begin : begin + staging.numel()]
             size = part.numel() * dtype.itemsize

@@ -264,7 +264,7 @@ class TestBrokenFolders:
             {"a": torch.ones(4)},
             index={"a": "model-00001-of-00001.safetensors", "b": "gone.safetensors"},
         )
-        with pytest.raises(LoadError, match="it names 'gone.safetensors', which is not in this folder"):
+        with pytest.raises(LoadError, match=r"it names 'gone.safetensors', which is not in this folder"):
             Checkpoint(tmp_path)
 
     @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "."])
@@ -303,7 +303,7 @@ class TestBrokenFolders:
         with pytest.raises(LoadError, match="there is no safetensors file in this folder"):
             Checkpoint(tmp_path)
         (tmp_path / "pytorch_model.bin").touch()
-        with pytest.raises(LoadError, match="it has pytorch_model.bin, which may hold code and is not read"):
+        with pytest.raises(LoadError, match=r"it has pytorch_model.bin, which may hold code and is not read"):
             Checkpoint(tmp_path)
 
     def test_a_path_that_is_not_there(self, tmp_path: Path):
