@@ -7,9 +7,10 @@ Read the files in this order; each imports only from those above it:
     expr      expressions and bindings     infer     the type of an expression
     walk      iterate over bindings        visit     visit and rewrite
     scope     the dims of a function
-    literals  names and numbers as text    printer   IR -> text, and the grammar
+    literals  names and numbers as text    printer   IR -> text, and the grammar, with `print_types`
     equal     the first difference         summary   a module on two screens
     module    `Function` and `IRModule`    builder   make a function
+    tokens    text -> tokens               parser    tokens -> IR, with `parse_types`
 """
 
 from nnfront.ir.builder import FunctionBuilder, Names, branch
@@ -34,10 +35,12 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
-from nnfront.ir.infer import call_type, infer, join, substitute_type
+from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
 from nnfront.ir.module import KINDS, Function, IRModule, Kind
 from nnfront.ir.op import OPS, Op, Operand, OperandType, op
-from nnfront.ir.printer import print_function, print_module, type_text
+from nnfront.ir.parser import parse, parse_function
+from nnfront.ir.print_types import type_text
+from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.scope import symbols_in
 from nnfront.ir.summary import summarize
 from nnfront.ir.types import (
@@ -103,7 +106,10 @@ __all__ = [
     "infer",
     "join",
     "map_expr",
+    "map_sizes",
     "op",
+    "parse",
+    "parse_function",
     "print_function",
     "print_module",
     "sizes_of",

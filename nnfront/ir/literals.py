@@ -9,6 +9,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Sequence
 
 from nnfront import dtypes
 
@@ -73,19 +74,27 @@ def constant_text(data: bytes, dtype: str) -> str:
     return f'"{base64.b64encode(data).decode()}"'
 
 
-def constant_bytes(values: list[bool | int | float], dtype: str) -> bytes | None:
-    """Return the little-endian bytes of a list of elements; None if one does not fit the dtype or the dtype is not listed."""
+def constant_bytes(values: Sequence[bool | int | float], dtype: str) -> bytes | None:
+    """Return the little-endian bytes of a list of elements, floats rounded to the nearest.
+
+    None if an element does not fit the dtype, or the dtype is float8, whose elements are not listed.
+    """
     code = _FORMATS.get(dtype)
-    if code is None or not all(_fits_kind(value, dtype) for value in values):
+    if code is None or not all(_fits(value, dtype) for value in values):
         return None
     try:
         data = struct.pack(f"<{len(values)}{code}", *values)
     except (struct.error, OverflowError):
         return None
-    if dtype != "bfloat16":
-        return data
-    halves = [data[i : i + 4] for i in range(0, len(data), 4)]
-    return b"".join(half[2:] for half in halves) if all(half[:2] == b"\0\0" for half in halves) else None
+    return _upper_halves(data) if dtype == "bfloat16" else data
+
+
+def _upper_halves(data: bytes) -> bytes:
+    """Round float32 to bfloat16: to the nearest, ties to even."""
+    words = struct.unpack(f"<{len(data) // 4}I", data)
+    # Rounding must not turn a NaN, whose exponent is all ones, into an infinity.
+    rounded = [w if w & 0x7FFFFFFF > 0x7F800000 else w + 0x7FFF + (w >> 16 & 1) for w in words]
+    return struct.pack(f"<{len(words)}H", *(w >> 16 for w in rounded))
 
 
 def decode_base64(text: str) -> bytes | None:
@@ -96,9 +105,11 @@ def decode_base64(text: str) -> bytes | None:
         return None
 
 
-def _fits_kind(value: bool | int | float, dtype: str) -> bool:
-    wanted = {dtypes.Category.BOOL: bool, dtypes.Category.INT: int, dtypes.Category.FLOAT: float}
-    return type(value) is wanted[dtypes.category(dtype)]
+def _fits(value: bool | int | float, dtype: str) -> bool:
+    category = dtypes.category(dtype)
+    if isinstance(value, bool) or category is dtypes.Category.BOOL:
+        return isinstance(value, bool) and category is dtypes.Category.BOOL
+    return isinstance(value, int) or category is dtypes.Category.FLOAT
 
 
 def _values(data: bytes, dtype: str) -> tuple[bool | int | float, ...] | None:
@@ -120,14 +131,11 @@ def _element_text(value: bool | int | float, dtype: str) -> str:
     """The shortest decimal that is exact in the dtype."""
     if not isinstance(value, float) or not math.isfinite(value) or dtype == "float64":
         return number_text(value)
-    code = _FORMATS[dtype]
-    for digits in range(1, 17):
+    exact = constant_bytes([value], dtype)
+    for digits in range(1, 9):
         short = float(f"{value:.{digits}g}")
-        try:
-            if struct.pack(code, short) == struct.pack(code, value):
-                return number_text(short)
-        except OverflowError:  # rounded beyond the dtype's largest number
-            continue
+        if constant_bytes([short], dtype) == exact:
+            return number_text(short)
     return number_text(value)
 
 

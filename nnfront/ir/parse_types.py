@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to dims, types and the values of attributes: the part of the parser that is the same everywhere in a function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from nnfront import dims, dtypes
+from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute
+from nnfront.errors import DimError
+from nnfront.ir.tokens import Tokens
+from nnfront.ir.types import (
+    CacheLayerType,
+    CacheType,
+    FunctionType,
+    ObjectType,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+)
+
+T = TypeVar("T")
+
+_OPERATORS = frozenset({"+", "-", "*", "//", "%"})
+_LONGEST_SIZE = 2000  # characters; more is surely not meant, and takes long to bring to canonical form
+_MOST_LAYERS = 10_000  # of a cache
+
+
+class TypeParser:
+    """Reads types over the dims of one function. `dims` is None outside of functions, where a name needs no declaration."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self.tokens = tokens
+        self.dims: dict[str, Dim] | None = None
+        self._declared: dict[Symbol, Size] = {}
+        self._sizes: dict[str, Size] = {}
+        self._types: dict[str, Type] = {}
+
+    # Dims.
+
+    def declare_dims(self) -> None:
+        """Read the dims in the header of a function."""
+        tokens = self.tokens
+        self.dims = {}
+        if not tokens.take("["):
+            return
+        more = tokens.some("]")
+        while more:
+            start = tokens.index
+            is_fresh = tokens.next == "fresh" and tokens.kinds[tokens.index + 1] == "name"
+            tokens.index += is_fresh
+            name = tokens.name("the name of a dim")
+            low, high, step = self._facts() if tokens.take(":") else (0, None, 1)
+            if name in self.dims:
+                tokens.error(f"there is a dim {name!r} already", at=start)
+            try:
+                plain = Symbol(name)
+                symbol = Symbol.fresh(name, low, high, step) if is_fresh else Symbol(name, 0, low, high, step)
+            except DimError as error:
+                tokens.error(error.what, at=start, help=error.help)
+            self.dims[name] = of_symbol(symbol)
+            if symbol.uid or symbol.facts != plain.facts:
+                self._declared[plain] = self.dims[name]
+            more = tokens.more("]")
+
+    def _facts(self) -> tuple[int, int | None, int]:
+        tokens = self.tokens
+        low, high, step = 0, None, 1
+        if tokens.kind == "int":
+            low = tokens.integer("a number")
+            if tokens.next != "..":
+                tokens.fail("'..' after the least value of a dim")
+        if tokens.take("..") and tokens.kind == "int":
+            high = tokens.integer("a number")
+        if tokens.take("%"):
+            step = tokens.integer("the number that divides the dim")
+        return low, high, step
+
+    def size(self) -> Size:
+        """Read an int or an expression over dims."""
+        tokens = self.tokens
+        start = tokens.index
+        if tokens.after() in (",", "]", ")"):
+            if tokens.kind == "int":
+                return tokens.integer("a size")
+            known = self.dims.get(tokens.next) if self.dims is not None else None
+            if known is not None and tokens.kind == "name":
+                tokens.index += 1
+                return known
+        end = self._size_end()
+        if end == start:
+            tokens.fail("a size")
+        text = tokens.text[tokens.offsets[start] : tokens.offsets[end - 1] + len(tokens.texts[end - 1])]
+        tokens.index = end
+        size = self._sizes.get(text)
+        if size is None:
+            size = self._sizes[text] = self._parse_size(text, start)
+        return size
+
+    def _size_end(self) -> int:
+        """Index of the first token behind the size that starts here."""
+        tokens = self.tokens
+        index = tokens.index
+        while True:
+            kind, token = tokens.kinds[index], tokens.texts[index]
+            if token == "(":
+                if index not in tokens.closing:
+                    tokens.error("this bracket is never closed", at=index)
+                index = tokens.closing[index]
+            elif kind not in ("name", "int") and token not in _OPERATORS:
+                return index
+            index += 1
+
+    def _parse_size(self, text: str, start: int) -> Size:
+        tokens = self.tokens
+        if len(text) > _LONGEST_SIZE:
+            tokens.error("this size is too long", at=start)
+        try:
+            size = dims.parse(text)
+            unknown = self._unknown_symbol(size)
+            if unknown is not None:
+                assert self.dims is not None
+                tokens.unknown(
+                    f"the header declares no dim {unknown.name!r}",
+                    unknown.name,
+                    self.dims,
+                    at=start,
+                    help="list it in brackets behind the name of the function",
+                )
+            return substitute(size, self._declared)
+        except DimError as error:
+            tokens.error(
+                error.what, at=start, help=error.details[-1] if len(error.details) == 3 else error.help
+            )
+
+    def _unknown_symbol(self, size: Size) -> Symbol | None:
+        if self.dims is None or not isinstance(size, Dim):
+            return None
+        return next((symbol for symbol in size.symbols if symbol.name not in self.dims), None)
+
+    # Types.
+
+    def type(self) -> Type:
+        """Read a type. The same text gives the same object."""
+        tokens = self.tokens
+        first = tokens.index
+        bracket = first if tokens.next in ("(", "{") else first + 1
+        end = tokens.closing.get(bracket)
+        if end is None or tokens.next == "fn":
+            return self._type()
+        text = tokens.text[tokens.offsets[first] : tokens.offsets[end] + 1]
+        type = self._types.get(text)
+        if type is not None:
+            tokens.index = end + 1
+            return type
+        type = self._type()
+        if tokens.index == end + 1:
+            self._types[text] = type
+        return type
+
+    def _type(self) -> Type:
+        tokens = self.tokens
+        tokens.enter()
+        start = tokens.index
+        try:
+            if tokens.next in ("(", "{"):
+                fields, names = self.fields(self.type)
+                return TupleType(fields, names)
+            word = tokens.name("a type")
+            if word in _WORDS and tokens.next in ("(", "["):
+                return _WORDS[word](self)
+            if word not in dtypes.DTYPES:
+                tokens.unknown(f"there is no dtype {word!r}", word, (*dtypes.DTYPES, *_WORDS), at=start)
+            if tokens.take("["):
+                return TensorType(self._size_list("]"), word)
+            if not tokens.take("("):
+                return ScalarType(word)
+            value = self.size()
+            tokens.expect(")")
+            return ScalarType(word, value)
+        finally:
+            tokens.leave()
+
+    def _size_list(self, closing: str) -> tuple[Size, ...]:
+        return tuple(self.items(closing, self.size))
+
+    def _shape(self) -> Type:
+        self.tokens.expect("[")
+        return ShapeType(self._size_list("]"))
+
+    def _object(self) -> Type:
+        self.tokens.expect("(")
+        name = self.tokens.string()
+        self.tokens.expect(")")
+        return ObjectType(name)
+
+    def _function(self) -> Type:
+        self.tokens.expect("(")
+        params = tuple(self.items(")", self.type))
+        self.tokens.expect("->")
+        return FunctionType(params, self.type())
+
+    def _layer(self) -> CacheLayerType:
+        tokens = self.tokens
+        tokens.expect("(")
+        kv_heads = self._field("kv_heads", self._integer)
+        head_size = self._field("head_size", self._integer)
+        dtype = self._field("dtype", self._dtype)
+        batch = self._field("batch", self.size)
+        max_seq = self._field("max_seq", self.size)
+        window = self._field("window", self._integer) if tokens.next == "window" else None
+        tokens.take(",")
+        tokens.expect(")")
+        return CacheLayerType(kv_heads, head_size, dtype, batch, max_seq, window)
+
+    def _field(self, name: str, read: Callable[[], T]) -> T:
+        tokens = self.tokens
+        tokens.expect(name)
+        tokens.expect("=")
+        value = read()
+        if tokens.next != ")":
+            tokens.expect(",")
+        return value
+
+    def _integer(self) -> int:
+        return self.tokens.integer("a number")
+
+    def _dtype(self) -> str:
+        start = self.tokens.index
+        name = self.tokens.name("a dtype")
+        if name not in dtypes.DTYPES:
+            self.tokens.unknown(f"there is no dtype {name!r}", name, dtypes.DTYPES, at=start)
+        return name
+
+    def _cache(self) -> Type:
+        self.tokens.expect("(")
+        return CacheType(self._layers())
+
+    def _layers(self) -> tuple[CacheLayerType, ...]:
+        """Read layers, and repetitions of them, up to the closing parenthesis."""
+        tokens = self.tokens
+        layers: list[CacheLayerType] = []
+        more = tokens.some(")")
+        while more:
+            start = tokens.index
+            count = 1
+            if tokens.kind == "int":
+                count = self._integer()
+                tokens.expect("*")
+            layers_here = self._layer_group()
+            if count * len(layers_here) + len(layers) > _MOST_LAYERS:
+                tokens.error(f"a cache has at most {_MOST_LAYERS} layers", at=start)
+            layers += layers_here * count
+            more = tokens.more(")")
+        return tuple(layers)
+
+    def _layer_group(self) -> tuple[CacheLayerType, ...]:
+        tokens = self.tokens
+        tokens.enter()
+        if tokens.take("("):
+            group = self._layers()
+        elif tokens.next == "layer":
+            layer = self.type()
+            assert isinstance(layer, CacheLayerType)
+            group = (layer,)
+        else:
+            tokens.fail("a layer")
+        tokens.leave()
+        return group
+
+    # Lists.
+
+    def items(self, closing: str, read: Callable[[], T]) -> list[T]:
+        """Read a list up to its closing bracket; the opening one has been read."""
+        tokens = self.tokens
+        items = []
+        more = tokens.some(closing)
+        while more:
+            items.append(read())
+            more = tokens.more(closing)
+        return items
+
+    def fields(self, read: Callable[[], T]) -> tuple[tuple[T, ...], tuple[str, ...] | None]:
+        """Read a tuple, `(a, b)` or with names `{x: a, y: b}`, and return its fields and names."""
+        tokens = self.tokens
+        if tokens.take("{"):
+            named: dict[str, T] = {}
+            more = tokens.some("}")
+            while more:
+                start = tokens.index
+                name = tokens.name("the name of a field")
+                if name in named:
+                    tokens.error(f"there is a field {name!r} already", at=start)
+                tokens.expect(":")
+                named[name] = read()
+                more = tokens.more("}")
+            return tuple(named.values()), tuple(named)
+        tokens.expect("(")
+        fields = self.items(")", read)
+        if len(fields) == 1 and tokens.texts[tokens.index - 2] != ",":
+            tokens.index -= 1
+            tokens.fail("',': a tuple of one field is written with a comma, as (x,)")
+        return tuple(fields), None
+
+    # Numbers and attributes.
+
+    def number(self) -> bool | int | float | None:
+        """Read a literal; None if the next tokens are none."""
+        tokens = self.tokens
+        start = tokens.index
+        is_negative = tokens.take("-")
+        kind, token = tokens.kind, tokens.next
+        value: bool | int | float
+        if kind == "int":
+            value = tokens.integer("a number")
+        elif kind == "float" or (kind == "name" and token in ("inf", "nan")):
+            tokens.index += 1
+            value = float(token)
+        elif kind == "name" and token in ("True", "False") and not is_negative:
+            tokens.index += 1
+            return token == "True"
+        else:
+            tokens.index = start
+            return None
+        if not is_negative:
+            return value
+        return -value if value == value else math.copysign(value, -1.0)
+
+    def attrs(self, closing: str) -> dict[str, Any]:
+        """Read attributes up to the closing bracket; the opening one has been read."""
+        tokens = self.tokens
+        attrs: dict[str, Any] = {}
+        more = tokens.some(closing)
+        while more:
+            self.attr(attrs)
+            more = tokens.more(closing)
+        return attrs
+
+    def attr(self, attrs: dict[str, Any]) -> None:
+        """Read one attribute."""
+        tokens = self.tokens
+        start = tokens.index
+        name = tokens.name("an attribute")
+        if name in attrs:
+            tokens.error(f"there is an attribute {name!r} already", at=start)
+        tokens.expect("=")
+        attrs[name] = self.item()
+
+    def item(self) -> Any:
+        """Read the value of an attribute."""
+        tokens = self.tokens
+        kind, token, after = tokens.kind, tokens.next, tokens.after()
+        if kind == "string":
+            return tokens.string()
+        if token == "{" or (token == "(" and self._is_tuple()):
+            tokens.enter()
+            fields, names = self.fields(self.item)
+            tokens.leave()
+            return fields if names is None else dict(zip(names, fields, strict=True))
+        if kind == "name":
+            if token == "None":
+                tokens.index += 1
+                return None
+            if after == "(" and token in ("dim", "type"):
+                tokens.index += 2
+                value = self.size() if token == "dim" else self.type()
+                tokens.expect(")")
+                return value
+        start = tokens.index
+        number = self.number()
+        if number is not None and tokens.next not in _OPERATORS:
+            return number
+        tokens.index = start
+        return self.size()
+
+    def _is_tuple(self) -> bool:
+        """Whether the parenthesis here opens a tuple, not an expression over dims."""
+        tokens = self.tokens
+        end = tokens.closing.get(tokens.index)
+        if end is None:
+            tokens.error("this bracket is never closed")
+        index = tokens.index + 1
+        while index < end:
+            if tokens.texts[index] == ",":
+                return True
+            index = tokens.closing.get(index, index) + 1
+        return end == tokens.index + 1
+
+
+_WORDS: dict[str, Callable[[TypeParser], Type]] = {
+    "shape": TypeParser._shape,
+    "object": TypeParser._object,
+    "fn": TypeParser._function,
+    "layer": TypeParser._layer,
+    "cache": TypeParser._cache,
+}
