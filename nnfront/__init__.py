@@ -74,6 +74,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "compile": ("nnfront.compiler", "compile"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
+    "export_folder": ("nnfront.models", "export_folder"),
     "ir": ("nnfront.ir", ""),
     "op": ("nnfront.nn.functional", ""),
     "passes": ("nnfront.passes", ""),

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: `nnfront COMMAND DIR`. One file for each command; heavy packages load only when a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import nnfront as nn
+from nnfront.cli import run, show
+from nnfront.errors import NnfrontError
+
+COMMANDS = {"run": run, "show": show}
+
+# Exit codes: 0 done, 1 an error of the user's or of the files, 2 wrong arguments (argparse), 130 interrupted.
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors go to stderr."""
+    parser = argparse.ArgumentParser(prog="nnfront", description="Run and inspect language models.")
+    parser.add_argument("--version", action="version", version=f"nnfront {nn.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        about = (command.__doc__ or "").strip().splitlines()[0]
+        sub = commands.add_parser(name, help=about, description=about)
+        sub.add_argument("path", metavar="DIR", help="a Hugging Face folder")
+        sub.add_argument("--model", metavar="FILE", help="a model file, instead of the shipped one for the folder")
+        command.add_arguments(sub)
+    args = parser.parse_args(argv)
+    try:
+        return COMMANDS[args.command].main(args)
+    except NnfrontError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # whoever read our output has had enough
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED

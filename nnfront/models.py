@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find the model file for a Hugging Face folder: by `model_type` among the shipped ones, or any file of the user's."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nnfront.errors import LoadError
+from nnfront.ir import IRModule
+from nnfront.nn import Module
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model file: `Config` with `from_hf`, `build`, `export_spec`; `name` is what messages call it."""
+
+    name: str
+    file: ModuleType
+
+    def config(self, hf_config: dict[str, Any]) -> Any:
+        """Read config.json into the file's Config."""
+        return self.file.Config.from_hf(hf_config)
+
+
+def known_architectures() -> list[str]:
+    """Return the names of the shipped model files, which are Hugging Face's model types."""
+    package = importlib.import_module("nnfront_models")
+    found = {path.stem for folder in package.__path__ for path in Path(folder).glob("*.py")}
+    return sorted(found - {"__init__"})
+
+
+def find_architecture(model_type: str, model_file: str | Path | None = None) -> Architecture:
+    """Return the model file for `model_type`, or the one at the path `model_file`.
+
+    Raises LoadError if there is none, or if the file lacks what a model file has.
+    """
+    if model_file is not None:
+        return _checked(str(model_file), _load_file(Path(model_file)))
+    if model_type not in known_architectures():
+        raise LoadError(
+            f"unknown architecture {model_type!r}",
+            details=[f"known: {', '.join(known_architectures())}"],
+            help="write a model file for it and name it with --model FILE (model_file= in Python)",
+        )
+    return _checked(model_type, importlib.import_module(f"nnfront_models.{model_type}"))
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise LoadError(f"there is no model file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise LoadError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _checked(name: str, file: ModuleType) -> Architecture:
+    missing = [n for n in ("Config", "build", "export_spec") if not hasattr(file, n)]
+    if missing:
+        raise LoadError(f"the model file {name} lacks {', '.join(missing)}", details=[f"file: {file.__file__}"])
+    return Architecture(name, file)
+
+
+def read_folder(folder: Path, model_file: str | Path | None = None) -> tuple[Architecture, Any, dict[str, Any]]:
+    """Return a folder's architecture, its Config, and its config.json as it stands. Reads no weights."""
+    hf_config = read_json(folder / "config.json")
+    architecture = find_architecture(str(hf_config.get("model_type")), model_file)
+    return architecture, architecture.config(hf_config), hf_config
+
+
+def export_folder(path: str | Path, model_file: str | Path | None = None) -> IRModule:
+    """Export the methods of a Hugging Face folder's model. Reads config.json only."""
+    architecture, config, _ = read_folder(Path(path), model_file)
+    model: Module = architecture.file.build(config)
+    return model.export(architecture.file.export_spec(config))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises LoadError if the file is not there or holds something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise LoadError(f"{path} does not exist", help="give a Hugging Face folder, with config.json and safetensors") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise LoadError(f"{path} is not valid JSON", details=[str(error)]) from None
+    if not isinstance(found, dict):
+        raise LoadError(f"{path} does not hold a JSON object")
+    return found

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text to tokens and back, with the tokenizer.json of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nnfront.errors import LoadError
+
+
+class Tokenizer:
+    """The tokenizer of a folder. Needs the package `tokenizers`, which the extra `llm` installs."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import tokenizers
+        except ImportError:
+            raise LoadError("the package 'tokenizers' is not installed", help="pip install 'nnfront[llm]'") from None
+        try:
+            self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
+            raise LoadError(f"{path} is not a tokenizer", details=[str(error)]) from None
+        self._stream: Any = tokenizers.decoders.DecodeStream
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, with the special tokens that the tokenizer adds."""
+        ids: list[int] = self._tokenizer.encode(text).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, without special ones."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Yield pieces of text as tokens come; a character that spans tokens comes when it is whole."""
+        decoder = self._stream(skip_special_tokens=True)
+        for token in ids:
+            piece = decoder.step(self._tokenizer, token)
+            if piece:
+                yield piece
+
+
+def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
+    """Yield text up to the first of the stop strings, which itself is not part of it.
+
+    What might be the beginning of a stop string is held back until it is clear that it is not.
+    """
+    pending = ""
+    for piece in pieces:
+        pending += piece
+        found = [at for at in (pending.find(stop) for stop in stops) if at >= 0]
+        if found:
+            if min(found):
+                yield pending[: min(found)]
+            return
+        keep = max((_overlap(pending, stop) for stop in stops), default=0)
+        ready, pending = pending[: len(pending) - keep], pending[len(pending) - keep :]
+        if ready:
+            yield ready
+    if pending:
+        yield pending
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)
