@@ -178,7 +178,9 @@ class _Check:
             self.add("shape", source, "; ".join([f"{_text(stored)}, expected {type_text(wanted)}", *notes]))
         if not self.problems:  # else it may follow from another problem
             for symbol, source in unknown.items():
-                self.add("dim", symbol.name, f"no weight gives it a value; it is part of the shape of {source!r}")
+                self.add(
+                    "dim", symbol.name, f"no weight gives it a value; it is part of the shape of {source!r}"
+                )
 
     def fits(self, wanted: TensorType, stored: Stored) -> bool:
         """Whether a stored shape of the same rank is the wanted one under the dims found."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError
-from nnfront.weights.pages import CHUNK_BYTES, Piece, lay_out, read_at
+from nnfront.weights.pages import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
 from nnfront.weights.safetensors import TensorInfo, read_header
 
 SINGLE = "model.safetensors"
@@ -106,9 +106,16 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             shape[0] = sum(info.shape[0] for info in infos)
         if not any(info.size_bytes for info in infos):
             return torch.empty(shape, dtype=dtype)
-        memory, start = lay_out([self._piece(info) for info in infos], alignment=dtype.itemsize)
+        for info in infos:
+            self._fd(info)
+        memory, start = lay_out(list(map(_piece, infos)), dtype.itemsize, self._fds)
         count = sum(info.size_bytes for info in infos) // dtype.itemsize
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+
+    def copied_bytes(self, names: Sequence[str]) -> int:
+        """Return how many bytes `joined` would read into memory; all others stay pages of the files."""
+        infos = [self.info(name) for name in names]
+        return copied_bytes(list(map(_piece, infos)), _torch_dtype(infos[0]).itemsize)
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
         """Read a tensor into `out`, contiguous, of its shape, on the CPU, from the file directly: no page of it is mapped.
@@ -116,21 +123,22 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         If the dtypes differ, values are converted piece by piece.
         """
         info = self.info(name)
-        dtype, piece = _torch_dtype(info), self._piece(info)
+        dtype, piece, fd = _torch_dtype(info), _piece(info), self._fd(info)
         assert out.shape == info.shape, f"{tuple(out.shape)} for {info}"
         assert out.is_contiguous(), "the bytes of a tensor are read in one piece"
         if not info.size_bytes:
             return
         flat = out.detach().view(-1)
         if out.dtype == dtype:
-            read_at(piece, flat.view(torch.uint8).numpy().data)
+            read_at(piece, flat.view(torch.uint8).numpy().data, fd)
             return
         staging = torch.empty(min(flat.numel(), CHUNK_BYTES // dtype.itemsize), dtype=dtype)
         buffer = staging.view(torch.uint8).numpy().data
         for begin in range(0, flat.numel(), staging.numel()):
             part = flat[begin : begin + staging.numel()]
             size = part.numel() * dtype.itemsize
-            read_at(piece._replace(offset=piece.offset + begin * dtype.itemsize, size=size), buffer[:size])
+            chunk = Piece(piece.file, piece.offset + begin * dtype.itemsize, size)
+            read_at(chunk, buffer[:size], fd)
             part.copy_(staging[: part.numel()])
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -150,8 +158,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def __repr__(self) -> str:
         return f"<Checkpoint {self.path}: {len(self)} tensors, {self.size_bytes / 1e9:.2f} GB in {len(self.files)} files>"
 
-    def _piece(self, info: TensorInfo) -> Piece:
-        """Where a tensor's bytes are, the file opened."""
+    def _fd(self, info: TensorInfo) -> int:
+        """The file of a tensor, opened, and still long enough."""
         if self.headers_only:
             raise LoadError(
                 f"{self.path}: {info.name!r} has no data: the checkpoint was opened with headers_only=True"
@@ -167,7 +175,11 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                 os.close(opened)
         if info.offset + info.size_bytes > os.fstat(fd).st_size:
             raise LoadError(f"{info.file}: the file has become shorter since its header was read")
-        return Piece(fd, info.offset, info.size_bytes, str(info.file))
+        return fd
+
+
+def _piece(info: TensorInfo) -> Piece:
+    return Piece(info.file, info.offset, info.size_bytes)
 
 
 def _close(fds: dict[Path, int]) -> None:

@@ -16,7 +16,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from nnfront.errors import LoadError
@@ -28,7 +29,7 @@ CHUNK_BYTES = 16 << 20
 _MIN_MAPPED_BYTES = 256 << 10
 """A shorter run of pages is read: a mapping costs a system call and one of the 65530 that Linux grants a process."""
 _HUGE_BYTES = 4 << 20
-"""From here on memory that is read into is advised to use huge pages: 1.27 GB took 0.21 s instead of 0.67 s."""
+"""From here on memory that is filled is advised to use huge pages: filling 1.27 GB took 0.21 s instead of 0.67 s."""
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000 if os.uname().sysname == "Linux" else 0x40
 _FAILED = ctypes.c_void_p(-1).value
@@ -39,35 +40,69 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 
 
 class Piece(NamedTuple):
-    """Bytes of an open file."""
+    """Bytes of a file."""
 
-    fd: int
+    file: Path
     offset: int
     size: int
-    file: str
 
 
-def lay_out(pieces: Sequence[Piece], alignment: int) -> tuple[mmap.mmap, int]:
+class Run(NamedTuple):
+    """A piece and where it goes: bytes [begin, begin + size) of the memory, of which pages [first, last) can be mapped."""
+
+    piece: Piece
+    begin: int
+    first: int
+    last: int
+
+    def ends(self) -> Iterator[tuple[int, Piece]]:
+        """Yield what remains to be read if the pages are mapped, each part with its place."""
+        piece, end = self.piece, self.begin + self.piece.size
+        if self.first > self.begin:
+            yield self.begin, piece._replace(size=self.first - self.begin)
+        if end > self.last:
+            yield (
+                self.last,
+                piece._replace(offset=piece.offset + self.last - self.begin, size=end - self.last),
+            )
+
+
+def copied_bytes(pieces: Sequence[Piece], alignment: int) -> int:
+    """Return how many bytes `lay_out` reads into memory of its own; all others stay pages of the files."""
+    _, runs = _plan(pieces, alignment)
+    return sum(r.piece.size if r.first == r.last else sum(end.size for _, end in r.ends()) for r in runs)
+
+
+def lay_out(pieces: Sequence[Piece], alignment: int, fds: Mapping[Path, int]) -> tuple[mmap.mmap, int]:
     """Return memory that holds the pieces one after another, and where in it the first byte is: a multiple of `alignment`.
 
-    The memory lives as long as the object or any buffer made from it; there must be at least one byte.
+    `fds` are the open files. The memory lives as long as the object or any buffer made from it; there must be at least one byte.
     Raises LoadError if a file cannot be read.
     """
-    runs = list(_runs(pieces))
-    size = sum(piece.size for piece in pieces)
-    start = _best_start(runs, alignment)
-    memory = mmap.mmap(-1, start + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    view = memoryview(memory)
+    start, runs = _plan(pieces, alignment)
+    memory = anonymous(start + sum(piece.size for piece in pieces), advise=False)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    to_read = [part for run in runs for part in _place(base, start, start + size, run)]
-    if sum(piece.size for _, piece in to_read) >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    for at, piece in to_read:
-        read_at(piece, view[at : at + piece.size])
+    to_read: list[tuple[int, Piece]] = []
+    for run in runs:
+        is_mapped = run.last > run.first and _map(base, run, fds[run.piece.file])
+        to_read.extend(run.ends() if is_mapped else [(run.begin, run.piece)])
+    if sum(piece.size for _, piece in to_read) >= _HUGE_BYTES:
+        _advise(memory)
+    view = memoryview(memory)
+    for place, piece in to_read:
+        read_at(piece, view[place : place + piece.size], fds[piece.file])
     return memory, start
 
 
-def read_at(piece: Piece, out: memoryview) -> None:
+def anonymous(size: int, *, advise: bool = True) -> mmap.mmap:
+    """Return fresh memory of `size` bytes, at least one; with `advise` and where it is large, made of huge pages."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    if advise and size >= _HUGE_BYTES:
+        _advise(memory)
+    return memory
+
+
+def read_at(piece: Piece, out: memoryview, fd: int) -> None:
     """Read the piece into `out`, which has its size, past Python's lock and without mapping the file.
 
     Raises LoadError if the file ends early or cannot be read.
@@ -75,22 +110,46 @@ def read_at(piece: Piece, out: memoryview) -> None:
     done = 0
     while done < piece.size:
         try:
-            count = os.preadv(piece.fd, [out[done : done + CHUNK_BYTES]], piece.offset + done)
+            count = os.preadv(fd, [out[done : done + CHUNK_BYTES]], piece.offset + done)
         except OSError as error:
             raise LoadError(f"{piece.file}: reading failed: {error.strerror}") from error
         if not count:
+            place = piece.offset + done
             raise LoadError(
-                f"{piece.file}: the file ends at byte {piece.offset + done}; it was longer when its header was read"
+                f"{piece.file}: the file ends at byte {place}; it was longer when its header was read"
             )
         done += count
 
 
-def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
+def _advise(memory: mmap.mmap) -> None:
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+
+
+def _plan(pieces: Sequence[Piece], alignment: int) -> tuple[int, list[Run]]:
+    """Return where the first byte goes, and the runs."""
+    joined = list(_joined(pieces))
+    start = _best_start(joined, alignment)
+    stop = start + sum(piece.size for piece in pieces)
+    runs = []
+    for place, piece in joined:
+        begin, end = start + place, start + place + piece.size
+        # Nothing else lives in the first and in the last page of the memory, so they may be mapped in part.
+        first = _floor(begin) if begin == start else -_floor(-begin)
+        last = -_floor(-end) if end == stop else _floor(end)
+        is_aligned = (piece.offset - begin) % PAGE == 0
+        if not is_aligned or last - first < _MIN_MAPPED_BYTES:
+            first = last = begin
+        runs.append(Run(piece, begin, first, last))
+    return start, runs
+
+
+def _joined(pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
     """Join pieces that follow one another in the file already; yield each with its place in the result."""
     place = 0
     current: Piece | None = None
     for piece in pieces:
-        if current and current.fd == piece.fd and current.offset + current.size == piece.offset:
+        if current and current.file == piece.file and current.offset + current.size == piece.offset:
             current = current._replace(size=current.size + piece.size)
             continue
         if current:
@@ -101,40 +160,23 @@ def _runs(pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
         yield place, current
 
 
-def _best_start(runs: Sequence[tuple[int, Piece]], alignment: int) -> int:
+def _best_start(pieces: Sequence[tuple[int, Piece]], alignment: int) -> int:
     """Return the place in the first page at which most bytes can be mapped."""
     votes: dict[int, int] = {}
-    for place, piece in runs:
+    for place, piece in pieces:
         start = (piece.offset - place) % PAGE
         if piece.size >= _MIN_MAPPED_BYTES and start % alignment == 0:
             votes[start] = votes.get(start, 0) + piece.size
     return max(votes, key=lambda start: votes[start], default=0)
 
 
-def _place(base: int, start: int, stop: int, run: tuple[int, Piece]) -> Iterator[tuple[int, Piece]]:
-    """Map what pages allow of a run; yield what must be read, each part with its place in the memory [start, stop)."""
-    begin, piece = start + run[0], run[1]
-    end = begin + piece.size
-    # Nothing else lives in the first and in the last page of the memory, so they may be mapped in part.
-    first = _floor(begin) if begin == start else -_floor(-begin)
-    last = -_floor(-end) if end == stop else _floor(end)
-    aligned = (piece.offset - begin) % PAGE == 0
-    if not (aligned and last - first >= _MIN_MAPPED_BYTES and _map(base, first, last, piece, begin)):
-        yield begin, piece
-        return
-    if first > begin:
-        yield begin, piece._replace(size=first - begin)
-    if end > last:
-        yield last, piece._replace(offset=piece.offset + last - begin, size=end - last)
-
-
 def _floor(place: int) -> int:
     return place // PAGE * PAGE
 
 
-def _map(base: int, first: int, last: int, piece: Piece, begin: int) -> bool:
+def _map(base: int, run: Run, fd: int) -> bool:
     """Map the file's pages over the reserved ones; say whether the system allowed it."""
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
-    address = _mmap(base + first, last - first, protection, flags, piece.fd, piece.offset + first - begin)
-    return bool(address != _FAILED)
+    offset = run.piece.offset + run.first - run.begin
+    return bool(_mmap(base + run.first, run.last - run.first, protection, flags, fd, offset) != _FAILED)
