@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`compile`: IR to an `Executable`, which turns weights into a `Session`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from nnfront.errors import LoadError, LowerError
+from nnfront.ir import IRModule, TensorType
+from nnfront.lower import MethodProgram, Program, lower
+from nnfront.lower.explain import explain
+from nnfront.runtime import Session
+from nnfront.runtime.transform import run_transform
+from nnfront.weights import Checkpoint, CheckResult, check_weights
+
+TARGETS = ("cpu",)
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+def compile(ir: IRModule, target: str = "cpu") -> Executable:
+    """Compile a module for a target.
+
+    Raises LowerError for a target that this build does not have, and for IR that cannot run.
+    """
+    if target not in TARGETS:
+        known = ", ".join(map(repr, TARGETS))
+        if target.partition(":")[0] == "cuda":
+            raise LowerError(
+                f"target {target!r}: this build has no CUDA runtime yet", help=f"targets are {known}"
+            )
+        raise LowerError(f"unknown target {target!r}", help=f"targets are {known}")
+    return Executable(ir, lower(ir, target))
+
+
+class TransformedWeights(dict[str, Any]):
+    """What `transform_params` returns: the results of a weight transform by name. Kept apart from raw weights by its class."""
+
+
+class Executable:
+    """A compiled module. `load` gives it weights, `explain` says what it will run, `program` is the plan itself."""
+
+    def __init__(self, ir: IRModule, program: Program) -> None:
+        self.ir = ir
+        self.program = program
+        self.target = program.target
+
+    def load(
+        self,
+        weights: Checkpoint | Mapping[str, torch.Tensor],
+        *,
+        ignored: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Session:
+        """Check the weights, run the transforms over them, and return a session.
+
+        `weights`: a checkpoint or a dict, under the checkpoint's names. `ignored`: names or patterns of tensors that may be left
+        over. Raises LoadError that lists everything that does not fit.
+        """
+        sources = self._checked(weights, ignored)
+        raw = {name for method in self.program.methods.values() for name in _names(method, "weight")}
+        transformed = {
+            name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
+        }
+        return self._session({name: sources[name] for name in self._wanted() if name in raw}, transformed)
+
+    def transform_params(
+        self,
+        weights: Checkpoint | Mapping[str, torch.Tensor],
+        *,
+        ignored: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> TransformedWeights:
+        """Run the weight transform and return its results by name; with several transforms, a dict for each by its name.
+
+        Raises LoadError like `load`, and if the module has no transform.
+        """
+        transforms = self._used_transforms()
+        if not transforms:
+            raise LoadError(
+                "this module has no weight transform",
+                help="lift it first: nn.passes.lift_transform_params(ir)",
+            )
+        sources = self._checked(weights, ignored)
+        results = {name: run_transform(t, sources, progress=progress) for name, t in transforms.items()}
+        return TransformedWeights(next(iter(results.values())) if len(results) == 1 else results)
+
+    def bind(
+        self, transformed: TransformedWeights, weights: Mapping[str, torch.Tensor] | None = None
+    ) -> Session:
+        """Return a session over weights that were transformed before; `weights` are those that methods read as they are.
+
+        Raises LoadError for raw weights in the place of transformed ones.
+        """
+        if not isinstance(transformed, TransformedWeights):
+            raise LoadError(
+                "these are not transformed weights",
+                details=[f"got {type(transformed).__name__}, expected what transform_params returned"],
+                help="call load(...) with the checkpoint's own weights",
+            )
+        transforms = self._used_transforms()
+        results = (
+            {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
+        )
+        return self._session(dict(weights or {}), results)
+
+    def explain(self, **sizes: int) -> str:
+        """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""
+        return explain(self.program, sizes)
+
+    def __repr__(self) -> str:
+        return f"<Executable for {self.target}: {', '.join(self.program.methods)}>"
+
+    def _used_transforms(self) -> dict[str, MethodProgram]:
+        used = {method.transform for method in self.program.methods.values()}
+        return {name: program for name, program in self.program.transforms.items() if name in used}
+
+    def _wanted(self) -> dict[str, TensorType]:
+        """The raw weights that methods and transforms read."""
+        programs = (*self._used_transforms().values(), *self.program.methods.values())
+        return {
+            w.name: w.type
+            for p in programs
+            for w in p.weights
+            if w.role == "weight" and isinstance(w.type, TensorType)
+        }
+
+    def _checked(self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str]) -> _Sources:
+        """Prove that the weights are what the module wants."""
+        if isinstance(weights, TransformedWeights):
+            raise LoadError(
+                "these weights are transformed already",
+                help="give load the checkpoint's own weights, or call bind(...)",
+            )
+        programs = (*self._used_transforms().values(), *self.program.methods.values())
+        needed: dict[str, list[str]] = {}
+        for program in programs:
+            for name in _names(program, "weight"):
+                needed.setdefault(name, []).append(program.name)
+        have = (
+            weights.infos
+            if isinstance(weights, Checkpoint)
+            else {name: _type(name, t) for name, t in weights.items()}
+        )
+        result = check_weights(
+            self._wanted(), have, aliases=self.program.aliases, ignored=ignored, needed_by=needed
+        )
+        where = str(weights.path) if isinstance(weights, Checkpoint) else ""
+        result.raise_if_wrong(where)
+        return _Sources(weights, result)
+
+    def _session(self, raw: Mapping[str, Any], transformed: Mapping[str, Mapping[str, Any]]) -> Session:
+        return Session(self.program, raw, transformed)
+
+
+class _Sources(Mapping[str, torch.Tensor]):
+    """The wanted weights by their names in the module, read from where the check found them."""
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], found: CheckResult) -> None:
+        self.weights = weights
+        self.found = found
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.weights[self.found.sources[name]]
+
+    def __iter__(self) -> Any:
+        return iter(self.found.sources)
+
+    def __len__(self) -> int:
+        return len(self.found.sources)
+
+
+def _names(program: MethodProgram, role: str) -> list[str]:
+    return [w.name for w in program.weights if w.role == role]
+
+
+def _type(name: str, tensor: Any) -> TensorType:
+    if not isinstance(tensor, torch.Tensor):
+        raise LoadError(f"weight {name!r} is a {type(tensor).__name__}, not a torch tensor")
+    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

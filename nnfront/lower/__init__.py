@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IR to Program: flat instructions over slots, a kernel for each, chosen by a table.
+
+Read in this order: `program` (the data), `signature` (who binds each dim), `lower` (IR to instructions), `select` (which kernel, and why),
+`schedule` (what is dead, what moves to load time, when memory is given back), `cost` (flops and bytes).
+"""
+
+from nnfront.ir import (  # the types in a program, for those who run it
+    CacheLayerType,
+    CacheType,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+    type_text,
+)
+from nnfront.lower.lower import lower, lower_function
+from nnfront.lower.program import (
+    Argument,
+    Block,
+    Branch,
+    DimBinding,
+    Instruction,
+    Match,
+    MethodProgram,
+    Place,
+    Program,
+    Run,
+    Slot,
+    Structure,
+)
+from nnfront.lower.reference import reference
+from nnfront.lower.signature import places
+
+__all__ = [
+    "Argument",
+    "Block",
+    "Branch",
+    "CacheLayerType",
+    "CacheType",
+    "DimBinding",
+    "Instruction",
+    "Match",
+    "MethodProgram",
+    "Place",
+    "Program",
+    "Run",
+    "ScalarType",
+    "ShapeType",
+    "Slot",
+    "Structure",
+    "TensorType",
+    "TupleType",
+    "Type",
+    "lower",
+    "lower_function",
+    "places",
+    "reference",
+    "type_text",
+]

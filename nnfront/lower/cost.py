@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an instruction costs: bytes read and written, and floating-point operations, as sizes over the method's dims.
+
+Bytes count each operand and each result once, as if all came from memory and nothing was fused. A multiplication and an
+addition are two operations; other elementwise arithmetic counts one for each element of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from nnfront import dtypes
+from nnfront.dims import Size, product, total
+from nnfront.ir import CacheLayerType, TensorType
+from nnfront.lower.program import Run, Slot
+
+Tensors: TypeAlias = list[TensorType]
+
+# Ops that compute nothing: they look at memory in another way, or move it.
+MOVES = frozenset(
+    "broadcast_to cache_join cache_positions cache_split chunk concat empty expand flip full gather getitem ones pad permute "
+    "permute_dims repeat reshape slice split squeeze stack stop_lift_params take tile tuple unsqueeze zeros".split()
+)
+# Of these, the ones whose result shares memory with their operand: they read and write nothing.
+ALIASES = frozenset(
+    "cache_join cache_split expand permute permute_dims reshape split squeeze stop_lift_params tuple unsqueeze".split()
+)
+
+
+def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
+    """Bytes that the operands and results have; 0 for a view."""
+    if run.op in ALIASES:
+        return 0
+    sizes = [
+        product([*t.shape, dtypes.size_bytes(t.dtype)]) for t in _tensors((*run.inputs, *run.outputs), slots)
+    ]
+    if run.op == "take":  # reads as many elements as it writes, not the whole table
+        sizes = sizes[1:] + sizes[-1:]
+    for i in dict.fromkeys(run.inputs):
+        layer = slots[i].type
+        if isinstance(layer, CacheLayerType):  # both buffers, as far as they can be filled
+            sizes.append(
+                product(
+                    [
+                        2,
+                        layer.batch,
+                        layer.max_seq,
+                        layer.kv_heads,
+                        layer.head_size,
+                        dtypes.size_bytes(layer.dtype),
+                    ]
+                )
+            )
+    return total(sizes)
+
+
+def flops_of(run: Run, slots: Sequence[Slot]) -> Size:
+    """Floating-point operations."""
+    if run.op in MOVES:
+        return 0
+    operands, results = _tensors(run.inputs, slots), _tensors(run.outputs, slots)
+    rule = _RULES.get(run.op)
+    if rule is not None:
+        return rule(operands, results)
+    counted = (
+        results if results and len(results[0].shape) >= len((operands or results)[0].shape) else operands
+    )
+    return total([product(t.shape) for t in counted[:1]])
+
+
+def _tensors(indices: Sequence[int], slots: Sequence[Slot]) -> Tensors:
+    return [t for i in indices if isinstance(t := slots[i].type, TensorType)]
+
+
+def _product(operands: Tensors, results: Tensors) -> Size:
+    """A product of matrices: two operations for each element of the result and each element of the axis that is summed over."""
+    return product([2, operands[0].shape[-1], *results[0].shape])
+
+
+def _attention(operands: Tensors, results: Tensors) -> Size:
+    """Scores and weighted sum, as if every query saw every key given: q [batch, seq, heads, size], k [batch, keys, groups, size]."""
+    q, k = operands[:2]
+    return product([4, *q.shape, k.shape[1]])
+
+
+_RULES: dict[str, Callable[[Tensors, Tensors], Size]] = {
+    "matmul": _product,
+    "linear": _product,
+    "attention": _attention,
+    "scaled_dot_product_attention": _attention,
+}

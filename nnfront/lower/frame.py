@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Frame`: the slots of a method while it is being lowered, equal constants and sizes only once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from nnfront.dims import Dim, Symbol, of_symbol, same
+from nnfront.ir import Constant, ScalarType, ShapeType, TupleType, Type
+from nnfront.lower.program import Slot, SlotKind, Structure
+
+
+class Frame:
+    """Collects slots. Methods return the index of a slot."""
+
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self._known: dict[Any, int] = {}
+        self._dims: dict[Symbol, int] = {}
+
+    def add(self, name: str, kind: SlotKind, type: Type | None = None, value: Any = None) -> int:
+        """Add a slot."""
+        self.slots.append(Slot(name, kind, type, value))
+        return len(self.slots) - 1
+
+    def structure(self, name: str, kind: SlotKind, type: Type) -> Structure:
+        """Add the slots that make up a value of `type`: one, or one for each leaf of a tuple."""
+        if not isinstance(type, TupleType):
+            return Structure(self.add(name, kind, type))
+        fields = tuple(self.structure(f"{name}[{i}]", kind, field) for i, field in enumerate(type.fields))
+        return Structure(fields=fields, names=type.names)
+
+    def constant(self, value: bool | int | float | None | Constant) -> int:
+        """Add a literal or a constant tensor."""
+        if isinstance(value, Constant):
+            return self._once(("tensor", id(value)), "constant", "constant", value.type, value)
+        kind = (
+            None if value is None else ScalarType({bool: "bool", int: "int64", float: "float64"}[type(value)])
+        )
+        return self._once((type(value), repr(value)), repr(value), "constant", kind, value)
+
+    def dim(self, symbol: Symbol) -> int:
+        """Add the slot that holds a dim."""
+        if symbol not in self._dims:
+            self._dims[symbol] = self.add(symbol.name, "dim", ScalarType("int64", of_symbol(symbol)))
+        return self._dims[symbol]
+
+    def size(self, value: Any) -> int:
+        """Add a size: an expression over dims, or a nested tuple of them. A number or a bare dim needs no slot of its own."""
+        if isinstance(value, int):
+            return self.constant(value)
+        if isinstance(value, Dim) and (symbol := bare_symbol(value)) is not None:
+            return self.dim(symbol)
+        type = ScalarType("int64", value) if isinstance(value, Dim) else ShapeType(())
+        return self._once(("size", value), f"size{len(self.slots)}", "size", type, value)
+
+    @property
+    def dims(self) -> dict[Symbol, int]:
+        """The dims that were asked for, and their slots."""
+        return self._dims
+
+    def _once(self, key: Any, name: str, kind: SlotKind, type: Type | None, value: Any) -> int:
+        if key not in self._known:
+            self._known[key] = self.add(name, kind, type, value)
+        return self._known[key]
+
+
+def bare_symbol(size: Dim) -> Symbol | None:
+    """Return the symbol if the size is nothing but that."""
+    symbols = size.symbols
+    return symbols[0] if len(symbols) == 1 and same(size, of_symbol(symbols[0])) else None
+
+
+def dims_in(value: Any) -> Iterator[Dim]:
+    """Yield the dims in an attribute."""
+    if isinstance(value, Dim):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from dims_in(part)

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IR to Program: calls of functions become flat, tuples become slots, dims become slots, every op a `Run`.
+
+What a method computes from weights alone without copying (a transpose, a slice), and small values that depend on nothing,
+moves to its `setup`, which runs once at load. Kernels are chosen afterwards, by the table in `select.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute, unify
+from nnfront.errors import LowerError
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Call,
+    Constant,
+    Expr,
+    Function,
+    FunctionCall,
+    If,
+    IRModule,
+    MatchShape,
+    Projection,
+    Provenance,
+    Scalar,
+    Tuple,
+    TupleType,
+    Type,
+    Var,
+    sizes_of,
+    substitute_type,
+)
+from nnfront.lower.frame import Frame, bare_symbol, dims_in
+from nnfront.lower.program import (
+    Argument,
+    Block,
+    Branch,
+    Instruction,
+    Match,
+    MethodProgram,
+    Program,
+    Run,
+    Structure,
+)
+from nnfront.lower.schedule import finish
+from nnfront.lower.select import select
+from nnfront.lower.signature import bind_dims
+
+
+def lower(ir: IRModule, target: str = "cpu") -> Program:
+    """Return the program of every public function and every transform of `ir`.
+
+    Raises LowerError for what cannot run: a dim that nothing binds.
+    """
+    programs = {
+        f.name: lower_function(f, ir, target) for f in ir.functions if f.kind in ("public", "transform")
+    }
+    return Program(
+        target,
+        {f.name: programs[f.name] for f in ir.functions if f.kind == "public"},
+        {f.name: programs[f.name] for f in ir.functions if f.kind == "transform"},
+        dict(ir.aliases),
+    )
+
+
+def lower_function(function: Function, ir: Mapping[str, Function], target: str = "cpu") -> MethodProgram:
+    """Return the program of one function; `ir` holds those that it calls."""
+    lowering = _Lowering(ir)
+    arguments = [lowering.argument(p) for p in function.params if p.role in ("input", "state")]
+    weights = [lowering.argument(p) for p in function.params if p.role in ("weight", "transformed")]
+    dims = bind_dims(function.name, arguments, weights, lowering.frame)
+    lowering.define(b.symbol for b in dims)
+    result = lowering.block(function.bindings, function.result, _Scope())
+    if function.states:
+        # A function with states returns its result, then the written handles; those the caller has already.
+        result = result.fields[0]
+    body = Block(tuple(lowering.instructions), tuple(result.leaves()))
+    body = select(body, lowering.frame, target)
+    load_dims = {b.symbol for b in dims if b.place.is_weight}
+    # A transform reads one weight after the other: nothing of it is known beforehand.
+    setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")
+    return MethodProgram(
+        function.name,
+        tuple(arguments),
+        tuple(weights),
+        tuple(dims),
+        tuple(lowering.frame.slots),
+        setup,
+        body,
+        result,
+        function.attrs.get("transform"),
+    )
+
+
+@dataclass
+class _Scope:
+    """What is known inside one function while its body is written out: values of variables, sizes of its dims, who called it."""
+
+    values: dict[Var, Structure] = field(default_factory=dict)
+    sizes: Mapping[Symbol, Size] = field(default_factory=dict)
+    caller: str = ""
+
+    def place(self, provenance: Provenance | None) -> tuple[str, str]:
+        """Module path from the method down, and line of the author's code."""
+        if provenance is None:
+            return self.caller, ""
+        line = f"{provenance.file}:{provenance.line}" if provenance.file else ""
+        return ".".join(part for part in (self.caller, provenance.module) if part), line
+
+    def size(self, value: Any) -> Any:
+        """An attribute with its dims replaced by the caller's."""
+        if isinstance(value, Dim):
+            return substitute(value, self.sizes) if self.sizes else value
+        if isinstance(value, (tuple, list)):
+            return tuple(self.size(part) for part in value)
+        return self.type(value) if isinstance(value, Type) else value
+
+    def type(self, type: Type) -> Type:
+        """A type with its dims replaced by the caller's."""
+        return substitute_type(type, self.sizes) if self.sizes else type
+
+
+class _Lowering:
+    """Writes one method's instructions."""
+
+    def __init__(self, functions: Mapping[str, Function]) -> None:
+        self.functions = functions
+        self.frame = Frame()
+        self.instructions: list[Instruction] = []
+        self._arguments: dict[Var, Structure] = {}
+        self._defined: set[Symbol] = set()
+
+    def argument(self, param: Any) -> Argument:
+        """Add a parameter's slots."""
+        kind = "argument" if param.role in ("input", "state") else "weight"
+        structure = self.frame.structure(param.name, kind, param.type)
+        self._arguments[param] = structure
+        return Argument(param.name, param.type, param.role, structure)
+
+    def define(self, symbols: Iterable[Symbol]) -> None:
+        """Note that these dims have a value from here on."""
+        self._defined.update(symbols)
+
+    def block(self, bindings: Iterable[Binding], result: Atom, scope: _Scope) -> Structure:
+        """Write the bindings, return where their result is."""
+        for binding in bindings:
+            scope.values[binding.var] = self._expr(binding.value, binding.var, scope, binding.provenance)
+        return self._atom(result, scope)
+
+    def _expr(self, expr: Expr, var: Var, scope: _Scope, provenance: Provenance | None) -> Structure:
+        match expr:
+            case Var() | Constant() | Scalar():
+                return self._atom(expr, scope)
+            case Tuple():
+                return Structure(fields=tuple(self._atom(f, scope) for f in expr.fields), names=expr.names)
+            case Projection():
+                return self._atom(expr.tuple, scope).fields[expr.index]
+            case Call():
+                return self._call(expr, var, scope, provenance)
+            case FunctionCall():
+                return self._function_call(expr, scope, provenance)
+            case If():
+                return self._if(expr, var, scope, provenance)
+            case MatchShape():
+                return self._match(expr, scope, provenance)
+
+    def _atom(self, atom: Atom, scope: _Scope) -> Structure:
+        match atom:
+            case Var():
+                found = scope.values.get(atom)
+                return self._arguments[atom] if found is None else found
+            case Constant():
+                return Structure(self.frame.constant(atom))
+            case Scalar():
+                return Structure(self._number(scope.size(atom.value)))
+
+    def _number(self, value: Any) -> int:
+        return self.frame.size(value) if isinstance(value, Dim) else self.frame.constant(value)
+
+    def _call(self, call: Call, var: Var, scope: _Scope, provenance: Provenance | None) -> Structure:
+        inputs = []
+        for arg in call.args:
+            if arg is None:
+                inputs.append(self.frame.constant(None))
+            else:
+                inputs.append(self._packed(self._atom(arg, scope)))
+        attrs = {name: scope.size(value) for name, value in call.attrs.items()}
+        sized = {
+            name: self.frame.size(value)
+            for name, value in attrs.items()
+            if next(dims_in(value), None) is not None
+        }
+        result = self.frame.structure(var.name, "value", scope.type(var.type))
+        module, line = scope.place(provenance)
+        self.instructions.append(
+            Run(
+                kernel=call.op.name,
+                op=call.op.name,
+                inputs=tuple(inputs),
+                outputs=tuple(result.leaves()),
+                attrs={name: value for name, value in attrs.items() if name not in sized},
+                sized=sized,
+                unpacks=isinstance(var.type, TupleType),
+                is_pure=call.op.is_pure_for(call.args),
+                module=module,
+                line=line,
+            )
+        )
+        return result
+
+    def _packed(self, value: Structure) -> int:
+        """The slot of a value; a tuple that an op takes as one operand is put together first."""
+        if value.is_leaf:
+            return value.slot
+        output = self.frame.add("tuple", "value")
+        inputs = tuple(self._packed(part) for part in value.fields)
+        self.instructions.append(Run("tuple", "tuple", inputs, (output,)))
+        return output
+
+    def _function_call(self, call: FunctionCall, scope: _Scope, provenance: Provenance | None) -> Structure:
+        callee = self.functions[call.function]
+        sizes = self._sizes(callee, call, scope)
+        inner = _Scope(sizes=sizes, caller=scope.place(provenance)[0])
+        for param, arg in zip(callee.params, call.args, strict=True):
+            inner.values[param] = self._atom(arg, scope)
+        return self.block(callee.bindings, callee.result, inner)
+
+    def _sizes(self, callee: Function, call: FunctionCall, scope: _Scope) -> dict[Symbol, Size]:
+        """What the callee's dims are in terms of the method's; empty if all have the same name."""
+        bound: dict[Symbol, Size] = {}
+        patterns: list[Size] = []
+        sizes: list[Size] = []
+        for param, arg in zip(callee.params, call.args, strict=True):
+            expected, given = list(sizes_of(param.type)), list(sizes_of(scope.type(arg.type)))
+            if len(expected) == len(given):  # a number may be passed where its value says nothing
+                patterns += expected
+                sizes += given
+        unify(patterns, sizes, bound)
+        # A dim that the callee defines itself must not meet that of another call.
+        for binding in callee.bindings:
+            if isinstance(binding.value, MatchShape):
+                for symbol in _symbols(binding.value.type):
+                    if symbol not in bound:
+                        bound[symbol] = of_symbol(Symbol.fresh(symbol.name, *symbol.facts))
+        same = all(isinstance(size, Dim) and bare_symbol(size) == symbol for symbol, size in bound.items())
+        return {} if same else bound
+
+    def _if(self, branch: If, var: Var, scope: _Scope, provenance: Provenance | None) -> Structure:
+        condition = self._packed(self._atom(branch.condition, scope))
+        then = self._branch(branch.then, scope)
+        otherwise = self._branch(branch.otherwise, scope)
+        result = self.frame.structure(var.name, "value", scope.type(var.type))
+        module, line = scope.place(provenance)
+        outputs = tuple(result.leaves())
+        self.instructions.append(Branch(condition, then, otherwise, outputs, module=module, line=line))
+        return result
+
+    def _branch(self, block: Any, scope: _Scope) -> Block:
+        outside, self.instructions = self.instructions, []
+        defined = set(self._defined)
+        result = self.block(block.bindings, block.result, scope)
+        inside, self.instructions = self.instructions, outside
+        self._defined = defined
+        return Block(tuple(inside), tuple(result.leaves()))
+
+    def _match(self, match: MatchShape, scope: _Scope, provenance: Provenance | None) -> Structure:
+        value = self._atom(match.value, scope)
+        type = scope.type(match.type)
+        new: dict[Symbol, int] = {}
+        for size in sizes_of(type):
+            if (
+                isinstance(size, Dim)
+                and (symbol := bare_symbol(size)) is not None
+                and symbol not in self._defined
+            ):
+                new[symbol] = self.frame.dim(symbol)
+        self.define(new)
+        for symbol in _symbols(type):
+            if symbol not in self._defined:
+                raise LowerError(f"dim '{symbol}' is bound by nothing", help="give it as an axis of its own")
+        knows = tuple((symbol, self.frame.dim(symbol)) for symbol in _symbols(type) if symbol not in new)
+        module, line = scope.place(provenance)
+        self.instructions.append(Match(value.slot, type, tuple(new.items()), knows, module=module, line=line))
+        return value
+
+
+def _symbols(type: Type) -> dict[Symbol, None]:
+    found: dict[Symbol, None] = {}
+    for size in sizes_of(type):
+        if isinstance(size, Dim):
+            found.update(dict.fromkeys(size.symbols))
+    return found

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Program`: what runs. Plain data: methods, each a frame of slots and a flat list of instructions over it.
+
+    slot         a place of the frame: an argument, a weight, a constant, a dim, a size computed from dims, or a value
+    instruction  `Run` a kernel, `Branch` on a condition, `Match` a value against a shape that may define dims
+    block        instructions in order, the sizes to compute before them, and the slots of their results
+
+A tuple is no value of its own: `Structure` says how slots make up a nested argument or result.
+Reading order of a printed method: signature, who binds each dim, what runs once at load (`setup`), what runs on each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from nnfront.dims import Dim, Symbol
+from nnfront.ir import Constant, Role, Type, type_text
+
+
+SlotKind: TypeAlias = Literal["argument", "weight", "constant", "dim", "size", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One place of a frame. `value` is what it holds from the start: a literal, a constant's bytes, or a size with dims in it."""
+
+    name: str
+    kind: SlotKind
+    type: Type | None = None
+    value: Any = None
+
+    def __str__(self) -> str:
+        if self.kind == "constant":
+            return (
+                f"constant {type_text(self.type)}"
+                if self.type is not None and isinstance(self.value, Constant)
+                else repr(self.value)
+            )
+        return _size_text(self.value) if self.kind == "size" else self.name
+
+
+def _size_text(value: Any) -> str:
+    """A size as text: an expression, or a bracketed list of them."""
+    return f"[{', '.join(map(_size_text, value))}]" if isinstance(value, (tuple, list)) else str(value)
+
+
+def _names(slots: Sequence[Slot], indices: Iterable[int]) -> str:
+    return ", ".join(str(slots[i]) for i in indices)
+
+
+def _where(module: str, frees: str) -> str:
+    parts = [part for part in (module, f"frees {frees}" if frees else "") if part]
+    return f"    # {'; '.join(parts)}" if parts else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How slots make up one value: a slot, or a tuple of structures, or a dict of them if there are names."""
+
+    slot: int = -1
+    fields: tuple[Structure, ...] = ()
+    names: tuple[str, ...] | None = None
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether this is one slot."""
+        return self.slot >= 0
+
+    def leaves(self) -> Iterator[int]:
+        """Yield the slots in order."""
+        if self.is_leaf:
+            yield self.slot
+        for part in self.fields:
+            yield from part.leaves()
+
+    def text(self, slots: Sequence[Slot]) -> str:
+        """Return it with the slots' names: `y`, `(y, z)`, `{logits: y}`."""
+        if self.is_leaf:
+            return str(slots[self.slot])
+        parts = [part.text(slots) for part in self.fields]
+        if self.names is None:
+            return f"({', '.join(parts)})"
+        return f"{{{', '.join(f'{n}: {p}' for n, p in zip(self.names, parts, strict=True))}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run `kernel` on the slots `inputs` and store its result, or the fields of its result, in `outputs`.
+
+    `attrs` are constant keyword arguments, `sized` those that a slot holds. `frees` are dead afterwards.
+    `module` is the module path, `line` the author's line, `why` the reason for the kernel.
+    """
+
+    kernel: str
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    sized: Mapping[str, int] = field(default_factory=dict)
+    unpacks: bool = False
+    is_pure: bool = True
+    frees: tuple[int, ...] = ()
+    module: str = ""
+    line: str = ""
+    why: str = ""
+
+    def text(self, slots: Sequence[Slot], indent: str) -> list[str]:
+        """Return its lines."""
+        attrs = [f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in self.attrs.items()]
+        attrs += [f"{k}={slots[i]}" for k, i in self.sized.items()]
+        operands = ", ".join([*(str(slots[i]) for i in self.inputs), *attrs])
+        result = _names(slots, self.outputs)
+        if len(self.outputs) == 1 and slots[self.outputs[0]].type is not None:
+            result += f": {type_text(slots[self.outputs[0]].type)}"
+        return [
+            f"{indent}{result} = {self.kernel}({operands}){_where(self.module, _names(slots, self.frees))}"
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Run one of two blocks, by the truth of the slot `condition`; both put their results in `outputs`."""
+
+    condition: int
+    then: Block
+    otherwise: Block
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...] = ()
+    module: str = ""
+    line: str = ""
+
+    def text(self, slots: Sequence[Slot], indent: str) -> list[str]:
+        """Return its lines."""
+        inner = indent + "  "
+        return [
+            f"{indent}{_names(slots, self.outputs)} = if {slots[self.condition]}:{_where(self.module, _names(slots, self.frees))}",
+            *self.then.text(slots, inner),
+            f"{inner}{_names(slots, self.then.results)}",
+            f"{indent}else:",
+            *self.otherwise.text(slots, inner),
+            f"{inner}{_names(slots, self.otherwise.results)}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Check that the value's type is `type`, bind the dims that it defines, then compute `sizes`. The value stays where it is."""
+
+    input: int
+    type: Type
+    defines: tuple[tuple[Symbol, int], ...]
+    knows: tuple[tuple[Symbol, int], ...]
+    sizes: tuple[int, ...] = ()
+    frees: tuple[int, ...] = ()
+    module: str = ""
+    line: str = ""
+
+    def text(self, slots: Sequence[Slot], indent: str) -> list[str]:
+        """Return its lines."""
+        defines = ", ".join(str(symbol) for symbol, _ in self.defines)
+        value = slots[self.input]
+        return [
+            f"{indent}match {value}: {type_text(self.type)}{f' defines {defines}' if defines else ''}{_where(self.module, '')}"
+        ]
+
+
+Instruction: TypeAlias = Run | Branch | Match
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Sizes to compute first, instructions in order, and the slots of the results."""
+
+    instructions: tuple[Instruction, ...]
+    results: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+    def walk(self) -> Iterator[Instruction]:
+        """Yield every instruction, those of branches after the branch."""
+        for instruction in self.instructions:
+            yield instruction
+            if isinstance(instruction, Branch):
+                yield from instruction.then.walk()
+                yield from instruction.otherwise.walk()
+
+    def text(self, slots: Sequence[Slot], indent: str) -> list[str]:
+        """Return the lines of its instructions."""
+        return [line for instruction in self.instructions for line in instruction.text(slots, indent)]
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A parameter of a method: where its leaves go, and its type, which the call is checked against."""
+
+    name: str
+    type: Type
+    role: Role
+    structure: Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a dim gets its value: an axis of a tensor, `batch` or `max_seq` of a cache, or the value of a scalar.
+
+    `path` leads into a nested argument. `is_weight` means that loading binds it, once for all calls.
+    """
+
+    argument: str
+    path: tuple[int, ...] = ()
+    axis: int | Literal["batch", "max_seq", "value"] = "value"
+    is_weight: bool = False
+
+    @property
+    def owner(self) -> str:
+        """The argument in quotes, with the fields that lead to it: `'xs'[0]`."""
+        return f"'{self.argument}'" + "".join(f"[{i}]" for i in self.path)
+
+    def __str__(self) -> str:
+        if self.axis == "value":
+            return self.owner
+        return f"{self.owner} axis {self.axis}" if isinstance(self.axis, int) else f"{self.owner} {self.axis}"
+
+
+@dataclass(frozen=True, slots=True)
+class DimBinding:
+    """A dim of the signature: the slot that holds it, the place that defines it and the size that stands there."""
+
+    symbol: Symbol
+    slot: int
+    place: Place
+    size: Dim
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether the place says it through an expression, such as `2*n`, that has to be solved."""
+        return self.size.symbols != (self.symbol,) or str(self.size) != self.symbol.name
+
+
+@dataclass(frozen=True, slots=True)
+class MethodProgram:
+    """One method, or one weight transform, ready to run.
+
+    `arguments` are what a call gives, `weights` what loading binds. `setup` runs once at load: views of weights only, it makes
+    no copies. `body` runs on each call. `result` is what the caller gets: written states are left out, as they are written in place.
+    `transform` names the transform that makes the weights of role `transformed`.
+    """
+
+    name: str
+    arguments: tuple[Argument, ...]
+    weights: tuple[Argument, ...]
+    dims: tuple[DimBinding, ...]
+    slots: tuple[Slot, ...]
+    setup: Block
+    body: Block
+    result: Structure
+    transform: str | None = None
+
+    def __str__(self) -> str:
+        arguments = ", ".join(f"{a.name}: {type_text(a.type)}" for a in self.arguments)
+        lines = [f"{self.name}({arguments}):"]
+        lines += [f"  dim {b.symbol} from {b.place}" for b in self.dims]
+        lines += [f"  {w.role} {w.name}: {type_text(w.type)}" for w in self.weights]
+        for title, block in (("setup", self.setup), ("body", self.body)):
+            if block.instructions or title == "body":
+                lines += [f"  {title}:", *block.text(self.slots, "    ")]
+        lines.append(f"  return {self.result.text(self.slots)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All methods and weight transforms of a module, for one target."""
+
+    target: str
+    methods: Mapping[str, MethodProgram]
+    transforms: Mapping[str, MethodProgram]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [str(m) for m in (*self.transforms.values(), *self.methods.values())]
+        return f"program for {self.target}\n\n" + "\n\n".join(parts) + "\n"

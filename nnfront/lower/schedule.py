@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to instructions after their kernels are chosen: dead ones go, load-time ones move, sizes and frees get a place.
+
+before:
+    b = permute_dims(w)      # nobody reads it
+    c = permute_dims(v)
+    y = matmul(x, c)
+after:
+    setup: c = permute_dims(v)
+    body:  y = matmul(x, c)      # frees x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from math import prod
+
+from nnfront import dtypes
+from nnfront.dims import Symbol
+from nnfront.ir import TensorType
+from nnfront.lower.frame import Frame, dims_in
+from nnfront.lower.program import Block, Branch, Instruction, Match, Run, Slot
+
+# Ops whose results share the memory of their operand, whatever its strides are.
+VIEWS = frozenset({"permute_dims", "split", "squeeze", "unsqueeze"})
+
+# A result that depends on nothing is computed once if it is no larger than this: 1 MiB of tables is worth keeping, a zeroed
+# buffer of the size of an activation is not.
+KEPT_BYTES = 1 << 20
+
+
+def finish(body: Block, frame: Frame, load_dims: Collection[Symbol], *, hoists: bool) -> tuple[Block, Block]:
+    """Return the block that runs at load and the block that runs on each call. `load_dims` are the dims that weights bind."""
+    body = _without_dead(body)
+    early: list[Instruction] = []
+    if hoists:
+        body, early = _split_early(body, frame.slots, load_dims)
+    kept = frozenset(slot for instruction in early for slot in _outputs(instruction))
+    setup = _with_sizes(Block(tuple(early)), frame.slots, set(load_dims), set())
+    bound = set(frame.dims) - set(_matched(body))
+    body = _with_sizes(body, frame.slots, bound, set(setup.sizes))
+    return setup, _with_frees(body, frame.slots, kept)
+
+
+def _without_dead(block: Block, live: Iterable[int] = ()) -> Block:
+    """Drop pure instructions whose outputs nobody reads; `live` are read outside."""
+    needed = {*live, *block.results}
+    kept: list[Instruction] = []
+    for instruction in reversed(block.instructions):
+        outputs = _outputs(instruction)
+        if isinstance(instruction, Run) and instruction.is_pure and needed.isdisjoint(outputs):
+            continue
+        if isinstance(instruction, Branch):
+            instruction = _used_results(instruction, needed)
+            then, otherwise = _without_dead(instruction.then), _without_dead(instruction.otherwise)
+            if not (instruction.outputs or then.instructions or otherwise.instructions):
+                continue
+            instruction = replace(instruction, then=then, otherwise=otherwise)
+        needed.update(_inputs(instruction))
+        kept.append(instruction)
+    return replace(block, instructions=tuple(reversed(kept)))
+
+
+def _used_results(branch: Branch, needed: Collection[int]) -> Branch:
+    keep = [i for i, slot in enumerate(branch.outputs) if slot in needed]
+    if len(keep) == len(branch.outputs):
+        return branch
+    then = replace(branch.then, results=tuple(branch.then.results[i] for i in keep))
+    otherwise = replace(branch.otherwise, results=tuple(branch.otherwise.results[i] for i in keep))
+    return replace(branch, then=then, otherwise=otherwise, outputs=tuple(branch.outputs[i] for i in keep))
+
+
+def _split_early(
+    body: Block, slots: list[Slot], load_dims: Collection[Symbol]
+) -> tuple[Block, list[Instruction]]:
+    """Take out what can run once at load without holding more memory: views of weights, and small values of nothing at all."""
+    weights = {i for i, slot in enumerate(slots) if slot.kind == "weight"}
+    free = {i for i, slot in enumerate(slots) if _is_known_at_load(slot, load_dims)}
+    early: list[Instruction] = []
+    late: list[Instruction] = []
+    for instruction in body.instructions:
+        if isinstance(instruction, Run) and instruction.is_pure:
+            inputs = set(_inputs(instruction))
+            if inputs <= free and _is_small(instruction, slots):
+                free.update(instruction.outputs)
+                early.append(instruction)
+                continue
+            if inputs <= free | weights and instruction.kernel in VIEWS:
+                weights.update(instruction.outputs)
+                early.append(instruction)
+                continue
+        late.append(instruction)
+    return replace(body, instructions=tuple(late)), early
+
+
+def _is_known_at_load(slot: Slot, load_dims: Collection[Symbol]) -> bool:
+    if slot.kind == "constant":
+        return True
+    dims = dims_in(slot.type.value if slot.kind == "dim" else slot.value)  # type: ignore[union-attr]
+    return slot.kind in ("dim", "size") and all(symbol in load_dims for dim in dims for symbol in dim.symbols)
+
+
+def _is_small(run: Run, slots: list[Slot]) -> bool:
+    total = 0
+    for output in run.outputs:
+        type = slots[output].type
+        if not isinstance(type, TensorType) or any(not isinstance(size, int) for size in type.shape):
+            return False
+        total += prod(int(size) for size in type.shape) * dtypes.size_bytes(type.dtype)  # type: ignore[call-overload]
+    return total <= KEPT_BYTES
+
+
+def _with_sizes(block: Block, slots: list[Slot], bound: set[Symbol], done: set[int]) -> Block:
+    """Put the computation of each size where all its dims are known: on entry, or after the match that defines the last of them.
+
+    `bound` are the dims known on entry, `done` the sizes computed before.
+    """
+    bound, done = set(bound), set(done)
+    wanted = {
+        i for instruction in block.instructions for i in _own_inputs(instruction) if slots[i].kind == "size"
+    }
+    wanted.update(i for i in block.results if slots[i].kind == "size")
+    wanted -= done
+
+    def ready() -> tuple[int, ...]:
+        now = sorted(i for i in wanted if all(s in bound for d in dims_in(slots[i].value) for s in d.symbols))
+        wanted.difference_update(now)
+        done.update(now)
+        return tuple(now)
+
+    entry = ready()
+    instructions: list[Instruction] = []
+    for instruction in block.instructions:
+        if isinstance(instruction, Match):
+            bound.update(symbol for symbol, _ in instruction.defines)
+            instruction = replace(instruction, sizes=ready())
+        elif isinstance(instruction, Branch):
+            then = _with_sizes(instruction.then, slots, bound, done)
+            otherwise = _with_sizes(instruction.otherwise, slots, bound, done)
+            instruction = replace(instruction, then=then, otherwise=otherwise)
+        instructions.append(instruction)
+    assert not wanted, f"no value for {[slots[i].value for i in wanted]}"
+    return replace(block, instructions=tuple(instructions), sizes=entry)
+
+
+def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block:
+    """Say after which instruction each slot is dead; slots in `kept` belong to somebody else."""
+    live = {*kept, *block.results}
+    instructions: list[Instruction] = []
+    for instruction in reversed(block.instructions):
+        touched = dict.fromkeys([*_inputs(instruction), *_outputs(instruction)])
+        frees = tuple(i for i in touched if i not in live and slots[i].kind in ("value", "argument"))
+        live.update(touched)
+        if isinstance(instruction, Branch):
+            outside = set(_inputs(instruction)) | live
+            then = _with_frees(instruction.then, slots, outside)
+            otherwise = _with_frees(instruction.otherwise, slots, outside)
+            instruction = replace(instruction, then=then, otherwise=otherwise)
+        instructions.append(replace(instruction, frees=frees))
+    return replace(block, instructions=tuple(reversed(instructions)))
+
+
+def _outputs(instruction: Instruction) -> tuple[int, ...]:
+    return () if isinstance(instruction, Match) else instruction.outputs
+
+
+def _own_inputs(instruction: Instruction) -> tuple[int, ...]:
+    """What the instruction itself reads."""
+    match instruction:
+        case Run():
+            return (*instruction.inputs, *instruction.sized.values())
+        case Branch():
+            return (instruction.condition,)
+        case Match():
+            return (instruction.input,)
+
+
+def _inputs(instruction: Instruction) -> Iterator[int]:
+    """What the instruction and its branches read from outside."""
+    yield from _own_inputs(instruction)
+    if isinstance(instruction, Branch):
+        for block in (instruction.then, instruction.otherwise):
+            made: set[int] = set()
+            for inner in block.instructions:
+                yield from (i for i in _inputs(inner) if i not in made)
+                made.update(_outputs(inner))
+            yield from (i for i in block.results if i not in made)
+
+
+def _matched(block: Block) -> Iterator[Symbol]:
+    """The dims that matches define."""
+    for instruction in block.walk():
+        if isinstance(instruction, Match):
+            yield from (symbol for symbol, _ in instruction.defines)

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run blocks of a program over a frame: a list with one place for each slot.
+
+Everything that can be decided before a call is: `prepare` turns each instruction into a *step*, a small function of the frame that
+has its kernel, slots and constant attributes built in. `execute` only calls one step after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+
+from nnfront.dims import Dim, Symbol, evaluator
+from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot
+from nnfront.runtime.match import match_step
+
+Frame: TypeAlias = list[Any]
+Step: TypeAlias = Callable[[Frame], None]
+# From a kernel call to the function that does it: operands by position, sized attributes by keyword.
+Resolve: TypeAlias = Callable[[Run], Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A block ready to run: its steps, and the instruction behind each of them (None: sizes)."""
+
+    steps: tuple[Step, ...]
+    instructions: tuple[Instruction | None, ...]
+
+    def __iter__(self) -> Iterator[tuple[Step, Instruction | None]]:
+        return zip(self.steps, self.instructions, strict=True)
+
+
+def execute(code: Code, frame: Frame, method: str = "") -> None:
+    """Run all steps. An error that a step raises gets a note that says where in the model it comes from."""
+    step: Step | None = None
+    try:
+        for step in code.steps:  # noqa: B007 - read in the handler
+            step(frame)
+    except Exception as error:
+        where = place(code, step, method)
+        if where and not getattr(error, "__notes__", None):
+            error.add_note(where)
+        raise
+
+
+def place(code: Code, step: Step | None, method: str) -> str:
+    """Return where a step comes from: op, module path, method, line of the author's code."""
+    instruction = next((i for s, i in code if s is step), None)
+    if instruction is None:
+        return ""
+    op = f"{instruction.op} " if isinstance(instruction, Run) else ""
+    module = f"at {instruction.module} " if instruction.module else ""
+    line = f" ({instruction.line})" if instruction.line else ""
+    return f"in {op}{module}in method {method!r}{line}" if method else f"in {op}{module}{line}".rstrip()
+
+
+def prepare(block: Block, slots: Sequence[Slot], resolve: Resolve, dims: Mapping[Symbol, int]) -> Code:
+    """Turn a block into steps. `resolve` gives the function for each kernel, `dims` the slot of each dim."""
+    pairs: list[tuple[Step, Instruction | None]] = []
+    if block.sizes:
+        pairs.append((size_step(block.sizes, slots, dims), None))
+    for instruction in block.instructions:
+        match instruction:
+            case Run():
+                pairs.append((_run_step(instruction, resolve(instruction)), instruction))
+            case Branch():
+                then = prepare(instruction.then, slots, resolve, dims)
+                otherwise = prepare(instruction.otherwise, slots, resolve, dims)
+                pairs.append((_branch_step(instruction, then, otherwise), instruction))
+            case Match():
+                pairs.append((match_step(instruction, slots[instruction.input].name), instruction))
+                if instruction.sizes:
+                    pairs.append((size_step(instruction.sizes, slots, dims), None))
+    return Code(tuple(step for step, _ in pairs), tuple(instruction for _, instruction in pairs))
+
+
+def initial_frame(slots: Sequence[Slot]) -> Frame:
+    """Return a frame with the constants in their places and None everywhere else."""
+    return [_constant(slot.value) if slot.kind == "constant" else None for slot in slots]
+
+
+def _constant(value: Any) -> Any:
+    data = getattr(value, "data", None)
+    if data is None:
+        return value
+    dtype: torch.dtype = getattr(torch, value.type.dtype)
+    if not data:
+        return torch.empty(value.type.shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(value.type.shape)
+
+
+def size_step(indices: Sequence[int], slots: Sequence[Slot], dims: Mapping[Symbol, int]) -> Step:
+    """Return the step that computes sizes from dims: numbers, or nested tuples of numbers."""
+    flat: list[Dim] = []
+
+    def source(value: Any) -> str:
+        if isinstance(value, Dim):
+            flat.append(value)
+            return f"v[{len(flat) - 1}]"
+        if isinstance(value, (tuple, list)):
+            return f"({''.join(source(part) + ', ' for part in value)})"
+        return repr(value)
+
+    body = "".join(f" frame[{i}] = {source(slots[i].value)}\n" for i in indices)
+    symbols = list(dict.fromkeys(symbol for dim in flat for symbol in dim.symbols))
+    known = "".join(f"frame[{dims[symbol]}], " for symbol in symbols)
+    scope: dict[str, Any] = {"run": evaluator(flat, symbols)}
+    exec(f"def step(frame):\n v = run(({known}))\n{body}", scope)
+    step: Step = scope["step"]
+    return step
+
+
+def _run_step(run: Run, call: Callable[..., Any]) -> Step:
+    make = _run_maker(len(run.inputs), tuple(run.sized), len(run.outputs), run.unpacks, len(run.frees))
+    step: Step = make(call, *run.inputs, *run.sized.values(), *run.outputs, *run.frees)
+    return step
+
+
+@lru_cache(maxsize=None)
+def _run_maker(
+    inputs: int, keywords: tuple[str, ...], outputs: int, unpacks: bool, frees: int
+) -> Callable[..., Step]:
+    """Return a maker of steps of one form: the call, the indices of its operands, results and frees become closure variables."""
+    indices = [
+        f"{kind}{i}"
+        for kind, n in (("a", inputs), ("k", len(keywords)), ("o", outputs), ("f", frees))
+        for i in range(n)
+    ]
+    operands = [f"frame[a{i}]" for i in range(inputs)] + [
+        f"{name}=frame[k{i}]" for i, name in enumerate(keywords)
+    ]
+    results = "".join(f"frame[o{i}], " for i in range(outputs))
+    target = f"{results}= " if unpacks and outputs else f"frame[o0] = " if outputs else ""
+    clear = "  " + "".join(f"frame[f{i}] = " for i in range(frees)) + "None\n" if frees else ""
+    source = (
+        f"def make({', '.join(['call', *indices])}):\n"
+        f" def step(frame):\n"
+        f"  {target}call({', '.join(operands)})\n{clear}"
+        f" return step\n"
+    )
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    maker: Callable[..., Step] = scope["make"]
+    return maker
+
+
+def inputs_of(instruction: Instruction) -> Iterator[int]:
+    """Yield the slots that an instruction and its branches read."""
+    match instruction:
+        case Run():
+            yield from (*instruction.inputs, *instruction.sized.values())
+        case Branch():
+            yield instruction.condition
+            for block in (instruction.then, instruction.otherwise):
+                for inner in block.instructions:
+                    yield from inputs_of(inner)
+                yield from block.results
+        case Match():
+            yield instruction.input
+
+
+def _branch_step(branch: Branch, then: Code, otherwise: Code) -> Step:
+    condition, outputs, frees = branch.condition, branch.outputs, branch.frees
+    results = branch.then.results, branch.otherwise.results
+
+    def step(frame: Frame) -> None:
+        taken = bool(frame[condition])
+        execute(then if taken else otherwise, frame)
+        values = [frame[i] for i in results[0 if taken else 1]]
+        for output, value in zip(outputs, values, strict=True):
+            frame[output] = value
+        for i in frees:
+            frame[i] = None
+
+    return step
+
+
+def run_lazily(
+    block: Block,
+    slots: Sequence[Slot],
+    resolve: Resolve,
+    fetch: Callable[[int], Any],
+    dims: Mapping[Symbol, int],
+    frame: Frame,
+) -> Iterator[Instruction]:
+    """Run a block whose inputs come one by one: `fetch(slot)` is asked for an argument or weight just before it is needed.
+
+    Yields each instruction after it has run. What is dead is dropped, fetched values too.
+    """
+    for step, instruction in prepare(block, slots, resolve, dims):
+        if instruction is None:
+            step(frame)
+            continue
+        for slot in inputs_of(instruction):
+            if frame[slot] is None and slots[slot].kind in ("argument", "weight"):
+                frame[slot] = fetch(slot)
+        step(frame)
+        yield instruction

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens each sequence of a cache holds, as an immutable value that remembers what was derived from it.
+
+All layers of a cache go through the same lengths, one after the other. As `grow` gives the second layer the object that it gave
+the first, positions and masks are made once for a call and not once for a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+Value = TypeVar("Value")
+
+
+class Lengths:
+    """One length for each sequence; `equal` is the length if it is the same for all, else None."""
+
+    __slots__ = ("_memo", "equal", "longest", "values")
+
+    def __init__(self, values: tuple[int, ...]) -> None:
+        self.values = values
+        self.longest = max(values, default=0)
+        self.equal: int | None = self.longest if min(values, default=0) == self.longest else None
+        self._memo: dict[Any, Any] = {}
+
+    def remember(self, key: Any, make: Callable[[], Value]) -> Value:
+        """Return what `make` made for this key the first time."""
+        found: Value | None = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = make()
+        return found
+
+    def part(self, first: int, count: int) -> Lengths:
+        """The lengths of some sequences in a row."""
+        if first == 0 and count == len(self.values):
+            return self
+        return self.remember(("part", first, count), lambda: Lengths(self.values[first : first + count]))
+
+    def grow(self, first: int, count: int, seq: int) -> Lengths:
+        """The lengths after `seq` more tokens in each of some sequences in a row."""
+        found: Lengths | None = self._memo.get((first, count, seq))
+        if found is None:
+            values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
+            found = self._memo[first, count, seq] = Lengths(tuple(values))
+        return found
+
+    def positions(self, seq: int) -> torch.Tensor:
+        """Positions of the next tokens: int64 [sequences, seq]."""
+
+        def make() -> torch.Tensor:
+            steps = torch.arange(seq)
+            if self.equal is not None:
+                return (steps + self.equal).expand(len(self.values), seq)
+            return torch.tensor(self.values)[:, None] + steps
+
+        return self.remember(("positions", seq), make)
+
+    def stored(self, capacity: int) -> torch.Tensor:
+        """Positions of the tokens in the slots of a ring of `capacity` slots: int64 [sequences, slots in use], -1 for an empty one.
+
+        The token at position p lies in slot p % capacity.
+        """
+
+        def make() -> torch.Tensor:
+            slots = torch.arange(min(self.longest, capacity))
+            last = torch.tensor(self.values, dtype=torch.int64)[:, None] - 1
+            positions = last - (last - slots) % capacity
+            return positions.clamp_(min=-1)
+
+        return self.remember(("stored", capacity), make)
