@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -202,14 +203,17 @@ class Module:
         parameters: dict[str, Parameter] = {}
         aliases: dict[str, str] = {}
         names: dict[int, str] = {}
+        modules: list[Module] = []
         for path, item in _walk(self, ""):
             first = names.setdefault(id(item), path)
-            if isinstance(item, Parameter):
+            if isinstance(item, Module):
+                modules.append(item)
+            elif isinstance(item, Parameter):
                 if first == path:
                     parameters[path] = item
                 else:
                     aliases[path] = first
-        return Tree(parameters, aliases, names, _shareable(self) if share_layers else frozenset())
+        return Tree(parameters, aliases, names, _shareable(modules) if share_layers else frozenset())
 
     # Text.
 
@@ -229,45 +233,57 @@ class Module:
         return head + "".join(f"\n  {line}" for line in inner) + ("\n)" if inner else ")")
 
 
-def _members(module: Module) -> Iterator[tuple[str, Any]]:
-    """Yield (name, item) for the parameters, tensors and modules that a module holds, containers looked through."""
+def _members(module: Module) -> list[tuple[str, Any]]:
+    """Return (name, item) for the parameters, tensors and modules that a module holds, containers looked through."""
+    found: list[tuple[str, Any]] = []
     for name, item in vars(module).items():
-        yield from _flat(module.member_name(name) if isinstance(module, Container) else name, item)
+        if isinstance(item, (Module, Tensor, list, tuple, dict)):
+            _look_through(module.member_name(name) if isinstance(module, Container) else name, item, found)
+    return found
 
 
-def _flat(name: str, item: Any) -> Iterator[tuple[str, Any]]:
+def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
     if isinstance(item, (Module, Tensor)):
-        yield name, item
+        found.append((name, item))
     elif isinstance(item, (list, tuple)):
         for i, part in enumerate(item):
-            yield from _flat(f"{name}.{i}" if name else str(i), part)
+            _look_through(f"{name}.{i}" if name else str(i), part, found)
     elif isinstance(item, dict):
         for key, part in item.items():
-            yield from _flat(f"{name}.{key}" if name else str(key), part)
+            _look_through(f"{name}.{key}" if name else str(key), part, found)
 
 
-def _walk(module: Module, path: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield (path, item) for a module, then what it holds and all below, under every path; a cycle is not followed."""
-    yield path, module
-    if id(module) in above:
-        return
-    for name, item in _members(module):
-        below = f"{path}.{name}" if path else name
-        if isinstance(item, Module):
-            yield from _walk(item, below, (*above, id(module)))
-        else:
-            yield below, item
+def _walk(module: Module, prefix: str) -> list[tuple[str, Any]]:
+    """Return (path, item) for a module, then what it holds and all below, under every path; a cycle is not followed."""
+    found: list[tuple[str, Any]] = []
+    above: set[int] = set()
+
+    def visit(module: Module, path: str) -> None:
+        found.append((path, module))
+        if id(module) in above:
+            return
+        above.add(id(module))
+        for name, item in _members(module):
+            below = f"{path}.{name}" if path else name
+            if isinstance(item, Module):
+                visit(item, below)
+            else:
+                found.append((below, item))
+        above.discard(id(module))
+
+    visit(module, prefix)
+    return found
 
 
-def _shareable(root: Module) -> frozenset[int]:
+def _shareable(modules: Iterable[Module]) -> frozenset[int]:
     """Return the ids of the modules that stand in a list with others of their class."""
     found: set[int] = set()
-    for module in root.modules():
+    for module in modules:
         for item in vars(module).values():
-            if isinstance(item, (list, tuple, dict)):
+            if isinstance(item, (list, tuple, dict)) and len(item) > 1:
                 parts = [p for p in (item.values() if isinstance(item, dict) else item) if isinstance(p, Module)]
-                classes = [type(p) for p in parts]
-                found.update(id(p) for p in parts if classes.count(type(p)) > 1)
+                count = Counter(map(type, parts))
+                found.update(id(p) for p in parts if count[type(p)] > 1)
     return frozenset(found)
 
 

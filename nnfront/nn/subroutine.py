@@ -7,8 +7,10 @@ called and passed in.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from nnfront import ops
@@ -86,14 +88,17 @@ class Subroutines:
         if len(known) == _MAX_VARIANTS:
             return False, None
         try:
-            subroutine = self._trace_shared(module, path, structure, leaves)
+            names = _leaf_names(module.forward, args, kwargs)
+            subroutine = self._trace_shared(module, path, structure, leaves, names)
         except CannotShare:
             known.append(None)
             return False, None
         known.append(subroutine)
         return True, self._emit_call(subroutine, leaves, subroutine.reads.tensors)
 
-    def _trace_shared(self, module: Any, path: str, structure: Any, leaves: list[Any]) -> Subroutine:
+    def _trace_shared(
+        self, module: Any, path: str, structure: Any, leaves: list[Any], names: list[str]
+    ) -> Subroutine:
         """Trace `module` into a private function of its own."""
         outer_frame, outer_path = self.trace.frame, self.trace.path
         name = self.trace.function_names.unique(type(module).__name__)
@@ -102,7 +107,7 @@ class Subroutines:
         token = start_recording(reads)
         self.trace.frame, self.trace.path = frame, ""
         try:
-            inside = [self._inner_argument(leaf, i) for i, leaf in enumerate(leaves)]
+            inside = [self._inner_argument(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
             args, kwargs = unflatten(structure, inside) if leaves else structure
             result_leaves: list[Any] = []
             result_structure = flatten(module.forward(*args, **kwargs), _is_argument, result_leaves)
@@ -123,14 +128,14 @@ class Subroutines:
         self.trace.functions[name] = frame.builder.finish(result, "private")
         return Subroutine(name, reads, tuple(slots[id(t)] for t in frame.reads), tuple(dims), result_structure, len(result_leaves))
 
-    def _inner_argument(self, leaf: Any, index: int) -> Any:
+    def _inner_argument(self, leaf: Any, name: str) -> Any:
         """Return what stands for an argument inside a shared body."""
         builder = self.trace.frame.builder
         if isinstance(leaf, CacheLayer):
-            layer = CacheLayer(leaf.type, builder.param(f"cache_{index}", leaf.type, "state"))
+            layer = CacheLayer(leaf.type, builder.param(name, leaf.type, "state"))
             self.trace.frame.layers.append(layer)
             return layer
-        return self.trace.wrap(builder.param(f"arg_{index}", leaf.type, "input"), leaf.type)
+        return self.trace.wrap(builder.param(name, leaf.type, "input"), leaf.type)
 
     def _shared_result(self, leaves: list[Any]) -> Atom:
         """Return the result of a shared body: its leaves as one value, then the written handles."""
@@ -170,3 +175,14 @@ class Subroutines:
 
 def _is_argument(value: Any) -> bool:
     return isinstance(value, (Tensor, Object, CacheLayer))
+
+
+def _leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return a name for each leaf of the arguments: that of the argument in which it stands."""
+    signature = [p.name for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    names: list[str] = []
+    for i, (name, value) in enumerate([*((n, a) for n, a in zip_longest(signature[: len(args)], args)), *kwargs.items()]):
+        leaves: list[Any] = []
+        flatten(value, _is_argument, leaves)
+        names += [name or f"arg_{i}"] * len(leaves)
+    return names
