@@ -1,46 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a weight transform: each weight is read just before it is needed and dropped just after."""
+"""Run a weight transform: each weight is read just before it is needed and dropped just after.
+
+A result that is whole weights in a row (a fused QKV) is asked of the source in one piece, which maps or reads the parts into
+their places; a result that is a weight, or a view of one, stays one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from nnfront.lower import MethodProgram
+from nnfront.dims import Symbol, evaluate
+from nnfront.errors import LoadError, RunError
+from nnfront.lower import Block, Match, MethodProgram, TensorType
 from nnfront.runtime.cpu import resolve
-from nnfront.runtime.execute import initial_frame, run_lazily
+from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
 from nnfront.runtime.signature import observed
 from nnfront.runtime.signature import resolve as resolve_dims
+from nnfront.runtime.source import Source, as_source
+from nnfront.runtime.transform_steps import Fetch, Give, Step, results_of, schedule
 
 
 def run_transform(
-    program: MethodProgram, source: Mapping[str, Any], *, progress: Callable[[int, int], None] | None = None
+    program: MethodProgram,
+    source: Source | Mapping[str, torch.Tensor],
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Return the transform's results by name. `progress` is told how many instructions of how many have run."""
+    """Return the transform's results by name: tensors, and numbers for dims. `progress` is told how many steps of how many have run.
+
+    Raises LoadError if a weight cannot be read or the sizes of weights contradict each other.
+    """
+    found = dict(stream_transform(program, source, progress=progress))
+    return {name: found[name] for name in results_of(program)}
+
+
+def stream_transform(
+    program: MethodProgram,
+    source: Source | Mapping[str, torch.Tensor],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """Yield each result with its name as soon as it is finished; what the caller lets go of is given back before the next."""
+    weights = as_source(source)
+    steps = schedule(program)
+    dims = weight_dims(program, weights)
+    frame = _initial_frame(program, dims)
+    slots = dict(_dim_slots(program))
+    for done, step in enumerate(steps, 1):
+        with torch.no_grad():
+            if isinstance(step.action, Fetch):
+                frame[step.action.slot] = _fetch(program, weights, step.action, dims)
+            elif not isinstance(step.action, Give):
+                execute(prepare(Block((step.action,)), program.slots, resolve, slots), frame, program.name)
+        if progress is not None:
+            progress(done, len(steps))
+        if isinstance(step.action, Give):
+            yield step.action.name, _released(frame, step)
+        else:
+            _free(frame, step)
+
+
+def weight_dims(program: MethodProgram, source: Source) -> dict[Symbol, int]:
+    """Return the dims that weights bind, from their shapes. Raises LoadError if two weights contradict each other."""
+    bindings = [b for b in program.dims if b.place.is_weight]
+    if not bindings:
+        return {}
+    found = [item for w in program.weights for item in observed(w, source.info(w.name).shape)]
+    try:
+        known = resolve_dims(f"{program.name}: weight", found, bindings, {})
+    except RunError as error:
+        raise LoadError(error.what, details=error.details) from None
+    return {symbol: number for symbol, (number, _) in known.items()}
+
+
+def _initial_frame(program: MethodProgram, dims: Mapping[Symbol, int]) -> Frame:
     frame = initial_frame(program.slots)
-    found = [
-        item
-        for w in program.weights
-        if any(b.place.argument == w.name for b in program.dims)
-        for item in observed(w, source[w.name])
-    ]
-    known = resolve_dims(f"{program.name}: weight", found, [b for b in program.dims if b.place.is_weight], {})
     for binding in program.dims:
-        frame[binding.slot] = known[binding.symbol][0]
-    names = {slot: w.name for w in program.weights for slot in w.structure.leaves()}
-    dims = {b.symbol: b.slot for b in program.dims}
-    total = len(program.body.instructions)
-    with torch.inference_mode():
-        steps = run_lazily(
-            program.body, program.slots, resolve, lambda slot: source[names[slot]], dims, frame
-        )
-        for done, _ in enumerate(steps, 1):
-            if progress is not None:
-                progress(done, total)
-    assert program.result.names is not None
-    leaves = zip(program.result.names, program.result.fields, strict=True)
-    return {
-        name: source[names[part.slot]] if part.slot in names else frame[part.slot] for name, part in leaves
-    }
+        frame[binding.slot] = dims[binding.symbol]
+    sizes = Block((), sizes=program.body.sizes)
+    execute(prepare(sizes, program.slots, resolve, dict(_dim_slots(program))), frame, program.name)
+    return frame
+
+
+def _dim_slots(program: MethodProgram) -> Iterator[tuple[Symbol, int]]:
+    yield from ((b.symbol, b.slot) for b in program.dims)
+    for instruction in program.body.walk():
+        if isinstance(instruction, Match):
+            yield from instruction.defines
+
+
+def _fetch(program: MethodProgram, source: Source, fetch: Fetch, dims: Mapping[Symbol, int]) -> torch.Tensor:
+    type = program.slots[fetch.slot].type
+    assert isinstance(type, TensorType), f"weight {fetch.names} is no tensor"
+    names = fetch.names
+    value = source.tensor(names[0]) if len(names) == 1 else source.joined(names)
+    return value.reshape([evaluate(size, dims) for size in type.shape])
+
+
+def _free(frame: Frame, step: Step) -> None:
+    for slot in step.frees:
+        frame[slot] = None
+
+
+def _released(frame: Frame, step: Step) -> Any:
+    """Return a result; the frame lets go of it if nothing else needs it, so that only the caller holds it."""
+    assert isinstance(step.action, Give)
+    value = frame[step.action.slot]
+    _free(frame, step)
+    return value

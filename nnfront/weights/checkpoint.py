@@ -90,27 +90,25 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
         The pages leave the process with the last tensor that uses them. Writing into it changes this process's copy, not the file.
         """
-        return self.joined([name])
+        return self._laid_out([self.info(name)]).view(self.info(name).shape)
 
     def joined(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the tensors joined along their first axis, as one; where pages allow it (see `pages`) nothing is copied.
+        """Return the elements of tensors of one dtype, row-major, one tensor after another, as a tensor of one axis.
 
-        Their dtypes and further axes must agree.
+        For matrices that is their concatenation along the first axis. Where pages allow it (see `pages`) nothing is copied.
         """
-        infos = [self.info(name) for name in names]
-        dtype, shape = _torch_dtype(infos[0]), list(infos[0].shape)
-        if len(infos) > 1:
-            assert all(
-                info.dtype == infos[0].dtype and info.shape[1:] == infos[0].shape[1:] for info in infos
-            )
-            shape[0] = sum(info.shape[0] for info in infos)
-        if not any(info.size_bytes for info in infos):
-            return torch.empty(shape, dtype=dtype)
+        return self._laid_out([self.info(name) for name in names])
+
+    def _laid_out(self, infos: Sequence[TensorInfo]) -> torch.Tensor:
+        dtype = _torch_dtype(infos[0])
+        assert {info.dtype for info in infos} == {infos[0].dtype}, "tensors of one dtype are joined"
+        size = sum(info.size_bytes for info in infos)
+        if not size:
+            return torch.empty(0, dtype=dtype)
         for info in infos:
             self._fd(info)
         memory, start = lay_out(list(map(_piece, infos)), dtype.itemsize, self._fds)
-        count = sum(info.size_bytes for info in infos) // dtype.itemsize
-        return torch.frombuffer(memory, dtype=dtype, count=count, offset=start).view(shape)
+        return torch.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize, offset=start)
 
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes `joined` would read into memory; all others stay pages of the files."""

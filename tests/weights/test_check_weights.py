@@ -37,7 +37,9 @@ def test_all_kinds_of_problems_are_raised_as_one_error():
         "tied": t(7),
         "tied2": t(8),
     }
-    result = check_weights(wanted, have, aliases={"tied2": "tied"}, needed_by={"gone.weight": ["prefill", "decode"]})
+    result = check_weights(
+        wanted, have, aliases={"tied2": "tied"}, needed_by={"gone.weight": ["prefill", "decode"]}
+    )
     with pytest.raises(LoadError) as caught:
         result.raise_if_wrong("folder")
     assert str(caught.value) == (
@@ -54,7 +56,12 @@ def test_all_kinds_of_problems_are_raised_as_one_error():
 
 class TestDims:
     def test_a_dim_of_the_model_gets_one_value(self):
-        wanted = {"embed": t("vocab", 64), "head": t("vocab", 64), "two": t("2*hidden"), "h": t("vocab + hidden")}
+        wanted = {
+            "embed": t("vocab", 64),
+            "head": t("vocab", 64),
+            "two": t("2*hidden"),
+            "h": t("vocab + hidden"),
+        }
         result = check_weights(wanted, {"embed": t(100, 64), "head": t(100, 64), "two": t(34), "h": t(117)})
         assert result.fits
         assert {str(s): v for s, v in result.dims.items()} == {"vocab": 100, "hidden": 17}
@@ -72,7 +79,9 @@ class TestDims:
         ]
 
     def test_an_expression_without_a_solution_is_told(self):
-        assert problems({"a": t("2*n")}, {"a": t(7)}) == ["dim: 'dims': no integer 'n' fits: it would be 7/2; 2*n is 7"]
+        assert problems({"a": t("2*n")}, {"a": t(7)}) == [
+            "dim: 'dims': no integer 'n' fits: it would be 7/2; 2*n is 7"
+        ]
 
     def test_a_dim_that_no_weight_determines_is_told(self):
         assert problems({"a": t("n*m")}, {"a": t(12)}) == [
@@ -98,12 +107,16 @@ class TestTied:
         assert result.ties == ()
 
     def test_both_names_are_a_pair_whose_bytes_are_to_be_compared(self):
-        result = check_weights({"embed.weight": t(4)}, {"lm_head.weight": t(4), "embed.weight": t(4)}, aliases=self.aliases)
+        result = check_weights(
+            {"embed.weight": t(4)}, {"lm_head.weight": t(4), "embed.weight": t(4)}, aliases=self.aliases
+        )
         assert result.fits
         assert result.ties == (("embed.weight", "lm_head.weight"),)
 
     def test_an_alias_of_what_nobody_wants_is_unexpected(self):
-        assert problems({}, {"lm_head.weight": t(4)}, aliases=self.aliases) == ["unexpected: 'lm_head.weight': float32[4]"]
+        assert problems({}, {"lm_head.weight": t(4)}, aliases=self.aliases) == [
+            "unexpected: 'lm_head.weight': float32[4]"
+        ]
 
 
 class TestLeftOver:

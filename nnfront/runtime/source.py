@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Source`: where a weight transform reads from, one weight at a time. A checkpoint is one; a dict of tensors becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from nnfront.errors import LoadError
+from nnfront.lower import TensorType
+
+
+class Info(Protocol):
+    """What is known of a weight before it is read."""
+
+    @property
+    def shape(self) -> Sequence[Any]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Weights by name. What it returns may be memory that others see: it is never written to."""
+
+    def info(self, name: str) -> Info:
+        """Return shape and dtype without reading."""
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return one weight."""
+
+    def joined(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the elements of several weights of one dtype, row-major, one weight after another, as a tensor of one axis."""
+
+    def copied_bytes(self, names: Sequence[str]) -> int:
+        """Return how many bytes of new memory these weights take, joined if they are several."""
+
+
+class TensorSource:
+    """Weights that are tensors in memory."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def info(self, name: str) -> Info:
+        """Return shape and dtype."""
+        tensor = self.tensor(name)
+        return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return one weight."""
+        if name not in self.tensors:
+            raise LoadError(f"there is no weight {name!r}")
+        return self.tensors[name]
+
+    def joined(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the elements of several weights, one weight after another."""
+        return torch.cat([self.tensor(name).reshape(-1) for name in names])
+
+    def copied_bytes(self, names: Sequence[str]) -> int:
+        """Return the bytes of a join; none for a single weight."""
+        return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
+
+
+def as_source(weights: Source | Mapping[str, torch.Tensor]) -> Source:
+    """Return what is a source as it is, and a mapping of tensors as one."""
+    return weights if isinstance(weights, Source) else TensorSource(weights)

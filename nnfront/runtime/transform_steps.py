@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which a weight transform runs: each result is finished, with what only it needs, before the next is begun.
+
+    Fetch    read weights, joined in a row if a result is nothing but that (`concat`, `stack`, `reshape` of whole weights)
+    an instruction of the program
+    Give     hand a result out
+
+Every step says which slots are dead after it, so that memory holds what is still needed and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from nnfront.dims import Dim, Symbol
+from nnfront.lower import Branch, Instruction, Match, MethodProgram, Run, TensorType
+from nnfront.runtime.execute import inputs_of
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Put these weights, one after another along the first axis and under the shape of the slot, into the slot."""
+
+    slot: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Hand out the result of this name from the slot."""
+
+    slot: int
+    name: str
+
+
+Action: TypeAlias = Fetch | Give | Instruction
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One action, and the slots that nobody needs after it."""
+
+    action: Action
+    frees: tuple[int, ...] = ()
+
+
+def results_of(program: MethodProgram) -> dict[str, int]:
+    """Return the slot of each result by name, in order."""
+    fields = program.result.fields
+    names = program.result.names or tuple(str(i) for i in range(len(fields)))
+    return {name: part.slot for name, part in zip(names, fields, strict=True)}
+
+
+def schedule(program: MethodProgram) -> tuple[Step, ...]:
+    """Return the steps of a transform.
+
+    The program's own order is kept if it has effects, or checks of shapes, that must not move.
+    """
+    joins = joins_of(program)
+    results = results_of(program)
+    body = program.body.instructions
+    is_fixed = any(
+        isinstance(i, Match) or (isinstance(i, Run) and not i.is_pure) for i in program.body.walk()
+    )
+    groups = [([*results.values()], list(body))] if is_fixed else list(_groups(body, joins, results.values()))
+    actions: list[Action] = []
+    fetched: set[int] = set()
+    given: set[str] = set()
+
+    def fetch(slots: Iterator[int] | Sequence[int]) -> None:
+        for slot in slots:
+            if slot in joins and slot not in fetched:
+                fetched.add(slot)
+                actions.append(Fetch(slot, joins[slot]))
+
+    for wanted, instructions in groups:
+        for instruction in instructions:
+            if isinstance(instruction, Run) and instruction.outputs[:1] and instruction.outputs[0] in joins:
+                continue
+            fetch(inputs_of(instruction))
+            actions.append(replace(instruction, frees=()))
+        fetch(wanted)
+        for name, slot in results.items():
+            if slot in wanted and name not in given:
+                given.add(name)
+                actions.append(Give(slot, name))
+    return _with_frees(actions)
+
+
+def _groups(
+    body: Sequence[Instruction], joins: Mapping[int, tuple[str, ...]], results: Collection[int]
+) -> Iterator[tuple[list[int], list[Instruction]]]:
+    """Yield for each result the instructions that it needs and that no result before it has needed."""
+    producer = {slot: i for i, instruction in enumerate(body) for slot in outputs_of(instruction)}
+    done: set[int] = set()
+    for slot in dict.fromkeys(results):
+        needed: set[int] = set()
+        stack = [slot]
+        while stack:
+            current = stack.pop()
+            i = producer.get(current)
+            if i is None or i in done or i in needed or current in joins:
+                continue
+            needed.add(i)
+            stack.extend(inputs_of(body[i]))
+        done |= needed
+        yield [slot], [body[i] for i in sorted(needed)]
+
+
+def joins_of(program: MethodProgram) -> dict[int, tuple[str, ...]]:
+    """Return for each slot that is whole weights in a row, under some shape, the weights' names."""
+    slots = program.slots
+    joins: dict[int, tuple[str, ...]] = {
+        w.structure.slot: (w.name,) for w in program.weights if w.structure.is_leaf
+    }
+    known = {binding.symbol for binding in program.dims}
+    for instruction in program.body.instructions:
+        if not isinstance(instruction, Run) or len(instruction.outputs) != 1:
+            continue
+        if not (_is_in_a_row(instruction) and all(i in joins for i in instruction.inputs)):
+            continue
+        types = [slots[i].type for i in (*instruction.inputs, *instruction.outputs)]
+        if len({type.dtype for type in types if isinstance(type, TensorType)}) == 1 and _is_known(
+            types[-1], known
+        ):
+            joins[instruction.outputs[0]] = tuple(name for i in instruction.inputs for name in joins[i])
+    return joins
+
+
+def _is_in_a_row(run: Run) -> bool:
+    """Whether the elements of the result are those of the operands, one operand after the other."""
+    if run.op in ("concat", "stack"):
+        return run.attrs.get("dim") == 0
+    return run.op in ("reshape", "squeeze", "unsqueeze")
+
+
+def _is_known(type: object, known: Collection[Symbol]) -> bool:
+    sizes = type.shape if isinstance(type, TensorType) else ()
+    return all(symbol in known for size in sizes if isinstance(size, Dim) for symbol in size.symbols)
+
+
+def outputs_of(instruction: Instruction) -> tuple[int, ...]:
+    """Return the slots that an instruction fills; for a match, those of the dims and sizes that it defines."""
+    if isinstance(instruction, Match):
+        return (*(slot for _, slot in instruction.defines), *instruction.sizes)
+    return instruction.outputs
+
+
+def _reads(action: Action) -> tuple[int, ...]:
+    match action:
+        case Fetch():
+            return ()
+        case Give():
+            return (action.slot,)
+        case Run() | Branch() | Match():
+            return tuple(inputs_of(action))
+
+
+def _writes(action: Action) -> tuple[int, ...]:
+    match action:
+        case Fetch():
+            return (action.slot,)
+        case Give():
+            return ()
+        case Run() | Branch():
+            return action.outputs
+        case Match():
+            return ()
+
+
+def _with_frees(actions: Sequence[Action]) -> tuple[Step, ...]:
+    """Say after which step each slot is dead. Constants, dims and sizes stay: they are in no step's results."""
+    made = {slot for action in actions for slot in _writes(action)}
+    live: set[int] = set()
+    steps: list[Step] = []
+    for action in reversed(actions):
+        touched = dict.fromkeys([*_reads(action), *_writes(action)])
+        steps.append(Step(action, tuple(slot for slot in touched if slot in made and slot not in live)))
+        live.update(touched)
+    return tuple(reversed(steps))
