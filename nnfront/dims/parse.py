@@ -114,7 +114,9 @@ class _Reader:
 
     def operand(self) -> Form:
         kind, token, _ = self.tokens[self.index]
-        if kind == "number" and len(token) <= _DIGITS:
+        if kind == "number":
+            if len(token) > _DIGITS:
+                self.fail(f"a number of at most {_DIGITS} digits")
             self.index += 1
             return constant(int(token))
         if kind == "name" and token not in FUNCTIONS:

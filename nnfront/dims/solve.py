@@ -14,15 +14,16 @@ from nnfront.dims.sizes import equal, same, satisfies, substitute
 from nnfront.dims.symbol import Symbol, describe_facts
 from nnfront.errors import DimError
 
+_Equations = Sequence[tuple[Size, int]]
 _Row = dict[Monomial, Fraction]
 """A linear equation over monomials: their weighted sum, with the constant under the empty monomial, is 0."""
 
 
-def solve(equations: Sequence[tuple[Size, int]]) -> dict[Symbol, int]:
+def solve(equations: _Equations) -> dict[Symbol, int]:
     """Find the symbols that the equations (size, observed number) determine: `2*n` is 8 gives n = 4, then `n*m` is 12 gives m = 3.
 
-    Linear systems are solved completely, products and divisions once all but one symbol in them are known. Symbols that stay
-    undetermined are left out. Raises DimError, naming the equation, if there is no integer solution inside the facts.
+    Linear systems are solved over the rationals, products once all factors but one are known, and the rest is checked. Symbols
+    that stay undetermined (`n` in `n//16` is 2) are left out. Raises DimError, naming the equation, if there is no integer solution inside the facts.
     """
     known: dict[Symbol, int] = {}
     while True:
@@ -31,17 +32,17 @@ def solve(equations: Sequence[tuple[Size, int]]) -> dict[Symbol, int]:
             break
         known |= found
         _check_facts(equations, found)
-    for size, number in equations:
+    for index, (size, number) in enumerate(equations):
         if equal(substitute(size, known), number) is False:
-            raise DimError(f"'{size}' cannot be {number}", details=_where(size, known))
+            raise DimError(f"'{size}' cannot be {number}", details=_reasons(equations, index, known))
     return known
 
 
-def _solve_linear(equations: Sequence[tuple[Size, int]], known: dict[Symbol, int]) -> dict[Symbol, int]:
+def _solve_linear(equations: _Equations, known: dict[Symbol, int]) -> dict[Symbol, int]:
     """What follows from the equations as linear ones over monomials, beyond what is known."""
     values = {symbol: constant(number) for symbol, number in known.items()}
     rows: dict[Monomial, _Row] = {}
-    for size, number in equations:
+    for index, (size, number) in enumerate(equations):
         terms, offset = rebuild(form_of(size), values)
         row = {monomial: Fraction(value) for monomial, value in terms}
         row[()] = Fraction(offset - number)
@@ -50,9 +51,7 @@ def _solve_linear(equations: Sequence[tuple[Size, int]], known: dict[Symbol, int
         pivot = next((monomial for monomial in row if monomial), ())
         if not pivot:
             if row[()]:
-                raise DimError(
-                    f"'{size}' cannot be {number}", details=_where(size, known) or _rest(equations, size)
-                )
+                raise DimError(f"'{size}' cannot be {number}", details=_reasons(equations, index, known))
             continue
         row = {monomial: value / row[pivot] for monomial, value in row.items()}
         for other in rows.values():
@@ -80,7 +79,7 @@ def _eliminate(row: _Row, pivot: Monomial, other: _Row) -> None:
             del row[monomial]
 
 
-def _check_facts(equations: Sequence[tuple[Size, int]], found: dict[Symbol, int]) -> None:
+def _check_facts(equations: _Equations, found: dict[Symbol, int]) -> None:
     for size, observed in equations:
         for symbol in size.symbols if isinstance(size, Dim) else ():
             if symbol in found and satisfies(found[symbol], symbol) is False:
@@ -90,16 +89,13 @@ def _check_facts(equations: Sequence[tuple[Size, int]], found: dict[Symbol, int]
                 )
 
 
-def _where(size: Size, known: dict[Symbol, int]) -> list[str]:
-    return [
-        f"{symbol} is {known[symbol]}"
-        for symbol in (size.symbols if isinstance(size, Dim) else ())
-        if symbol in known
-    ]
-
-
-def _rest(equations: Sequence[tuple[Size, int]], size: Size) -> list[str]:
-    return [f"{other} is {number}" for other, number in equations if other is not size]
+def _reasons(equations: _Equations, index: int, known: dict[Symbol, int]) -> list[str]:
+    """What an equation that cannot hold is in conflict with: known symbols in it, or equations before it that share one."""
+    occurring = symbols(form_of(equations[index][0]))
+    if occurring & known.keys():
+        return [f"{symbol} is {number}" for symbol, number in known.items() if symbol in occurring]
+    before = equations[:index]
+    return [f"{size} is {number}" for size, number in before if occurring & symbols(form_of(size))]
 
 
 def unify(patterns: Sequence[Size], sizes: Sequence[Size], bound: dict[Symbol, Size]) -> int | None:

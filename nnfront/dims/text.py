@@ -63,6 +63,8 @@ def _factor(atom: Atom, names: Names) -> str:
 
 def _left_operand(form: Form, names: Names) -> str:
     written = text(form, names)
+    if not form[0] and form[1] >= 0:
+        return written
     if len(form[0]) == 1 and form[1] == 0:
         ((monomial, value),) = form[0]
         alone = len(monomial) == 1 and monomial[0][1] == 1 and value == 1
