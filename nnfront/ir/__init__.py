@@ -11,6 +11,7 @@ Read the files in this order; each imports only from those above it:
     equal     the first difference         summary   a module on two screens
     module    `Function` and `IRModule`    builder   make a function
     tokens    text -> tokens               parser    tokens -> IR, with `parse_types`
+    body      a function under scrutiny    verify    the rules, in `rules_form`, `rules_types`, `rules_handles`
 """
 
 from nnfront.ir.builder import FunctionBuilder, Names, branch
@@ -55,6 +56,7 @@ from nnfront.ir.types import (
     Type,
     sizes_of,
 )
+from nnfront.ir.verify import verify, violations
 from nnfront.ir.visit import Mutator, Visitor, map_expr, substitute_atoms, used_vars
 from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, walk_bindings, walk_exprs
 
@@ -121,6 +123,8 @@ __all__ = [
     "undefined_symbols",
     "used_vars",
     "variables_of",
+    "verify",
+    "violations",
     "walk_bindings",
     "walk_exprs",
 ]

@@ -231,6 +231,9 @@ class _Parser(TypeParser):
             else:
                 args.append(self.atom())
             more = tokens.more(")")
+        if not op.is_variadic:
+            # Absent operands are not written at the end.
+            args += [None for operand in op.operands[len(args) :] if operand.is_optional]
         return Call(op, tuple(args), attrs or NO_ATTRS)
 
     def atom(self) -> Atom:

@@ -11,7 +11,7 @@
     block(end)  "{" binding* end atom "}"
     binding     NAME ":" type "=" value
     value       atom
-              | NAME "(" ((atom | "None") % ",", attr % ",") ")"         call of an op; None: operand left out
+              | NAME "(" ((atom | "None") % ",", attr % ",") ")"         call of an op; None: an absent operand
               | "@" NAME "(" atom % "," ")"                              call of a function of the module
               | "(" atom % "," ")"  |  "{" (NAME ":" atom) % "," "}"     tuple; tuple with names. One field: "(x,)"
               | atom "[" INT "]"                                         one field of a tuple
@@ -147,8 +147,7 @@ class _Printer(TypePrinter):
         """Return a value on one line."""
         match value:
             case Call():
-                args = [*map(self.operand, value.args), *self.attr_list(value.attrs)]
-                return f"{name_text(value.op.name, CALLS)}({', '.join(args)})"
+                return f"{name_text(value.op.name, CALLS)}({', '.join(self._operands(value))})"
             case FunctionCall():
                 return f"@{name_text(value.function)}({', '.join(map(self.atom, value.args))})"
             case Tuple():
@@ -169,9 +168,8 @@ class _Printer(TypePrinter):
         match value:
             case Tuple():
                 return lines(*self._fields(value), indent)
-            case Call(args=args) | FunctionCall(args=args) if len(args) > 1:
-                attrs = self.attr_list(value.attrs) if isinstance(value, Call) else []
-                return lines(text[: text.index("(") + 1], [*map(self.operand, args), *attrs], ")", indent)
+            case Call() | FunctionCall() if len(value.args) > 1:
+                return lines(text[: text.index("(") + 1], self._operands(value), ")", indent)
             case _:
                 return text
 
@@ -179,9 +177,12 @@ class _Printer(TypePrinter):
         atoms = [self.atom(field) for field in value.fields]
         return tuple_parts(atoms, value.names)
 
-    def operand(self, atom: Atom | None) -> str:
-        """Return an operand of an op."""
-        return "None" if atom is None else self.atom(atom)
+    def _operands(self, call: Call | FunctionCall) -> list[str]:
+        """Return operands and attributes; absent operands are left out at the end."""
+        texts = ["None" if atom is None else self.atom(atom) for atom in call.args]
+        while texts and texts[-1] == "None":
+            texts.pop()
+        return [*texts, *self.attr_list(call.attrs)] if isinstance(call, Call) else texts
 
     def atom(self, atom: Atom) -> str:
         """Return a variable, a constant or a literal."""

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the rules of the verifier look at: one function as nested scopes and as one list, and errors that say where."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from nnfront.dims import Dim, Symbol
+from nnfront.errors import VerifyError
+from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape, Scalar
+from nnfront.ir.types import Type, sizes_of
+from nnfront.ir.walk import atoms_of, dims_in
+
+if TYPE_CHECKING:
+    from nnfront.ir.module import Function
+
+_TYPES = get_args(Type)
+
+
+class Step(NamedTuple):
+    """A binding and its operands; for an `if`, the condition and the scopes of its branches."""
+
+    binding: Binding
+    atoms: tuple[Atom | None, ...]
+    branches: tuple[Scope, ...] = ()
+
+
+class Scope(NamedTuple):
+    """A block: its steps, its result, and the binding of the `if` that it is a branch of."""
+
+    steps: list[Step]
+    result: Atom
+    owner: Binding | None
+
+
+class Body:
+    """One function under verification.
+
+    `root` is its block, `steps` all its bindings in one list (those of a branch before its `if`), `results` the result of every
+    block with the binding that it belongs to.
+    """
+
+    def __init__(self, function: Function, functions: Mapping[str, Function]) -> None:
+        self.function = function
+        self.functions = functions
+        self.steps: list[Step] = []
+        self.results: list[tuple[Atom, Binding | None]] = []
+        self.root = self._scope(function.body, None)
+        self._symbols: dict[int, frozenset[Symbol]] = {}
+        self._same: dict[int, Type] = {}
+        self._interned: dict[Type, Type] = {}
+
+    def _scope(self, block: Block, owner: Binding | None) -> Scope:
+        steps = []
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, If):
+                branches = (self._scope(value.then, binding), self._scope(value.otherwise, binding))
+                step = Step(binding, (value.condition,), branches)
+            else:
+                step = Step(binding, atoms_of(value))
+            steps.append(step)
+            self.steps.append(step)
+        self.results.append((block.result, owner))
+        return Scope(steps, block.result, owner)
+
+    @cached_property
+    def types(self) -> list[tuple[Type, Binding | None]]:
+        """Every type that is written in the function, each object once, with the binding where it is."""
+        found: dict[int, tuple[Type, Binding | None]] = {
+            id(p.type): (p.type, None) for p in self.function.params
+        }
+        for binding, atoms, _ in self.steps:
+            found.setdefault(id(binding.var.type), (binding.var.type, binding))
+            if isinstance(binding.value, MatchShape):
+                found.setdefault(id(binding.value.type), (binding.value.type, binding))
+            for atom in atoms:
+                if isinstance(atom, Constant):
+                    found.setdefault(id(atom.type), (atom.type, binding))
+        return list(found.values())
+
+    @cached_property
+    def calls(self) -> list[tuple[Binding, Call]]:
+        """Every call of an op."""
+        return [
+            (step.binding, step.binding.value) for step in self.steps if isinstance(step.binding.value, Call)
+        ]
+
+    @cached_property
+    def call_keys(self) -> list[Hashable]:
+        """For each of `calls` what its type depends on: equal keys, equal types."""
+        interned = self.interned
+        return [
+            (
+                call.op.name,
+                tuple([None if arg is None else id(interned(arg.type)) for arg in call.args]),
+                self.attrs_key(call.attrs) if call.attrs else (),
+            )
+            for _, call in self.calls
+        ]
+
+    def attrs_key(self, attrs: Mapping[str, Any]) -> Hashable:
+        """Return a key for attributes that tells 1 from True and from 1.0."""
+        return frozenset([(name, self._value_key(value)) for name, value in attrs.items()])
+
+    def _value_key(self, value: Any) -> Hashable:
+        if isinstance(value, tuple):
+            return tuple([self._value_key(item) for item in value])
+        if isinstance(value, int | float):
+            return (type(value), repr(value))
+        return self.interned(value) if isinstance(value, _TYPES) else value
+
+    @cached_property
+    def defines_dims(self) -> bool:
+        """Whether there is a `match_shape`."""
+        return any(isinstance(step.binding.value, MatchShape) for step in self.steps)
+
+    def symbols(self, type: Type) -> frozenset[Symbol]:
+        """Return the dims that a type names."""
+        found = self._symbols.get(id(type))
+        if found is None:
+            dims = [size for size in sizes_of(type) if isinstance(size, Dim)]
+            found = self._symbols[id(type)] = frozenset(symbol for dim in dims for symbol in dim.symbols)
+        return found
+
+    def interned(self, type: Type) -> Type:
+        """Return one and the same object for all types that are equal."""
+        known = self._same.get(id(type))
+        if known is None:
+            known = self._same[id(type)] = self._interned.setdefault(type, type)
+        return known
+
+    def error(
+        self, what: str, binding: Binding | None = None, *, details: Iterable[str] = (), help: str = ""
+    ) -> VerifyError:
+        """Return the error that `what` (its rule first) is wrong with a binding, or with the function as a whole."""
+        where = self.function.name
+        if binding is not None:
+            where = f"{binding.var.name!r} in {where}"
+            if binding.provenance and str(binding.provenance):
+                where = f"{where}, from {binding.provenance}"
+        return VerifyError(what, details=details, where=where, help=help)
+
+
+def dims_of(step: Step) -> Iterator[Dim]:
+    """Yield the dims in the operands and attributes of a step."""
+    for atom in step.atoms:
+        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
+            yield atom.value
+    value: Any = step.binding.value
+    if isinstance(value, Call) and value.attrs:
+        for attr in value.attrs.values():
+            yield from dims_in(attr)

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about handles: the values of caches, each of which is written once, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from nnfront.errors import VerifyError
+from nnfront.ir.body import Body, Scope, Step
+from nnfront.ir.expr import Atom, Binding, Call, FunctionCall, Projection, Var
+from nnfront.ir.print_types import type_text
+from nnfront.ir.types import CacheLayerType, CacheType, TupleType, Type
+
+Path: TypeAlias = tuple[int, ...]
+Place: TypeAlias = tuple[Var, Path]
+"""A handle: a variable, and the fields that lead to it if the variable is a tuple."""
+
+
+def v19_states_come_back(body: Body) -> Iterator[VerifyError]:
+    """A function with state parameters returns a tuple: its result, then a handle for each of them, in order."""
+    states = body.function.states
+    if not states:
+        return
+    result = body.function.result_type
+    if not isinstance(result, TupleType) or len(result.fields) != 1 + len(states):
+        what = f"V19: the result must be a tuple of a value and {len(states)} written handles"
+        yield body.error(what, details=[f"got {type_text(result)}"])
+        return
+    for state, type in zip(states, result.fields[1:], strict=True):
+        if state.type != type:
+            yield body.error(
+                f"V19: the state {state.name!r} does not come back in its place",
+                details=[f"got {type_text(type)}", f"expected {type_text(state.type)}"],
+            )
+
+
+def v20_handles_are_used_once(body: Body) -> Iterator[VerifyError]:
+    """A handle is used up once: written, passed on or returned. It may be read before that, not after; no written one is lost.
+
+    Both branches of an `if` use up the same handles.
+    """
+    handles = _Handles(body)
+    for param in body.function.params:
+        for path in handles.paths(param.type):
+            # An input may merely be read; a state has to come back.
+            handles.live[param, path] = None
+            if param.role != "state":
+                handles.kept.add((param, path))
+    if handles.live or any(handles.paths(step.binding.var.type) for step in body.steps):
+        yield from handles.scope(body.root)
+
+
+class _Handles:
+    """The handles that are there at one point of a function: `live` ones, and `used` ones with what used them up."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+        self.live: dict[Place, Binding | None] = {}  # and the binding that made it
+        self.used: dict[Place, str] = {}
+        self.kept: set[Place] = set()  # need not be used up
+        self._paths: dict[int, tuple[Path, ...]] = {}
+
+    def paths(self, type: Type) -> tuple[Path, ...]:
+        """Where handles are in a value of a type: one empty path for a handle itself."""
+        known = self._paths.get(id(type))
+        if known is None:
+            if isinstance(type, CacheType | CacheLayerType):
+                known = ((),)
+            elif isinstance(type, TupleType):
+                known = tuple((i, *path) for i, field in enumerate(type.fields) for path in self.paths(field))
+            else:
+                known = ()
+            self._paths[id(type)] = known
+        return known
+
+    def scope(self, scope: Scope) -> Iterator[VerifyError]:
+        """Go through a block; at its end every handle that it made has been used up."""
+        for step in scope.steps:
+            yield from self.branches(step) if step.branches else self.step(step)
+            for path in self.paths(step.binding.var.type):
+                self.live[step.binding.var, path] = step.binding
+        yield from self.use_up(scope.result, (), "the result", scope.owner)
+        own = {step.binding.var for step in scope.steps}
+        if scope.owner is None:
+            own.update(self.body.function.params)
+        for place, maker in list(self.live.items()):
+            if place[0] in own and place not in self.kept:
+                del self.live[place]
+                yield self.body.error(
+                    f"V20: the handle {_name(place)} is never passed on or given back", maker
+                )
+
+    def step(self, step: Step) -> Iterator[VerifyError]:
+        binding, value = step.binding, step.binding.value
+        name = repr(binding.var.name)
+        if isinstance(value, Projection):
+            yield from self.use_up(value.tuple, (value.index,), name, binding)
+            return
+        is_written = self._written(value, len(step.atoms))
+        moves_all = is_written is None and bool(self.paths(binding.var.type))
+        for i, atom in enumerate(step.atoms):
+            if isinstance(atom, Var) and self.paths(atom.type):
+                if moves_all or (is_written and is_written[i]):
+                    yield from self.use_up(atom, (), name, binding)
+                else:
+                    yield from self.read(atom, binding)
+
+    def _written(self, value: object, count: int) -> list[bool] | None:
+        """Which operands a call writes; None for what passes on all its handles if its result has handles."""
+        if isinstance(value, FunctionCall):
+            callee = self.body.functions[value.function]
+            return [param.role == "state" for param in callee.params]
+        if isinstance(value, Call) and value.op.writes:
+            operands = value.op.operands * count if value.op.is_variadic else value.op.operands
+            return [operand.name == value.op.writes for operand in operands]
+        return None
+
+    def read(self, var: Var, binding: Binding) -> Iterator[VerifyError]:
+        for path in self.paths(var.type):
+            if (var, path) in self.used:
+                what = f"V20: the handle {_name((var, path))} is read after {self.used[var, path]} used it up"
+                yield self.body.error(what, binding)
+
+    def use_up(self, atom: Atom, prefix: Path, by: str, binding: Binding | None) -> Iterator[VerifyError]:
+        """Use up the handles of a variable, or of the field of it that `prefix` leads to."""
+        for path in self.paths(atom.type) if isinstance(atom, Var) else ():
+            if path[: len(prefix)] != prefix:
+                continue
+            assert isinstance(atom, Var)
+            place = (atom, path)
+            if place in self.used:
+                what = f"V20: the handle {_name(place)} is used again: {self.used[place]} used it up"
+                yield self.body.error(what, binding)
+            self.live.pop(place, None)
+            self.used[place] = by
+
+    def branches(self, step: Step) -> Iterator[VerifyError]:
+        """Go through both branches of an `if` from the same state."""
+        live, used = dict(self.live), dict(self.used)
+        ends = []
+        for branch in step.branches:
+            self.live, self.used = dict(live), dict(used)
+            yield from self.scope(branch)
+            ends.append({place: self.used[place] for place in live if place in self.used})
+        if ends[0].keys() != ends[1].keys():
+            place = next(iter(ends[0].keys() ^ ends[1].keys()))
+            yield self.body.error(f"V20: only one branch uses up the handle {_name(place)}", step.binding)
+        self.used = {**used, **ends[0], **ends[1]}
+        self.live = {place: maker for place, maker in live.items() if place not in self.used}
+
+
+def _name(place: Place) -> str:
+    var, path = place
+    return repr(f"{var.name}{''.join(f'[{i}]' for i in path)}")

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules about dims and types. They hold for functions that keep the rules about form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nnfront.dims import Dim, Symbol, describe_facts, equal
+from nnfront.errors import NnfrontError, VerifyError
+from nnfront.ir.body import Body, Scope, Step, dims_of
+from nnfront.ir.expr import Call, Expr, FunctionCall, If, MatchShape
+from nnfront.ir.infer import infer, map_sizes
+from nnfront.ir.print_types import TypePrinter, type_text
+from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
+
+# What a type rule or normaliser, which is plain Python, raises on attributes that it was not written for.
+_RULE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
+
+
+def v13_dims_are_defined(body: Body) -> Iterator[VerifyError]:
+    """A dim that a body uses is named by a parameter's type, or defined by a `match_shape` ahead of its use, in scope."""
+    known = set(body.function.symbols)
+    return _undefined(body, body.root, known, set())
+
+
+def _undefined(body: Body, scope: Scope, known: set[Symbol], fine: set[int]) -> Iterator[VerifyError]:
+    """`fine` are the types, by id, whose dims are known to be defined here."""
+    defined: list[Symbol] = []
+    for step in scope.steps:
+        binding, value = step.binding, step.binding.value
+        for branch in step.branches:
+            yield from _undefined(body, branch, known, set(fine) if body.defines_dims else fine)
+        used = {symbol for dim in dims_of(step) for symbol in dim.symbols}
+        if isinstance(value, MatchShape):
+            defined += _bare_symbols(value.type) - known
+            known.update(defined)
+            used |= body.symbols(value.type)
+        if id(binding.var.type) not in fine:
+            used |= body.symbols(binding.var.type)
+            fine.add(id(binding.var.type))
+        for symbol in sorted(used - known, key=lambda symbol: symbol.name):
+            what = f"V13: nothing says what the dim '{symbol.name}' is"
+            yield body.error(
+                what, binding, help="a parameter's type or a match_shape ahead of it must name it"
+            )
+    known.difference_update(defined)
+
+
+def _bare_symbols(type: Type) -> set[Symbol]:
+    """The dims that a type says by themselves, so that matching a value against it tells what they are."""
+    found = set()
+    for size in sizes_of(type):
+        if isinstance(size, Dim) and len(size.symbols) == 1 and str(size) == size.symbols[0].name:
+            found.add(size.symbols[0])
+    return found
+
+
+def v14_dims_mean_one_thing(body: Body) -> Iterator[VerifyError]:
+    """A dim has the same facts everywhere in a function."""
+    facts: dict[Symbol, Symbol] = {}
+    seen: set[int] = set()
+    for type, binding in body.types:
+        for size in sizes_of(type):
+            if isinstance(size, Dim) and id(size) not in seen:
+                seen.add(id(size))
+                for symbol in size.symbols:
+                    first = facts.setdefault(symbol, symbol)
+                    if first.facts != symbol.facts:
+                        yield _disagreement(body, first, symbol, Step(binding, ()) if binding else None)
+    for step in body.steps:
+        for dim in dims_of(step):
+            if id(dim) not in seen:
+                seen.add(id(dim))
+                for symbol in dim.symbols:
+                    first = facts.setdefault(symbol, symbol)
+                    if first.facts != symbol.facts:
+                        yield _disagreement(body, first, symbol, step)
+
+
+def _disagreement(body: Body, first: Symbol, other: Symbol, step: Step | None) -> VerifyError:
+    return body.error(
+        f"V14: the dim '{first.name}' has different facts in different places",
+        step.binding if step else None,
+        details=[f"here {describe_facts(*other.facts)}", f"before {describe_facts(*first.facts)}"],
+    )
+
+
+def v15_conditions_are_boolean(body: Body) -> Iterator[VerifyError]:
+    """The condition of an `if` is a boolean host scalar or a boolean tensor without axes."""
+    for step in body.steps:
+        value = step.binding.value
+        if isinstance(value, If):
+            type = value.condition.type
+            is_one = isinstance(type, ScalarType) or (isinstance(type, TensorType) and not type.shape)
+            if not (is_one and type.dtype == "bool"):  # type: ignore[union-attr]
+                yield body.error(
+                    f"V15: the condition of an if is a {type_text(type)}, not a bool", step.binding
+                )
+
+
+def v16_match_shape_changes_sizes_only(body: Body) -> Iterator[VerifyError]:
+    """`match_shape` gives a value a type that differs from its own in sizes at most."""
+    for step in body.steps:
+        value = step.binding.value
+        if isinstance(value, MatchShape) and _without_sizes(value.value.type) != _without_sizes(value.type):
+            what = f"V16: match_shape makes a {type_text(value.type)} of a {type_text(value.value.type)}"
+            yield body.error(what, step.binding)
+
+
+def _without_sizes(type: Type) -> Type:
+    return ScalarType(type.dtype) if isinstance(type, ScalarType) else map_sizes(type, lambda size: 0)
+
+
+def v17_attributes_are_canonical(body: Body) -> Iterator[VerifyError]:
+    """A call stores its attributes in the one form that its op gives them, defaults left out."""
+    seen: set[object] = set()
+    for (binding, call), key in zip(body.calls, body.call_keys, strict=True):
+        if key in seen or not call.op.attributes:
+            continue
+        seen.add(key)
+        types = [None if arg is None else arg.type for arg in call.args]
+        full = {name: call.attrs.get(name, default) for name, default in call.op.attributes.items()}
+        try:
+            canonical = call.op.canonical_attrs(types, full)
+        except NnfrontError as error:
+            yield body.error(f"V17: {error.what}", binding, details=error.details, help=error.help)
+            continue
+        except _RULE_ERRORS as error:
+            yield body.error(f"V17: {call.op.name} cannot take these attributes: {error}", binding)
+            continue
+        if body.attrs_key(canonical) != body.attrs_key(call.attrs):
+            stored, expected = TypePrinter(()).attrs(call.attrs), TypePrinter(()).attrs(canonical)
+            yield body.error(
+                f"V17: the attributes of {call.op.name} are not canonical",
+                binding,
+                details=[f"got {stored}", f"expected {expected}"],
+            )
+
+
+def v18_types_follow_from_operands(body: Body) -> Iterator[VerifyError]:
+    """The declared type of a variable is the one that inference gives, or one that says less."""
+    inferred: dict[object, Type | VerifyError] = {}
+    keys = iter(body.call_keys)
+    verdicts: dict[tuple[int, int], bool] = {}
+    for step in body.steps:
+        binding, value = step.binding, step.binding.value
+        match value:
+            case Call():
+                key: object = next(keys)
+            case FunctionCall():
+                key = (value.function, *(id(body.interned(arg.type)) for arg in value.args))
+            case _:
+                key = id(value)
+        type = inferred.get(key)
+        if type is None:
+            type = inferred[key] = _infer(body, value, step)
+        if isinstance(type, VerifyError):
+            yield type
+            continue
+        declared = binding.var.type
+        if type is declared:
+            continue
+        pair = (id(body.interned(type)), id(body.interned(declared)))
+        follows = verdicts.get(pair)
+        if follows is None:
+            follows = verdicts[pair] = pair[0] == pair[1] or _follows(type, declared)
+        if not follows:
+            yield body.error(
+                f"V18: {binding.var.name!r} has another type than its value",
+                binding,
+                details=[f"declared {type_text(declared)}", f"inferred {type_text(type)}"],
+            )
+
+
+def _infer(body: Body, value: Expr, step: Step) -> Type | VerifyError:
+    try:
+        return infer(value, body.functions)
+    except NnfrontError as error:
+        return body.error(f"V18: {error.what}", step.binding, details=error.details, help=error.help)
+    except _RULE_ERRORS as error:
+        return body.error(f"V18: no type for these operands and attributes: {error}", step.binding)
+
+
+def _follows(inferred: Type, declared: Type) -> bool:
+    """Whether a value of the inferred type always is one of the declared type."""
+    match inferred, declared:
+        case TensorType(), TensorType() if (
+            inferred.dtype == declared.dtype and inferred.ndim == declared.ndim
+        ):
+            return all(equal(x, y) is True for x, y in zip(inferred.shape, declared.shape, strict=True))
+        case ScalarType(), ScalarType() if inferred.dtype == declared.dtype:
+            x, y = inferred.value, declared.value
+            return y is None or (x is not None and equal(x, y) is True)
+        case TupleType(), TupleType() if inferred.names == declared.names:
+            if len(inferred.fields) != len(declared.fields):
+                return False
+            return all(
+                x == y or _follows(x, y) for x, y in zip(inferred.fields, declared.fields, strict=True)
+            )
+        case _:
+            return False

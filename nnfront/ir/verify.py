@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules that IR keeps, numbered: each is one function whose name and docstring say it.
+
+The rules about meaning are asked only if all functions keep those about form: the type of a value says nothing in something that
+is no program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeAlias
+
+from nnfront.dims import Dim
+from nnfront.errors import VerifyError
+from nnfront.ir.body import Body
+from nnfront.ir.expr import FunctionCall
+from nnfront.ir.infer import map_sizes
+from nnfront.ir.print_types import type_text
+from nnfront.ir.rules_form import (
+    v2_kinds_and_roles_are_known,
+    v3_transforms_take_weights_only,
+    v4_names_are_unique,
+    v5_variables_are_bound_before_use,
+    v6_operands_are_atoms,
+    v7_types_are_well_formed,
+    v8_literals_fit_their_type,
+    v9_operands_fit_the_op,
+    v10_attributes_are_known,
+    v11_called_functions_exist,
+)
+from nnfront.ir.rules_handles import v19_states_come_back, v20_handles_are_used_once
+from nnfront.ir.rules_types import (
+    v13_dims_are_defined,
+    v14_dims_mean_one_thing,
+    v15_conditions_are_boolean,
+    v16_match_shape_changes_sizes_only,
+    v17_attributes_are_canonical,
+    v18_types_follow_from_operands,
+)
+from nnfront.ir.types import Type
+from nnfront.ir.walk import walk_exprs
+
+if TYPE_CHECKING:
+    from nnfront.ir.module import IRModule
+
+Rule: TypeAlias = Callable[[Body], Iterator[VerifyError]]
+
+FORM: tuple[Rule, ...] = (
+    v2_kinds_and_roles_are_known,
+    v3_transforms_take_weights_only,
+    v4_names_are_unique,
+    v5_variables_are_bound_before_use,
+    v6_operands_are_atoms,
+    v7_types_are_well_formed,
+    v8_literals_fit_their_type,
+    v9_operands_fit_the_op,
+    v10_attributes_are_known,
+    v11_called_functions_exist,
+)
+MEANING: tuple[Rule, ...] = (
+    v13_dims_are_defined,
+    v14_dims_mean_one_thing,
+    v15_conditions_are_boolean,
+    v16_match_shape_changes_sizes_only,
+    v17_attributes_are_canonical,
+    v18_types_follow_from_operands,
+    v19_states_come_back,
+    v20_handles_are_used_once,
+)
+
+_ANY = Dim("any")
+
+
+def verify(module: IRModule) -> None:
+    """Raise VerifyError for the first rule that the module breaks: `V4: 'x' is bound twice`, and where."""
+    for error in _violations(module):
+        raise error
+
+
+def violations(module: IRModule) -> list[VerifyError]:
+    """Return what is wrong with a module: for each function that breaks a rule, all that breaks the first such rule."""
+    return list(_violations(module))
+
+
+def _violations(module: IRModule) -> Iterator[VerifyError]:
+    bodies = [Body(function, module) for function in module.values()]
+    stages = (
+        v1_functions_are_under_their_names(module),
+        _stage(bodies, FORM),
+        v12_no_function_calls_itself(module),
+        _stage(bodies, MEANING),
+        v21_weights_agree(module),
+    )
+    for stage in stages:
+        is_kept = True
+        for error in stage:
+            is_kept = False
+            yield error
+        if not is_kept:
+            return
+
+
+def _stage(bodies: list[Body], rules: tuple[Rule, ...]) -> Iterator[VerifyError]:
+    for body in bodies:
+        for rule in rules:
+            is_kept = True
+            for error in rule(body):
+                is_kept = False
+                yield error
+            if not is_kept:
+                break
+
+
+def v1_functions_are_under_their_names(module: IRModule) -> Iterator[VerifyError]:
+    """A module holds each function under its own name."""
+    for name, function in module.items():
+        if name != function.name:
+            yield VerifyError(f"V1: the function {function.name!r} is filed under {name!r}")
+
+
+def v12_no_function_calls_itself(module: IRModule) -> Iterator[VerifyError]:
+    """No function calls itself, directly or through others."""
+    calls = {
+        name: list(dict.fromkeys(e.function for e in walk_exprs(function) if isinstance(e, FunctionCall)))
+        for name, function in module.items()
+    }
+    done: set[str] = set()
+    for start in calls:
+        path: list[str] = []
+        pending: list[tuple[str, bool]] = [(start, False)]
+        while pending:
+            name, is_left = pending.pop()
+            if is_left:
+                path.pop()
+                done.add(name)
+            elif name in path:
+                yield VerifyError(
+                    f"V12: a function calls itself: {' -> '.join([*path[path.index(name) :], name])}"
+                )
+                return
+            elif name not in done:
+                path.append(name)
+                pending.append((name, True))
+                pending.extend((callee, False) for callee in calls[name])
+
+
+def v21_weights_agree(module: IRModule) -> Iterator[VerifyError]:
+    """Weights of one checkpoint name have one type in all public functions and transforms, up to the names of dims."""
+    first: dict[str, tuple[Type, str]] = {}
+    for function in module.values():
+        for param in function.params:
+            if param.role != "weight" or function.kind not in ("public", "transform"):
+                continue
+            known, owner = first.setdefault(param.name, (param.type, function.name))
+            if known is not param.type and known != param.type and _unnamed(known) != _unnamed(param.type):
+                yield VerifyError(
+                    f"V21: the weight {param.name!r} has two types",
+                    details=[f"in {owner} {type_text(known)}", f"in {function.name} {type_text(param.type)}"],
+                )
+
+
+def _unnamed(type: Type) -> Type:
+    return map_sizes(type, lambda size: _ANY if isinstance(size, Dim) else size)
