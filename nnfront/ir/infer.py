@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nnfront.dims import Dim, Size, Symbol, of_symbol, same, substitute, unify
+from nnfront.dims import Size, Symbol, of_symbol, same, substitute, unify
 from nnfront.errors import InferError
 from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
 from nnfront.ir.types import (
@@ -106,10 +106,11 @@ def _same_kind(a: Type, b: Type) -> bool:
 
 def substitute_type(type: Type, mapping: Mapping[Symbol, Size]) -> Type:
     """Return `type` with its dims replaced; the same object if none of them is in `mapping`."""
+    return map_sizes(type, lambda size: substitute(size, mapping))
 
-    def size(old: Size) -> Size:
-        return substitute(old, mapping) if isinstance(old, Dim) else old
 
+def map_sizes(type: Type, size: Callable[[Size], Size]) -> Type:
+    """Return `type` with `size` applied to each of its sizes; the same object if all of them come back as they are."""
     match type:
         case TensorType():
             shape = tuple(map(size, type.shape))
@@ -120,7 +121,7 @@ def substitute_type(type: Type, mapping: Mapping[Symbol, Size]) -> Type:
         case ScalarType():
             return type if type.value is None else ScalarType(type.dtype, size(type.value))
         case TupleType():
-            return TupleType(tuple(substitute_type(f, mapping) for f in type.fields), type.names)
+            return TupleType(tuple(map_sizes(f, size) for f in type.fields), type.names)
         case CacheLayerType():
             batch, max_seq = size(type.batch), size(type.max_seq)
             if batch is type.batch and max_seq is type.max_seq:
@@ -130,14 +131,12 @@ def substitute_type(type: Type, mapping: Mapping[Symbol, Size]) -> Type:
             done: dict[int, CacheLayerType] = {}  # the layers of a cache are mostly one and the same object
             for layer in type.layers:
                 if id(layer) not in done:
-                    new = substitute_type(layer, mapping)
+                    new = map_sizes(layer, size)
                     assert isinstance(new, CacheLayerType)
                     done[id(layer)] = new
             return CacheType(tuple(done[id(layer)] for layer in type.layers))
         case FunctionType():
-            return FunctionType(
-                tuple(substitute_type(p, mapping) for p in type.params), substitute_type(type.result, mapping)
-            )
+            return FunctionType(tuple(map_sizes(p, size) for p in type.params), map_sizes(type.result, size))
         case ObjectType():
             return type
 

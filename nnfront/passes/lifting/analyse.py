@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which bindings compute values that weights alone determine, and what run-time work reads of them.
+
+A private function is analysed once for each set of parameters that hold such values; a call brings its findings into the
+caller's graph. So a layer that occurs eighty times costs eighty times its few weight computations, not its whole body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nnfront.dims import Dim, Size, Symbol, substitute, unify
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Block,
+    Call,
+    Constant,
+    Expr,
+    Function,
+    FunctionCall,
+    If,
+    IRModule,
+    Projection,
+    Provenance,
+    Scalar,
+    TensorType,
+    Tuple,
+    TupleType,
+    Type,
+    Var,
+    atoms_of,
+    map_sizes,
+    sizes_of,
+)
+from nnfront.passes.base import Declaration, impure_functions
+from nnfront.passes.lifting.dims import KnownDims, sizes_read
+from nnfront.passes.lifting.values import Operand, Value, Values, resized
+from nnfront.passes.sizes import SizeMap, map_scalar
+
+
+class Refusal(NamedTuple):
+    """A binding that needs only weights and yet stays, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(eq=False)
+class Site:
+    """One call: the callee's findings, and what its values are in the caller."""
+
+    scope: Scope
+    image: Sequence[Value | None]
+    path: str
+
+
+@dataclass(eq=False)
+class Scope:
+    """What is known about one function: the values of its variables, and `uses`, those that its run-time work reads."""
+
+    function: Function
+    values: Values
+    dims: KnownDims
+    known: dict[Var, Value] = field(default_factory=dict)
+    literals: dict[Var, Atom] = field(default_factory=dict)  # parameters that hold a dim
+    sites: dict[Var, Site] = field(default_factory=dict)
+    uses: dict[Value, None] = field(default_factory=dict)
+    needs: set[Var] = field(default_factory=set)  # other variables that its run-time work reads
+    refused: list[Refusal] = field(default_factory=list)
+    has_dims: bool = False
+
+    def __post_init__(self) -> None:
+        self.body = self.function.body
+
+
+class Analyzer:
+    """Analyses the functions of one module."""
+
+    def __init__(self, ir: IRModule) -> None:
+        self.functions: Mapping[str, Function] = ir
+        self.impure = impure_functions(ir)
+        self._private: dict[tuple[str, tuple[bool, ...]], Scope] = {}
+
+    def private(self, name: str, pattern: tuple[bool, ...]) -> Scope:
+        """Analyse a private function whose parameters marked in `pattern` are known when weights are loaded."""
+        scope = self._private.get((name, pattern))
+        if scope is None:
+            function = self.functions[name]
+            marked = [p for p, is_known in zip(function.params, pattern, strict=True) if is_known]
+            scope = Scope(function, Values(), KnownDims(p.type for p in marked))
+            for param in marked:
+                scope.known[param] = scope.values.leaf(param.name, param.type)
+            self.body(scope)
+            scope.has_dims = any(_has_dims(value) for value in scope.values.items)
+            self._private[name, pattern] = scope
+        return scope
+
+    def body(self, scope: Scope) -> None:
+        """Analyse a function whose known parameters are in the scope already."""
+        declared = frozenset(scope.function.attrs.get("derived", ()))
+        _Forward(self, scope, declared).block(scope.body)
+        collect_uses(scope, self.impure)
+
+
+@dataclass
+class _Forward:
+    """Finds the variables whose value weights alone determine."""
+
+    analyzer: Analyzer
+    scope: Scope
+    declared: frozenset[str]
+
+    def block(self, block: Block) -> None:
+        known = self.scope.known
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, FunctionCall):
+                found = self._call(binding, value)
+            elif isinstance(value, If):
+                self.block(value.then)
+                self.block(value.otherwise)
+                continue
+            elif isinstance(value, Var):
+                found = known.get(value)
+            else:
+                found = self._expr(binding, value)
+            if found is not None:
+                known[binding.var] = found
+                if binding.var.name in self.declared:
+                    found.is_fixed, found.name = True, binding.var.name
+                    found.declared_in = binding.provenance.module if binding.provenance else ""
+
+    def _expr(self, binding: Binding, value: Expr) -> Value | None:
+        known = self.scope.known
+        operands: list[Operand] = []
+        for atom in atoms_of(value):
+            if isinstance(atom, Var):
+                operand = known.get(atom)
+                if operand is None:
+                    return None
+                operands.append(operand)
+            else:
+                operands.append(atom)
+        reason = self._refuse(value, binding.var.type)
+        if reason:
+            if any(isinstance(o, Value) and o.uses_weight for o in operands):
+                self.scope.refused.append(Refusal(binding.var.name, reason))
+            return None
+        name = "" if _is_automatic(binding) else binding.var.name
+        return self.scope.values.make(value, operands, binding.var.type, name, binding.provenance)
+
+    def _refuse(self, value: Expr, type: Type) -> str:
+        if isinstance(value, Call):
+            if not value.op.is_pure_for(value.args):
+                return "it has an effect"
+            if value.op.name == "stop_lift_params":
+                return "stop_lift_params keeps it"
+        if not isinstance(type, TensorType | TupleType) and not isinstance(
+            value, Constant | Scalar | Projection
+        ):
+            return "it is no tensor"
+        unknown = self.scope.dims.first_unknown(value, type)
+        return "" if unknown is None else f"its size '{unknown}' is not known when weights are loaded"
+
+    def _call(self, binding: Binding, call: FunctionCall) -> Value | None:
+        """Bring the callee's values into this graph; return the call's own if weights alone determine it."""
+        callee = self.analyzer.functions[call.function]
+        if isinstance(callee, Declaration):
+            return None
+        args = [self._argument(atom) for atom in call.args]
+        path = binding.provenance.module if binding.provenance else ""
+        scope = self.analyzer.private(callee.name, tuple(a is not None for a in args))
+        image = instantiate(scope, args, call, self.scope, path)
+        if image is None:
+            scope = self.analyzer.private(callee.name, (False,) * len(args))
+            self.scope.sites[binding.var] = Site(scope, [None] * len(scope.values.items), path)
+            return None
+        self.scope.sites[binding.var] = Site(scope, image, path)
+        result = scope.known.get(callee.result) if isinstance(callee.result, Var) else None
+        return None if result is None or callee.name in self.analyzer.impure else image[result.index]
+
+    def _argument(self, atom: Atom) -> Value | None:
+        if isinstance(atom, Var):
+            return self.scope.known.get(atom)
+        if self.scope.dims.first_unknown(atom, atom.type) is not None:
+            return None
+        return self.scope.values.make(atom, (atom,), atom.type)
+
+
+def instantiate(
+    callee: Scope, args: Sequence[Value | None], call: FunctionCall, caller: Scope, path: str
+) -> list[Value] | None:
+    """Return what each of the callee's values is in the caller's graph; None if the caller does not know a size of one."""
+    image: list[Value] = []
+    size = size_map(callee.function, call) if callee.has_dims else None
+    formals = iter([a for a in args if a is not None])
+    for value in callee.values.items:
+        if value.expr is None:
+            image.append(next(formals))
+            continue
+        expr, type = value.expr, value.type
+        operands: list[Operand] = [image[o.index] if isinstance(o, Value) else o for o in value.operands]
+        if size is not None:
+            expr, type = resized(expr, size), map_sizes(type, size)
+            operands = [o if isinstance(o, Value) or o is None else map_scalar(o, size) for o in operands]
+            read = next(
+                (o for o in operands if isinstance(o, Scalar) and caller.dims.first_unknown(o, o.type)), None
+            )
+            if read is not None or caller.dims.first_unknown(expr, type) is not None:
+                return None
+        name = _join(path, value.name) if value.is_named else ""
+        image.append(caller.values.make(expr, operands, type, name, _within(path, value.provenance)))
+    return image
+
+
+def collect_uses(scope: Scope, impure: set[str]) -> None:
+    """Fill `scope.uses` and `scope.needs`: what the run-time work reads that is alive."""
+    known, needs = scope.known, scope.needs
+
+    def use(value: Value) -> None:
+        if isinstance(value.expr, Tuple):
+            for part in value.inputs:
+                use(part)
+        elif value.uses_weight:
+            scope.uses[value] = None
+
+    def read(atom: Atom | None) -> None:
+        if isinstance(atom, Var):
+            value = known.get(atom)
+            if value is None:
+                needs.add(atom)
+            else:
+                use(value)
+
+    def visit(block: Block) -> None:
+        for binding in reversed(block.bindings):
+            if binding.var in known or not is_alive(binding, needs, impure):
+                continue
+            value = binding.value
+            if isinstance(value, If):
+                for branch in (value.then, value.otherwise):
+                    read(branch.result)
+                    visit(branch)
+                read(value.condition)
+            elif binding.var in scope.sites:
+                site = scope.sites[binding.var]
+                for inner in site.scope.uses:
+                    image = site.image[inner.index]
+                    assert image is not None
+                    use(image)
+                for param, arg in zip(site.scope.function.params, atoms_of(value), strict=True):
+                    if param not in site.scope.known:
+                        read(arg)
+            else:
+                for atom in atoms_of(value):
+                    read(atom)
+
+    read(scope.body.result)
+    visit(scope.body)
+
+
+def is_alive(binding: Binding, needs: set[Var], impure: set[str]) -> bool:
+    """Whether a binding's value is needed, or it has an effect."""
+    if binding.var in needs:
+        return True
+    value = binding.value
+    if isinstance(value, Call):
+        return not value.op.is_pure_for(value.args)
+    if isinstance(value, FunctionCall):
+        return value.function in impure
+    if isinstance(value, If):
+        return any(
+            is_alive(b, set(), impure) for branch in (value.then, value.otherwise) for b in branch.bindings
+        )
+    return False
+
+
+def size_map(callee: Function, call: FunctionCall) -> SizeMap:
+    """Return the function from the callee's sizes to the caller's."""
+    patterns = [size for param in callee.params for size in sizes_of(param.type)]
+    sizes = [size for arg in call.args for size in sizes_of(arg.type)]
+    bound: dict[Symbol, Size] = {}
+    unify(patterns, sizes, bound)
+    return lambda size: substitute(size, bound)
+
+
+def _has_dims(value: Value) -> bool:
+    if any(isinstance(size, Dim) for size in sizes_of(value.type)):
+        return True
+    return value.expr is not None and next(sizes_read(value.expr), None) is not None
+
+
+def _is_automatic(binding: Binding) -> bool:
+    """Whether the variable's name was made from the expression, and says nothing about what it is for."""
+    value = binding.value
+    if isinstance(value, Projection) and isinstance(value.tuple, Var):
+        return _stem(binding.var.name) == _stem(value.tuple.name)
+    return isinstance(value, Call) and _stem(binding.var.name) == value.op.name.rstrip("_")
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"_\d+$", "", name)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
+
+
+def _within(path: str, inner: Provenance | None) -> Provenance | None:
+    """The place of a callee's binding as the caller sees it."""
+    if inner is None or not path:
+        return inner
+    return Provenance(_join(path, inner.module), inner.file, inner.line)

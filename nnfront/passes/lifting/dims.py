@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which dims are known once weights are loaded.
+
+A weight `[n]` defines n, `[m*n]` defines n where m is known. A size such as `m*n` of which neither is known is still known as a
+whole: the transform calls it by a name of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol
+from nnfront.ir import (
+    Call,
+    Expr,
+    Function,
+    MatchShape,
+    Names,
+    Scalar,
+    Type,
+    atoms_of,
+    dims_in,
+    sizes_of,
+    walk_exprs,
+)
+
+
+def dims_of(types: Iterable[Type]) -> Iterator[Dim]:
+    """Yield every size of the types that is not an int."""
+    for type in types:
+        for size in sizes_of(type):
+            if isinstance(size, Dim):
+                yield size
+
+
+def definable(types: Iterable[Type]) -> set[Symbol]:
+    """Return the symbols that values of these types determine: those that stand alone, then the last one in an expression."""
+    sizes = list(dict.fromkeys(dims_of(types)))
+    known = {symbol for size in sizes if (symbol := as_symbol(size)) is not None}
+    while True:
+        unknown = [[s for s in size.symbols if s not in known] for size in sizes]
+        found = {symbols[0] for symbols in unknown if len(symbols) == 1}
+        if not found:
+            return known
+        known |= found
+
+
+def matched(function: Function) -> Iterator[Symbol]:
+    """Yield the symbols in the types that a function's `match_shape`s check."""
+    for expr in walk_exprs(function):
+        if isinstance(expr, MatchShape):
+            for size in dims_of((expr.type,)):
+                yield from size.symbols
+
+
+class KnownDims:
+    """The dims that values of some types determine. `whole` are sizes known only as a whole, and their names in the transform."""
+
+    def __init__(self, types: Iterable[Type]) -> None:
+        sizes = list(dict.fromkeys(dims_of(types)))
+        self.symbols = definable(types)
+        names = Names(symbol.name for size in sizes for symbol in size.symbols)
+        self.whole: dict[Dim, Dim] = {
+            size: of_symbol(Symbol(names.unique("size")))
+            for size in sizes
+            if not self.symbols.issuperset(size.symbols)
+        }
+
+    def first_unknown(self, expr: Expr, type: Type) -> Dim | None:
+        """Return a size in the expression's literals, attributes or result that is not known, None if all are."""
+        for size in (*sizes_of(type), *sizes_read(expr)):
+            if isinstance(size, Dim) and not self.symbols.issuperset(size.symbols) and size not in self.whole:
+                return size
+        return None
+
+    def rename(self, size: Size) -> Size:
+        """Return a size as the transform calls it."""
+        return self.whole.get(size, size) if isinstance(size, Dim) else size
+
+
+def sizes_read(expr: Expr) -> Iterator[Dim]:
+    """Yield the sizes in an expression's literals and attributes."""
+    for atom in atoms_of(expr):
+        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
+            yield atom.value
+    if isinstance(expr, Call):
+        for attr in expr.attrs.values():
+            yield from dims_in(attr)
+    elif isinstance(expr, MatchShape):
+        yield from dims_of((expr.type,))

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What remains of methods and private functions when some values come from the transform.
+
+A private function gets one version for each set of values that its callers hand it: call sites that agree share one, others
+get a clone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nnfront.dims import Size, Symbol, of_symbol
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Block,
+    Expr,
+    Function,
+    FunctionCall,
+    Mutator,
+    Names,
+    Param,
+    Role,
+    Scalar,
+    ScalarType,
+    Var,
+    map_expr,
+    symbols_in,
+    walk_bindings,
+)
+from nnfront.passes.lifting.analyse import Analyzer, Scope, Site, is_alive, size_map
+from nnfront.passes.lifting.dims import definable, matched
+from nnfront.passes.lifting.values import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A private function as some callers call it: which of its parameters are left, then the values and dims handed in."""
+
+    function: Function
+    formals: tuple[int, ...]
+    moved: tuple[Value, ...]
+    dims: tuple[Symbol, ...]
+
+
+class Splitter:
+    """Rewrites functions; versions are shared by everything that one splitter rewrites. `pinned` functions stay as they are."""
+
+    def __init__(self, analyzer: Analyzer, names: Names, pinned: Collection[str]) -> None:
+        self.analyzer = analyzer
+        self.made: dict[
+            str, list[Function]
+        ] = {}  # versions by the name of the function that they were made from
+        self._names = names
+        self._pinned = pinned
+        self._known: dict[tuple[Scope, frozenset[int]], Version] = {}
+        self._unchanged: dict[str, Function] = {}
+
+    def body(self, scope: Scope, kept: Callable[[Value], Var | None]) -> tuple[Block, set[Var]]:
+        """Return a function's body without what `kept` gives a variable for, and the variables that it reads."""
+        rewrite = _Rewrite(self, scope, kept)
+        return rewrite.block(scope.body), rewrite.needs
+
+    def version(self, scope: Scope, kept: frozenset[int]) -> Version:
+        """Return the version of a private function for callers that keep the values with these indices."""
+        version = self._known.get((scope, kept))
+        if version is None:
+            version = self._known[scope, kept] = self._make(scope, kept)
+        return version
+
+    def _make(self, scope: Scope, kept: frozenset[int]) -> Version:
+        function = scope.function
+        names = Names(p.name for p in function.params)
+        extra: dict[int, Param] = {}
+
+        def stand_in(value: Value) -> Var | None:
+            if value.index not in kept:
+                return None
+            if value.index not in extra:
+                extra[value.index] = Param(names.unique(value.name), value.type, "transformed")
+            return extra[value.index]
+
+        body, needs = self.body(scope, stand_in)
+        used = frozenset(extra)
+        if used != kept and (scope, used) in self._known:
+            return self._known[scope, used]
+        formals = tuple(i for i, p in enumerate(function.params) if p not in scope.known or p in needs)
+        if body is scope.body and len(formals) == len(function.params):
+            version = Version(self._keep(function), formals, (), ())
+        else:
+            params = [*(function.params[i] for i in formals), *(extra[i] for i in sorted(used))]
+            new = Function(
+                function.name, tuple(params), body.bindings, body.result, function.kind, function.attrs
+            )
+            lost = sorted(undefined(new) & definable(p.type for p in function.params), key=lambda s: s.key)
+            params += [dim_param(names.unique(s.name), of_symbol(s), "input") for s in lost]
+            body = renamed(body, [p.name for p in params])
+            name = self._name(function.name)
+            new = new.with_(name=name, params=tuple(params), bindings=body.bindings, result=body.result)
+            self.made.setdefault(function.name, []).append(new)
+            version = Version(new, formals, tuple(scope.values.items[i] for i in sorted(used)), tuple(lost))
+        self._known[scope, used] = version
+        return version
+
+    def _keep(self, function: Function) -> Function:
+        """A function that needs no change: itself, unless another version goes by its name."""
+        if function.name in self._pinned:
+            return function
+        if function.name not in self._unchanged:
+            name = self._name(function.name)
+            kept = self._unchanged[function.name] = (
+                function if name == function.name else function.with_(name=name)
+            )
+            self.made.setdefault(function.name, []).append(kept)
+        return self._unchanged[function.name]
+
+    def _name(self, base: str) -> str:
+        """The name for a version: the function's own for the first, if nobody else uses it."""
+        return self._names.unique(base) if base in self._pinned or self.made.get(base) else base
+
+
+class _Rewrite:
+    """Rewrites one body from its end, so that what is read is known before what computes it."""
+
+    def __init__(self, splitter: Splitter, scope: Scope, kept: Callable[[Value], Var | None]) -> None:
+        self.splitter = splitter
+        self.scope = scope
+        self.kept = kept
+        self.needs: set[Var] = set()
+
+    def block(self, block: Block) -> Block:
+        """Return a block without bindings that nobody reads."""
+        known, impure = self.scope.known, self.splitter.analyzer.impure
+        result = self.atom(block.result)
+        bindings: list[Binding] = []
+        is_same = result is block.result
+        for binding in reversed(block.bindings):
+            if binding.var not in self.needs and (
+                binding.var in known or not is_alive(binding, self.needs, impure)
+            ):
+                is_same = False
+                continue
+            value = self.expr(binding)
+            if value is not binding.value:
+                is_same = False
+                binding = Binding(binding.var, value, binding.provenance)
+            bindings.append(binding)
+        return block if is_same else Block(tuple(reversed(bindings)), result)
+
+    def expr(self, binding: Binding) -> Expr:
+        """Rewrite the operands of an expression."""
+        value = binding.value
+        site = self.scope.sites.get(binding.var)
+        if site is None:
+            return map_expr(value, self.atom, self.block)
+        assert isinstance(value, FunctionCall)
+        return self.call(value, site)
+
+    def call(self, call: FunctionCall, site: Site) -> FunctionCall:
+        """Call the version that fits what is kept here."""
+        inner = site.scope
+        here: dict[int, Var] = {}
+        for value, outside in zip(inner.values.items, site.image, strict=True):
+            if value.expr is not None and outside is not None and outside.uses_weight:
+                var = self.kept(outside)
+                if var is not None:
+                    here[value.index] = var
+        version = self.splitter.version(inner, frozenset(here))
+        args: list[Atom] = [self.atom(call.args[i]) for i in version.formals]
+        args += [here[v.index] for v in version.moved]
+        if version.dims:
+            size = size_map(inner.function, call)
+            args += [Scalar(size(of_symbol(symbol))) for symbol in version.dims]
+        is_same = version.function.name == call.function and _are_same(args, call.args)
+        return call if is_same else FunctionCall(version.function.name, tuple(args))
+
+    def atom(self, atom: Atom) -> Atom:
+        """Return what stands for an operand."""
+        if not isinstance(atom, Var):
+            return atom
+        literal = self.scope.literals.get(atom)
+        if literal is not None:
+            return literal
+        value = self.scope.known.get(atom)
+        var = None if value is None else self.kept(value)
+        if var is None:
+            self.needs.add(atom)
+            return atom
+        return var
+
+
+def dim_param(name: str, size: Size, role: Role) -> Param:
+    """Return a parameter that brings a dim."""
+    return Param(name, ScalarType("int64", size), role)
+
+
+def undefined(function: Function) -> set[Symbol]:
+    """Return the symbols that occur in a function and that neither its parameters nor its matches determine."""
+    return set(symbols_in(function)) - definable(p.type for p in function.params) - set(matched(function))
+
+
+def renamed(body: Block, taken: Iterable[str]) -> Block:
+    """Return a body whose variables do not have the names `taken`; the same object if none has."""
+    reserved = set(taken)
+    bound = [binding.var for binding in walk_bindings(body.bindings)]
+    if not any(var.name in reserved for var in bound):
+        return body
+    names = Names([*reserved, *(var.name for var in bound)])
+    fresh = {var: Var(names.unique(var.name), var.type) for var in bound if var.name in reserved}
+    return _Renaming(fresh).block(body)
+
+
+class _Renaming(Mutator):
+    def __init__(self, fresh: Mapping[Var, Var]) -> None:
+        super().__init__()
+        self.replaced.update(fresh)
+
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        value = self.expr(binding.value)
+        var = self.replaced.get(binding.var, binding.var)
+        if value is binding.value and var is binding.var:
+            return (binding,)
+        assert isinstance(var, Var)
+        return (Binding(var, value, binding.provenance),)
+
+
+def _are_same(a: Sequence[object], b: Sequence[object]) -> bool:
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
