@@ -58,6 +58,7 @@ class FunctionBuilder:
         self.functions: Mapping[str, Function] = functions if functions is not None else {}
         self.params: list[Param] = []
         self.names = Names()
+        self.place: Provenance | None = None  # of bindings for which no other is given: that of the last one that had one
         self._blocks: list[list[Binding]] = [[]]
 
     def param(self, name: str, type: Type, role: Role) -> Param:
@@ -66,10 +67,16 @@ class FunctionBuilder:
         self.params.append(param)
         return param
 
-    def emit(self, value: Expr, hint: str = "", provenance: Provenance | None = None, type: Type | None = None) -> Var:
+    def emit(
+        self, value: Expr, hint: str = "", provenance: Provenance | None = None, type: Type | None = None
+    ) -> Var:
         """Bind `value` to a new variable; its type is inferred unless the caller has inferred it."""
         if type is None:
             type = infer(value, self.functions)
+        if provenance is None:
+            provenance = self.place
+        else:
+            self.place = provenance
         var = Var(self.names.unique(hint or _hint(value)), type)
         self._blocks[-1].append(Binding(var, value, provenance))
         return var

@@ -8,6 +8,7 @@ traced once into a private function, whose parameters are the weights it read, a
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -284,6 +285,7 @@ class Trace:
         """Trace one method."""
         self.method, self.path = name, ""
         self.frame = frame = Frame(FunctionBuilder(name, self.functions))
+        frame.builder.place = _definition(spec.method)
         arguments = {key: self._argument(key, value) for key, value in spec.arguments.items()}
         caches = [value for value in arguments.values() if isinstance(value, Cache)]
         token = active_mode.set(self)
@@ -299,6 +301,7 @@ class Trace:
         if spec.param_mode == "none" and frame.weights:
             names = [w.name for w in frame.builder.params if w.role == "weight"]
             raise TraceError(f"{name}: param_mode is 'none', but the method reads {', '.join(map(repr, names[:3]))}")
+        frame.builder.place = _definition(spec.method)
         result = self._result(name, value)
         if caches:
             joined = [self._join(cache) for cache in caches]
@@ -327,7 +330,11 @@ class Trace:
         if value is None:
             return builder.emit(Tuple(()), "none")
         if isinstance(value, (Cache, CacheLayer)):
-            raise TraceError(f"{name} returns a cache", help="return tensors only: the written cache is threaded by itself")
+            raise TraceError(
+                f"{name} returns a cache",
+                where=str(builder.place),
+                help="return tensors only: the written cache is threaded by itself",
+            )
         if isinstance(value, (list, tuple)):
             return builder.emit(Tuple(tuple(self._result(name, v) for v in value)), "results")
         if isinstance(value, dict) and all(isinstance(k, str) for k in value):
@@ -338,6 +345,7 @@ class Trace:
             return atom
         raise TraceError(
             f"{name} returns a {type(value).__name__}",
+            where=str(builder.place),
             help="return tensors, objects, dims, numbers, None, or tuples, lists and dicts of them",
         )
 
@@ -370,6 +378,12 @@ def _called(methods: Sequence[Function], functions: Mapping[str, Function]) -> s
                 called.add(expr.function)
                 pending.append(functions[expr.function])
     return called
+
+
+def _definition(method: Callable[..., Any]) -> Provenance:
+    """Return where a method is defined."""
+    code = inspect.unwrap(getattr(method, "__func__", method)).__code__
+    return Provenance("", code.co_filename, code.co_firstlineno)
 
 
 def constant(data: torch.Tensor) -> Constant:
