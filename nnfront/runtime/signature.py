@@ -75,7 +75,8 @@ def bind(program: MethodProgram, args: Sequence[Any], known: Known) -> tuple[lis
 
 def observed(argument: Argument, value: Any) -> Iterator[tuple[Place, Size, int]]:
     """Yield every size in an argument's type with the number that a value has there."""
-    for place, size in places(argument.type, argument.name):
+    is_weight = argument.role in ("weight", "transformed")
+    for place, size in places(argument.type, argument.name, is_weight=is_weight):
         part = value
         for index in place.path:
             part = part[index]

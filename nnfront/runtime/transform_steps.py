@@ -67,7 +67,9 @@ def schedule(program: MethodProgram) -> tuple[Step, ...]:
     groups = [([*results.values()], list(body))] if is_fixed else list(_groups(body, joins, results.values()))
     actions: list[Action] = []
     fetched: set[int] = set()
-    given: set[str] = set()
+    names: dict[int, list[str]] = {}
+    for name, slot in results.items():
+        names.setdefault(slot, []).append(name)
 
     def fetch(slots: Iterator[int] | Sequence[int]) -> None:
         for slot in slots:
@@ -82,10 +84,7 @@ def schedule(program: MethodProgram) -> tuple[Step, ...]:
             fetch(inputs_of(instruction))
             actions.append(replace(instruction, frees=()))
         fetch(wanted)
-        for name, slot in results.items():
-            if slot in wanted and name not in given:
-                given.add(name)
-                actions.append(Give(slot, name))
+        actions.extend(Give(slot, name) for slot in dict.fromkeys(wanted) for name in names[slot])
     return _with_frees(actions)
 
 
@@ -132,7 +131,7 @@ def joins_of(program: MethodProgram) -> dict[int, tuple[str, ...]]:
 def _is_in_a_row(run: Run) -> bool:
     """Whether the elements of the result are those of the operands, one operand after the other."""
     if run.op in ("concat", "stack"):
-        return run.attrs.get("dim") == 0
+        return bool(run.attrs.get("dim", 0) == 0)  # attributes that are at their default are left out
     return run.op in ("reshape", "squeeze", "unsqueeze")
 
 
