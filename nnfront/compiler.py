@@ -53,14 +53,15 @@ class Executable:
         weights: Checkpoint | Mapping[str, torch.Tensor],
         *,
         ignored: Sequence[str] = (),
+        cast: bool = False,
         progress: Progress | None = None,
     ) -> Session:
         """Check the weights, run the transforms over them, and return a session.
 
         `weights`: a checkpoint or a dict, under the checkpoint's names. `ignored`: names or patterns of tensors that may be left
-        over. Raises LoadError that lists everything that does not fit.
+        over. `cast`: floats stored in another float dtype than the model's are converted. Raises LoadError that lists everything that does not fit.
         """
-        sources = self._checked(weights, ignored)
+        sources = self._checked(weights, ignored, cast)
         raw = {name for method in self.program.methods.values() for name in _names(method, "weight")}
         transformed = {
             name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
@@ -72,6 +73,7 @@ class Executable:
         weights: Checkpoint | Mapping[str, torch.Tensor],
         *,
         ignored: Sequence[str] = (),
+        cast: bool = False,
         progress: Progress | None = None,
     ) -> TransformedWeights:
         """Run the weight transform and return its results by name; with several transforms, a dict for each by its name.
@@ -84,7 +86,7 @@ class Executable:
                 "this module has no weight transform",
                 help="lift it first: nn.passes.lift_transform_params(ir)",
             )
-        sources = self._checked(weights, ignored)
+        sources = self._checked(weights, ignored, cast)
         results = {name: run_transform(t, sources, progress=progress) for name, t in transforms.items()}
         return TransformedWeights(next(iter(results.values())) if len(results) == 1 else results)
 
@@ -128,7 +130,9 @@ class Executable:
             if w.role == "weight" and isinstance(w.type, TensorType)
         }
 
-    def _checked(self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str]) -> _Sources:
+    def _checked(
+        self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
+    ) -> _Sources:
         """Prove that the weights are what the module wants."""
         if isinstance(weights, TransformedWeights):
             raise LoadError(
@@ -146,7 +150,7 @@ class Executable:
             else {name: _type(name, t) for name, t in weights.items()}
         )
         result = check_weights(
-            self._wanted(), have, aliases=self.program.aliases, ignored=ignored, needed_by=needed
+            self._wanted(), have, aliases=self.program.aliases, ignored=[*ignored, *self.ir.attrs.get("unread", ())], needed_by=needed, cast=cast
         )
         where = str(weights.path) if isinstance(weights, Checkpoint) else ""
         result.raise_if_wrong(where)
@@ -164,7 +168,9 @@ class _Sources(Mapping[str, torch.Tensor]):
         self.found = found
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self.weights[self.found.sources[name]]
+        tensor = self.weights[self.found.sources[name]]
+        dtype = self.found.casts.get(name)
+        return tensor if dtype is None else tensor.to(getattr(torch, dtype))
 
     def __iter__(self) -> Any:
         return iter(self.found.sources)

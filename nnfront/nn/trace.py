@@ -364,7 +364,11 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
     mode = Trace(tree, known_facts(spec, tree.parameters), spec.methods)
     methods = [mode.method_function(name, method) for name, method in spec.methods.items()]
     called = _called(methods, mode.functions)
-    attrs = {"aliases": dict(tree.aliases)} if tree.aliases else NO_ATTRS
+    attrs: dict[str, Any] = {"aliases": dict(tree.aliases)} if tree.aliases else {}
+    read = {param.name for method in methods for param in method.weights}
+    unread = tuple(name for name in tree.parameters if name not in read)
+    if unread:
+        attrs["unread"] = unread
     return IRModule([*(f for name, f in mode.functions.items() if name in called), *methods], attrs)
 
 
