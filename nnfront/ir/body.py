@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from nnfront.dims import Dim, Symbol
 from nnfront.errors import VerifyError
 from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape, Scalar
-from nnfront.ir.types import Type, sizes_of
+from nnfront.ir.types import TensorType, Type
 from nnfront.ir.walk import atoms_of, dims_in
 
 if TYPE_CHECKING:
@@ -48,8 +48,9 @@ class Body:
         self.steps: list[Step] = []
         self.results: list[tuple[Atom, Binding | None]] = []
         self.root = self._scope(function.body, None)
-        self._symbols: dict[int, frozenset[Symbol]] = {}
-        self._same: dict[int, Type] = {}
+        self._symbols: dict[int, tuple[Symbol, ...]] = {}
+        self._same: dict[int, tuple[Type, Type]] = {}
+        self._tensors: dict[Hashable, Type] = {}
         self._interned: dict[Type, Type] = {}
 
     def _scope(self, block: Block, owner: Binding | None) -> Scope:
@@ -117,19 +118,44 @@ class Body:
         """Whether there is a `match_shape`."""
         return any(isinstance(step.binding.value, MatchShape) for step in self.steps)
 
-    def symbols(self, type: Type) -> frozenset[Symbol]:
-        """Return the dims that a type names."""
-        found = self._symbols.get(id(type))
+    @cached_property
+    def operand_dims(self) -> dict[Binding, list[Dim]]:
+        """The dims in the operands and attributes of each binding that has some."""
+        found: dict[Binding, list[Dim]] = {}
+        for binding, atoms, _ in self.steps:
+            dims = [a.value for a in atoms if isinstance(a, Scalar) and isinstance(a.value, Dim)]
+            value = binding.value
+            if isinstance(value, Call):
+                for attr in value.attrs.values():
+                    if not isinstance(attr, int | float | str):
+                        dims.extend(dims_in(attr))
+            if dims:
+                found[binding] = dims
+        return found
+
+    def symbols(self, dim: Dim) -> tuple[Symbol, ...]:
+        """Return the symbols of a dim."""
+        found = self._symbols.get(id(dim))
         if found is None:
-            dims = [size for size in sizes_of(type) if isinstance(size, Dim)]
-            found = self._symbols[id(type)] = frozenset(symbol for dim in dims for symbol in dim.symbols)
+            found = self._symbols[id(dim)] = dim.symbols
         return found
 
     def interned(self, type: Type) -> Type:
         """Return one and the same object for all types that are equal."""
         known = self._same.get(id(type))
         if known is None:
-            known = self._same[id(type)] = self._interned.setdefault(type, type)
+            # The type stays alive with its id: that of a literal is made anew each time it is asked for.
+            known = self._same[id(type)] = self._intern(type), type
+        return known[0]
+
+    def _intern(self, type: Type) -> Type:
+        if not isinstance(type, TensorType):
+            return self._interned.setdefault(type, type)
+        # Most dims of equal types are the same objects; a size is never negative, so an id cannot be taken for one.
+        key = type.dtype, tuple([-id(s) if isinstance(s, Dim) else s for s in type.shape])
+        known = self._tensors.get(key)
+        if known is None:
+            known = self._tensors[key] = self._interned.setdefault(type, type)
         return known
 
     def error(
@@ -142,14 +168,3 @@ class Body:
             if binding.provenance and str(binding.provenance):
                 where = f"{where}, from {binding.provenance}"
         return VerifyError(what, details=details, where=where, help=help)
-
-
-def dims_of(step: Step) -> Iterator[Dim]:
-    """Yield the dims in the operands and attributes of a step."""
-    for atom in step.atoms:
-        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
-            yield atom.value
-    value: Any = step.binding.value
-    if isinstance(value, Call) and value.attrs:
-        for attr in value.attrs.values():
-            yield from dims_in(attr)

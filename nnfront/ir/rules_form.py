@@ -19,6 +19,7 @@ from nnfront.ir.types import (
     FunctionType,
     ObjectType,
     ScalarType,
+    TensorType,
     TupleType,
     Type,
     sizes_of,
@@ -102,6 +103,8 @@ def v6_operands_are_atoms(body: Body) -> Iterator[VerifyError]:
 def v7_types_are_well_formed(body: Body) -> Iterator[VerifyError]:
     """Dtypes are those of `nnfront.dtypes`, host scalars are int64, float64 or bool, and no size is negative."""
     for type_, binding in body.types:
+        if type(type_) is TensorType and type_.dtype in dtypes.DTYPES and all(map(_is_size, type_.shape)):
+            continue
         problem = _type_problem(type_)
         if problem:
             yield body.error(f"V7: {problem}", binding)
@@ -132,6 +135,10 @@ def _type_problem(type_: Any) -> str:
         case _:
             return "" if type_.dtype in dtypes.DTYPES else f"unknown dtype {type_.dtype!r}"
     return next((problem for part in parts if (problem := _type_problem(part))), "")
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, Dim) or (type(size) is int and size >= 0)
 
 
 def v8_literals_fit_their_type(body: Body) -> Iterator[VerifyError]:

@@ -10,7 +10,7 @@ from nnfront.errors import VerifyError
 from nnfront.ir.body import Body, Scope, Step
 from nnfront.ir.expr import Atom, Binding, Call, FunctionCall, Projection, Var
 from nnfront.ir.print_types import type_text
-from nnfront.ir.types import CacheLayerType, CacheType, TupleType, Type
+from nnfront.ir.types import CacheLayerType, CacheType, TensorType, TupleType, Type
 
 Path: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[Var, Path]
@@ -63,6 +63,8 @@ class _Handles:
 
     def paths(self, type: Type) -> tuple[Path, ...]:
         """Where handles are in a value of a type: one empty path for a handle itself."""
+        if isinstance(type, TensorType):
+            return ()
         known = self._paths.get(id(type))
         if known is None:
             if isinstance(type, CacheType | CacheLayerType):
@@ -78,8 +80,9 @@ class _Handles:
         """Go through a block; at its end every handle that it made has been used up."""
         for step in scope.steps:
             yield from self.branches(step) if step.branches else self.step(step)
-            for path in self.paths(step.binding.var.type):
-                self.live[step.binding.var, path] = step.binding
+            var = step.binding.var
+            for path in self.paths(var.type):
+                self.live[var, path] = step.binding
         yield from self.use_up(scope.result, (), "the result", scope.owner)
         own = {step.binding.var for step in scope.steps}
         if scope.owner is None:
@@ -92,31 +95,35 @@ class _Handles:
                 )
 
     def step(self, step: Step) -> Iterator[VerifyError]:
+        """Look at one binding: which handles it reads, and which it uses up."""
         binding, value = step.binding, step.binding.value
+        held = [(i, a) for i, a in enumerate(step.atoms) if isinstance(a, Var) and self.paths(a.type)]
+        if not held:
+            return
         name = repr(binding.var.name)
         if isinstance(value, Projection):
             yield from self.use_up(value.tuple, (value.index,), name, binding)
             return
-        is_written = self._written(value, len(step.atoms))
-        moves_all = is_written is None and bool(self.paths(binding.var.type))
-        for i, atom in enumerate(step.atoms):
-            if isinstance(atom, Var) and self.paths(atom.type):
-                if moves_all or (is_written and is_written[i]):
-                    yield from self.use_up(atom, (), name, binding)
-                else:
-                    yield from self.read(atom, binding)
+        writes = self._writes(value, len(step.atoms))
+        passes_on = writes is None and bool(self.paths(binding.var.type))
+        for i, var in held:
+            if passes_on or (writes is not None and i in writes):
+                yield from self.use_up(var, (), name, binding)
+            else:
+                yield from self.read(var, binding)
 
-    def _written(self, value: object, count: int) -> list[bool] | None:
+    def _writes(self, value: object, count: int) -> set[int] | None:
         """Which operands a call writes; None for what passes on all its handles if its result has handles."""
         if isinstance(value, FunctionCall):
             callee = self.body.functions[value.function]
-            return [param.role == "state" for param in callee.params]
+            return {i for i, param in enumerate(callee.params) if param.role == "state"}
         if isinstance(value, Call) and value.op.writes:
             operands = value.op.operands * count if value.op.is_variadic else value.op.operands
-            return [operand.name == value.op.writes for operand in operands]
+            return {i for i, operand in enumerate(operands) if operand.name == value.op.writes}
         return None
 
     def read(self, var: Var, binding: Binding) -> Iterator[VerifyError]:
+        """Read a value: its handles must not be used up."""
         for path in self.paths(var.type):
             if (var, path) in self.used:
                 what = f"V20: the handle {_name((var, path))} is read after {self.used[var, path]} used it up"

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nnfront.dims import Dim, Symbol, describe_facts, equal
+from nnfront.dims import Dim, Symbol, describe_facts, equal, of_symbol, same
 from nnfront.errors import NnfrontError, VerifyError
-from nnfront.ir.body import Body, Scope, Step, dims_of
-from nnfront.ir.expr import Call, Expr, FunctionCall, If, MatchShape
+from nnfront.ir.body import Body, Scope, Step
+from nnfront.ir.expr import Binding, Call, Expr, FunctionCall, If, MatchShape
 from nnfront.ir.infer import infer, map_sizes
 from nnfront.ir.print_types import TypePrinter, type_text
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
@@ -19,70 +19,70 @@ _RULE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, AssertionErr
 
 def v13_dims_are_defined(body: Body) -> Iterator[VerifyError]:
     """A dim that a body uses is named by a parameter's type, or defined by a `match_shape` ahead of its use, in scope."""
-    known = set(body.function.symbols)
-    return _undefined(body, body.root, known, set())
+    return _undefined(body, body.root, set(body.function.symbols), set())
 
 
 def _undefined(body: Body, scope: Scope, known: set[Symbol], fine: set[int]) -> Iterator[VerifyError]:
     """`fine` are the types, by id, whose dims are known to be defined here."""
-    defined: list[Symbol] = []
-    for step in scope.steps:
-        binding, value = step.binding, step.binding.value
-        for branch in step.branches:
+    defined: set[Symbol] = set()
+    for binding, _, branches in scope.steps:
+        for branch in branches:
             yield from _undefined(body, branch, known, set(fine) if body.defines_dims else fine)
-        used = {symbol for dim in dims_of(step) for symbol in dim.symbols}
+        value, dims = binding.value, body.operand_dims.get(binding, [])
         if isinstance(value, MatchShape):
-            defined += _bare_symbols(value.type) - known
-            known.update(defined)
-            used |= body.symbols(value.type)
-        if id(binding.var.type) not in fine:
-            used |= body.symbols(binding.var.type)
-            fine.add(id(binding.var.type))
-        for symbol in sorted(used - known, key=lambda symbol: symbol.name):
-            what = f"V13: nothing says what the dim '{symbol.name}' is"
-            yield body.error(
-                what, binding, help="a parameter's type or a match_shape ahead of it must name it"
-            )
-    known.difference_update(defined)
+            new = _bare_symbols(value.type) - known
+            defined |= new
+            known |= new
+            dims = [size for size in sizes_of(value.type) if isinstance(size, Dim)]
+        type = body.interned(binding.var.type)
+        if id(type) not in fine:
+            fine.add(id(type))
+            dims = [*dims, *(size for size in sizes_of(type) if isinstance(size, Dim))]
+        for symbol in dict.fromkeys(symbol for dim in dims for symbol in body.symbols(dim)):
+            if symbol not in known:
+                what = f"V13: nothing says what the dim '{symbol.name}' is"
+                help = "a parameter's type or a match_shape ahead of it must name it"
+                yield body.error(what, binding, help=help)
+    known -= defined
 
 
 def _bare_symbols(type: Type) -> set[Symbol]:
     """The dims that a type says by themselves, so that matching a value against it tells what they are."""
-    found = set()
-    for size in sizes_of(type):
-        if isinstance(size, Dim) and len(size.symbols) == 1 and str(size) == size.symbols[0].name:
-            found.add(size.symbols[0])
-    return found
+    sizes = [size for size in sizes_of(type) if isinstance(size, Dim)]
+    return {
+        size.symbols[0] for size in sizes if len(size.symbols) == 1 and same(size, of_symbol(size.symbols[0]))
+    }
 
 
 def v14_dims_mean_one_thing(body: Body) -> Iterator[VerifyError]:
     """A dim has the same facts everywhere in a function."""
-    facts: dict[Symbol, Symbol] = {}
+    first: dict[Symbol, Symbol] = {}
     seen: set[int] = set()
+    for dim, binding in _all_dims(body):
+        if id(dim) in seen:
+            continue
+        seen.add(id(dim))
+        for symbol in body.symbols(dim):
+            known = first.setdefault(symbol, symbol)
+            if known.facts != symbol.facts:
+                yield body.error(
+                    f"V14: the dim '{symbol.name}' has different facts in different places",
+                    binding,
+                    details=[
+                        f"here {describe_facts(*symbol.facts)}",
+                        f"before {describe_facts(*known.facts)}",
+                    ],
+                )
+
+
+def _all_dims(body: Body) -> Iterator[tuple[Dim, Binding | None]]:
     for type, binding in body.types:
-        for size in sizes_of(type):
-            if isinstance(size, Dim) and id(size) not in seen:
-                seen.add(id(size))
-                for symbol in size.symbols:
-                    first = facts.setdefault(symbol, symbol)
-                    if first.facts != symbol.facts:
-                        yield _disagreement(body, first, symbol, Step(binding, ()) if binding else None)
-    for step in body.steps:
-        for dim in dims_of(step):
-            if id(dim) not in seen:
-                seen.add(id(dim))
-                for symbol in dim.symbols:
-                    first = facts.setdefault(symbol, symbol)
-                    if first.facts != symbol.facts:
-                        yield _disagreement(body, first, symbol, step)
-
-
-def _disagreement(body: Body, first: Symbol, other: Symbol, step: Step | None) -> VerifyError:
-    return body.error(
-        f"V14: the dim '{first.name}' has different facts in different places",
-        step.binding if step else None,
-        details=[f"here {describe_facts(*other.facts)}", f"before {describe_facts(*first.facts)}"],
-    )
+        for size in type.shape if isinstance(type, TensorType) else sizes_of(type):
+            if isinstance(size, Dim):
+                yield size, binding
+    for binding, dims in body.operand_dims.items():
+        for dim in dims:
+            yield dim, binding
 
 
 def v15_conditions_are_boolean(body: Body) -> Iterator[VerifyError]:
