@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights as files: read, checked against a model before data is read, and written.
 
-Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?).
+Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?) and its `result`,
+`bind` (a checkpoint under the model's names).
 """
 
+from nnfront.weights.bind import BoundWeights, stored_type
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.result import CheckResult, Problem
 from nnfront.weights.safetensors import TensorInfo
 
-__all__ = ["CheckResult", "Checkpoint", "Problem", "TensorInfo", "check_weights"]
+__all__ = [
+    "BoundWeights",
+    "CheckResult",
+    "Checkpoint",
+    "Problem",
+    "TensorInfo",
+    "check_weights",
+    "stored_type",
+]

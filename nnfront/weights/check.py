@@ -9,26 +9,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from nnfront import dtypes
 from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve
 from nnfront.errors import DimError
 from nnfront.ir import TensorType, type_text
 from nnfront.weights.names import common_prefix, nearest
-from nnfront.weights.result import SHOWN, CheckResult, Kind, Problem
+from nnfront.weights.result import SHOWN, CheckResult, Kind, Problem, Stored
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
-
-
-class Stored(Protocol):
-    """What is known of a tensor in a checkpoint: `TensorInfo`, or a `TensorType` of numbers."""
-
-    @property
-    def shape(self) -> Sequence[Any]: ...
-
-    @property
-    def dtype(self) -> str: ...
 
 
 def check_weights(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
@@ -24,6 +24,16 @@ _TITLES: dict[Kind, str] = {
 }
 SHOWN = 20
 """Problems of one kind that are listed one by one; more are grouped by the pattern of their names."""
+
+
+class Stored(Protocol):
+    """What is known of a tensor in a checkpoint: `TensorInfo`, or a `TensorType` of numbers."""
+
+    @property
+    def shape(self) -> Sequence[Any]: ...
+
+    @property
+    def dtype(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

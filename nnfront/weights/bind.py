@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`BoundWeights`: a checkpoint under the names and dtypes that a model declares, as a check has matched them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import torch
+
+from nnfront.errors import LoadError
+from nnfront.ir import TensorType
+from nnfront.weights.checkpoint import Checkpoint
+from nnfront.weights.pages import CHUNK_BYTES, anonymous
+from nnfront.weights.result import CheckResult, Stored
+
+
+class BoundWeights(Mapping[str, torch.Tensor]):
+    """Weights by the model's names: aliases resolved, floats converted where the check allowed it. Nothing is read beforehand.
+
+    A source of a weight transform, and a mapping from name to tensor. Raises LoadError if the check found problems.
+    """
+
+    def __init__(self, weights: Checkpoint | Mapping[str, torch.Tensor], found: CheckResult) -> None:
+        self.weights = weights
+        self.found = found
+        found.raise_if_wrong(_where(weights))
+
+    def info(self, name: str) -> TensorType:
+        """Return shape and dtype as the model sees them."""
+        stored = self._stored(name)
+        return TensorType(tuple(stored.shape), self.found.casts.get(name, stored.dtype))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a weight: a view of the file or the given tensor, or new memory if it is converted."""
+        if name in self.found.casts:
+            return self._converted([name]).view(self._shape(name))
+        return self.weights[self.found.sources[name]]
+
+    def joined(self, names: Sequence[str]) -> torch.Tensor:
+        """Return the elements of weights, one weight after another, as a tensor of one axis; mapped where pages allow it."""
+        if any(name in self.found.casts for name in names):
+            return self._converted(names)
+        if isinstance(self.weights, Checkpoint):
+            return self.weights.joined([self.found.sources[name] for name in names])
+        return torch.cat([self.tensor(name).reshape(-1) for name in names])
+
+    def copied_bytes(self, names: Sequence[str]) -> int:
+        """Return how many bytes of new memory these weights take, joined if they are several."""
+        if any(name in self.found.casts for name in names):
+            return (
+                sum(self._elements(name) for name in names)
+                * getattr(torch, self.info(names[0]).dtype).itemsize
+            )
+        if isinstance(self.weights, Checkpoint):
+            return self.weights.copied_bytes([self.found.sources[name] for name in names])
+        return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
+
+    def check_ties(self) -> None:
+        """Compare the bytes of weights that are stored under two names. Raises LoadError that lists the pairs that differ."""
+        different = [pair for pair in self.found.ties if not self._are_equal(*pair)]
+        if different:
+            raise LoadError(
+                "the checkpoint holds two values for one weight",
+                details=[
+                    f"{one!r} and {two!r} are tied in the model, but their bytes differ"
+                    for one, two in different
+                ],
+                where=_where(self.weights),
+                help="untie them in the model (tie_word_embeddings=false), or name the one to leave out as ignored",
+            )
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self.found.sources:
+            raise KeyError(name)
+        return self.tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.found.sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.found.sources)
+
+    def __len__(self) -> int:
+        return len(self.found.sources)
+
+    def _stored(self, name: str) -> Stored:
+        source = self.found.sources[name]
+        if isinstance(self.weights, Checkpoint):
+            return self.weights.info(source)
+        return stored_type(self.weights[source])
+
+    def _shape(self, name: str) -> list[int]:
+        return [int(size) for size in self._stored(name).shape]
+
+    def _dtype(self, name: str) -> torch.dtype:
+        dtype = getattr(torch, self.info(name).dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def _converted(self, names: Sequence[str]) -> torch.Tensor:
+        """Read weights one after another into new memory, converting piece by piece."""
+        dtype, counts = self._dtype(names[0]), [prod(self._shape(name)) for name in names]
+        if not sum(counts):
+            return torch.empty(0, dtype=dtype)
+        out = torch.frombuffer(anonymous(sum(counts) * dtype.itemsize), dtype=dtype)
+        for name, part in zip(names, torch.split(out, counts), strict=True):
+            source, place = self.found.sources[name], part.view(self._shape(name))
+            if isinstance(self.weights, Checkpoint):
+                self.weights.read_into(source, place)
+            else:
+                place.copy_(self.weights[source])
+        return out
+
+    def _are_equal(self, one: str, two: str) -> bool:
+        a, b = (self.weights[name].reshape(-1).view(torch.uint8) for name in (one, two))
+        return all(
+            torch.equal(x, y)
+            for x, y in zip(torch.split(a, CHUNK_BYTES), torch.split(b, CHUNK_BYTES), strict=True)
+        )
+
+
+def stored_type(tensor: torch.Tensor) -> TensorType:
+    """Return the type of a tensor in memory."""
+    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def _where(weights: Mapping[str, torch.Tensor]) -> str:
+    return str(weights.path) if isinstance(weights, Checkpoint) else ""
