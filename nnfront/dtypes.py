@@ -65,16 +65,16 @@ def is_integer(dtype: str) -> bool:
 def promote(a: str, b: str) -> str:
     """Return the dtype that holds both, as `torch.promote_types` does for these names.
 
-    Raises InferError for a pair that torch refuses (float8 with another float).
+    Raises InferError for a pair that torch refuses (float8 with anything else).
     """
     if a == b:
         return check(a)
     (category_a, size_a), (category_b, size_b) = _DTYPES[check(a)], _DTYPES[check(b)]
+    if (Category.FLOAT, 1) in ((category_a, size_a), (category_b, size_b)):
+        raise InferError(f"{a} and {b} have no common dtype", help="cast one of them with astype first")
     if category_a != category_b:
         return a if category_a > category_b else b
     if category_a is Category.FLOAT:
-        if 1 in (size_a, size_b):
-            raise InferError(f"{a} and {b} have no common dtype", help="cast one of them with astype first")
         if size_a == size_b:  # float16 with bfloat16: neither holds the other
             return "float32"
         return a if size_a > size_b else b

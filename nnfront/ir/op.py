@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
-from nnfront.errors import InferError
+from nnfront.errors import DimError, InferError, NnfrontError
 from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, Type
 
 # What elementwise ops take: a tensor, or a host scalar that promotes weakly, as in torch.
@@ -98,7 +98,7 @@ class Op:
         try:
             self._check_kinds(types)
             return self._apply(self.infer, types, attrs)  # type: ignore[no-any-return]
-        except InferError as error:
+        except (InferError, DimError) as error:
             raise self._named(error) from None
 
     def canonical_attrs(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Op:
             try:
                 self._check_kinds(types)
                 attrs = self._apply(self._normalize, types, attrs)
-            except InferError as error:
+            except (InferError, DimError) as error:
                 raise self._named(error) from None
         return {
             name: attrs[name]
@@ -174,7 +174,7 @@ class Op:
                     f"operand {operand.name!r} must be {operand.expects}, got {_kind_name(type)}"
                 )
 
-    def _named(self, error: InferError) -> InferError:
+    def _named(self, error: NnfrontError) -> InferError:
         return InferError(
             f"{self.name}: {error.what}", details=error.details, where=error.where, help=error.help
         )

@@ -10,6 +10,8 @@ from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import broadcast_operands, require, require_float, require_number, require_same, wide
 
+_FLOATS = "both operands are floats, where the reference would convert"
+
 
 def _activation(x: TensorType) -> TensorType:
     require_float(x)
@@ -140,7 +142,7 @@ def prelu(x: TensorType, alpha: TensorType) -> TensorType:
 prelu.reference(F.prelu)
 
 
-@op()
+@op(stricter=_FLOATS)
 def swiglu(gate: TensorType, up: TensorType) -> TensorType:
     """silu(gate) * up, in float32 for half types, rounded once.
 
@@ -155,7 +157,7 @@ def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate.to(wide(dtype))) * up.to(wide(dtype))).to(dtype)
 
 
-@op()
+@op(stricter=_FLOATS)
 def geglu(gate: TensorType, up: TensorType, approximate: str | None = None) -> TensorType:
     """gelu(gate, approximate) * up, in float32 for half types, rounded once.
 

@@ -23,6 +23,7 @@ from nnfront.ir.op import op
 from nnfront.ir.types import CacheLayerType, TensorType, TupleType
 from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
 
+_STRICTER = "all operands are floats of one dtype, where the reference would convert"
 _HEADS = "{} query heads are no multiple of {} key heads"
 
 
@@ -99,7 +100,7 @@ def _attend(
     return result.transpose(1, 2).to(q.dtype)
 
 
-@op()
+@op(stricter=_STRICTER)
 def scaled_dot_product_attention(
     query: TensorType,
     key: TensorType,
@@ -177,7 +178,7 @@ def _(
     return _attend(query, key.transpose(1, 2), value.transpose(1, 2), bias, scale, dtype=compute)
 
 
-@op(is_pure=False, writes="cache")
+@op(is_pure=False, writes="cache", stricter=_STRICTER)
 def attention(
     q: TensorType,
     k: TensorType,

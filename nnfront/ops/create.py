@@ -16,6 +16,8 @@ from nnfront.ir.op import OperandType, op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, Sizes, dtype_name, require, require_not_negative, sizes_of_shape
 
+_NO_AXES = "a fill value has no axes, where the reference would broadcast it"
+
 
 def _shape_and_dtype(shape: Sizes, dtype: Any = "float32") -> dict[str, Any]:
     sizes = sizes_of_shape(shape)
@@ -28,7 +30,7 @@ def _tensor(shape: Sizes, dtype: str) -> TensorType:
     return TensorType(shape, dtype)
 
 
-@op()
+@op(stricter=_NO_AXES)
 def full(shape: Sizes, fill_value: OperandType, dtype: str = "float32") -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes."""
     if isinstance(fill_value, TensorType):
@@ -90,7 +92,7 @@ def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
 
 
-@op()
+@op(stricter=_NO_AXES)
 def full_like(x: TensorType, fill_value: OperandType, dtype: str | None = None) -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes; shape and, unless given, dtype are x's."""
     if isinstance(fill_value, TensorType):

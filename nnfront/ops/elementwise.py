@@ -67,7 +67,7 @@ def subtract(a: OperandType, b: OperandType) -> TensorType:
     return _no_bool(a, b)
 
 
-subtract.reference(operator.sub)
+subtract.reference(of_tensors(torch.sub))  # torch's own `-` refuses bool with a number
 
 
 @op()

@@ -37,7 +37,7 @@ def _(x: TensorType, indices: TensorType, axis: int | None = None) -> dict[str, 
 @take.reference
 def _(x: torch.Tensor, indices: torch.Tensor, axis: int) -> torch.Tensor:
     chosen = torch.index_select(x, axis, indices.reshape(-1).long())
-    return chosen.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return chosen.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 def _check_positions(x: TensorType, indices: TensorType, axis: int) -> None:
@@ -125,13 +125,16 @@ def _(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) 
     return torch.scatter_add(x, axis, indices.long(), updates)
 
 
+_NO_FLOAT8 = "float8 has no triangles, unless torch has nothing to do"
+
+
 def _matrix(x: TensorType) -> TensorType:
     require(x.ndim >= 2, "x must have at least two axes, got {}", x.ndim)
     require(x.dtype not in FLOAT8, "{} has no triangles", x.dtype, help="cast with astype first")
     return x
 
 
-@op()
+@op(stricter=_NO_FLOAT8)
 def triu(x: TensorType, diagonal: int = 0) -> TensorType:
     """Zero what lies below a diagonal of each matrix [..., rows, columns]; diagonal 1 is the one above the main one."""
     return _matrix(x)
@@ -142,7 +145,7 @@ def _(x: torch.Tensor, diagonal: int) -> torch.Tensor:
     return torch.triu(x, diagonal)
 
 
-@op()
+@op(stricter=_NO_FLOAT8)
 def tril(x: TensorType, diagonal: int = 0) -> TensorType:
     """Zero what lies above a diagonal of each matrix [..., rows, columns]; diagonal -1 is the one below the main one."""
     return _matrix(x)

@@ -13,6 +13,8 @@ from nnfront.ir.op import OperandType, op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, broadcast, broadcast_operands, require, result_dtype
 
+_FLOAT8 = "no logic in float8, of which torch has some"
+
 
 def _compare(a: OperandType, b: OperandType) -> TensorType:
     """bool, after promotion of both sides."""
@@ -96,7 +98,7 @@ def not_equal(a: OperandType, b: OperandType) -> TensorType:
 not_equal.reference(operator.ne)
 
 
-@op()
+@op(stricter=_FLOAT8)
 def logical_and(a: TensorType, b: TensorType) -> TensorType:
     """Whether both are nonzero."""
     return _logical(a, b)
@@ -105,7 +107,7 @@ def logical_and(a: TensorType, b: TensorType) -> TensorType:
 logical_and.reference(torch.logical_and)
 
 
-@op()
+@op(stricter=_FLOAT8)
 def logical_or(a: TensorType, b: TensorType) -> TensorType:
     """Whether at least one is nonzero."""
     return _logical(a, b)
@@ -114,7 +116,7 @@ def logical_or(a: TensorType, b: TensorType) -> TensorType:
 logical_or.reference(torch.logical_or)
 
 
-@op()
+@op(stricter=_FLOAT8)
 def logical_xor(a: TensorType, b: TensorType) -> TensorType:
     """Whether exactly one is nonzero."""
     return _logical(a, b)

@@ -37,11 +37,12 @@ def _widened(dtype: torch.dtype, out_dtype: str) -> torch.dtype:
     return torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
 
 
+_NUMBERS = "bool and float8 have no products, though torch computes some"
 _ROW_AND_COLUMN = "inner sizes differ: a has {} (axis -1), b has {} (axis 0)"
 _ROW_AND_MATRIX = "inner sizes differ: a has {} (axis -1), b has {} (axis -2)"
 
 
-@op()
+@op(stricter=_NUMBERS)
 def matmul(a: TensorType, b: TensorType, out_dtype: str | None = None) -> TensorType:
     """Multiply matrices, or vectors with them; axes before the last two broadcast.
 
@@ -72,7 +73,7 @@ def _(a: torch.Tensor, b: torch.Tensor, out_dtype: str | None) -> torch.Tensor:
     return torch.matmul(a.to(compute), b.to(compute)).to(getattr(torch, out_dtype))
 
 
-@op()
+@op(stricter=_NUMBERS)
 def linear(
     x: TensorType, weight: TensorType, bias: TensorType | None = None, out_dtype: str | None = None
 ) -> TensorType:
@@ -148,7 +149,7 @@ def _(subscripts: str, *operands: TensorType) -> dict[str, Any]:
 
 @einsum.reference
 def _(subscripts: str, *operands: torch.Tensor) -> torch.Tensor:
-    return torch.einsum(subscripts, *operands)
+    return torch.einsum(subscripts, *operands).to(operands[0].dtype)  # torch sums some integers as int64
 
 
 def _parse(subscripts: str) -> tuple[list[str], str]:

@@ -22,6 +22,8 @@ from nnfront.ops.rules import (
     wide,
 )
 
+_FLOATS = "all operands are floats, where the reference would convert"
+
 
 @op(stricter=NO_AXIS)
 def softmax(x: TensorType, axis: int = -1) -> TensorType:
@@ -83,7 +85,7 @@ def _scale_and_shift(
     return y.to(dtype)
 
 
-@op()
+@op(stricter=_FLOATS)
 def layer_norm(
     x: TensorType,
     normalized_shape: Sequence[Size] | Size,
@@ -132,7 +134,7 @@ def _(
     return _scale_and_shift(y, weight, bias, normalized_shape, x.dtype)
 
 
-@op()
+@op(stricter=_FLOATS)
 def rms_norm(
     x: TensorType,
     weight: TensorType | None,
@@ -175,7 +177,7 @@ def _(
     return _scale_and_shift(y, weight, bias, shape, x.dtype)
 
 
-@op()
+@op(stricter=_FLOATS)
 def group_norm(
     x: TensorType,
     num_groups: int,

@@ -13,7 +13,7 @@ from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rules import NO_AXIS, axis_of, dtype_name, integer, require, require_float, require_same
 
 
-@op()
+@op(stricter="x holds floats, where the reference would convert")
 def quantize(
     x: TensorType,
     bits: int = 8,
@@ -83,9 +83,9 @@ def _(
 ) -> tuple[torch.Tensor, ...]:
     out = x.dtype if scale_dtype is None else getattr(torch, scale_dtype)
     size = x.shape[axis]
-    groups = 1 if group_size is None else size // group_size
+    length = size if group_size is None else group_size
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    y = y.reshape(*x.shape[:axis], groups, size // max(groups, 1), *x.shape[axis + 1 :])
+    y = y.reshape(*x.shape[:axis], size // length, length, *x.shape[axis + 1 :])
     if symmetric:
         most = 2 ** (bits - 1) - 1
         scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / most, out)

@@ -14,7 +14,7 @@ from nnfront.ir.types import TensorType
 from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
 
 
-@op()
+@op(stricter="all operands are floats, where the reference would convert")
 def rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool = False) -> TensorType:
     """Rotate pairs of features of each head by angles given by their cosines and sines.
 
@@ -56,7 +56,7 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: boo
     return torch.cat([result.to(x.dtype), rest], -1)
 
 
-@op()
+@op(stricter="time steps are numbers that can be computed with, where the reference would convert")
 def get_timestep_embedding(
     x: TensorType,
     embedding_dim: int,

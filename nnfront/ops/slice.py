@@ -149,7 +149,7 @@ def _python_entry(entry: Any) -> Any:
 _MODES = ("constant", "reflect", "replicate", "circular")
 
 
-@op()
+@op(stricter="pad holds two numbers for each axis, and only a slice cuts")
 def pad(x: TensorType, pad: Sequence[Size], mode: str = "constant", value: float = 0.0) -> TensorType:
     """Extend axes at their ends. `pad` is [before_0, after_0, before_1, after_1, ...]: **first axis first**, unlike torch.
 
