@@ -48,10 +48,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes of new memory these weights take, joined if they are several."""
         if any(name in self.found.casts for name in names):
-            return (
-                sum(self._elements(name) for name in names)
-                * getattr(torch, self.info(names[0]).dtype).itemsize
-            )
+            return sum(prod(self._shape(name)) for name in names) * self._dtype(names[0]).itemsize
         if isinstance(self.weights, Checkpoint):
             return self.weights.copied_bytes([self.found.sources[name] for name in names])
         return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
