@@ -62,13 +62,13 @@ def lift_transform_params(
     others = [f for f in ir.functions if f.name not in lifted and f.kind not in ("private", "transform")]
     in_use = {f.attrs["transform"] for f in others if "transform" in f.attrs}
     pinned = _reached([*others, *(ir[name] for name in in_use)], ir)
-    names = Names(ir)
+    names = Names(f.name for f in ir.functions if f.kind != "transform" or f.name in in_use)
     splitter = Splitter(analyzer, names, pinned)
     methods: dict[str, Function] = {}
     transforms: dict[str, Function] = {}
     for base, members in plan.items():
         group = _group(analyzer, ir, members, allow_growth)
-        name = names.unique(base) if base in ir and (base in in_use or ir[base].kind != "transform") else base
+        name = names.unique(base)
         assembly = Assembly(group, splitter, name)
         methods.update((scope.function.name, assembly.method(scope)) for scope in group.scopes)
         transforms[name] = assembly.transform()

@@ -57,6 +57,7 @@ class KnownDims:
     """The dims that values of some types determine. `whole` are sizes known only as a whole, and their names in the transform."""
 
     def __init__(self, types: Iterable[Type]) -> None:
+        types = list(types)
         sizes = list(dict.fromkeys(dims_of(types)))
         self.symbols = definable(types)
         names = Names(symbol.name for size in sizes for symbol in size.symbols)

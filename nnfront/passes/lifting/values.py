@@ -26,10 +26,9 @@ from nnfront.ir import (
     Tuple,
     Type,
     Var,
-    map_sizes,
 )
 from nnfront.passes.keys import atom_key, expr_key
-from nnfront.passes.sizes import SizeMap, map_attr, map_scalar
+from nnfront.passes.sizes import SizeMap, map_scalar, resize_expr
 
 # Ops whose result is the same memory seen in another order: kept beside its operand it takes no bytes.
 VIEWS = frozenset({"permute_dims", "reshape", "squeeze", "unsqueeze", "split", "chunk", "getitem"})
@@ -139,16 +138,8 @@ def _name_after(expr: Expr, operands: Sequence[Operand]) -> str:
 
 
 def resized(expr: Expr, size: SizeMap) -> Expr:
-    """Return an expression with the sizes in its attributes replaced; its operands are not looked at."""
-    if isinstance(expr, Call):
-        return (
-            Call(expr.op, expr.args, {name: map_attr(v, size) for name, v in expr.attrs.items()})
-            if expr.attrs
-            else expr
-        )
-    if isinstance(expr, MatchShape):
-        return MatchShape(expr.value, map_sizes(expr.type, size))
-    return map_scalar(expr, size) if isinstance(expr, Scalar) else expr
+    """Return a value's expression with its sizes replaced; its operands are kept apart from it."""
+    return map_scalar(expr, size) if isinstance(expr, Scalar) else resize_expr(expr, size)
 
 
 def with_operands(expr: Expr, atoms: Sequence[Atom | None]) -> Expr:

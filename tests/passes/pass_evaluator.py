@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run IR as it is written, binding by binding, with the torch reference of each op: what passes are compared with.
+
+It knows nothing of lowering or of the runtime. A transform is a function like any other; its results are handed to the method
+by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nnfront.dims import Dim, Symbol, evaluate, solve
+from nnfront.ir import (
+    Atom,
+    Block,
+    Call,
+    Constant,
+    Expr,
+    Function,
+    FunctionCall,
+    If,
+    IRModule,
+    MatchShape,
+    Projection,
+    Scalar,
+    ScalarType,
+    TensorType,
+    Tuple,
+    TupleType,
+    Type,
+    Var,
+)
+
+
+def run_method(ir: IRModule, name: str, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
+    """Run a public function on inputs and checkpoint weights, its transform first if it has one."""
+    method = ir[name]
+    given = {**weights, **inputs}
+    if "transform" in method.attrs:
+        transform = ir[method.attrs["transform"]]
+        results = run_function(ir, transform, [weights[p.name] for p in transform.params])
+        given = {**dict(zip(transform.result_type.names, results, strict=True)), **inputs}
+    return run_function(ir, method, [given[p.name] for p in method.params])
+
+
+def run_function(ir: IRModule, function: Function, args: list[Any]) -> Any:
+    """Run a function on values in the order of its parameters."""
+    equations = [e for p, arg in zip(function.params, args, strict=True) for e in _equations(p.type, arg)]
+    run = _Run(ir, dict(zip(function.params, args, strict=True)), equations)
+    return run.block(function.body)
+
+
+def _equations(type: Type, value: Any) -> list[tuple[Any, int]]:
+    match type:
+        case TensorType():
+            assert str(value.dtype).removeprefix("torch.") == type.dtype
+            assert len(type.shape) == value.dim()
+            return list(zip(type.shape, value.shape, strict=True))
+        case ScalarType() if type.value is not None:
+            return [(type.value, value)]
+        case TupleType():
+            return [e for field, part in zip(type.fields, value, strict=True) for e in _equations(field, part)]
+        case _:
+            return []
+
+
+class _Run:
+    def __init__(self, ir: IRModule, values: dict[Var, Any], equations: list[tuple[Any, int]]) -> None:
+        self.ir = ir
+        self.values = values
+        self.dims: dict[Symbol, int] = solve(equations)
+
+    def block(self, block: Block) -> Any:
+        for binding in block.bindings:
+            value = self.expr(binding.value)
+            for size, number in _equations(binding.var.type, value):
+                assert evaluate(size, self.dims) == number, f"{binding.var.name}: {size} is not {number}"
+            self.values[binding.var] = value
+        return self.atom(block.result)
+
+    def expr(self, expr: Expr) -> Any:
+        match expr:
+            case Call():
+                args = [None if a is None else self.atom(a) for a in expr.args]
+                return expr.op.run(args, {name: self.attr(value) for name, value in expr.attrs.items()})
+            case FunctionCall():
+                return run_function(self.ir, self.ir[expr.function], [self.atom(a) for a in expr.args])
+            case Tuple():
+                return tuple(self.atom(field) for field in expr.fields)
+            case Projection():
+                return self.atom(expr.tuple)[expr.index]
+            case If():
+                return self.block(expr.then if bool(self.atom(expr.condition)) else expr.otherwise)
+            case MatchShape():
+                value = self.atom(expr.value)
+                known = [(Dim(symbol.name), number) for symbol, number in self.dims.items()]
+                self.dims |= solve([*known, *_equations(expr.type, value)])
+                return value
+            case _:
+                return self.atom(expr)
+
+    def atom(self, atom: Atom) -> Any:
+        match atom:
+            case Var():
+                return self.values[atom]
+            case Constant():
+                data = torch.frombuffer(bytearray(atom.data), dtype=getattr(torch, atom.type.dtype))
+                return data.reshape([int(s) for s in atom.type.shape])
+            case Scalar():
+                return self.attr(atom.value)
+
+    def attr(self, value: Any) -> Any:
+        if isinstance(value, Dim):
+            return evaluate(value, self.dims)
+        if isinstance(value, tuple | list):
+            return tuple(map(self.attr, value))
+        return value
