@@ -150,7 +150,12 @@ class Executable:
             else {name: _type(name, t) for name, t in weights.items()}
         )
         result = check_weights(
-            self._wanted(), have, aliases=self.program.aliases, ignored=[*ignored, *self.ir.attrs.get("unread", ())], needed_by=needed, cast=cast
+            self._wanted(),
+            have,
+            aliases=self.program.aliases,
+            ignored=[*ignored, *self.ir.attrs.get("unread", ())],
+            needed_by=needed,
+            cast=cast,
         )
         where = str(weights.path) if isinstance(weights, Checkpoint) else ""
         result.raise_if_wrong(where)

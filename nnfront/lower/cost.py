@@ -39,7 +39,9 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
         sizes = sizes[1:] + sizes[-1:]
     for i in dict.fromkeys(run.inputs):
         layer = slots[i].type
-        if isinstance(layer, CacheLayerType):  # both buffers, as far as they can be filled
+        if run.op == "attention" and isinstance(
+            layer, CacheLayerType
+        ):  # both buffers, as far as they can be filled
             sizes.append(
                 product(
                     [

@@ -17,7 +17,7 @@ def explain(program: Program, sizes: Mapping[str, int]) -> str:
 
     Instructions that differ in nothing but their module are one line with a count.
     """
-    rows = [HEADER]
+    rows: list[tuple[str, ...]] = [HEADER]
     for method in (*program.transforms.values(), *program.methods.values()):
         rows += _grouped(method, sizes)
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]

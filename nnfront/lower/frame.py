@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nnfront.dims import Dim, Symbol, of_symbol, same
-from nnfront.ir import Constant, ScalarType, ShapeType, TupleType, Type
+from nnfront.ir import Constant, Names, ScalarType, ShapeType, TupleType, Type
 from nnfront.lower.program import Slot, SlotKind, Structure
 
 
@@ -16,6 +16,7 @@ class Frame:
 
     def __init__(self) -> None:
         self.slots: list[Slot] = []
+        self._names = Names()
         self._known: dict[Any, int] = {}
         self._dims: dict[Symbol, int] = {}
 
@@ -26,12 +27,17 @@ class Frame:
 
     def structure(self, name: str, kind: SlotKind, type: Type) -> Structure:
         """Add the slots that make up a value of `type`: one, or one for each leaf of a tuple."""
+        if kind == "value":
+            name = self._names.unique(name)
+        return self._structure(name, kind, type)
+
+    def _structure(self, name: str, kind: SlotKind, type: Type) -> Structure:
         if not isinstance(type, TupleType):
             return Structure(self.add(name, kind, type))
-        fields = tuple(self.structure(f"{name}[{i}]", kind, field) for i, field in enumerate(type.fields))
+        fields = tuple(self._structure(f"{name}[{i}]", kind, field) for i, field in enumerate(type.fields))
         return Structure(fields=fields, names=type.names)
 
-    def constant(self, value: bool | int | float | None | Constant) -> int:
+    def constant(self, value: bool | int | float | Constant | None) -> int:
         """Add a literal or a constant tensor."""
         if isinstance(value, Constant):
             return self._once(("tensor", id(value)), "constant", "constant", value.type, value)
@@ -43,7 +49,8 @@ class Frame:
     def dim(self, symbol: Symbol) -> int:
         """Add the slot that holds a dim."""
         if symbol not in self._dims:
-            self._dims[symbol] = self.add(symbol.name, "dim", ScalarType("int64", of_symbol(symbol)))
+            size = of_symbol(symbol)
+            self._dims[symbol] = self.add(symbol.name, "dim", ScalarType("int64", size), size)
         return self._dims[symbol]
 
     def size(self, value: Any) -> int:

@@ -24,16 +24,17 @@ from nnfront.ir import (
     If,
     IRModule,
     MatchShape,
+    ObjectType,
     Projection,
     Provenance,
     Scalar,
     Tuple,
-    TupleType,
     Type,
     Var,
     sizes_of,
     substitute_type,
 )
+from nnfront.lower.cpu import CPU
 from nnfront.lower.frame import Frame, bare_symbol, dims_in
 from nnfront.lower.program import (
     Argument,
@@ -44,11 +45,15 @@ from nnfront.lower.program import (
     MethodProgram,
     Program,
     Run,
+    SlotKind,
     Structure,
 )
 from nnfront.lower.schedule import finish
-from nnfront.lower.select import select
+from nnfront.lower.select import Rule, select
 from nnfront.lower.signature import bind_dims
+
+TABLES: Mapping[str, tuple[Rule, ...]] = {"cpu": CPU}
+"""The kernel table of each target."""
 
 
 def lower(ir: IRModule, target: str = "cpu") -> Program:
@@ -79,7 +84,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
-    body = select(body, lowering.frame, target)
+    body = select(body, lowering.frame, TABLES[target])
     load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.
     setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")
@@ -136,7 +141,7 @@ class _Lowering:
 
     def argument(self, param: Any) -> Argument:
         """Add a parameter's slots."""
-        kind = "argument" if param.role in ("input", "state") else "weight"
+        kind: SlotKind = "argument" if param.role in ("input", "state") else "weight"
         structure = self.frame.structure(param.name, kind, param.type)
         self._arguments[param] = structure
         return Argument(param.name, param.type, param.role, structure)
@@ -201,10 +206,9 @@ class _Lowering:
                 kernel=call.op.name,
                 op=call.op.name,
                 inputs=tuple(inputs),
-                outputs=tuple(result.leaves()),
+                result=result,
                 attrs={name: value for name, value in attrs.items() if name not in sized},
                 sized=sized,
-                unpacks=isinstance(var.type, TupleType),
                 is_pure=call.op.is_pure_for(call.args),
                 module=module,
                 line=line,
@@ -216,10 +220,10 @@ class _Lowering:
         """The slot of a value; a tuple that an op takes as one operand is put together first."""
         if value.is_leaf:
             return value.slot
-        output = self.frame.add("tuple", "value")
         inputs = tuple(self._packed(part) for part in value.fields)
-        self.instructions.append(Run("tuple", "tuple", inputs, (output,)))
-        return output
+        output = self.frame.structure("tuple", "value", ObjectType("tuple"))
+        self.instructions.append(Run("tuple", "tuple", inputs, output))
+        return output.slot
 
     def _function_call(self, call: FunctionCall, scope: _Scope, provenance: Provenance | None) -> Structure:
         callee = self.functions[call.function]

@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 from nnfront.dims import Dim, Symbol
 from nnfront.ir import Constant, Role, Type, type_text
 
-
 SlotKind: TypeAlias = Literal["argument", "weight", "constant", "dim", "size", "value"]
 
 
@@ -87,7 +86,7 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run `kernel` on the slots `inputs` and store its result, or the fields of its result, in `outputs`.
+    """Run `kernel` on the slots `inputs` and store its result, taken apart as `result` says.
 
     `attrs` are constant keyword arguments, `sized` those that a slot holds. `frees` are dead afterwards.
     `module` is the module path, `line` the author's line, `why` the reason for the kernel.
@@ -96,24 +95,28 @@ class Run:
     kernel: str
     op: str
     inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    result: Structure
     attrs: Mapping[str, Any] = field(default_factory=dict)
     sized: Mapping[str, int] = field(default_factory=dict)
-    unpacks: bool = False
     is_pure: bool = True
     frees: tuple[int, ...] = ()
     module: str = ""
     line: str = ""
     why: str = ""
 
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The slots that it writes."""
+        return tuple(self.result.leaves())
+
     def text(self, slots: Sequence[Slot], indent: str) -> list[str]:
         """Return its lines."""
         attrs = [f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in self.attrs.items()]
         attrs += [f"{k}={slots[i]}" for k, i in self.sized.items()]
         operands = ", ".join([*(str(slots[i]) for i in self.inputs), *attrs])
-        result = _names(slots, self.outputs)
-        if len(self.outputs) == 1 and slots[self.outputs[0]].type is not None:
-            result += f": {type_text(slots[self.outputs[0]].type)}"
+        result = self.result.text(slots)
+        if self.result.is_leaf and (type := slots[self.result.slot].type) is not None:
+            result += f": {type_text(type)}"
         return [
             f"{indent}{result} = {self.kernel}({operands}){_where(self.module, _names(slots, self.frees))}"
         ]

@@ -97,7 +97,7 @@ def _split_early(
 def _is_known_at_load(slot: Slot, load_dims: Collection[Symbol]) -> bool:
     if slot.kind == "constant":
         return True
-    dims = dims_in(slot.type.value if slot.kind == "dim" else slot.value)  # type: ignore[union-attr]
+    dims = dims_in(slot.value)
     return slot.kind in ("dim", "size") and all(symbol in load_dims for dim in dims for symbol in dim.symbols)
 
 
@@ -107,7 +107,7 @@ def _is_small(run: Run, slots: list[Slot]) -> bool:
         type = slots[output].type
         if not isinstance(type, TensorType) or any(not isinstance(size, int) for size in type.shape):
             return False
-        total += prod(int(size) for size in type.shape) * dtypes.size_bytes(type.dtype)  # type: ignore[call-overload]
+        total += prod(int(size) for size in type.shape) * dtypes.size_bytes(type.dtype)
     return total <= KEPT_BYTES
 
 

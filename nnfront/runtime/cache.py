@@ -22,7 +22,6 @@ from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.runtime.lengths import Lengths
 
-
 # Keys, values and their positions, while a chunk of tokens attends that turns a ring over.
 Chunk: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

@@ -1,24 +1,116 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of the CPU that are more than an op's reference. Each maker gets the instruction and returns the function to run."""
+"""The kernels of the CPU that are more than an op's reference. Each maker gets the instruction and returns the function to run.
+
+What a kernel computes is what the reference of its op computes, up to the order of sums. `nnfront.lower.cpu` says when each is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch.nn import functional as F
+
 from nnfront.lower import Run, reference
+from nnfront.runtime import attention
+from nnfront.runtime.gemv import gemv
 
 
 def _tuple(run: Run) -> Callable[..., Any]:
     return lambda *values: values
 
 
+def _linear(run: Run) -> Callable[..., Any]:
+    return F.linear
+
+
+def _linear_bfloat16(run: Run) -> Callable[..., Any]:
+    """One row goes to `gemv`; more rows to oneDNN, which is the faster one from two rows on."""
+    if gemv is None:
+        return F.linear
+    multiply, bfloat16 = gemv, torch.bfloat16
+
+    def linear_bfloat16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows, columns = weight.shape
+        if x.numel() != columns or not weight.is_contiguous() or x.stride(-1) != 1 or not rows:
+            return F.linear(x, weight, bias)
+        y = torch.empty((*x.shape[:-1], rows), dtype=bfloat16)
+        multiply(columns, rows, weight.data_ptr(), x.data_ptr(), y.data_ptr())
+        return y if bias is None else y.add_(bias)
+
+    return linear_bfloat16
+
+
+def _linear_float32(run: Run) -> Callable[..., Any]:
+    """oneDNN's inner product; the BLAS that `F.linear` calls is tuned for other processors.
+
+    2048 x 3072, one thread: 1 row 1.3 ms against 1.5, 4 rows 2.1 against 2.9, 16 rows 3.7 against 11, 256 rows 116 against 179.
+    """
+    try:
+        pointwise = torch.ops.mkldnn._linear_pointwise.default
+    except AttributeError:
+        return F.linear
+
+    def linear_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not weight.is_contiguous() or not x.numel():
+            return F.linear(x, weight, bias)
+        y: torch.Tensor = pointwise(x, weight, bias, "none", [], "")
+        return y
+
+    return linear_float32
+
+
+def _rms_norm_last(run: Run) -> Callable[..., Any]:
+    epsilon = run.attrs.get("epsilon", 1e-5)
+
+    def rms_norm_last(x: torch.Tensor, weight: torch.Tensor | None, bias: None) -> torch.Tensor:
+        return torch.rms_norm(x, x.shape[-1:], weight, epsilon)
+
+    return rms_norm_last
+
+
+def _rope_in_place(run: Run) -> Callable[..., Any]:
+    """Both halves are computed into the result: 11 calls of torch instead of 16."""
+    interleaved = run.attrs.get("interleaved", False)
+
+    def rope_in_place(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        wide = x if x.element_size() > 2 else x.float()
+        cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+        pairs = cos.shape[-1]
+        y = torch.empty_like(wide, memory_format=torch.contiguous_format)
+        if interleaved:
+            first, second, left, right = (
+                wide[..., 0 : 2 * pairs : 2],
+                wide[..., 1 : 2 * pairs : 2],
+                y[..., 0 : 2 * pairs : 2],
+                y[..., 1 : 2 * pairs : 2],
+            )
+        else:
+            first, second = wide.narrow(-1, 0, pairs), wide.narrow(-1, pairs, pairs)
+            left, right = y.narrow(-1, 0, pairs), y.narrow(-1, pairs, pairs)
+        torch.mul(first, cos, out=left).addcmul_(second, sin, value=-1)
+        torch.mul(second, cos, out=right).addcmul_(first, sin)
+        if x.shape[-1] > 2 * pairs:
+            y[..., 2 * pairs :] = wide[..., 2 * pairs :]
+        return y if wide is x else y.to(x.dtype)
+
+    return rope_in_place
+
+
 KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "tuple": _tuple,
+    "linear_plain": _linear,
+    "linear_bfloat16": _linear_bfloat16,
+    "linear_float32": _linear_float32,
+    "rms_norm_last": _rms_norm_last,
+    "rope_in_place": _rope_in_place,
+    "attention_cached": attention.cached,
+    "attention_fused": attention.fused,
+    "sdpa_fused": attention.sdpa,
 }
 
 
 def resolve(run: Run) -> Callable[..., Any]:
     """Return the function that runs an instruction: operands by position, sized attributes by keyword."""
-    make = KERNELS.get(run.kernel, reference)
-    return make(run)
+    return KERNELS.get(run.kernel, reference)(run)

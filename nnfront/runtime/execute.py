@@ -7,15 +7,16 @@ has its kernel, slots and constant attributes built in. `execute` only calls one
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
 
 from nnfront.dims import Dim, Symbol, evaluator
-from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot
+from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure
 from nnfront.runtime.match import match_step
 
 Frame: TypeAlias = list[Any]
@@ -39,7 +40,7 @@ def execute(code: Code, frame: Frame, method: str = "") -> None:
     """Run all steps. An error that a step raises gets a note that says where in the model it comes from."""
     step: Step | None = None
     try:
-        for step in code.steps:  # noqa: B007 - read in the handler
+        for step in code.steps:
             step(frame)
     except Exception as error:
         where = place(code, step, method)
@@ -116,32 +117,42 @@ def size_step(indices: Sequence[int], slots: Sequence[Slot], dims: Mapping[Symbo
 
 
 def _run_step(run: Run, call: Callable[..., Any]) -> Step:
-    make = _run_maker(len(run.inputs), tuple(run.sized), len(run.outputs), run.unpacks, len(run.frees))
-    step: Step = make(call, *run.inputs, *run.sized.values(), *run.outputs, *run.frees)
+    outputs = run.outputs
+    make = _run_maker(len(run.inputs), tuple(run.sized), _target(run.result), len(outputs), len(run.frees))
+    step: Step = make(call, *run.inputs, *run.sized.values(), *outputs, *run.frees)
     return step
 
 
-@lru_cache(maxsize=None)
+def _target(result: Structure) -> str:
+    """What a result is assigned to: `frame[o0] = `, or `(frame[o0], frame[o1], ) = ` if it is taken apart."""
+    count = itertools.count()
+
+    def source(part: Structure) -> str:
+        return (
+            f"frame[o{next(count)}]"
+            if part.is_leaf
+            else f"({''.join(f'{source(p)}, ' for p in part.fields)})"
+        )
+
+    # What returns no fields may return anything.
+    return f"{source(result)} = " if result.is_leaf or result.fields else ""
+
+
+@cache
 def _run_maker(
-    inputs: int, keywords: tuple[str, ...], outputs: int, unpacks: bool, frees: int
+    inputs: int, keywords: tuple[str, ...], target: str, outputs: int, frees: int
 ) -> Callable[..., Step]:
     """Return a maker of steps of one form: the call, the indices of its operands, results and frees become closure variables."""
-    indices = [
-        f"{kind}{i}"
-        for kind, n in (("a", inputs), ("k", len(keywords)), ("o", outputs), ("f", frees))
-        for i in range(n)
-    ]
-    operands = [f"frame[a{i}]" for i in range(inputs)] + [
-        f"{name}=frame[k{i}]" for i, name in enumerate(keywords)
-    ]
-    results = "".join(f"frame[o{i}], " for i in range(outputs))
-    target = f"{results}= " if unpacks and outputs else f"frame[o0] = " if outputs else ""
+    counts = (("a", inputs), ("k", len(keywords)), ("o", outputs), ("f", frees))
+    indices = [f"{kind}{i}" for kind, n in counts for i in range(n)]
+    operands = [f"frame[a{i}]" for i in range(inputs)] + [f"{k}=frame[k{i}]" for i, k in enumerate(keywords)]
     clear = "  " + "".join(f"frame[f{i}] = " for i in range(frees)) + "None\n" if frees else ""
     source = (
         f"def make({', '.join(['call', *indices])}):\n"
-        f" def step(frame):\n"
-        f"  {target}call({', '.join(operands)})\n{clear}"
-        f" return step\n"
+        " def step(frame):\n"
+        f"  {target}call({', '.join(operands)})\n"
+        f"{clear}"
+        " return step\n"
     )
     scope: dict[str, Any] = {}
     exec(source, scope)
@@ -178,26 +189,3 @@ def _branch_step(branch: Branch, then: Code, otherwise: Code) -> Step:
             frame[i] = None
 
     return step
-
-
-def run_lazily(
-    block: Block,
-    slots: Sequence[Slot],
-    resolve: Resolve,
-    fetch: Callable[[int], Any],
-    dims: Mapping[Symbol, int],
-    frame: Frame,
-) -> Iterator[Instruction]:
-    """Run a block whose inputs come one by one: `fetch(slot)` is asked for an argument or weight just before it is needed.
-
-    Yields each instruction after it has run. What is dead is dropped, fetched values too.
-    """
-    for step, instruction in prepare(block, slots, resolve, dims):
-        if instruction is None:
-            step(frame)
-            continue
-        for slot in inputs_of(instruction):
-            if frame[slot] is None and slots[slot].kind in ("argument", "weight"):
-                frame[slot] = fetch(slot)
-        step(frame)
-        yield instruction

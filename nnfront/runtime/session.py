@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from nnfront.dims import Dim, Symbol, describe_facts, satisfies
+from nnfront.dims import Dim, Size, Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, RunError
-from nnfront.lower import CacheType, Match, MethodProgram, Program, Run, Structure, TensorType
+from nnfront.lower import CacheType, Match, MethodProgram, Place, Program, Run, Structure, TensorType
 from nnfront.runtime.cache import Cache, describe, layout, make_cache
 from nnfront.runtime.check import compile_check, put
 from nnfront.runtime.cpu import resolve
@@ -160,7 +160,7 @@ def _loaded_frame(program: MethodProgram, weights: Mapping[str, Mapping[str, Any
     Raises LoadError for a weight that is missing, or whose sizes contradict another's.
     """
     frame = initial_frame(program.slots)
-    found = []
+    found: list[tuple[Place, Size, int]] = []
     for argument in program.weights:
         values = weights[argument.role]
         if argument.name not in values:
