@@ -19,6 +19,7 @@ from nnfront.ir.types import (
     FunctionType,
     ObjectType,
     ScalarType,
+    ShapeType,
     TensorType,
     TupleType,
     Type,
@@ -128,7 +129,7 @@ def _type_problem(type_: Any) -> str:
             parts = tuple({id(layer): layer for layer in type_.layers}.values())
         case ScalarType():
             return "" if type_.dtype in _SCALARS else f"{type_.dtype!r} is no dtype of a host scalar"
-        case ObjectType():
+        case ObjectType() | ShapeType():
             return ""
         case CacheLayerType() if min(type_.kv_heads, type_.head_size) < 1 or (type_.window or 1) < 1:
             return "heads, head size and window of a cache are at least 1"
