@@ -153,7 +153,7 @@ class _Handles:
         if ends[0].keys() != ends[1].keys():
             place = next(iter(ends[0].keys() ^ ends[1].keys()))
             yield self.body.error(f"V20: only one branch uses up the handle {_name(place)}", step.binding)
-        self.used = {**used, **ends[0], **ends[1]}
+        self.used = {**used, **ends[1], **ends[0]}
         self.live = {place: maker for place, maker in live.items() if place not in self.used}
 
 

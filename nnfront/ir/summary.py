@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a module holds: methods, dims, weights and private functions in tables that fit on two screens for any model.
 
-At most `LINES` lines of `COLUMNS` columns; a table that is cut ends with the number of rows that are left out.
+At most 100 lines of 120 columns; a table that is cut ends with the number of rows that are left out.
 """
 
 from __future__ import annotations
@@ -23,11 +23,9 @@ from nnfront.ir.walk import walk_exprs
 if TYPE_CHECKING:
     from nnfront.ir.module import Function, IRModule
 
-LINES = 100
-COLUMNS = 120
-
-# Rows of each table: with headings and blank lines they stay below LINES.
-_METHODS, _INPUTS, _DIMS, _WEIGHTS, _FUNCTIONS = 5, 5, 14, 24, 8
+_COLUMNS = 120
+# Rows of each table, which with headings and blank lines make 100 lines.
+_METHODS, _INPUTS, _DIMS, _WEIGHTS, _FUNCTIONS = 5, 4, 14, 22, 8
 _CELL = 64  # widest column but the last
 _NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")  # a component of a path that is a number
 _BINDERS = {"weight": "weights", "transformed": "weights", "input": "inputs", "state": "cache"}
@@ -36,7 +34,7 @@ Row: TypeAlias = tuple[str, ...]
 
 
 def summarize(module: IRModule) -> str:
-    """Return the tables: at most `LINES` lines of at most `COLUMNS` columns."""
+    """Return the tables: at most 100 lines of at most 120 columns."""
     ops = _ops(module)
     sections = [
         ("methods", _methods(module, ops)),
@@ -49,7 +47,7 @@ def summarize(module: IRModule) -> str:
         found = [f"  {line}" for line in body]
         if found:
             lines += [*([""] if lines else []), title, *found]
-    return "\n".join(_clip(line, COLUMNS) for line in lines)
+    return "\n".join(_clip(line, _COLUMNS) for line in lines)
 
 
 def _clip(text: str, width: int) -> str:
