@@ -2,7 +2,7 @@
 """Weights as files: read, checked against a model before data is read, and written.
 
 Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?) and its `result`,
-`bind` (a checkpoint under the model's names).
+`bind` (a checkpoint under the model's names), `write`.
 """
 
 from nnfront.weights.bind import BoundWeights, stored_type
@@ -10,6 +10,7 @@ from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.result import CheckResult, Problem
 from nnfront.weights.safetensors import TensorInfo
+from nnfront.weights.write import write_tensors
 
 __all__ = [
     "BoundWeights",
@@ -19,4 +20,5 @@ __all__ = [
     "TensorInfo",
     "check_weights",
     "stored_type",
+    "write_tensors",
 ]
