@@ -42,19 +42,21 @@ def floordiv(a: Form, b: Form) -> Form:
     check_divisor(b)
     if leads_negative(b):
         return floordiv(negate(a), negate(b))
+    if _is_below(a, b):
+        return ZERO
     a, b = clear_fractions(a, b)
     quotient, rest = divide(a, b)
     least, most = quotient_bounds(bounds(rest), _divisor_bounds(b))
     if least == most:
         return add(quotient, constant(int(least)))
     positive = is_nonnegative(b)
+    step = math.gcd(terms_divisor(rest[0]), divisor(b))
     if positive:
         # (g*x + c) // (g*y) is (x + c // g) // y.
-        step = math.gcd(terms_divisor(rest[0]), divisor(b))
         rest = rest[0], rest[1] // step * step
     reduced, by = cancel(rest, b)
-    if by == b and rest[1] == -1 and positive:
-        # The same with a product of dims for g, where c // g is known.
+    if by == b and rest[1] == -step and positive:
+        # A quotient rounded up, less 1: a product of dims can be cancelled as well.
         reduced, by = cancel((rest[0], 0), b)
         reduced, by = (subtract(reduced, ONE), by) if is_nonnegative(by) else (rest, b)
     if by != b:
@@ -77,13 +79,12 @@ def mod(a: Form, b: Form) -> Form:
     check_divisor(b)
     if leads_negative(b):
         return negate(mod(negate(a), negate(b)))
+    if _is_below(a, b):
+        return a
     rest = divide(a, b)[1]
-    within = bounds(rest)
-    least, most = quotient_bounds(within, _divisor_bounds(b))
+    least, most = quotient_bounds(bounds(rest), _divisor_bounds(b))
     if least == most:
         return subtract(rest, scale(b, int(least)))
-    if within[0] >= 0 and bounds(subtract(b, rest))[0] > 0:
-        return rest
     extra = rest[1] % math.gcd(terms_divisor(rest[0]), divisor(b)) if is_nonnegative(b) else 0
     if extra:
         # (g*x + extra) % (g*y) is g*x % (g*y) + extra.
@@ -199,6 +200,11 @@ def leads_negative(a: Form) -> bool:
 
 def is_nonnegative(a: Form) -> bool:
     return bounds(a)[0] >= 0
+
+
+def _is_below(a: Form, b: Form) -> bool:
+    """Whether 0 <= a < b, for a dim b: asked of a as it stands, as long division may hide it."""
+    return bool(b[0]) and is_nonnegative(a) and bounds(subtract(b, a))[0] > 0
 
 
 def single_call(terms: Terms, kind: str) -> Call | None:

@@ -139,6 +139,10 @@ def test_text_is_canonical(text, canonical):
         ("(a*b + a*c)//(b + c)", "a"),
         ("(a + b)*(a - b)//(a + b)", "a - b"),
         ("a//(a + 1)", "0"),
+        ("a//(a + b + 1)", "0"),
+        ("a % (a + b + 1)", "a"),
+        ("(a*b - 1)//(a*c)", "(b - 1)//c"),
+        ("ceildiv(6*a*b, 4*a*c)", "ceildiv(3*b, 2*c)"),
         ("a//-3", "-a//3"),
         ("a % 16 % 16", "a % 16"),
         ("a % 32 % 16", "a % 16"),
@@ -172,6 +176,8 @@ def test_rule_simplifies(text, simpler):
         ("a//4 + b//4", "(a + b)//4"),
         ("a//4//b", "a//(5*b)"),
         ("a//(b - 1)", "0"),
+        ("a//(a + b)", "0"),
+        ("(b - a)//(b + 1)", "0"),
         ("a % 15 % 16", "a % 16"),
         ("a % 32 % 12", "a % 12"),
         ("min(a, b + 1)", "a"),
@@ -274,6 +280,21 @@ def test_product_and_total():
     assert same(dims.total([n, 2, m, 3]), m + n + 5)
     assert dims.product([]) == 1
     assert dims.total([]) == 0
+
+
+@pytest.mark.parametrize(
+    "text", ["(-3)//(b - c)", "3//(b - c)", "(a - 5)//(b + 1)", "(a - 5)//(b - c)", "(a - 5) % (b - c)"]
+)
+def test_bounds_of_quotients_hold_for_every_sign(text):
+    world = {"a": Facts(0, 3, 1), "b": Facts(0, 4, 1), "c": Facts(0, 4, 1)}
+    size = place(text, world)
+    found = {value(text, point) for point in points(world)} - {None}
+    assert size.min <= min(found)
+    assert max(found) <= size.max
+
+
+def test_a_negative_number_over_a_large_one_is_minus_one():
+    assert ((Dim("a", max=3) - 5) // (Dim("b") + 1)).max == -1
 
 
 @pytest.mark.parametrize("world", [{"a": Facts(1, 8, 2), "b": Facts(0, None, 1), "c": Facts(0, 3, 1)}])
