@@ -9,9 +9,9 @@ matmul*.py    one kernel each
 
 from __future__ import annotations
 
-from nnfront_kernels import matmul
+from nnfront_kernels import matmul, matmul_tma
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
-KERNELS: tuple[Kernel, ...] = (matmul.KERNEL,)
+KERNELS: tuple[Kernel, ...] = (matmul.KERNEL, matmul_tma.KERNEL)
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

@@ -128,6 +128,47 @@ def finish_tile(
 
 
 @triton.jit
+def halves(acc, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The left and the right half of a tile's columns."""
+    return tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+
+
+@triton.jit
+def write_tile(
+    acc,  # [BLOCK_M, BLOCK_N] float32
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    scale,
+    first_m,
+    first_n,
+    M,
+    N,
+    stride_ym,
+    stride_rm,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The whole epilogue of a tile: half of its columns at a time, which leaves registers for the residual."""
+    HALF: tl.constexpr = BLOCK_N // 2
+    if GATED:
+        half = finish_tile(acc, bias_ptr, scale, first_n, N, ACTIVATION, True, BLOCK_M, BLOCK_N)
+        store_tile(
+            half, y_ptr, residual_ptr, stride_ym, stride_rm, first_m, first_n // 2, M, N // 2, BLOCK_M, HALF
+        )
+    else:
+        left, right = halves(acc, BLOCK_M, BLOCK_N)
+        left = finish_tile(left, bias_ptr, scale, first_n, N, ACTIVATION, False, BLOCK_M, HALF)
+        store_tile(left, y_ptr, residual_ptr, stride_ym, stride_rm, first_m, first_n, M, N, BLOCK_M, HALF)
+        right = finish_tile(right, bias_ptr, scale, first_n + HALF, N, ACTIVATION, False, BLOCK_M, HALF)
+        store_tile(
+            right, y_ptr, residual_ptr, stride_ym, stride_rm, first_m, first_n + HALF, M, N, BLOCK_M, HALF
+        )
+
+
+@triton.jit
 def store_tile(
     tile,  # [BLOCK_M, COLUMNS] float32
     y_ptr,

@@ -203,10 +203,12 @@ def _run(*command: object) -> str:
     return done.stdout + done.stderr
 
 
-def plan_for(kernel: Kernel, shape: MatmulShape, dtype: str, arch: str, config: Config | None = None) -> Plan:
+def plan_for(
+    kernel: Kernel, shape: MatmulShape, dtype: str, arch: str, config: Config | None = None, **options: Any
+) -> Plan:
     """The plan of a kernel on tensors without values; `config` instead of the kernel's choice."""
-    arguments, options = kernel.example(shape, dtype)
-    return kernel.plan(*arguments, **options, arch=arch, config=config)
+    arguments, needed = kernel.example(shape, dtype)
+    return kernel.plan(*arguments, **needed, **options, arch=arch, config=config)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

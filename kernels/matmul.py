@@ -26,7 +26,7 @@ from nnfront_kernels.common import (
     require,
     require_matrix,
 )
-from nnfront_kernels.epilogue import Epilogue, finish_tile, store_tile
+from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.tiles import MatmulShape, best, cdiv, shared_bytes
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -70,7 +70,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(128, 256, 64, 8, 4),
         Config(128, 128, 64, 8, 4),
         Config(64, 128, 64, 4, 4),
-        Config(64, 64, 64, 4, 5),
         Config(32, 64, 32, 4, 4),
     ),
     "gfx942": (
@@ -146,12 +145,9 @@ def matmul_kernel(
         x_ptrs += BLOCK_K
         w_ptrs += BLOCK_K
 
-    tile = finish_tile(acc, bias_ptr, scale, pid_n * BLOCK_N, N, ACTIVATION, GATED, BLOCK_M, BLOCK_N)
-    PAIR: tl.constexpr = 2 if GATED else 1
-    COLUMNS: tl.constexpr = BLOCK_N // PAIR
-    store_tile(
-        tile, y_ptr, residual_ptr, stride_ym, stride_rm,
-        pid_m * BLOCK_M, pid_n * COLUMNS, M, N // PAIR, BLOCK_M, COLUMNS,
+    write_tile(
+        acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
+        M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
     )  # fmt: skip
 
 

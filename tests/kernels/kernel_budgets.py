@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import nnfront_kernels
+import torch
 import triton
 from nnfront_kernels.common import ARCHS, Config, Kernel
 from nnfront_kernels.inspect import Report, plan_for, report
@@ -33,17 +34,21 @@ class Build:
     config: Config
     shape: MatmulShape
     dtype: str = "bfloat16"
+    wide: bool = False  # float32 output and residual
 
     def __str__(self) -> str:
         c, s = self.config, self.shape
         tile = f"{c.block_m}x{c.block_n}x{c.block_k}-w{c.num_warps}-s{c.num_stages}-k{c.split_k}"
         flags = [f"k{s.k}", *(name for name in ("gated", "zero_points") if getattr(s, name))]
+        flags += ["wide"] * self.wide
         flags += [f"group{s.group}"] * bool(s.group) + ["unaligned"] * (not s.aligned)
         return "-".join([self.kernel, self.arch, tile, self.dtype, *flags])
 
 
 def builds(kernel: Kernel) -> list[Build]:
-    """Every shipped config: the plain shape first, then a K that is no multiple of a tile, and a gated pair."""
+    """Every shipped config: the plain shape first, then a K that is no multiple of a tile, a gated pair, and
+    a float32 residual and output.
+    """
     made = []
     for arch, configs in kernel.configs.items():
         for group in kernel.groups:
@@ -51,12 +56,17 @@ def builds(kernel: Kernel) -> list[Build]:
             shapes = [plain, replace(plain, gated=True)]
             shapes += [replace(plain, k=4096 + 16)] if group == 0 else []
             made += [Build(kernel.name, arch, config, shape) for shape in shapes for config in configs]
+            made += [Build(kernel.name, arch, config, plain, wide=True) for config in configs]
     return made
 
 
 def compile_build(build: Build, package: ModuleType = nnfront_kernels) -> Report:
     kernel = next(kernel for kernel in package.KERNELS if kernel.name == build.kernel)
-    return report(plan_for(kernel, build.shape, build.dtype, build.arch, build.config), build.arch)
+    options = {}
+    if build.wide:
+        residual = torch.empty(build.shape.m, build.shape.n, dtype=torch.float32, device="meta")
+        options = {"residual": residual, "out_dtype": torch.float32}
+    return report(plan_for(kernel, build.shape, build.dtype, build.arch, build.config, **options), build.arch)
 
 
 def broken_rules(build: Build, found: Report) -> list[str]:

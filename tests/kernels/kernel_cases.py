@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -80,26 +80,31 @@ def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
     def normal(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
 
-    x = surrounded(normal(case.m, case.k), case.gap, case.offset)
-    weights, dense, widened = WEIGHTS[name](case, rows, normal, generator)
+    def place(values: torch.Tensor) -> torch.Tensor:
+        return surrounded(values, gap(name, case, values.shape[1], values.dtype), offset(name, case))
+
+    x = place(normal(case.m, case.k))
+    weights, dense, widened = WEIGHTS[name](case, rows, normal, place)
     options: dict[str, Any] = {
         "bias": normal(rows) if case.bias else None,
         "activation": case.activation,
         "gated": case.gated,
-        "residual": surrounded(normal(case.m, case.n), case.gap, 0) if case.residual else None,
+        "residual": place(normal(case.m, case.n)) if case.residual else None,
         "scale": case.scale,
         "out_dtype": getattr(torch, case.out_dtype) if case.out_dtype else None,
     }
-    configs = [config for row in kernel.configs.values() for config in row]
-    config = None if case.config is None else configs[case.config % len(configs)]
+    configs = [(arch, config) for arch, row in kernel.configs.items() for config in row]
+    arch, config = (configs[0][0], None) if case.config is None else configs[case.config % len(configs)]
     expected, drift = answer(x.double(), dense, widened, case, options)
 
     results = []
     for repeat in range(repeats):
-        out = Guarded(
-            case.m, case.n, options["out_dtype"] or dtype, case.gap, case.offset, POISONS[repeat % 2]
-        )
-        plan = kernel.plan(x, *weights, **options, out=out.view, config=config)
+        kind = options["out_dtype"] or dtype
+        between, before = gap(name, case, case.n, kind), offset(name, case)
+        out = Guarded(case.m, case.n, kind, between, before, POISONS[repeat % 2])
+        plan = kernel.plan(x, *weights, **options, out=out.view, arch=arch, config=config)
+        if name in PERSISTENT:
+            plan = replace(plan, grid=(min(plan.grid[0], 3),))
         with watched(plan.arguments, backwards=repeat % 2 == 1):
             plan.launch()
         out.check()
@@ -108,6 +113,21 @@ def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
     assert all(torch.equal(result, results[0]) for result in results), "two runs in different orders differ"
     stated = kernel.reference(x, *weights, **options, compute=torch.float64)
     assert_close(actual=stated, expected=expected, drift=drift)
+
+
+# Kernels whose blocks walk over several tiles: with three blocks they do so on these small shapes too.
+PERSISTENT = ("matmul_tma",)
+# Kernels whose rows must start at a multiple of 16 bytes.
+ALIGNED = ("matmul_tma",)
+
+
+def gap(name: str, case: Case, columns: int, dtype: torch.dtype) -> int:
+    """Elements between two rows: the case's, and more up to a multiple of 16 bytes where the kernel needs that."""
+    return case.gap + (-(columns + case.gap) % (16 // dtype.itemsize) if name in ALIGNED else 0)
+
+
+def offset(name: str, case: Case) -> int:
+    return -(-case.offset // 8) * 8 if name in ALIGNED else case.offset
 
 
 def answer(
@@ -157,10 +177,10 @@ def _curve(z: torch.Tensor, activation: str) -> torch.Tensor:
     return z
 
 
-def _dense(case: Case, rows: int, normal: Any, generator: torch.Generator) -> Any:
+def _dense(case: Case, rows: int, normal: Any, place: Any) -> Any:
     """A plain weight: launch's arguments after x, the same in float64, and its magnitude."""
-    w = surrounded(normal(rows, case.k), case.gap, case.offset)
+    w = place(normal(rows, case.k))
     return (w,), w.double(), w.double().abs()
 
 
-WEIGHTS = {"matmul": _dense}
+WEIGHTS = {"matmul": _dense, "matmul_tma": _dense}

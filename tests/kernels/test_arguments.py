@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nnfront_kernels import KernelError, matmul
+from nnfront_kernels import KernelError, matmul, matmul_tma
 from nnfront_kernels.common import Cost
 from nnfront_kernels.epilogue import interleave
 from nnfront_kernels.tiles import MatmulShape
@@ -35,6 +35,36 @@ def test_matmul_says_what_does_not_fit(changes, message):
     arguments = {"x": tensor(3, 8), "w": tensor(5, 8), "arch": "sm_90", **changes}
     with pytest.raises(KernelError, match=message):
         matmul.plan(arguments.pop("x"), arguments.pop("w"), **arguments)
+
+
+WRONG_FOR_TMA = [
+    ({"x": tensor(3, 12), "w": tensor(5, 12)}, "every row of x must start at a multiple of 16 bytes, got address 0 mod 16 and rows 24 bytes apart"),
+    ({"out": tensor(3, 9)[:, :5]}, "every row of out must start at .* rows 18 bytes apart"),
+    ({"arch": "gfx942"}, "matmul_tma: arch must be one of sm_90, sm_100, got 'gfx942'"),
+    ({"x": tensor(3, 0), "w": tensor(5, 0)}, "matmul_tma: K must be at least 1, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), WRONG_FOR_TMA, ids=[message[:30] for _, message in WRONG_FOR_TMA]
+)
+def test_matmul_tma_says_what_does_not_fit(changes, message):
+    arguments = {"x": tensor(3, 8), "w": tensor(5, 8), "arch": "sm_90", **changes}
+    with pytest.raises(KernelError, match=message):
+        matmul_tma.plan(arguments.pop("x"), arguments.pop("w"), **arguments)
+
+
+def test_an_empty_batch_launches_nothing():
+    y = matmul_tma.launch(tensor(0, 8), tensor(16, 8), arch="sm_90")
+    assert y.shape == (0, 16)
+
+
+@pytest.mark.parametrize(("residual", "stages"), [(None, 3), (torch.float16, 3), (torch.float32, 2)])
+def test_a_wide_residual_costs_a_pipeline_stage(residual, stages):
+    options = {"config": matmul_tma.CONFIGS["sm_90"][0], "arch": "sm_90"}
+    if residual is not None:
+        options |= {"residual": tensor(128, 256, dtype=residual), "out_dtype": residual}
+    assert matmul_tma.plan(tensor(128, 64), tensor(256, 64), **options).config.num_stages == stages
 
 
 def test_a_tensor_on_the_cpu_needs_an_arch():

@@ -10,7 +10,13 @@ from kernel_mutants import Mutant, package
 FULL = Case(65, 63, 33, bias=True, residual=True, gap=3, activation="silu", scale=0.5)
 GATED = Case(17, 33, 16, gated=True, activation="gelu")
 
+TMA = Case(65, 129, 33, bias=True, residual=True, gap=3, activation="silu", scale=0.5, config=3)
+
 MUTANTS = [
+    (Mutant("right_half_stored_left", "matmul_tma.py", "store_half(right, y_desc, residual_desc, first_m, first_n + HALF)", "store_half(right, y_desc, residual_desc, first_m, first_n)"), "matmul_tma", TMA),
+    (Mutant("tma_bias_of_the_left_half", "matmul_tma.py", "finish_tile(right, bias_ptr, scale, first_n + HALF", "finish_tile(right, bias_ptr, scale, first_n"), "matmul_tma", TMA),
+    (Mutant("tma_residual_dropped", "matmul_tma.py", "half += residual_desc", "half += 0 * residual_desc"), "matmul_tma", TMA),
+    (Mutant("tma_tiles_skipped", "matmul_tma.py", "num_m * num_n, tl.num_programs(0)", "num_m * num_n, tl.num_programs(0) + 1"), "matmul_tma", Case(257, 257, 16, config=4)),
     (Mutant("store_mask_one_row_too_many", "epilogue.py", "(offs_m < M)", "(offs_m <= M)"), "matmul", FULL),
     (Mutant("store_mask_one_column_too_many", "epilogue.py", "(offs_c < num_columns)", "(offs_c <= num_columns)"), "matmul", FULL),
     (Mutant("store_mask_one_row_too_few", "epilogue.py", "(offs_m < M)", "(offs_m < M - 1)"), "matmul", FULL),
