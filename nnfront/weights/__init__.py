@@ -2,22 +2,25 @@
 """Weights as files: read, checked against a model before data is read, and written.
 
 Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?) and its `result`,
-`bind` (a checkpoint under the model's names), `write`.
+`bind` (a checkpoint under the model's names), `report` (who uses what), `write`.
 """
 
 from nnfront.weights.bind import BoundWeights, stored_type
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
+from nnfront.weights.report import CheckReport, check_report
 from nnfront.weights.result import CheckResult, Problem
 from nnfront.weights.safetensors import TensorInfo
 from nnfront.weights.write import write_tensors
 
 __all__ = [
     "BoundWeights",
+    "CheckReport",
     "CheckResult",
     "Checkpoint",
     "Problem",
     "TensorInfo",
+    "check_report",
     "check_weights",
     "stored_type",
     "write_tensors",
