@@ -92,6 +92,9 @@ class TypeParser:
                 tokens.index += 1
                 return known
         end = self._size_end()
+        if end == start + 2 and tokens.next == "-" and tokens.kinds[start + 1] == "int":
+            tokens.index += 1
+            return -tokens.integer("a size")
         if end == start:
             tokens.fail("a size")
         text = tokens.text[tokens.offsets[start] : tokens.offsets[end - 1] + len(tokens.texts[end - 1])]

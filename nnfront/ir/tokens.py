@@ -175,7 +175,7 @@ class Tokens:
 
     def unknown(self, what: str, name: str, known: Iterable[str], *, at: int, help: str = "") -> NoReturn:
         """Raise ParseError for a name that stands for nothing, with the nearest names that do."""
-        near = difflib.get_close_matches(name, known, n=3)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.75)
         self.error(what, at=at, help=f"did you mean {' or '.join(map(repr, near))}?" if near else help)
 
     def line_of(self, index: int) -> int:
