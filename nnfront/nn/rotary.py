@@ -143,8 +143,9 @@ def _yarn(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencie
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
     ramp = ((torch.arange(size // 2, dtype=torch.float32) - first) / ((last - first) or 0.001)).clamp(0, 1)
-    wavelengths = theta ** _exponents(size)
-    inv_freq = ramp / (factor * wavelengths) + (1 - ramp) / wavelengths
+    wavelengths, kept = theta ** _exponents(size), 1 - ramp
+    # In the reference's order of operations: at far positions the last bit of a frequency shows in the logits.
+    inv_freq = 1.0 / (factor * wavelengths) * (1 - kept) + 1.0 / wavelengths * kept
     attention_factor = given.get("attention_factor")
     if attention_factor is None:
         mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
