@@ -12,9 +12,11 @@ from nnfront.errors import LoadError, LowerError
 from nnfront.ir import IRModule, TensorType
 from nnfront.lower import MethodProgram, Program, lower
 from nnfront.lower.explain import explain
+from nnfront.passes import PIPELINES
+from nnfront.passes import run as run_passes
 from nnfront.runtime import Session
 from nnfront.runtime.transform import run_transform
-from nnfront.weights import Checkpoint, CheckResult, check_weights
+from nnfront.weights import BoundWeights, Checkpoint, check_weights, stored_type
 
 TARGETS = ("cpu",)
 
@@ -22,7 +24,7 @@ Progress: TypeAlias = Callable[[int, int], None]
 
 
 def compile(ir: IRModule, target: str = "cpu") -> Executable:
-    """Compile a module for a target.
+    """Compile a module for a target: its passes, then the choice of kernels. The module may be lifted or not.
 
     Raises LowerError for a target that this build does not have, and for IR that cannot run.
     """
@@ -33,6 +35,8 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
                 f"target {target!r}: this build has no CUDA runtime yet", help=f"targets are {known}"
             )
         raise LowerError(f"unknown target {target!r}", help=f"targets are {known}")
+    if target in PIPELINES:
+        ir = run_passes(ir, target)
     return Executable(ir, lower(ir, target))
 
 
@@ -66,7 +70,8 @@ class Executable:
         transformed = {
             name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
         }
-        return self._session({name: sources[name] for name in self._wanted() if name in raw}, transformed)
+        kept = {name: sources[name] for name in self._wanted() if name in raw}
+        return Session(self.program, kept, transformed, sources.found.dims)
 
     def transform_params(
         self,
@@ -107,7 +112,7 @@ class Executable:
         results = (
             {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
         )
-        return self._session(dict(weights or {}), results)
+        return Session(self.program, dict(weights or {}), results)
 
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""
@@ -132,7 +137,7 @@ class Executable:
 
     def _checked(
         self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
-    ) -> _Sources:
+    ) -> BoundWeights:
         """Prove that the weights are what the module wants."""
         if isinstance(weights, TransformedWeights):
             raise LoadError(
@@ -144,12 +149,8 @@ class Executable:
         for program in programs:
             for name in _names(program, "weight"):
                 needed.setdefault(name, []).append(program.name)
-        have = (
-            weights.infos
-            if isinstance(weights, Checkpoint)
-            else {name: _type(name, t) for name, t in weights.items()}
-        )
-        result = check_weights(
+        have = weights.infos if isinstance(weights, Checkpoint) else _types(weights)
+        found = check_weights(
             self._wanted(),
             have,
             aliases=self.program.aliases,
@@ -157,38 +158,22 @@ class Executable:
             needed_by=needed,
             cast=cast,
         )
-        where = str(weights.path) if isinstance(weights, Checkpoint) else ""
-        result.raise_if_wrong(where)
-        return _Sources(weights, result)
-
-    def _session(self, raw: Mapping[str, Any], transformed: Mapping[str, Mapping[str, Any]]) -> Session:
-        return Session(self.program, raw, transformed)
-
-
-class _Sources(Mapping[str, torch.Tensor]):
-    """The wanted weights by their names in the module, read from where the check found them."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], found: CheckResult) -> None:
-        self.weights = weights
-        self.found = found
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self.weights[self.found.sources[name]]
-        dtype = self.found.casts.get(name)
-        return tensor if dtype is None else tensor.to(getattr(torch, dtype))
-
-    def __iter__(self) -> Any:
-        return iter(self.found.sources)
-
-    def __len__(self) -> int:
-        return len(self.found.sources)
+        bound = BoundWeights(weights, found)
+        bound.check_ties()
+        return bound
 
 
 def _names(program: MethodProgram, role: str) -> list[str]:
     return [w.name for w in program.weights if w.role == role]
 
 
-def _type(name: str, tensor: Any) -> TensorType:
-    if not isinstance(tensor, torch.Tensor):
-        raise LoadError(f"weight {name!r} is a {type(tensor).__name__}, not a torch tensor")
-    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+def _types(weights: Mapping[str, Any]) -> dict[str, TensorType]:
+    """Shape and dtype of tensors in memory. Raises LoadError for what is no tensor on the CPU."""
+    for name, tensor in weights.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise LoadError(f"weight {name!r} is a {type(tensor).__name__}, not a torch tensor")
+        if not tensor.is_cpu:
+            raise LoadError(
+                f"weight {name!r} is on {tensor.device}, not on the CPU", help="move it with .cpu()"
+            )
+    return {name: stored_type(tensor) for name, tensor in weights.items()}

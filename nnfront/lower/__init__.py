@@ -15,7 +15,7 @@ from nnfront.ir import (  # the types in a program, for those who run it
     Type,
     type_text,
 )
-from nnfront.lower.lower import lower, lower_function
+from nnfront.lower.lower import KERNEL_TABLES, lower, lower_function
 from nnfront.lower.program import (
     Argument,
     Block,
@@ -34,6 +34,7 @@ from nnfront.lower.reference import reference
 from nnfront.lower.signature import places
 
 __all__ = [
+    "KERNEL_TABLES",
     "Argument",
     "Block",
     "Branch",

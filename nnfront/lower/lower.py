@@ -52,7 +52,7 @@ from nnfront.lower.schedule import finish
 from nnfront.lower.select import Rule, select
 from nnfront.lower.signature import bind_dims
 
-TABLES: Mapping[str, tuple[Rule, ...]] = {"cpu": CPU}
+KERNEL_TABLES: Mapping[str, tuple[Rule, ...]] = {"cpu": CPU}
 """The kernel table of each target."""
 
 
@@ -84,7 +84,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
-    body = select(body, lowering.frame, TABLES[target])
+    body = select(body, lowering.frame, KERNEL_TABLES[target])
     load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.
     setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")

@@ -8,7 +8,7 @@ For `prefill(tokens: int64[batch, seq], positions: int64[batch, seq])` with `seq
             a0, a1, = args
             a0_0, a0_1, = a0.shape
             a1_0, a1_1, = a1.shape
-            if a0.dtype is int64 and a0.is_cpu and a1.dtype is int64 and a1.is_cpu and a0_1 <= 8192 and a1_0 == a0_0 and a1_1 == a0_1:
+            if a0.dtype is int64 and a0.is_cpu and ... and a0_1 <= 8192 and a1_0 == a0_0 and a1_1 == a0_1:
                 frame[0] = a0; frame[1] = a1; frame[2] = a0_0; frame[3] = a0_1
                 return
         except refused:
@@ -50,7 +50,7 @@ def compile_check(program: MethodProgram, known: Known) -> Check:
     `known` are the dims that the weights have bound, each with its number and the place that said it.
     """
     slow = _slow(program, known)
-    if any(b.is_solved and not b.place.is_weight for b in program.dims):
+    if any(b.is_solved and b.symbol not in known for b in program.dims):
         return slow
     writer = _Writer(program, known)
     for i, argument in enumerate(program.arguments):
@@ -90,6 +90,7 @@ class _Writer:
         self.stores: list[str] = []
         self.scope: dict[str, Any] = {
             "Cache": Cache,
+            "strided": torch.strided,
             "refused": (TypeError, ValueError, AttributeError, IndexError),
         }
         self.numbers: dict[Symbol, str] = {}  # what holds each dim
@@ -101,7 +102,7 @@ class _Writer:
                 axes = "".join(f"{name}_{i}, " for i in range(type.ndim))
                 self.unpack.append(f"({axes}) = {name}.shape")
                 self.scope[f"t_{type.dtype}"] = getattr(torch, type.dtype)
-                self.conditions += [f"{name}.dtype is t_{type.dtype}", f"{name}.is_cpu"]
+                self.conditions += [f"{name}.dtype is t_{type.dtype}", f"{name}.is_cpu", f"{name}.layout is strided"]
             case ScalarType():
                 self.conditions.append(
                     f"type({name}) is { {'bool': 'bool', 'int64': 'int', 'float64': 'float'}[type.dtype] }"
@@ -125,12 +126,12 @@ class _Writer:
         found = [item for a in self.program.arguments for item in places(a.type, a.name)]
         spoken = {place: _spoken(names[place.argument], place) for place, _ in found}
         for binding in self.program.dims:
-            if binding.place.is_weight:
+            if binding.symbol in self.known:
                 self.numbers[binding.symbol] = str(self.known[binding.symbol][0])
                 continue
             self.numbers[binding.symbol] = spoken[binding.place]
             self.facts(binding.symbol, spoken[binding.place], may_be_negative=binding.place.axis == "value")
-        direct = {b.place for b in self.program.dims}
+        direct = {b.place for b in self.program.dims if b.symbol not in self.known}
         expressions: dict[str, Dim] = {}
         for place, size in found:
             if place in direct:

@@ -5,35 +5,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from nnfront.dims import Dim, Size, Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, RunError
-from nnfront.lower import CacheType, Match, MethodProgram, Place, Program, Run, Structure, TensorType
+from nnfront.lower import (
+    Argument,
+    CacheType,
+    Match,
+    MethodProgram,
+    Place,
+    Program,
+    Run,
+    Structure,
+    TensorType,
+    type_text,
+)
 from nnfront.runtime.cache import Cache, describe, layout, make_cache
 from nnfront.runtime.check import compile_check, put
 from nnfront.runtime.cpu import resolve
-from nnfront.runtime.execute import Code, Frame, execute, initial_frame, prepare
+from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
 from nnfront.runtime.signature import Known, arrange, observed
 from nnfront.runtime.signature import resolve as resolve_dims
+
+# Weights by role (`weight`, `transformed`) and name.
+Values: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 class Method:
     """A method with its weights. Call it with torch tensors; it may run in several threads at once."""
 
-    def __init__(self, program: MethodProgram, weights: Mapping[str, Mapping[str, Any]]) -> None:
-        """`weights` gives values by role (`weight`, `transformed`) and name."""
+    def __init__(self, program: MethodProgram, weights: Values, known: Known) -> None:
+        """`known` are the dims that weights bind, those of this method and of others."""
         self.program = program
         self.name = program.name
-        frame, self.known = _loaded_frame(program, weights)
-        self._template: Frame = frame
-        self._check = compile_check(program, self.known)
+        self._template = _loaded_frame(program, weights, known)
+        self._check = compile_check(program, known)
         dims = {b.symbol: b.slot for b in program.dims} | _matched_dims(program)
-        self._code: Code = prepare(program.body, program.slots, resolve, dims)
+        self._code = prepare(program.body, program.slots, resolve, dims)
         with torch.inference_mode():
-            execute(prepare(program.setup, program.slots, resolve, dims), frame, self.name)
+            execute(prepare(program.setup, program.slots, resolve, dims), self._template, self.name)
         self._result = _result_maker(program)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
@@ -70,18 +83,25 @@ class Session(Mapping[str, Method]):
         program: Program,
         weights: Mapping[str, Any],
         transformed: Mapping[str, Mapping[str, Any]] | None = None,
+        dims: Mapping[Symbol, int] | None = None,
     ) -> None:
-        """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs."""
+        """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs.
+
+        `dims` are sizes that weights have said which are not among these. Raises LoadError for weights that do not fit.
+        """
         self.program = program
         results = transformed or {}
-        self._methods = {
-            name: Method(method, {"weight": weights, "transformed": results.get(method.transform or "", {})})
+        values: dict[str, Values] = {
+            name: {"weight": weights, "transformed": results.get(method.transform or "", {})}
             for name, method in program.methods.items()
         }
+        self._known: Known = {symbol: (number, "the weights") for symbol, number in (dims or {}).items()}
+        for name, method in program.methods.items():
+            _learn(self._known, method, values[name])
+        self._methods = {name: Method(m, values[name], self._known) for name, m in program.methods.items()}
         prefixed = len(results) > 1
-        named = {f"{t}.{n}" if prefixed else n: v for t, values in results.items() for n, v in values.items()}
+        named = {f"{t}.{n}" if prefixed else n: v for t, found in results.items() for n, v in found.items()}
         self.weights: Mapping[str, Any] = MappingProxyType({**weights, **named})
-        self._known: Known = {s: k for method in self._methods.values() for s, k in method.known.items()}
 
     def __getitem__(self, name: str) -> Method:
         method = self._methods.get(name)
@@ -154,27 +174,43 @@ def _cache_sizes(cache: CacheType, given: Mapping[str, int], known: Mapping[str,
     return {**known, **given}
 
 
-def _loaded_frame(program: MethodProgram, weights: Mapping[str, Mapping[str, Any]]) -> tuple[Frame, Known]:
-    """Return a frame with constants and weights in place, and the dims that the weights bind.
-
-    Raises LoadError for a weight that is missing, or whose sizes contradict another's.
-    """
-    frame = initial_frame(program.slots)
+def _learn(known: Known, program: MethodProgram, weights: Values) -> None:
+    """Add the dims that a method's weights bind to those known. Raises LoadError for a size that contradicts another."""
     found: list[tuple[Place, Size, int]] = []
     for argument in program.weights:
         values = weights[argument.role]
         if argument.name not in values:
             raise LoadError(f"{program.name}: {argument.role} {argument.name!r} has no value")
-        put(frame, argument.structure, values[argument.name])
+        _check_kind(program, argument, values[argument.name])
         found += observed(argument, values[argument.name])
-    bindings = [b for b in program.dims if b.place.is_weight]
+    bindings = [b for b in program.dims if b.place.is_weight and b.symbol not in known]
     try:
-        known = resolve_dims(f"{program.name}: weight", found, bindings, {})
+        bound = resolve_dims(f"{program.name}: weight", found, bindings, dict(known))
     except RunError as error:
         raise LoadError(error.what, details=error.details) from None
-    for binding in bindings:
-        frame[binding.slot] = known[binding.symbol][0]
-    return frame, {symbol: (number, f"weight {place}") for symbol, (number, place) in known.items()}
+    known.update((b.symbol, (bound[b.symbol][0], f"weight {b.place}")) for b in bindings)
+
+
+def _loaded_frame(program: MethodProgram, weights: Values, known: Known) -> Frame:
+    """Return a frame with constants, weights and their dims in place."""
+    frame = initial_frame(program.slots)
+    for argument in program.weights:
+        put(frame, argument.structure, weights[argument.role][argument.name])
+    for binding in program.dims:
+        if binding.symbol in known:
+            frame[binding.slot] = known[binding.symbol][0]
+    return frame
+
+
+def _check_kind(program: MethodProgram, weight: Argument, value: Any) -> None:
+    """Raise LoadError for a tensor of another dtype or rank."""
+    if isinstance(weight.type, TensorType) and isinstance(value, torch.Tensor):
+        got = f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+        if value.ndim != weight.type.ndim or got.partition("[")[0] != weight.type.dtype:
+            what = (
+                f"{program.name}: {weight.role} {weight.name!r} is {got}, expected {type_text(weight.type)}"
+            )
+            raise LoadError(what)
 
 
 def _matched_dims(program: MethodProgram) -> dict[Symbol, int]:

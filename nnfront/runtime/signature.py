@@ -68,7 +68,7 @@ def bind(program: MethodProgram, args: Sequence[Any], known: Known) -> tuple[lis
     ]
     found = [item for a, v in zip(program.arguments, values, strict=True) for item in observed(a, v)]
     sizes = resolve(
-        f"{program.name}: argument", found, [b for b in program.dims if not b.place.is_weight], dict(known)
+        f"{program.name}: argument", found, [b for b in program.dims if b.symbol not in known], dict(known)
     )
     return values, {symbol: number for symbol, (number, _) in sizes.items()}
 
@@ -160,10 +160,11 @@ def _convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
             return _number(program, name, type, value)
         case TupleType():
             if not isinstance(value, (tuple, list)) or len(value) != len(type.fields):
-                got = f"{len(value)} elements" if isinstance(value, (tuple, list)) else _kind(value)
+                is_tuple = isinstance(value, (tuple, list))
+                got = f"a tuple of {_count(len(value), 'element')}" if is_tuple else _kind(value)
                 raise _error(
                     program,
-                    f"argument {name} is {got}, expected a tuple of {_count(len(type.fields), 'element')}",
+                    f"argument {name} is {got}, expected {'one' if is_tuple else 'a tuple'} of {len(type.fields)}",
                 )
             return tuple(
                 _convert(program, f"{name}[{i}]", t, v)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU's kernel table: which rule fires, and where none does."""
+
+import pytest
+
+import nnfront.ops  # noqa: F401 - declares the ops
+from nnfront.ir import OPS, parse
+from nnfront.lower import KERNEL_TABLES, Run, lower
+from nnfront.runtime.cpu import KERNELS
+
+
+def chosen(body: str, params: str, result: str) -> list[str]:
+    text = f"def main[n, m]({params}) -> {result} {{ {body} return y }}"
+    method = lower(parse(text)).methods["main"]
+    return [i.kernel for i in method.body.walk() if isinstance(i, Run)]
+
+
+LINEAR = "x: input {dtype}[n, {k}], w: weight {dtype}[{rows}, {k}]"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "k", "kernel"),
+    [
+        ("bfloat16", 6, 4, "linear_bfloat16"),
+        ("float32", 1024, 1024, "linear_float32"),
+        ("float32", 1024, 1023, "linear"),
+        ("float32", "m", 1024, "linear"),
+        ("float16", 1024, 1024, "linear"),
+    ],
+)
+def test_linear_goes_by_the_dtype_and_size_of_its_weight(dtype, rows, k, kernel):
+    params = LINEAR.format(dtype=dtype, rows=rows, k=k)
+    assert chosen(f"y: {dtype}[n, {rows}] = linear(x, w)", params, f"{dtype}[n, {rows}]") == [kernel]
+
+
+def test_linear_that_widens_its_result_is_the_reference():
+    params = LINEAR.format(dtype="bfloat16", rows=6, k=4)
+    body = 'y: float32[n, 6] = linear(x, w, out_dtype="float32")'
+    assert chosen(body, params, "float32[n, 6]") == ["linear"]
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [("bfloat16", "linear_bfloat16"), ("float32", "linear_plain")])
+def test_a_product_with_a_transpose_is_linear(dtype, kernel):
+    body = f"t: {dtype}[4, m] = permute_dims(w, axes=(1, 0)) y: {dtype}[n, m] = matmul(x, t)"
+    params = f"x: input {dtype}[n, 4], w: input {dtype}[m, 4]"
+    assert chosen(body, params, f"{dtype}[n, m]") == [kernel]
+
+
+@pytest.mark.parametrize("role", ["weight", "transformed"])
+def test_a_product_with_a_weight_is_linear_with_a_view_of_it(role):
+    body = "y: float32[n, 6] = matmul(x, w)"
+    assert chosen(body, f"x: input float32[n, 4], w: {role} float32[4, 6]", "float32[n, 6]") == ["linear_plain"]
+
+
+@pytest.mark.parametrize(
+    ("body", "params"),
+    [
+        ("y: float32[n, m] = matmul(x, w)", "x: input float32[n, 4], w: input float32[4, m]"),
+        (
+            "t: float32[m, 4, n] = permute_dims(w, axes=(1, 2, 0)) y: float32[m, n, n] = matmul(x, t)",
+            "x: input float32[n, 4], w: input float32[n, m, 4]",
+        ),
+        (
+            'y: float64[n, 6] = matmul(x, w, out_dtype="float64")',
+            "x: input float32[n, 4], w: weight float32[4, 6]",
+        ),
+    ],
+    ids=["input", "batch of matrices", "other result dtype"],
+)
+def test_other_products_are_the_reference(body, params):
+    result = body.rpartition("y: ")[2].partition(" =")[0]
+    assert chosen(body, params, result)[-1] == "matmul"
+
+
+@pytest.mark.parametrize(
+    ("axes", "weight", "kernel"),
+    [
+        ("(1,)", "w: weight float32[4]", "rms_norm_last"),
+        ("(0,)", "w: weight float32[4]", "rms_norm"),
+        ("(0, 1)", "w: weight float32[4, 4]", "rms_norm"),
+        ("(1,)", "w: weight float64[4]", "rms_norm"),
+    ],
+)
+def test_rms_norm_over_the_last_axis_is_one_call(axes, weight, kernel):
+    body = f"y: float32[4, 4] = rms_norm(x, w, axes={axes})"
+    assert chosen(body, f"x: input float32[4, 4], {weight}", "float32[4, 4]") == [kernel]
+
+
+HEADS = "q: input float32[n, m, 4, 8], k: input float32[n, m, 2, 8], v: input float32[n, m, 2, 8]"
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel"),
+    [
+        ("attention(q, k, v)", "attention_fused"),
+        ("attention(q, k, v, window=3)", "attention_fused"),
+        ("attention(q, k, v, softcap=2.0)", "attention"),
+        ("scaled_dot_product_attention(q, k, v)", "sdpa_fused"),
+        ('scaled_dot_product_attention(q, k, v, scale_dtype="float64")', "scaled_dot_product_attention"),
+    ],
+)
+def test_attention_is_fused_where_softmax_is_all_there_is(call, kernel):
+    assert chosen(f"y: float32[n, m, 4, 8] = {call}", HEADS, "float32[n, m, 4, 8]") == [kernel]
+
+
+def test_every_rule_is_about_an_op_and_names_a_kernel_that_exists():
+    for rule in KERNEL_TABLES["cpu"]:
+        assert rule.op in OPS
+        assert rule.kernel in KERNELS
+        assert rule.why
+
+
+def test_no_kernel_is_without_a_rule():
+    assert set(KERNELS) - {"tuple"} == {rule.kernel for rule in KERNEL_TABLES["cpu"]}
