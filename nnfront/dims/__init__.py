@@ -9,12 +9,14 @@ Read the files in this order; each imports only from those above it:
     compare   equal, <=, divides: yes, no or unknown
     extreme   min and max
     text      form -> text        parse    text -> form        rebuild   substitution
+    decide    comparisons that must have an answer, or raise
     dim       `Dim`: the form with Python's operators around it
     sizes     functions over sizes: what the other rooms call
     evaluate  numbers for sizes   solve    sizes from numbers, and from other sizes
 """
 
-from nnfront.dims.dim import Dim, Size, of_symbol, strict_comparisons
+from nnfront.dims.decide import strict_comparisons
+from nnfront.dims.dim import Dim, Size, of_symbol
 from nnfront.dims.evaluate import evaluate, evaluator
 from nnfront.dims.sizes import (
     as_symbol,

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from numbers import Integral
 from typing import Any, NoReturn, TypeAlias
 
-from nnfront.dims import compare
-from nnfront.dims.divide import floordiv as floordiv_forms
-from nnfront.dims.divide import mod as mod_forms
+from nnfront.dims import divide
+from nnfront.dims.decide import equality, known_facts, order
 from nnfront.dims.form import (
     INF,
     Form,
@@ -22,15 +18,13 @@ from nnfront.dims.form import (
     negate,
     of_atom,
     single_symbol,
+    sorted_symbols,
     subtract,
 )
-from nnfront.dims.form import symbols as symbols_of
 from nnfront.dims.parse import parse_form
-from nnfront.dims.symbol import Symbol, describe_facts, names
+from nnfront.dims.symbol import Symbol, names
 from nnfront.dims.text import text as text_of
 from nnfront.errors import DimError
-
-_strict: ContextVar[bool] = ContextVar("strict_comparisons", default=False)
 
 
 class Dim:
@@ -76,7 +70,7 @@ class Dim:
     def symbols(self) -> tuple[Symbol, ...]:
         """The symbols that occur, sorted by name."""
         if self._symbols is None:
-            self._symbols = tuple(sorted(symbols_of(self._form), key=lambda symbol: symbol.key))
+            self._symbols = sorted_symbols(self._form)
         return self._symbols
 
     @property
@@ -122,37 +116,29 @@ class Dim:
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str):
             other = size_of(parse_form(other))
-        if _strict.get():
-            form = _operand(other)
-            return False if form is None else _decide("==", compare.equal(self._form, form), self, other)
-        return self is other or (type(other) is Dim and self._form == other._form)
+        if self is other:
+            return True
+        form = _operand(other)
+        return form is not None and equality(self._form, form)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __lt__(self, other: Size) -> bool:
         form = _operand(other)
-        if form is None:
-            return NotImplemented
-        return _decide("<", compare.less_equal(add(self._form, ((), 1)), form), self, other)
+        return NotImplemented if form is None else order("<", self._form, form)
 
     def __le__(self, other: Size) -> bool:
         form = _operand(other)
-        if form is None:
-            return NotImplemented
-        return _decide("<=", compare.less_equal(self._form, form), self, other)
+        return NotImplemented if form is None else order("<=", self._form, form)
 
     def __gt__(self, other: Size) -> bool:
         form = _operand(other)
-        if form is None:
-            return NotImplemented
-        return _decide(">", compare.less_equal(add(form, ((), 1)), self._form), self, other)
+        return NotImplemented if form is None else order(">", self._form, form)
 
     def __ge__(self, other: Size) -> bool:
         form = _operand(other)
-        if form is None:
-            return NotImplemented
-        return _decide(">=", compare.less_equal(form, self._form), self, other)
+        return NotImplemented if form is None else order(">=", self._form, form)
 
     def __add__(self, other: Size) -> Size:
         if type(other) is int:
@@ -179,19 +165,19 @@ class Dim:
 
     def __floordiv__(self, other: Size) -> Size:
         form = _operand(other)
-        return NotImplemented if form is None else size_of(floordiv_forms(self._form, form))
+        return NotImplemented if form is None else size_of(divide.floordiv(self._form, form))
 
     def __rfloordiv__(self, other: Size) -> Size:
         form = _operand(other)
-        return NotImplemented if form is None else size_of(floordiv_forms(form, self._form))
+        return NotImplemented if form is None else size_of(divide.floordiv(form, self._form))
 
     def __mod__(self, other: Size) -> Size:
         form = _operand(other)
-        return NotImplemented if form is None else size_of(mod_forms(self._form, form))
+        return NotImplemented if form is None else size_of(divide.mod(self._form, form))
 
     def __rmod__(self, other: Size) -> Size:
         form = _operand(other)
-        return NotImplemented if form is None else size_of(mod_forms(form, self._form))
+        return NotImplemented if form is None else size_of(divide.mod(form, self._form))
 
     def __neg__(self) -> Dim:
         return _make(negate(self._form))
@@ -218,9 +204,7 @@ class Dim:
     def _no_value(self, wanted: str) -> NoReturn:
         raise DimError(
             f"dim '{self}' has no value yet, so it cannot be used as {wanted}",
-            details=[
-                f"{name} is {describe_facts(*symbol.facts)}" for symbol, name in names(self.symbols).items()
-            ],
+            details=known_facts(self._form),
             help="give the dim as an int if it is the same in every call, or compare it with another size",
         )
 
@@ -269,29 +253,3 @@ def _operand(other: object) -> Form | None:
     if isinstance(other, bool) or not isinstance(other, Integral):
         return None
     return (), int(other)
-
-
-@contextmanager
-def strict_comparisons() -> Iterator[None]:
-    """Inside, `==` and `!=` of a Dim raise DimError unless the answer holds for every value, so that no branch is taken by chance.
-
-    For the time in which a user's code is traced. `same` and `equal` are not affected.
-    """
-    token = _strict.set(True)
-    try:
-        yield
-    finally:
-        _strict.reset(token)
-
-
-def _decide(sign: str, answer: bool | None, left: Dim, right: object) -> bool:
-    if answer is None:
-        occurring = [*left.symbols, *(right.symbols if isinstance(right, Dim) else ())]
-        called = names(occurring)
-        first, second = (text_of(x._form, called) if isinstance(x, Dim) else str(x) for x in (left, right))
-        raise DimError(
-            f"cannot decide whether {first} {sign} {second}",
-            details=[f"{name} is {describe_facts(*symbol.facts)}" for symbol, name in called.items()],
-            help="say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or use op.cond",
-        )
-    return answer

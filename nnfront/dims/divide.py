@@ -143,10 +143,9 @@ def divide(a: Form, b: Form) -> tuple[Form, Form]:
 def _exact_step(terms: Terms, lead: Monomial, lead_value: Coefficient) -> Form | None:
     for monomial, value in terms:
         ratio = _divide_monomial(monomial, lead)
-        if ratio is not None:
+        if ratio is not None and value * monomial_divisor(ratio) % lead_value == 0:
             share = whole(Fraction(value, lead_value))
-            if (share * monomial_divisor(ratio)).denominator == 1:
-                return (((ratio, share),), 0) if ratio else ((), int(share))
+            return (((ratio, share),), 0) if ratio else ((), int(share))
     return None
 
 

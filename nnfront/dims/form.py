@@ -202,8 +202,8 @@ def bounds(a: Form) -> Bounds:
         low += -INF if least in (INF, -INF) else value * least
         high += INF if most in (INF, -INF) else value * most
     return (
-        math.ceil(low) if isinstance(low, Fraction) else low,
-        math.floor(high) if isinstance(high, Fraction) else high,
+        math.ceil(low) if type(low) is Fraction else low,
+        math.floor(high) if type(high) is Fraction else high,
     )
 
 
@@ -217,6 +217,10 @@ def symbols(a: Form) -> set[Symbol]:
                 for arg in atom.args:
                     found |= symbols(arg)
     return found
+
+
+def sorted_symbols(a: Form) -> tuple[Symbol, ...]:
+    return tuple(sorted(symbols(a), key=lambda symbol: symbol.key))
 
 
 def single_symbol(a: Form) -> Symbol | None:
