@@ -174,7 +174,7 @@ def _count(start: Size | float, end: Size | float, step: Size | float) -> Size:
     if not isinstance(step, int):
         raise InferError("the step of a range must be an int or a float, not a dim")
     low, high = (start, end) if step > 0 else (end, start)
-    count = ceildiv(high - low, abs(step))
+    count = high - low if abs(step) == 1 else ceildiv(high - low, abs(step))
     return count if less_equal(low, high) is True else maximum(count, 0)
 
 

@@ -18,13 +18,11 @@ from nnfront.ir.types import ScalarType, TensorType
 from nnfront.ops.rules import (
     as_float,
     as_tensor,
-    broadcast,
     broadcast_operands,
     dtype_name,
     of_tensors,
     require,
     require_number,
-    result_dtype,
 )
 
 
@@ -145,29 +143,19 @@ minimum.reference(of_tensors(torch.minimum))
 
 @op()
 def clip(x: TensorType, min: OperandType | None = None, max: OperandType | None = None) -> TensorType:
-    """Limit x to [min, max]; where min > max the result is max. An absent bound does not limit."""
-    bounds = [bound for bound in (min, max) if bound is not None]
-    require(bool(bounds), "give min, max or both")
-    shape = x.shape
-    for bound in bounds:
-        if isinstance(bound, TensorType):
-            shape = broadcast(shape, bound.shape)
-    dtype = result_dtype(x, *bounds)
-    require(dtype != "bool", "not defined for bool", help="cast with astype first")
-    return TensorType(shape, as_float(dtype) if dtypes.is_float(dtype) else dtype)
+    """minimum(maximum(x, min), max): limit x to [min, max]. An absent bound does not limit."""
+    require(min is not None or max is not None, "give min, max or both")
+    for bound in (min, max):
+        if bound is not None:
+            x = _no_bool(x, bound)
+    return x
 
 
 @clip.reference
-def _(x: torch.Tensor, min: Any, max: Any) -> torch.Tensor:
-    bounds = [bound for bound in (min, max) if bound is not None]
-    dtype = torch.result_type(x, bounds[0])
-    if len(bounds) == 2:
-        dtype = torch.result_type(torch.empty_like(x, dtype=dtype), bounds[1])
-    low, high = (None if b is None else as_tensor(b, x).to(dtype) for b in (min, max))
-    result = x.to(dtype)
-    if low is not None:
-        result = torch.maximum(result, low)
-    return result if high is None else torch.minimum(result, high)
+def _(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
+    if min is not None:
+        x = torch.maximum(as_tensor(x, min), as_tensor(min, x))
+    return x if max is None else torch.minimum(as_tensor(x, max), as_tensor(max, x))
 
 
 @op()

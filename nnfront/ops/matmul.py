@@ -149,7 +149,12 @@ def _(subscripts: str, *operands: TensorType) -> dict[str, Any]:
 
 @einsum.reference
 def _(subscripts: str, *operands: torch.Tensor) -> torch.Tensor:
-    return torch.einsum(subscripts, *operands).to(operands[0].dtype)  # torch sums some integers as int64
+    dtype = operands[0].dtype
+    if dtype.is_floating_point:
+        return torch.einsum(subscripts, *operands)
+    return torch.einsum(subscripts, *[x.long() for x in operands]).to(
+        dtype
+    )  # torch sums some integers as int64
 
 
 def _parse(subscripts: str) -> tuple[list[str], str]:

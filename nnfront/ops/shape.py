@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nnfront.dims import Dim, Size, equal, floordiv, mod, product, same, to_size
+from nnfront.dims import Dim, Size, equal, floordiv, product, same, to_size
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
@@ -83,15 +83,12 @@ def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
         product(shape[start : len(shape) - end]),
         product((*before[start:], *after[: len(after) - end])),
     )
-    require(
-        not (isinstance(known, int) and known == 0),
-        "-1 is ambiguous in a shape without elements",
-        help="write the size",
-    )
-    require(
-        same(mod(total, known), 0), "{} elements do not divide by {}, so -1 is no whole size", total, known
-    )
-    return (*before, floordiv(total, known), *after)
+    if isinstance(known, int) and known == 0:
+        raise InferError("-1 is ambiguous in a shape without elements", help="write the size")
+    left = total if isinstance(known, int) and known == 1 else floordiv(total, known)
+    if left is not total and not same(left * known, total):
+        raise InferError(f"{total} elements do not divide by {known}, so -1 is no whole size")
+    return (*before, left, *after)
 
 
 @reshape.reference

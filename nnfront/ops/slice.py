@@ -89,10 +89,14 @@ def _entry(entry: Any, size: Size, axis: int) -> Entry:
 
 
 def _position(position: Size, size: Size, axis: int) -> Size:
-    found = _from_front(position, size)
-    if less_equal(0, found) is False or less(found, size) is False:
+    if isinstance(position, int):
+        most = size if isinstance(size, int) else size.max
+        outside = most is not None and not -most <= position < most
+    else:
+        outside = less(position, size) is False
+    if outside:
         raise InferError(f"position {position} is outside axis {axis} of size {size}")
-    return found
+    return _from_front(position, size)
 
 
 def _from_front(position: Size, size: Size) -> Size:
