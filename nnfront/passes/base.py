@@ -33,7 +33,9 @@ class Declaration(Function):
 
 
 class Pass(Generic[P]):
-    """A declared pass: call it with a module and its options."""
+    """A declared pass: call it with a module and its options. Where it has a `report`, that says what it would do."""
+
+    report: Callable[..., Any]
 
     def __init__(self, rewrite: Callable[Concatenate[IRModule, P], IRModule], sees_primitive: bool) -> None:
         self.rewrite = rewrite

@@ -53,6 +53,7 @@ def lift_transform_params(
     shared_transform: False gives each function a transform of its own, `<name>_transform_params`, but functions that share
     one already go on sharing it. True gives all public functions with weights one, `transform_params`; a list, those named.
     allow_growth: move also what takes more bytes than the weights it is computed from.
+    `lift_transform_params.report(ir, ...)`, with the same options, says what would move, what would stay and why.
     """
     analyzer = Analyzer(ir)
     plan = _plan(ir, shared_transform)
@@ -76,15 +77,18 @@ def lift_transform_params(
     return ir.with_functions(_ordered(ir, kept, methods, transforms, splitter))
 
 
-def report(
+def _report(
     ir: IRModule, shared_transform: bool | Sequence[str] = False, allow_growth: bool = False
 ) -> LiftReport:
-    """Say what `lift_transform_params` would move, its bytes, who declared it, what would stay and why. Printable."""
+    """Say what would move, its bytes, who declared it, what would stay and why, and the bytes in memory. Printable."""
     plan = _plan(ir, shared_transform)
     analyzer = Analyzer(ir)
     return LiftReport(
         tuple(describe(name, _group(analyzer, ir, members, allow_growth)) for name, members in plan.items())
     )
+
+
+lift_transform_params.report = _report
 
 
 def _plan(ir: IRModule, shared_transform: bool | Sequence[str]) -> dict[str, list[str]]:

@@ -11,7 +11,9 @@ from nnfront.ir import IRModule, first_difference
 from nnfront.passes import lift_transform_params
 
 
-def check_lift(before: str, after: str | None = None, dims: dict[str, int] | None = None, **options: Any) -> IRModule:
+def check_lift(
+    before: str, after: str | None = None, dims: dict[str, int] | None = None, **options: Any
+) -> IRModule:
     """Lift the module that a text says; compare it with a text if there is one; return it."""
     ir = module(before)
     lifted = lift_transform_params(ir, **options)

@@ -11,7 +11,17 @@ from pass_evaluator import run_method
 
 import nnfront.ops  # noqa: F401  registers the ops that the texts name
 from nnfront.dims import Dim, evaluate
-from nnfront.ir import Function, IRModule, ScalarType, TensorType, Type, first_difference, parse, sizes_of, verify
+from nnfront.ir import (
+    Function,
+    IRModule,
+    ScalarType,
+    TensorType,
+    Type,
+    first_difference,
+    parse,
+    sizes_of,
+    verify,
+)
 
 
 def module(text: str) -> IRModule:
@@ -33,35 +43,28 @@ def expect_same_results(before: IRModule, after: IRModule, dims: Mapping[str, in
     """Check that all public functions compute the same, up to rounding, on random inputs; `dims` gives sizes, by default 2, 3, ..."""
     verify(after)
     assert [f.name for f in after.methods] == [f.name for f in before.methods]
+    sizes = {name: sizes_for(f, dims or {}) for name, f in before.items()}
+    # What a shared transform wants for other methods is there, too; a weight's content depends on its name and shape only.
+    owners = [f for f in before.functions if f.kind in ("public", "transform")]
+    weights = {
+        p.name: weight(p.name, p.type, sizes[f.name]) for f in owners for p in f.params if p.role == "weight"
+    }
     for index, method in enumerate(before.methods):
-        inputs, weights = random_arguments(method, index, dims or {})
-        assert [(p.name, p.role) for p in after[method.name].inputs] == [(p.name, p.role) for p in method.inputs]
+        generator = torch.Generator().manual_seed(index)
+        inputs = {p.name: _random(p.type, sizes[method.name], generator) for p in method.inputs}
+        assert [(p.name, p.role) for p in after[method.name].inputs] == [
+            (p.name, p.role) for p in method.inputs
+        ]
         expected = run_method(before, method.name, inputs, weights)
-        actual = run_method(after, method.name, inputs, weights_of(after, method.name, weights))
+        actual = run_method(after, method.name, inputs, weights)
         torch.testing.assert_close(actual, expected, equal_nan=True)
-
-
-def weights_of(ir: IRModule, name: str, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Add what the transform of a method wants for other methods."""
-    transform = ir[name].attrs.get("transform")
-    if transform is None:
-        return dict(weights)
-    others = {p.name: weight(p.name, p.type, {}) for p in ir[transform].params if p.name not in weights}
-    return {**weights, **others}
-
-
-def random_arguments(method: Function, seed: int, dims: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return inputs and weights that fit a function. A weight's content depends on its name and shape only."""
-    generator = torch.Generator().manual_seed(seed)
-    values = sizes_for(method, dims)
-    inputs = {p.name: _random(p.type, values, generator) for p in method.inputs}
-    weights = {p.name: weight(p.name, p.type, values) for p in method.params if p.role == "weight"}
-    return inputs, weights
 
 
 def sizes_for(method: Function, dims: Mapping[str, int]) -> dict[Any, int]:
     """Return a number for each dim that a function's parameters name, the same for the same name."""
-    symbols = sorted({s for p in method.params for z in sizes_of(p.type) if isinstance(z, Dim) for s in z.symbols}, key=str)
+    symbols = sorted(
+        {s for p in method.params for z in sizes_of(p.type) if isinstance(z, Dim) for s in z.symbols}, key=str
+    )
     return {s: dims.get(s.name, s.multiple_of * max(s.min, 2 + sum(map(ord, s.name)) % 3)) for s in symbols}
 
 

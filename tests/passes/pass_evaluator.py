@@ -62,7 +62,9 @@ def _equations(type: Type, value: Any) -> list[tuple[Any, int]]:
         case ScalarType() if type.value is not None:
             return [(type.value, value)]
         case TupleType():
-            return [e for field, part in zip(type.fields, value, strict=True) for e in _equations(field, part)]
+            return [
+                e for field, part in zip(type.fields, value, strict=True) for e in _equations(field, part)
+            ]
         case _:
             return []
 

@@ -221,7 +221,8 @@ def test_functions_share_identical_transforms():
 
 def test_functions_that_become_equal_all_stay():
     lifted = check_lift(
-        TWO_TRANSPOSES.format(name="func1", op="add") + TWO_TRANSPOSES.format(name="func2", op="add"), shared_transform=True
+        TWO_TRANSPOSES.format(name="func1", op="add") + TWO_TRANSPOSES.format(name="func2", op="add"),
+        shared_transform=True,
     )
     assert lifted["func1"].with_(name="func2") == lifted["func2"]
 
@@ -249,7 +250,9 @@ def test_functions_with_different_weights_share_because_weights_go_by_name():
     )
 
 
-@pytest.mark.parametrize("other", ["float32[4, b]", "float32[2, 4]", "float16[4, 4]"], ids=["dims", "shape", "dtype"])
+@pytest.mark.parametrize(
+    "other", ["float32[4, b]", "float32[2, 4]", "float16[4, 4]"], ids=["dims", "shape", "dtype"]
+)
 def test_weights_of_one_name_must_agree(other):
     ir = parse(
         f"""
@@ -327,7 +330,10 @@ def test_a_list_lifts_the_functions_it_names_only():
     """
     names = {"transform": "transform_params"}
     before = module(
-        FUSED + TWO_TRANSPOSES.format(name="func1", op="add") + TWO_TRANSPOSES.format(name="func2", op="multiply") + func3
+        FUSED
+        + TWO_TRANSPOSES.format(name="func1", op="add")
+        + TWO_TRANSPOSES.format(name="func2", op="multiply")
+        + func3
     )
     lifted = lift_transform_params(before, shared_transform=["func1", "func2"])
     expected = module(
@@ -355,7 +361,7 @@ def test_a_list_may_name_public_functions_only(name):
 
 
 def test_an_empty_list_is_an_error():
-    with pytest.raises(PassError, match="^shared_transform names no public function: the list is empty"):
+    with pytest.raises(PassError, match=r"^shared_transform names no public function: the list is empty"):
         lift_transform_params(module(TWO_TRANSPOSES.format(name="func1", op="add")), shared_transform=[])
 
 

@@ -68,6 +68,7 @@ class Scope:
     known: dict[Var, Value] = field(default_factory=dict)
     literals: dict[Var, Atom] = field(default_factory=dict)  # parameters that hold a dim
     sites: dict[Var, Site] = field(default_factory=dict)
+    calls: list[Var] = field(default_factory=list)  # those calls that are alive, in order
     uses: dict[Value, None] = field(default_factory=dict)
     needs: set[Var] = field(default_factory=set)  # other variables that its run-time work reads
     refused: list[Refusal] = field(default_factory=list)
@@ -248,6 +249,7 @@ def collect_uses(scope: Scope, impure: set[str]) -> None:
                 read(value.condition)
             elif binding.var in scope.sites:
                 site = scope.sites[binding.var]
+                scope.calls.append(binding.var)
                 for inner in site.scope.uses:
                     image = site.image[inner.index]
                     assert image is not None
@@ -261,6 +263,7 @@ def collect_uses(scope: Scope, impure: set[str]) -> None:
 
     read(scope.body.result)
     visit(scope.body)
+    scope.calls.reverse()
 
 
 def is_alive(binding: Binding, needs: set[Var], impure: set[str]) -> bool:

@@ -105,7 +105,9 @@ class Group:
 def _restated(transform: Function, methods: Iterable[Function]) -> Function:
     """Return an existing transform in the dims of its methods, who may know a size by an expression that it has one name for."""
     type = transform.result_type
-    results = dict(zip(type.names, type.fields, strict=True)) if isinstance(type, TupleType) and type.names else {}
+    results = (
+        dict(zip(type.names, type.fields, strict=True)) if isinstance(type, TupleType) and type.names else {}
+    )
     own: dict[Symbol, Size] = {}
     for param in [p for m in methods if m.attrs.get("transform") == transform.name for p in m.params]:
         if param.role == "transformed" and param.name in results:
@@ -155,15 +157,12 @@ class Assembly:
         function = scope.function
         params: dict[Value, Param] = {}
 
-        def stand_in(value: Value) -> Var | None:
-            name = self._result_names.get(value)
-            if name is None:
-                return None
+        def stand_in(value: Value) -> Var:
             if value not in params:
-                params[value] = Param(name, value.type, "transformed")
+                params[value] = Param(self._result_names[value], value.type, "transformed")
             return params[value]
 
-        body, _ = self.splitter.body(scope, stand_in)
+        body, _ = self.splitter.body(scope, self._result_names, stand_in)
         results = [params[value] for value in self._result_names if value in params]
         attrs = {name: value for name, value in function.attrs.items() if name != "derived"}
         attrs["transform"] = self.name

@@ -7,8 +7,9 @@ get a clone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from nnfront.dims import Size, Symbol, of_symbol
 from nnfront.ir import (
@@ -24,6 +25,7 @@ from nnfront.ir import (
     Role,
     Scalar,
     ScalarType,
+    TensorType,
     Var,
     map_expr,
     symbols_in,
@@ -32,6 +34,8 @@ from nnfront.ir import (
 from nnfront.passes.lifting.analyse import Analyzer, Scope, Site, is_alive, size_map
 from nnfront.passes.lifting.dims import definable, matched
 from nnfront.passes.lifting.values import Value
+
+StandIn: TypeAlias = Callable[[Value], Var]
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +61,11 @@ class Splitter:
         self._known: dict[tuple[Scope, frozenset[int]], Version] = {}
         self._unchanged: dict[str, Function] = {}
 
-    def body(self, scope: Scope, kept: Callable[[Value], Var | None]) -> tuple[Block, set[Var]]:
-        """Return a function's body without what `kept` gives a variable for, and the variables that it reads."""
-        rewrite = _Rewrite(self, scope, kept)
+    def body(self, scope: Scope, kept: Container[Value], stand_in: StandIn) -> tuple[Block, set[Var]]:
+        """Return a function's body with `stand_in` in the place of each value in `kept`, and the variables that it reads."""
+        rewrite = _Rewrite(self, scope, kept, stand_in)
+        for var in scope.calls:  # in their order, so that the first one names its version
+            rewrite.version(scope.sites[var])
         return rewrite.block(scope.body), rewrite.needs
 
     def version(self, scope: Scope, kept: frozenset[int]) -> Version:
@@ -74,18 +80,21 @@ class Splitter:
         names = Names(p.name for p in function.params)
         extra: dict[int, Param] = {}
 
-        def stand_in(value: Value) -> Var | None:
-            if value.index not in kept:
-                return None
+        def stand_in(value: Value) -> Var:
             if value.index not in extra:
                 extra[value.index] = Param(names.unique(value.name), value.type, "transformed")
             return extra[value.index]
 
-        body, needs = self.body(scope, stand_in)
+        body, needs = self.body(scope, {scope.values.items[i] for i in kept}, stand_in)
         used = frozenset(extra)
         if used != kept and (scope, used) in self._known:
             return self._known[scope, used]
-        formals = tuple(i for i, p in enumerate(function.params) if p not in scope.known or p in needs)
+        # A number stays a parameter even if nobody reads it: it may say what a dim is.
+        formals = tuple(
+            i
+            for i, p in enumerate(function.params)
+            if p not in scope.known or p in needs or not isinstance(p.type, TensorType)
+        )
         if body is scope.body and len(formals) == len(function.params):
             version = Version(self._keep(function), formals, (), ())
         else:
@@ -123,10 +132,11 @@ class Splitter:
 class _Rewrite:
     """Rewrites one body from its end, so that what is read is known before what computes it."""
 
-    def __init__(self, splitter: Splitter, scope: Scope, kept: Callable[[Value], Var | None]) -> None:
+    def __init__(self, splitter: Splitter, scope: Scope, kept: Container[Value], stand_in: StandIn) -> None:
         self.splitter = splitter
         self.scope = scope
         self.kept = kept
+        self.stand_in = stand_in
         self.needs: set[Var] = set()
 
     def block(self, block: Block) -> Block:
@@ -159,21 +169,20 @@ class _Rewrite:
 
     def call(self, call: FunctionCall, site: Site) -> FunctionCall:
         """Call the version that fits what is kept here."""
-        inner = site.scope
-        here: dict[int, Var] = {}
-        for value, outside in zip(inner.values.items, site.image, strict=True):
-            if value.expr is not None and outside is not None and outside.uses_weight:
-                var = self.kept(outside)
-                if var is not None:
-                    here[value.index] = var
-        version = self.splitter.version(inner, frozenset(here))
+        version = self.version(site)
         args: list[Atom] = [self.atom(call.args[i]) for i in version.formals]
-        args += [here[v.index] for v in version.moved]
+        args += [self.stand_in(value) for v in version.moved if (value := site.image[v.index]) is not None]
         if version.dims:
-            size = size_map(inner.function, call)
+            size = size_map(site.scope.function, call)
             args += [Scalar(size(of_symbol(symbol))) for symbol in version.dims]
         is_same = version.function.name == call.function and _are_same(args, call.args)
         return call if is_same else FunctionCall(version.function.name, tuple(args))
+
+    def version(self, site: Site) -> Version:
+        """Return the version of the callee that fits what is kept here."""
+        inside = zip(site.scope.values.items, site.image, strict=True)
+        kept = [v.index for v, image in inside if v.expr is not None and image in self.kept]
+        return self.splitter.version(site.scope, frozenset(kept))
 
     def atom(self, atom: Atom) -> Atom:
         """Return what stands for an operand."""
@@ -183,11 +192,10 @@ class _Rewrite:
         if literal is not None:
             return literal
         value = self.scope.known.get(atom)
-        var = None if value is None else self.kept(value)
-        if var is None:
-            self.needs.add(atom)
-            return atom
-        return var
+        if value is not None and value in self.kept:
+            return self.stand_in(value)
+        self.needs.add(atom)
+        return atom
 
 
 def dim_param(name: str, size: Size, role: Role) -> Param:
