@@ -7,7 +7,7 @@ their places; a result that is a weight, or a view of one, stays one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,11 +41,15 @@ def stream_transform(
     program: MethodProgram,
     source: Source | Mapping[str, torch.Tensor],
     *,
+    only: Collection[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield each result with its name as soon as it is finished; what the caller lets go of is given back before the next."""
+    """Yield each result (or those named in `only`) with its name as soon as it is finished.
+
+    What the caller lets go of is given back before the next result is begun.
+    """
     weights = as_source(source)
-    steps = schedule(program)
+    steps = schedule(program, only)
     dims = weight_dims(program, weights)
     frame = _initial_frame(program, dims)
     slots = dict(_dim_slots(program))

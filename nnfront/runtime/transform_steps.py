@@ -53,18 +53,20 @@ def results_of(program: MethodProgram) -> dict[str, int]:
     return {name: part.slot for name, part in zip(names, fields, strict=True)}
 
 
-def schedule(program: MethodProgram) -> tuple[Step, ...]:
-    """Return the steps of a transform.
+def schedule(program: MethodProgram, only: Collection[str] | None = None) -> tuple[Step, ...]:
+    """Return the steps of a transform, or those that make the results named in `only`.
 
     The program's own order is kept if it has effects, or checks of shapes, that must not move.
     """
     joins = joins_of(program)
-    results = results_of(program)
+    results = {name: slot for name, slot in results_of(program).items() if only is None or name in only}
     body = program.body.instructions
     is_fixed = any(
         isinstance(i, Match) or (isinstance(i, Run) and not i.is_pure) for i in program.body.walk()
     )
-    groups = [([*results.values()], list(body))] if is_fixed else list(_groups(body, joins, results.values()))
+    groups = (
+        [([*results.values()], list(body))] if is_fixed else list(groups_of(body, joins, results.values()))
+    )
     actions: list[Action] = []
     fetched: set[int] = set()
     names: dict[int, list[str]] = {}
@@ -88,10 +90,10 @@ def schedule(program: MethodProgram) -> tuple[Step, ...]:
     return _with_frees(actions)
 
 
-def _groups(
+def groups_of(
     body: Sequence[Instruction], joins: Mapping[int, tuple[str, ...]], results: Collection[int]
 ) -> Iterator[tuple[list[int], list[Instruction]]]:
-    """Yield for each result the instructions that it needs and that no result before it has needed."""
+    """Yield for each result the instructions that it needs and that no result before it has needed; `joins` need none."""
     producer = {slot: i for i, instruction in enumerate(body) for slot in outputs_of(instruction)}
     done: set[int] = set()
     for slot in dict.fromkeys(results):

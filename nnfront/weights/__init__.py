@@ -2,10 +2,12 @@
 """Weights as files: read, checked against a model before data is read, and written.
 
 Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?) and its `result`,
-`bind` (a checkpoint under the model's names), `report` (who uses what), `write`.
+`bind` (a checkpoint under the model's names), `report` (who uses what), `write`,
+`contents` and `cache` (results of transforms, kept).
 """
 
 from nnfront.weights.bind import BoundWeights, stored_type
+from nnfront.weights.cache import cached_transform
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.report import CheckReport, check_report
@@ -20,6 +22,7 @@ __all__ = [
     "Checkpoint",
     "Problem",
     "TensorInfo",
+    "cached_transform",
     "check_report",
     "check_weights",
     "stored_type",

@@ -139,6 +139,16 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             read_at(chunk, buffer[:size], fd)
             part.copy_(staging[: part.numel()])
 
+    def blocks(self, name: str) -> Iterator[memoryview]:
+        """Yield the bytes of a tensor in blocks, read without mapping the file; each is valid until the next is asked for."""
+        info = self.info(name)
+        fd = self._fd(info)
+        buffer = memoryview(bytearray(min(info.size_bytes, CHUNK_BYTES)))
+        for begin in range(0, info.size_bytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, info.size_bytes - begin)
+            read_at(Piece(info.file, info.offset + begin, size), buffer[:size], fd)
+            yield buffer[:size]
+
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._infos:
             raise KeyError(name)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -26,6 +28,8 @@ from nnfront.weights.safetensors import DTYPES
 
 SHARD_BYTES = 5_000_000_000
 """Bytes of one file, as Hugging Face shards."""
+
+ABANDONED_SECONDS = 24 * 3600
 
 _FILE_DTYPES = {torch_name: (name, bits // 8) for name, (torch_name, bits) in DTYPES.items()}
 
@@ -48,7 +52,7 @@ def write_tensors(
     """
     shards = [_Shard(names, types, metadata or {}) for names in _split(types, shard_bytes)]
     files = _file_names(folder, stem, len(shards))
-    temporary = [folder / f".{file.name}.{os.getpid()}.tmp" for file in files]
+    temporary = [_temporary(file) for file in files]
     total = sum(shard.size for shard in shards)
     fds: dict[Path, int] = {}
     try:
@@ -70,6 +74,28 @@ def write_tensors(
             os.close(fd)
             file.unlink(missing_ok=True)
     return files
+
+
+def write_text(file: Path, text: str) -> None:
+    """Put a text file in place, whole. Raises LoadError if it cannot be written."""
+    temporary = _temporary(file)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _failure(file.parent, error, len(text)) from error
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder: temporary files that nobody has touched for a day."""
+    for file in folder.glob(".*.tmp"):
+        if time.time() - file.stat().st_mtime > ABANDONED_SECONDS:
+            file.unlink(missing_ok=True)
+
+
+def _temporary(file: Path) -> Path:
+    return file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
 
 
 class _Shard:
