@@ -48,7 +48,9 @@ def undefined_symbols(function: Function) -> list[Symbol] | None:
     for binding in walk_bindings(function.bindings):
         own.add(id(binding.var))
         if isinstance(binding.value, MatchShape):
-            defined.update(s for size in sizes_of(binding.value.type) if isinstance(size, Dim) for s in size.symbols)
+            defined.update(
+                s for size in sizes_of(binding.value.type) if isinstance(size, Dim) for s in size.symbols
+            )
         if any(id(atom) not in own for atom in variables_of(binding.value)):
             return None
         for size in (*sizes_of(binding.var.type), *_dims_used(binding.value)):
