@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -54,10 +55,11 @@ def find_architecture(model_type: str, model_file: str | Path | None = None) -> 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadError(f"there is no model file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"model_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise LoadError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     spec.loader.exec_module(module)
     return module
 

@@ -58,11 +58,13 @@ class Sampler:
 
     def __call__(self, logits: torch.Tensor) -> torch.Tensor:
         """Return one token for each row: float32 [batch, vocab] to int64 [batch]. Raises RunError if a logit is NaN."""
-        if self.sampling.temperature == 0:
-            return logits.argmax(-1)
-        probabilities = self.probabilities(logits)
-        if bool(probabilities.isnan().any()):
+        # NaN spreads into the maximum, so looking at that finds one anywhere in the row.
+        best, token = logits.max(-1)
+        if bool(best.isnan().any()):
             raise RunError("the model's logits hold NaN", help="check the weights, or use a wider dtype")
+        if self.sampling.temperature == 0:
+            return token
+        probabilities = self.probabilities(logits)
         return torch.multinomial(probabilities, 1, generator=self.generator)[:, 0]
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:

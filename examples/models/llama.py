@@ -94,6 +94,8 @@ class LlamaMLP(nn.Module):
         self.gate_proj = nn.Linear(d, f, bias, dtype)
         self.up_proj = nn.Linear(d, f, bias, dtype)
         self.down_proj = nn.Linear(f, d, bias, dtype)
+        if config.hidden_act not in ACTIVATIONS:
+            raise nn.errors.LoadError(f"hidden_act is {config.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}")
         self.act = ACTIVATIONS[config.hidden_act]
         parts = (self.gate_proj, self.up_proj)
         self.gate_up_weight = op.concat([p.weight for p in parts], 0)
