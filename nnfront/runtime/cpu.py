@@ -33,7 +33,8 @@ def _linear_bfloat16(run: Run) -> Callable[..., Any]:
 
     def linear_bfloat16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows, columns = weight.shape
-        if x.numel() != columns or not weight.is_contiguous() or x.stride(-1) != 1 or not rows:
+        is_row = x.numel() == columns and x.stride(-1) == 1
+        if not (is_row and rows and columns and weight.is_contiguous()):
             return F.linear(x, weight, bias)
         y = torch.empty((*x.shape[:-1], rows), dtype=bfloat16)
         multiply(columns, rows, weight.data_ptr(), x.data_ptr(), y.data_ptr())

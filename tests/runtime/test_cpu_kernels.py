@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel of the CPU against the reference of its op, on odd, tiny and strided operands."""
+
+import itertools
+
+import pytest
+import torch
+
+from nnfront import ops
+from nnfront.lower import Run, Structure
+from nnfront.runtime import cpu
+from nnfront.runtime import gemv as gemv_module
+from nnfront.runtime.gemv import find_gemv
+
+
+def both(kernel: str, op, operands, **attrs):
+    """The kernel's result and the reference's."""
+    run = Run(kernel, op.name, (), Structure(), attrs)
+    return cpu.resolve(run)(*operands), op.run(operands, attrs)
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None = None) -> None:
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype
+    if exact is None:
+        torch.testing.assert_close(got, expected)
+    else:
+        # As near to the float64 result as rounding the result once or twice allows, or a sum in float32.
+        eps = torch.finfo(got.dtype).eps * (20 if got.dtype == torch.float32 else 2)
+        scale = max([1.0, *exact.abs().reshape(-1).tolist()])
+        torch.testing.assert_close(got.double(), exact, rtol=eps, atol=eps * scale)
+
+
+ROWS = [(), (1,), (1, 1), (0,), (2,), (3, 5), (1, 17)]
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("columns", [1, 31, 64, 257])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize(
+    ("kernel", "dtype"),
+    [("linear_bfloat16", torch.bfloat16), ("linear_float32", torch.float32), ("linear_plain", torch.float16)],
+)
+def test_linear_kernels_agree_with_float64(kernel, dtype, shape, columns, bias):
+    x, w = torch.randn(*shape, columns).to(dtype), torch.randn(33, columns).to(dtype)
+    b = torch.randn(33).to(dtype) if bias else None
+    got, expected = both(kernel, ops.linear, (x, w, b))
+    exact = x.double() @ w.double().T + (0 if b is None else b.double())
+    assert_same(got, expected, exact)
+
+
+@pytest.mark.parametrize("kernel", ["linear_bfloat16", "linear_float32"])
+def test_linear_kernels_take_strided_operands(kernel):
+    dtype = torch.bfloat16 if kernel == "linear_bfloat16" else torch.float32
+    w = torch.randn(40, 12).to(dtype)
+    x = torch.randn(3, 40).to(dtype)
+    for weight, row in itertools.product(
+        [w.T, w.T.contiguous(), w.T[::2]], [x[1:2], x.T.contiguous().T[:1], x]
+    ):
+        got, expected = both(kernel, ops.linear, (row, weight, None))
+        assert_same(got, expected, row.double() @ weight.double().T)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_linear_without_rows_or_columns(rows):
+    for kernel, dtype in (("linear_bfloat16", torch.bfloat16), ("linear_float32", torch.float32)):
+        got, expected = both(
+            kernel, ops.linear, (torch.ones(1, 8, dtype=dtype), torch.ones(rows, 8, dtype=dtype), None)
+        )
+        assert_same(got, expected)
+        got, expected = both(
+            kernel, ops.linear, (torch.ones(rows, 0, dtype=dtype), torch.ones(3, 0, dtype=dtype), None)
+        )
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 8), (3, 33), (100, 511), (513, 64)])
+def test_one_row_of_bfloat16_writes_every_element(rows, columns, monkeypatch):
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
+    w, x = torch.randn(rows, columns).bfloat16(), torch.randn(1, columns).bfloat16()
+    got, _ = both("linear_bfloat16", ops.linear, (x, w, None))
+    assert_same(got, got, x.double() @ w.double().T)
+
+
+def test_without_the_kernel_linear_goes_to_onednn(monkeypatch):
+    monkeypatch.setattr(gemv_module, "_SYMBOL", "no_such_symbol{}")
+    assert find_gemv() is None
+    monkeypatch.setattr(cpu, "gemv", None)
+    x, w = torch.randn(1, 16).bfloat16(), torch.randn(8, 16).bfloat16()
+    got, expected = both("linear_bfloat16", ops.linear, (x, w, None))
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("weight", [True, False], ids=["weight", "no weight"])
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 65), (0, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_rms_norm_last_gives_the_same_bits(dtype, shape, weight):
+    x = (10 * torch.randn(shape)).to(dtype)
+    w = torch.randn(shape[-1]).to(dtype) if weight else None
+    got, expected = both("rms_norm_last", ops.rms_norm, (x, w, None), axes=(len(shape) - 1,), epsilon=1e-6)
+    assert torch.equal(got, expected)
+    assert got.dtype == dtype
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("pairs", [1, 3, 5])
+@pytest.mark.parametrize("tables", [(4, 0), (1, 4), (2, 4)], ids=["seq", "1, seq", "batch, seq"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_rope_in_place_is_rope(dtype, tables, pairs, interleaved):
+    shape = [n for n in tables if n] + [pairs]
+    angles = torch.randn(shape)
+    x = torch.randn(2, 4, 3, 10).to(dtype)
+    for part in (x, torch.randn(2, 4, 6, 10).to(dtype)[:, :, ::2]):
+        attrs = {"interleaved": True} if interleaved else {}
+        got, expected = both("rope_in_place", ops.rope, (part, angles.cos(), angles.sin()), **attrs)
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected)
+        assert got.data_ptr() != part.data_ptr()
+
+
+HEADS = [(4, 4), (4, 2), (6, 1)]
+
+
+def heads(batch, seq, keys, h, g, size=8, dtype=torch.float32):
+    return [torch.randn(batch, n, m, size).to(dtype) for n, m in ((seq, h), (keys, g), (keys, g))]
+
+
+@pytest.mark.parametrize(("h", "g"), HEADS)
+@pytest.mark.parametrize(("batch", "seq"), [(1, 1), (2, 5), (3, 33), (0, 4), (2, 0)])
+@pytest.mark.parametrize("attrs", [{}, {"window": 1}, {"window": 4}, {"window": 99}, {"scale": 0.5}], ids=str)
+def test_attention_fused_is_attention(batch, seq, h, g, attrs):
+    got, expected = both(
+        "attention_fused", ops.attention, (*heads(batch, seq, seq, h, g), None, None), **attrs
+    )
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize(("seq", "keys"), [(3, 7), (7, 3), (1, 1)])
+def test_attention_that_is_not_causal_may_have_other_keys(seq, keys):
+    operands = (*heads(2, seq, keys, 4, 2), None, None)
+    got, expected = both("attention_fused", ops.attention, operands, is_causal=False)
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("kind", [None, "bool", "float", "row", "hidden"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("seq", "keys"), [(1, 1), (4, 4), (3, 6), (6, 3)])
+@pytest.mark.parametrize(("h", "g"), HEADS)
+def test_sdpa_fused_is_scaled_dot_product_attention(h, g, seq, keys, is_causal, kind):
+    mask = {
+        None: None,
+        "bool": torch.rand(2, 1, seq, keys) > 0.3,
+        "float": torch.randn(seq, keys),
+        "row": torch.randn(keys),
+        "hidden": torch.zeros(1, h, seq, keys, dtype=torch.bool),
+    }[kind]
+    attrs = {"is_causal": True} if is_causal else {}
+    operands = (*heads(2, seq, keys, h, g), mask)
+    got, expected = both("sdpa_fused", ops.scaled_dot_product_attention, operands, **attrs)
+    assert_same(got, expected)
+
+
+def test_values_may_have_another_size_than_keys():
+    q, k, v = heads(2, 5, 5, 4, 2)
+    v = torch.randn(2, 5, 2, 3)
+    got, expected = both("attention_fused", ops.attention, (q, k, v, None, None))
+    assert_same(got, expected)
+    assert got.shape == (2, 5, 4, 3)
