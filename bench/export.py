@@ -19,7 +19,9 @@ PEERS = Path(__file__).parent / "peers"
 
 def main() -> None:
     """Measure, print a table and keep the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, nargs="+", default=[1, 16, 32, 80])
     parser.add_argument("--without-torch", action="store_true", help="leave torch.export out")
     args = parser.parse_args()

@@ -19,7 +19,11 @@ RESULTS = Path(__file__).parent / "results"
 def describe(*packages: str) -> dict[str, str]:
     """Return date, processor, core count and the versions of packages."""
     model = next(
-        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.processor(),
     )
     found = {"date": datetime.date.today().isoformat(), "cpu": model, "cores": str(os.cpu_count())}
@@ -35,7 +39,9 @@ def describe(*packages: str) -> dict[str, str]:
 def measure(script: Path, *args: object, env: dict[str, str] | None = None) -> dict[str, Any]:
     """Run a script in a fresh process and return the JSON object in the last line it prints."""
     command = [sys.executable, str(script), *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

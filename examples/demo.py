@@ -33,7 +33,9 @@ def main() -> None:
     title("4. Text")
     llm = nn.LLM.load(args.folder)
     print(args.prompt, end="", flush=True)
-    for piece in llm.generate(args.prompt, max_new_tokens=96, temperature=0.7, top_p=0.9, seed=0, stream=True):
+    for piece in llm.generate(
+        args.prompt, max_new_tokens=96, temperature=0.7, top_p=0.9, seed=0, stream=True
+    ):
         print(piece, end="", flush=True)
     print()
 

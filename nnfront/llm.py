@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 
 import torch
 
@@ -60,7 +60,12 @@ class LLM:
     """
 
     def __init__(
-        self, session: Session, config: Any, path: Path, eos: tuple[int, ...] = (), phases: Phases | None = None
+        self,
+        session: Session,
+        config: Any,
+        path: Path,
+        eos: tuple[int, ...] = (),
+        phases: Phases | None = None,
     ) -> None:
         self.session = session
         self.config = config
@@ -128,11 +133,6 @@ class LLM:
         result: torch.Tensor = self.session["logits"](ids)
         return result
 
-    @overload
-    def generate(self, prompt: str, *, stream: Literal[False] = False, **options: Any) -> str: ...
-    @overload
-    def generate(self, prompt: str, *, stream: Literal[True], **options: Any) -> Iterator[str]: ...
-
     def generate(
         self,
         prompt: str,
@@ -144,7 +144,7 @@ class LLM:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         stream: bool = False,
-    ) -> str | Iterator[str]:
+    ) -> Any:
         """Continue a text: the new text only, or with `stream` an iterator over its pieces.
 
         Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. See `Sampling` for the other
@@ -154,7 +154,10 @@ class LLM:
         if any(not isinstance(s, str) or not s for s in stops):
             raise RunError(f"stop is {stop!r}, expected a non-empty text or several")
         if not isinstance(prompt, str):
-            raise RunError(f"the prompt is a {type(prompt).__name__}, expected a text", help="use generate_ids for token ids")
+            raise RunError(
+                f"the prompt is a {type(prompt).__name__}, expected a text",
+                help="use generate_ids for token ids",
+            )
         sampler = Sampler(Sampling(temperature, top_k, top_p, min_p, seed))
         ids = torch.tensor(self.tokenizer.encode(prompt), dtype=torch.int64)
         room = self._room([ids], max_new_tokens)
@@ -179,7 +182,13 @@ class LLM:
         """
         sampler = Sampler(Sampling(temperature, top_k, top_p, min_p, seed))
         prompts = list(ids)
-        ends = [] if eos_token_id is None else [eos_token_id] if isinstance(eos_token_id, int) else list(eos_token_id)
+        ends = (
+            []
+            if eos_token_id is None
+            else [eos_token_id]
+            if isinstance(eos_token_id, int)
+            else list(eos_token_id)
+        )
         self._room(prompts, max_new_tokens)
         rows: list[list[int]] = [[] for _ in prompts]
         done = [False] * len(prompts)
@@ -193,7 +202,9 @@ class LLM:
         if not isinstance(ids, torch.Tensor):
             return [torch.tensor(row, dtype=torch.int64) for row in rows]
         width = max(map(len, rows))
-        return torch.tensor([row + [row[-1]] * (width - len(row)) for row in rows], dtype=torch.int64).reshape(-1, width)
+        return torch.tensor(
+            [row + [row[-1]] * (width - len(row)) for row in rows], dtype=torch.int64
+        ).reshape(-1, width)
 
     def _room(self, prompts: Sequence[torch.Tensor], max_new_tokens: int) -> int:
         """Check that every prompt and what is to come after it fits; return how many tokens may come."""
@@ -210,7 +221,9 @@ class LLM:
             if len(prompt) + max_new_tokens > self.context:
                 raise RunError(
                     f"{which} does not fit",
-                    details=[f"got {len(prompt)} tokens and {max_new_tokens} new ones, the context holds {self.context}"],
+                    details=[
+                        f"got {len(prompt)} tokens and {max_new_tokens} new ones, the context holds {self.context}"
+                    ],
                     help="shorten the prompt, or ask for fewer new tokens",
                 )
             if int(prompt.min()) < 0 or int(prompt.max()) >= self.config.vocab_size:

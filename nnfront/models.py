@@ -67,11 +67,15 @@ def _load_file(path: Path) -> ModuleType:
 def _checked(name: str, file: ModuleType) -> Architecture:
     missing = [n for n in ("Config", "build", "export_spec") if not hasattr(file, n)]
     if missing:
-        raise LoadError(f"the model file {name} lacks {', '.join(missing)}", details=[f"file: {file.__file__}"])
+        raise LoadError(
+            f"the model file {name} lacks {', '.join(missing)}", details=[f"file: {file.__file__}"]
+        )
     return Architecture(name, file)
 
 
-def read_folder(folder: Path, model_file: str | Path | None = None) -> tuple[Architecture, Any, dict[str, Any]]:
+def read_folder(
+    folder: Path, model_file: str | Path | None = None
+) -> tuple[Architecture, Any, dict[str, Any]]:
     """Return a folder's architecture, its Config, and its config.json as it stands. Reads no weights."""
     hf_config = read_json(folder / "config.json")
     architecture = find_architecture(str(hf_config.get("model_type")), model_file)
@@ -90,7 +94,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise LoadError(f"{path} does not exist", help="give a Hugging Face folder, with config.json and safetensors") from None
+        raise LoadError(
+            f"{path} does not exist", help="give a Hugging Face folder, with config.json and safetensors"
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise LoadError(f"{path} is not valid JSON", details=[str(error)]) from None
     if not isinstance(found, dict):

@@ -17,7 +17,9 @@ class Tokenizer:
         try:
             import tokenizers
         except ImportError:
-            raise LoadError("the package 'tokenizers' is not installed", help="pip install 'nnfront[llm]'") from None
+            raise LoadError(
+                "the package 'tokenizers' is not installed", help="pip install 'nnfront[llm]'"
+            ) from None
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file

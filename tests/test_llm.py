@@ -51,7 +51,9 @@ def test_generated_text_parses_as_the_tokens_transformers_generates_in_float32()
     ours = nn.LLM.load(FOLDER, dtype="float32")
     ids = torch.tensor([ours.tokenizer.encode("class Stack:\n    def __init__(self):\n")])
     wide.generation_config.eos_token_id = None
-    theirs = wide.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, pad_token_id=0)
+    theirs = wide.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, pad_token_id=0
+    )
     assert ours.generate_ids(ids, max_new_tokens=48).tolist() == theirs[:, ids.shape[1] :].tolist()
 
 
@@ -128,11 +130,16 @@ def test_shapes_follow_the_prompt(llm: nn.LLM) -> None:
         (lambda m: m.generate(PROMPT, stop=""), "stop is ''"),
         (lambda m: m.generate([1, 2]), "the prompt is a list, expected a text"),
         (lambda m: m.generate_ids(torch.tensor([[10**6]])), "outside the vocabulary"),
-        (lambda m: m.generate_ids([torch.tensor([1]), torch.tensor([[1]])]), "prompt 1 is not a 1-D integer tensor"),
+        (
+            lambda m: m.generate_ids([torch.tensor([1]), torch.tensor([[1]])]),
+            "prompt 1 is not a 1-D integer tensor",
+        ),
         (lambda m: m.generate_ids(torch.tensor([[0.5]])), "the prompt is not a 1-D integer tensor"),
     ],
 )
-def test_requests_that_cannot_be_met_are_refused_before_anything_runs(llm: nn.LLM, call: Any, message: str) -> None:
+def test_requests_that_cannot_be_met_are_refused_before_anything_runs(
+    llm: nn.LLM, call: Any, message: str
+) -> None:
     with pytest.raises(RunError, match=message):
         call(llm)
 
@@ -164,7 +171,10 @@ SPOILED: dict[str, tuple[Any, str]] = {
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "safetensors"),
     "truncated weights": (truncate, r"model\.safetensors"),
     "lying header": (lie_about_the_header, r"model\.safetensors"),
-    "another width": (lambda f: spoil_config(f, intermediate_size=80), r"(?s)does not fit the model.*expected"),
+    "another width": (
+        lambda f: spoil_config(f, intermediate_size=80),
+        r"(?s)does not fit the model.*expected",
+    ),
     "another depth": (lambda f: spoil_config(f, num_hidden_layers=99), r"(?s)missing.*layers\."),
     "unknown activation": (lambda f: spoil_config(f, hidden_act="swosh"), "hidden_act is 'swosh'"),
     "unknown rope": (
@@ -229,8 +239,23 @@ def test_a_model_file_outside_the_tree_is_used(folder: Path, tmp_path: Path, llm
         nn.LLM.load(folder, model_file=file)
 
 
-def test_run_prints_prompt_and_text_and_then_a_table_of_times(capsys: pytest.CaptureFixture[str], llm: nn.LLM) -> None:
-    options = ["-n", "12", "--temperature", "0.8", "--top-k", "40", "--top-p", "0.9", "--min-p", "0.01", "--seed", "1"]
+def test_run_prints_prompt_and_text_and_then_a_table_of_times(
+    capsys: pytest.CaptureFixture[str], llm: nn.LLM
+) -> None:
+    options = [
+        "-n",
+        "12",
+        "--temperature",
+        "0.8",
+        "--top-k",
+        "40",
+        "--top-p",
+        "0.9",
+        "--min-p",
+        "0.01",
+        "--seed",
+        "1",
+    ]
     assert main(["run", str(FOLDER), "-p", PROMPT, *options]) == 0
     out, err = capsys.readouterr()
     expected = llm.generate(PROMPT, 12, temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=1)

@@ -26,7 +26,9 @@ model = llama.build(config)
 define = time.perf_counter() - start
 spec = llama.export_spec(config)
 del spec["logits"]
-llama.build(llama.TINY).export({"decode": llama.export_spec(llama.TINY)["decode"]})  # imports and caches, as in any process
+llama.build(llama.TINY).export(
+    {"decode": llama.export_spec(llama.TINY)["decode"]}
+)  # imports and caches, as in any process
 
 
 def timed(function):
@@ -43,4 +45,14 @@ def timed(function):
 module, first, export = timed(lambda: model.export(spec, share_layers=mode == "shared"))
 _, _, lift = timed(lambda: nn.passes.lift_transform_params(module, shared_transform=True))
 bindings = sum(len(f.bindings) for f in module.functions)
-print(json.dumps({"define_s": define, "first_export_s": first, "export_s": export, "lift_s": lift, "bindings": bindings}))
+print(
+    json.dumps(
+        {
+            "define_s": define,
+            "first_export_s": first,
+            "export_s": export,
+            "lift_s": lift,
+            "bindings": bindings,
+        }
+    )
+)

@@ -36,7 +36,9 @@ class Attention(nn.Module):
     def forward(self, x, cache, layer):
         b, n, _ = x.shape
         qkv = op.reshape(self.qkv(x), (b, n, HEADS + 2 * KV_HEADS, HEAD))
-        return self.o(op.reshape(cache.attention_with_fused_qkv(layer, qkv, HEADS, HEAD**-0.5), (b, n, HEADS * HEAD)))
+        return self.o(
+            op.reshape(cache.attention_with_fused_qkv(layer, qkv, HEADS, HEAD**-0.5), (b, n, HEADS * HEAD))
+        )
 
 
 class Mlp(nn.Module):
@@ -96,5 +98,9 @@ for _ in range(3):
     start = time.perf_counter()
     relax.transform.LiftTransformParams(shared_transform=True)(module)
     lifts.append(time.perf_counter() - start)
-count = sum(sum(len(b.bindings) for b in f.body.blocks) for f in module.functions.values() if isinstance(f, relax.Function))
+count = sum(
+    sum(len(b.bindings) for b in f.body.blocks)
+    for f in module.functions.values()
+    if isinstance(f, relax.Function)
+)
 print(json.dumps({"export_s": min(times), "lift_s": min(lifts), "bindings": count}))

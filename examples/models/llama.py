@@ -42,7 +42,9 @@ class Config:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    rope_parameters: dict[str, Any] = field(
+        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
+    )
     dtype: str = "float32"
 
     @property
@@ -65,7 +67,11 @@ class Config:
 
 class LlamaAttention(nn.Module):
     def __init__(self, config: Config) -> None:
-        self.heads, self.kv_heads, self.head_size = config.num_attention_heads, config.kv_heads, config.head_size
+        self.heads, self.kv_heads, self.head_size = (
+            config.num_attention_heads,
+            config.kv_heads,
+            config.head_size,
+        )
         d, q, kv = config.hidden_size, self.heads * self.head_size, self.kv_heads * self.head_size
         bias, dtype = config.attention_bias, config.dtype
         self.q_proj = nn.Linear(d, q, bias, dtype)
@@ -95,7 +101,9 @@ class LlamaMLP(nn.Module):
         self.up_proj = nn.Linear(d, f, bias, dtype)
         self.down_proj = nn.Linear(f, d, bias, dtype)
         if config.hidden_act not in ACTIVATIONS:
-            raise nn.errors.LoadError(f"hidden_act is {config.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}")
+            raise nn.errors.LoadError(
+                f"hidden_act is {config.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}"
+            )
         self.act = ACTIVATIONS[config.hidden_act]
         parts = (self.gate_proj, self.up_proj)
         self.gate_up_weight = op.concat([p.weight for p in parts], 0)

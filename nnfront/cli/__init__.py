@@ -26,11 +26,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         about = (command.__doc__ or "").strip().splitlines()[0]
         sub = commands.add_parser(name, help=about, description=about)
         sub.add_argument("path", metavar="DIR", help="a Hugging Face folder")
-        sub.add_argument("--model", metavar="FILE", help="a model file, instead of the shipped one for the folder")
+        sub.add_argument(
+            "--model", metavar="FILE", help="a model file, instead of the shipped one for the folder"
+        )
         command.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
-        return COMMANDS[args.command].main(args)
+        code: int = COMMANDS[args.command].main(args)
+        return code
     except NnfrontError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

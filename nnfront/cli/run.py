@@ -13,12 +13,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("-p", "--prompt", required=True, help="the text to continue; - reads it from stdin")
     parser.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, takes the likeliest token")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0, the default, takes the likeliest token",
+    )
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that together reach P")
-    parser.add_argument("--min-p", type=float, metavar="P", help="draw from tokens with at least P of the highest probability")
+    parser.add_argument(
+        "--top-p", type=float, metavar="P", help="draw from the likeliest tokens that together reach P"
+    )
+    parser.add_argument(
+        "--min-p", type=float, metavar="P", help="draw from tokens with at least P of the highest probability"
+    )
     parser.add_argument("--seed", type=int, help="the same seed draws the same text")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be given several times")
+    parser.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
+    )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
 
 

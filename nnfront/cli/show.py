@@ -13,8 +13,12 @@ from nnfront.errors import RunError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("--method", metavar="NAME", help="the text of this method instead of the summary")
-    parser.add_argument("--lifted", action="store_true", help="after the weight formulas were lifted into a transform")
-    parser.add_argument("--provenance", action="store_true", help="say in a comment where each binding comes from")
+    parser.add_argument(
+        "--lifted", action="store_true", help="after the weight formulas were lifted into a transform"
+    )
+    parser.add_argument(
+        "--provenance", action="store_true", help="say in a comment where each binding comes from"
+    )
 
 
 def main(args: argparse.Namespace) -> int:

@@ -20,7 +20,11 @@ def known_facts(spec: specs.ModuleSpec, parameters: Mapping[str, Parameter]) -> 
             places.extend(_symbols(argument_type(arg, arg_spec), f"argument {arg!r} of {name!r}"))
     for name, parameter in parameters.items():
         places.extend(_symbols(parameter.type, f"parameter {name!r}"))
-    return {old: new for old, new in merge_facts(places).items() if (new.min, new.max, new.multiple_of) != (0, None, 1)}
+    return {
+        old: new
+        for old, new in merge_facts(places).items()
+        if (new.min, new.max, new.multiple_of) != (0, None, 1)
+    }
 
 
 def _symbols(type: Type, place: str) -> list[tuple[Symbol, str]]:

@@ -35,13 +35,19 @@ class Eager:
             return value(result)
         if not isinstance(type_, TupleType):
             return result
-        tensors = [value(r) for r, t in zip(result or (), type_.fields, strict=True) if isinstance(t, TensorType)]
+        tensors = [
+            value(r) for r, t in zip(result or (), type_.fields, strict=True) if isinstance(t, TensorType)
+        ]
         # What an op on a cache returns besides its tensor is the cache's own handle, which it has written in place.
-        return tensors[0] if len(tensors) == 1 and len(type_.fields) > 1 else tuple(tensors) if tensors else None
+        return (
+            tensors[0] if len(tensors) == 1 and len(type_.fields) > 1 else tuple(tensors) if tensors else None
+        )
 
     def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Run the branch that is taken."""
-        return then() if bool(predicate.torch() if isinstance(predicate, Tensor) else predicate) else otherwise()
+        return (
+            then() if bool(predicate.torch() if isinstance(predicate, Tensor) else predicate) else otherwise()
+        )
 
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module."""
@@ -51,7 +57,11 @@ class Eager:
         if not is_plain(x):
             return x  # a cache layer or another run-time object
         x = as_operand(x, op)
-        return value(self._evaluate(x)) if isinstance(x, Tensor) and not isinstance(x.content, torch.Tensor) else x
+        return (
+            value(self._evaluate(x))
+            if isinstance(x, Tensor) and not isinstance(x.content, torch.Tensor)
+            else x
+        )
 
     def _evaluate(self, tensor: Tensor) -> torch.Tensor:
         """Return the value of a parameter or derived tensor."""
@@ -59,7 +69,9 @@ class Eager:
             return tensor.content
         if isinstance(tensor, Parameter):
             if tensor.data is None:
-                raise RunError(f"{tensor!r} has no value", help="bind one with load_state_dict or parameter.data = ...")
+                raise RunError(
+                    f"{tensor!r} has no value", help="bind one with load_state_dict or parameter.data = ..."
+                )
             self._dims.update(solve(list(zip(tensor.shape, tensor.data.shape, strict=True))))
             return tensor.data
         if not isinstance(tensor.content, Formula):

@@ -61,7 +61,9 @@ class OpFunction:
             bound.apply_defaults()
             return dict(bound.arguments)
         given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-        if len(given) != len(self._names) or (kwargs and not kwargs.keys().isdisjoint(self._names[: len(args)])):
+        if len(given) != len(self._names) or (
+            kwargs and not kwargs.keys().isdisjoint(self._names[: len(args)])
+        ):
             self.op.signature.bind(*args, **kwargs)  # says what is missing, unknown or given twice
         return given
 
@@ -103,7 +105,9 @@ def cond(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> An
         return then() if pred else otherwise()
     mode = active_mode.get()
     if mode is None:
-        raise TraceError("op.cond is used outside a method", where=user_place(), help="a derived tensor has no branches")
+        raise TraceError(
+            "op.cond is used outside a method", where=user_place(), help="a derived tensor has no branches"
+        )
     return mode.cond(pred, then, otherwise)
 
 
@@ -118,7 +122,7 @@ def extern(name: str, args: Sequence[Any], out: Any) -> Any:
     made = OpFunction(ops.extern)(name, args, tuple(types) if isinstance(out, (list, tuple)) else types[0])
     results = list(made) if isinstance(out, (list, tuple)) else [made]
     for i, kind in enumerate(kinds):
-        if isinstance(kind, type) and isinstance(results[i], Object):
+        if isinstance(kind, type) and issubclass(kind, Object) and isinstance(results[i], Object):
             results[i] = kind.traced(results[i].content)
     return type(out)(results) if isinstance(out, (list, tuple)) else results[0]
 

@@ -14,10 +14,11 @@ from nnfront.errors import LoadError, TraceError
 from nnfront.ir import IRModule, verify
 from nnfront.nn import share
 from nnfront.nn.eager import eager
+from nnfront.nn.frame import Tree
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.spec import ModuleSpec
 from nnfront.nn.tensor import Tensor, active_mode, dtype_name
-from nnfront.nn.trace import Trace, Tree, trace
+from nnfront.nn.trace import Trace, trace
 
 Self = TypeVar("Self", bound="Module")
 
@@ -224,7 +225,9 @@ class Module:
             if isinstance(item, (bool, int, float, str)) and not name.startswith("_"):
                 shown.append(f"{name}={item!r}")
             elif isinstance(item, Tensor):
-                shown.append(f"{name}: {item.dtype}[{', '.join(map(str, item.shape))}]{' derived' if item.is_derived else ''}")
+                shown.append(
+                    f"{name}: {item.dtype}[{', '.join(map(str, item.shape))}]{' derived' if item.is_derived else ''}"
+                )
         return ", ".join(shown)
 
     def __repr__(self) -> str:
@@ -281,7 +284,9 @@ def _shareable(modules: Iterable[Module]) -> frozenset[int]:
     for module in modules:
         for item in vars(module).values():
             if isinstance(item, (list, tuple, dict)) and len(item) > 1:
-                parts = [p for p in (item.values() if isinstance(item, dict) else item) if isinstance(p, Module)]
+                parts = [
+                    p for p in (item.values() if isinstance(item, dict) else item) if isinstance(p, Module)
+                ]
                 count = Counter(map(type, parts))
                 found.update(id(p) for p in parts if count[type(p)] > 1)
     return frozenset(found)

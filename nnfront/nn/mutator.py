@@ -19,15 +19,16 @@ class Mutator:
 
     def visit(self, name: str, node: Any) -> Any:
         """Visit a module, parameter, list, tuple or dict; anything else is returned as it is."""
-        outermost = "_visited" not in self.__dict__
-        done: dict[int, tuple[Any, Any]] = self.__dict__.setdefault("_visited", {})
+        # What was visited is noted on the instance from outside __init__, so that subclasses need not call it.
+        outermost = "_visited" not in vars(self)
+        done: dict[int, tuple[Any, Any]] = vars(self).setdefault("_visited", {})
         try:
             if id(node) not in done:
                 done[id(node)] = (node, self._dispatch(name, node))
             return done[id(node)][1]
         finally:
             if outermost:
-                del self._visited
+                del vars(self)["_visited"]
 
     def _dispatch(self, name: str, node: Any) -> Any:
         match node:

@@ -59,14 +59,18 @@ class RotaryEmbedding(Module):
     Raises SpecError for an unknown `rope_type`, or one whose parameters are incomplete.
     """
 
-    def __init__(self, head_size: int, parameters: Mapping[str, Any] | None = None, max_positions: int = 2048) -> None:
+    def __init__(
+        self, head_size: int, parameters: Mapping[str, Any] | None = None, max_positions: int = 2048
+    ) -> None:
         given = {"rope_type": "default", "rope_theta": 10000.0, **(parameters or {})}
         kind = given["rope_type"]
         if kind not in SCALINGS:
             raise SpecError(f"unknown rope_type {kind!r}", help=f"use one of {', '.join(SCALINGS)}")
         missing = [key for key in REQUIRED.get(kind, ()) if given.get(key) is None]
         if missing:
-            raise SpecError(f"rope_type {kind!r} needs {', '.join(map(repr, missing))}", details=[f"got {sorted(given)}"])
+            raise SpecError(
+                f"rope_type {kind!r} needs {', '.join(map(repr, missing))}", details=[f"got {sorted(given)}"]
+            )
         if kind == "proportional":
             rotary_size = head_size
         else:
@@ -123,7 +127,9 @@ def _llama3(size: int, given: Mapping[str, Any], max_positions: int) -> Frequenc
     """Long wavelengths divided by `factor`, short ones kept, between them a smooth change. Source: Llama 3.1's configuration."""
     inv_freq = _default(size, given, max_positions).inv_freq
     low, high = given["low_freq_factor"], given["high_freq_factor"]
-    turns = given["original_max_position_embeddings"] * inv_freq / (2 * math.pi)  # of a pair over the trained length
+    turns = (
+        given["original_max_position_embeddings"] * inv_freq / (2 * math.pi)
+    )  # of a pair over the trained length
     smooth = ((turns - low) / (high - low)).clamp(0, 1)
     return Frequencies((1 - smooth) * inv_freq / given["factor"] + smooth * inv_freq)
 
@@ -149,7 +155,11 @@ def _yarn(size: int, given: Mapping[str, Any], max_positions: int) -> Frequencie
     attention_factor = given.get("attention_factor")
     if attention_factor is None:
         mscale, mscale_all = given.get("mscale"), given.get("mscale_all_dim")
-        attention_factor = _mscale(factor, mscale) / _mscale(factor, mscale_all) if mscale and mscale_all else _mscale(factor, 1)
+        attention_factor = (
+            _mscale(factor, mscale) / _mscale(factor, mscale_all)
+            if mscale and mscale_all
+            else _mscale(factor, 1)
+        )
     return Frequencies(inv_freq, float(attention_factor))
 
 
@@ -163,7 +173,8 @@ def _longrope(size: int, given: Mapping[str, Any], max_positions: int) -> Freque
     factor = given.get("factor") or max_positions / original
     wavelengths = given["rope_theta"] ** _exponents(size)
     short, long = (
-        1.0 / (torch.tensor(given[key], dtype=torch.float32) * wavelengths) for key in ("short_factor", "long_factor")
+        1.0 / (torch.tensor(given[key], dtype=torch.float32) * wavelengths)
+        for key in ("short_factor", "long_factor")
     )
     attention_factor = given.get("attention_factor")
     if attention_factor is None:

@@ -30,7 +30,7 @@ _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType,
 _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 
-ABSENT = object()  # what reading an attribute that is not there gives
+ABSENT: Any = object()  # what reading an attribute that is not there gives
 
 
 class CannotShare(Exception):
@@ -82,7 +82,9 @@ class Recorder:
             return _Seen("absent", cls)
         if depth > _MAX_DEPTH:
             raise CannotShare
-        if hasattr(cls, "named_parameters") and hasattr(cls, "forward"):  # a Module, which this file need not know
+        if hasattr(cls, "named_parameters") and hasattr(
+            cls, "forward"
+        ):  # a Module, which this file need not know
             self._paths.setdefault(id(value), path)
             return _Seen("module", cls, self._paths[id(value)])
         if isinstance(value, Tensor) and not isinstance(value.content, torch.Tensor):
@@ -93,12 +95,16 @@ class Recorder:
         if cls in (list, tuple):
             return _Seen("list", cls, tuple(self._see(v, (*path, i), depth + 1) for i, v in enumerate(value)))
         if cls is dict:
-            return _Seen("dict", cls, tuple((_plain(k), self._see(v, (*path, k), depth + 1)) for k, v in value.items()))
+            return _Seen(
+                "dict", cls, tuple((_plain(k), self._see(v, (*path, k), depth + 1)) for k, v in value.items())
+            )
         seen = _leaf(value)
         if seen is not None:
             return seen
         fields = _fields(value)
-        return _Seen("object", cls, tuple((k, self._see(v, (*path, k), depth + 1)) for k, v in fields.items()))
+        return _Seen(
+            "object", cls, tuple((k, self._see(v, (*path, k), depth + 1)) for k, v in fields.items())
+        )
 
     def match(self, root: Any) -> list[Tensor] | None:
         """Return the weights of `root` in slot order if it agrees in everything that was read, else None."""
@@ -124,7 +130,7 @@ class _Matcher:
     def agrees(self, seen: _Seen, value: Any, path: tuple[Any, ...]) -> bool:
         """Whether `value` is the same as what was seen in its place."""
         kind = seen.kind
-        if type(value) is not seen.cls or (value is ABSENT) != (kind == "absent"):
+        if not _is_a(value, seen.cls) or (value is ABSENT) != (kind == "absent"):
             return False
         if kind == "absent":
             return True
@@ -158,6 +164,11 @@ class _Matcher:
         return _same_leaf(seen, value)
 
 
+def _is_a(value: Any, cls: type) -> bool:
+    """Whether `value` is of just this class, not of one derived from it: True is not a 1."""
+    return type(value) is cls
+
+
 def _plain(value: Any) -> tuple[type, str]:
     """A key that tells 1 from True, 0.0 from -0.0, and one nan from none."""
     if type(value) not in _PLAIN:
@@ -187,7 +198,11 @@ def _leaf(value: Any) -> _Seen | None:
         return _Seen("plain", cls, _plain(value))
     if cls is Dim:
         return _Seen("dim", cls, value)
-    if isinstance(value, enum.Enum) or getattr(cls, "compared_by_identity", False) or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None)):
+    if (
+        isinstance(value, enum.Enum)
+        or getattr(cls, "compared_by_identity", False)
+        or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None))
+    ):
         return _Seen("same", cls, value)
     if isinstance(value, (torch.Tensor, Tensor, np.ndarray)):
         return _Seen("constant", cls, _bytes(value))
@@ -197,7 +212,7 @@ def _leaf(value: Any) -> _Seen | None:
 def _same_leaf(seen: _Seen, value: Any) -> bool:
     match seen.kind:
         case "plain":
-            return _plain(value) == seen.value
+            return bool(_plain(value) == seen.value)
         case "dim":
             return same(value, seen.value)
         case "same":
@@ -205,7 +220,7 @@ def _same_leaf(seen: _Seen, value: Any) -> bool:
         case "constant":
             if isinstance(value, Tensor) and not isinstance(value.content, torch.Tensor):
                 return False
-            return _bytes(value) == seen.value
+            return bool(_bytes(value) == seen.value)
     raise AssertionError(seen.kind)
 
 

@@ -29,7 +29,8 @@ class Tensor:
     def __init__(self, shape: Sequence[int | str | Dim], dtype: str = "float32") -> None:
         if isinstance(shape, str):
             raise SpecError(
-                f"spec.Tensor: the shape is the text {shape!r}, not a list", help=f"write [{shape!r}] for one axis"
+                f"spec.Tensor: the shape is the text {shape!r}, not a list",
+                help=f"write [{shape!r}] for one axis",
             )
         self.shape: tuple[Size, ...] = tuple(to_size(size) for size in shape)
         self.dtype: str = dtypes.check(str(dtype).removeprefix("torch."))
@@ -55,7 +56,9 @@ class Tuple:
 
     def __init__(self, name: str, elements: Sequence[Any]) -> None:
         self.name = name
-        self.elements: tuple[ArgumentSpec, ...] = tuple(convert(e, f"{name}[{i}]") for i, e in enumerate(elements))
+        self.elements: tuple[ArgumentSpec, ...] = tuple(
+            convert(e, f"{name}[{i}]") for i, e in enumerate(elements)
+        )
 
     def __repr__(self) -> str:
         return f"Tuple({self.name!r}, {list(self.elements)})"
@@ -151,7 +154,11 @@ class MethodSpec:
         modes = _modes(raw.get("$", {}), problems)
         given = {key: value for key, value in raw.items() if key != "$"}
         arguments: dict[str, ArgumentSpec] = {}
-        by_keyword = [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        by_keyword = [
+            p.name
+            for p in signature.parameters.values()
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ]
         for name in by_keyword:
             if name in given:
                 try:
@@ -166,7 +173,9 @@ class MethodSpec:
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 problems.append(f"{name!r} is not an argument{hint}")
         if problems:
-            raise SpecError("the spec does not fit the method", details=[*problems, f"signature: {signature}"])
+            raise SpecError(
+                "the spec does not fit the method", details=[*problems, f"signature: {signature}"]
+            )
         return MethodSpec(method, arguments, *modes)
 
 

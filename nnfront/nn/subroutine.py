@@ -126,7 +126,14 @@ class Subroutines:
         for symbol in dims:
             frame.builder.param(symbol.name, ScalarType("int64", of_symbol(symbol)), "input")
         self.trace.functions[name] = frame.builder.finish(result, "private")
-        return Subroutine(name, reads, tuple(slots[id(t)] for t in frame.reads), tuple(dims), result_structure, len(result_leaves))
+        return Subroutine(
+            name,
+            reads,
+            tuple(slots[id(t)] for t in frame.reads),
+            tuple(dims),
+            result_structure,
+            len(result_leaves),
+        )
 
     def _inner_argument(self, leaf: Any, name: str) -> Any:
         """Return what stands for an argument inside a shared body."""
@@ -179,9 +186,13 @@ def _is_argument(value: Any) -> bool:
 
 def _leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
     """Return a name for each leaf of the arguments: that of the argument in which it stands."""
-    signature = [p.name for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    signature = [
+        p.name for p in inspect.signature(forward).parameters.values() if p.kind is not p.VAR_POSITIONAL
+    ]
     names: list[str] = []
-    for i, (name, value) in enumerate([*((n, a) for n, a in zip_longest(signature[: len(args)], args)), *kwargs.items()]):
+    for i, (name, value) in enumerate(
+        [*((n, a) for n, a in zip_longest(signature[: len(args)], args)), *kwargs.items()]
+    ):
         leaves: list[Any] = []
         flatten(value, _is_argument, leaves)
         names += [name or f"arg_{i}"] * len(leaves)

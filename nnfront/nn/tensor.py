@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -57,6 +58,10 @@ class Mode(Protocol):
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Apply one op to the author's operands and return the author's results."""
+        ...
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module's forward."""
         ...
 
     def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -130,7 +135,9 @@ class Tensor:
     def torch(self) -> torch.Tensor:
         """Return the torch tensor of a value. Raises TraceError for a tensor that has none."""
         if not isinstance(self.content, torch.Tensor):
-            raise TraceError(f"a {self._kind()} tensor has no value", help="its value exists only when a method runs")
+            raise TraceError(
+                f"a {self._kind()} tensor has no value", help="its value exists only when a method runs"
+            )
         return self.content
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -139,7 +146,9 @@ class Tensor:
         return array
 
     def _kind(self) -> str:
-        return {Var: "traced", Formula: "derived", torch.Tensor: "value"}.get(type(self.content), "placeholder")
+        return {Var: "traced", Formula: "derived", torch.Tensor: "value"}.get(
+            type(self.content), "placeholder"
+        )
 
     def __repr__(self) -> str:
         return f"<Tensor {type_text(self.type)} {self._kind()}>"
@@ -161,7 +170,9 @@ class Tensor:
 
     def permute_dims(self, *axes: Any) -> Tensor:
         """Reorder the axes; without arguments reverse them."""
-        order = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes
+        order = (
+            axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes
+        )
         return _apply(ops.permute_dims, self, axes=tuple(order) if order else None)
 
     def repeat(self, repeats: int, axis: int | None = None) -> Tensor:
@@ -182,7 +193,9 @@ class Tensor:
     def __len__(self) -> int:
         size = self.shape[0] if self.shape else None
         if not isinstance(size, int):
-            raise TraceError(f"the length of {self!r} is not known when the method is traced", help="use x.shape[0]")
+            raise TraceError(
+                f"the length of {self!r} is not known when the method is traced", help="use x.shape[0]"
+            )
         return size
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -231,6 +244,7 @@ def _define_operators() -> None:
         "and": ops.bitwise_and,
         "or": ops.bitwise_or,
         "xor": ops.bitwise_xor,
+        "matmul": ops.matmul,
     }
     compare = {"lt": ops.less, "le": ops.less_equal, "gt": ops.greater, "ge": ops.greater_equal}
     compare |= {"eq": ops.equal, "ne": ops.not_equal}
@@ -252,8 +266,6 @@ def _define_operators() -> None:
         setattr(Tensor, f"__{name}__", forward(op))
     for name, op in unary.items():
         setattr(Tensor, f"__{name}__", single(op))
-    Tensor.__matmul__ = lambda self, other: _apply(ops.matmul, self, other)  # type: ignore[attr-defined]
-    Tensor.__rmatmul__ = lambda self, other: _apply(ops.matmul, other, self)  # type: ignore[attr-defined]
 
 
 def is_operand(x: Any) -> bool:
@@ -346,9 +358,15 @@ def infer(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any], where: str) -
 
 def located(error: InferError, op: Op, types: Sequence[Type | None], where: str) -> InferError:
     """Return `error` with the op's name, its operands' types and the place."""
-    names = [f"{op.operands[0].name}[{i}]" for i in range(len(types))] if op.is_variadic else [o.name for o in op.operands]
+    names = (
+        [f"{op.operands[0].name}[{i}]" for i in range(len(types))]
+        if op.is_variadic
+        else [o.name for o in op.operands]
+    )
     shown = [f"{name}: {type_text(t)}" for name, t in zip(names, types, strict=False) if t is not None]
-    return InferError(error.what, details=[*error.details, *shown], where=where or error.where, help=error.help)
+    return InferError(
+        error.what, details=[*error.details, *shown], where=where or error.where, help=error.help
+    )
 
 
 def user_place() -> str:
@@ -359,12 +377,12 @@ def user_place() -> str:
 
 def user_frame() -> tuple[str, int]:
     """Return file and line of the nearest caller outside this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not _is_internal(file):
             return file, frame.f_lineno
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "", 0
 
 

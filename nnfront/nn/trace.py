@@ -72,7 +72,9 @@ class Trace:
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Emit a call of `op` and return its results as the author's objects."""
-        atoms = tuple([a.content if type(a) is Tensor and type(a.content) is Var else self.atom(a, op) for a in args])
+        atoms = tuple(
+            [a.content if type(a) is Tensor and type(a.content) is Var else self.atom(a, op) for a in args]
+        )
         types = [None if a is None else a.type for a in atoms]
         try:
             attrs = op.canonical_attrs(types, attrs)
@@ -123,12 +125,17 @@ class Trace:
         builder = self.frame.builder
         parts = builder.call(ops.cache_split, cache)
         name = f"{cache.name}_layer"
-        return [CacheLayer(t, builder.emit(Projection(parts, i), name, None, t)) for i, t in enumerate(type.layers)]
+        return [
+            CacheLayer(t, builder.emit(Projection(parts, i), name, None, t))
+            for i, t in enumerate(type.layers)
+        ]
 
     def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Emit an `if`; caches that one branch writes come out of both."""
         frame, builder = self.frame, self.frame.builder
         condition = self.atom(predicate, ops.where)
+        if condition is None:
+            raise TraceError("op.cond: the predicate is None", where=self.where())
         handles = [(layer, layer.handle) for layer in frame.layers]
         traced = []
         for run in (then, otherwise):
@@ -137,11 +144,22 @@ class Trace:
             with builder.block() as bindings:
                 leaves: list[Any] = []
                 structure = flatten(run(), _is_leaf, leaves)
-                traced.append((bindings, structure, [self.atom(leaf, ops.where) for leaf in leaves], [(x, x.handle) for x, _ in handles]))
+                traced.append(
+                    (
+                        bindings,
+                        structure,
+                        [self.atom(leaf, ops.where) for leaf in leaves],
+                        [(x, x.handle) for x, _ in handles],
+                    )
+                )
         (_, structure, leaves_a, handles_a), (_, other, leaves_b, handles_b) = traced
         if structure != other or len(leaves_a) != len(leaves_b):
             raise TraceError("op.cond: the branches return values of different structure", where=self.where())
-        written = [i for i, (_, before) in enumerate(handles) if handles_a[i][1] is not before or handles_b[i][1] is not before]
+        written = [
+            i
+            for i, (_, before) in enumerate(handles)
+            if handles_a[i][1] is not before or handles_b[i][1] is not before
+        ]
         blocks = []
         for bindings, _, leaves, after in traced:
             fields = [a for a in leaves if a is not None] + [after[i][1] for i in written]
@@ -154,7 +172,9 @@ class Trace:
             raise TraceError(f"op.cond: {error.what}", where=self.where()) from None
         parts = [var]
         if isinstance(var.type, TupleType):
-            parts = [builder.emit(Projection(var, i), var.name, None, t) for i, t in enumerate(var.type.fields)]
+            parts = [
+                builder.emit(Projection(var, i), var.name, None, t) for i, t in enumerate(var.type.fields)
+            ]
         for i, part in zip(written, parts[len(leaves_a) :], strict=True):
             handles[i][0].handle = part
         return unflatten(structure, [self.wrap(p, p.type) for p in parts[: len(leaves_a)]])
@@ -300,7 +320,9 @@ class Trace:
             active_mode.reset(token)
         if spec.param_mode == "none" and frame.weights:
             names = [w.name for w in frame.builder.params if w.role == "weight"]
-            raise TraceError(f"{name}: param_mode is 'none', but the method reads {', '.join(map(repr, names[:3]))}")
+            raise TraceError(
+                f"{name}: param_mode is 'none', but the method reads {', '.join(map(repr, names[:3]))}"
+            )
         frame.builder.place = _definition(spec.method)
         result = self._result(name, value)
         if caches:
@@ -338,8 +360,12 @@ class Trace:
         if isinstance(value, (list, tuple)):
             return builder.emit(Tuple(tuple(self._result(name, v) for v in value)), "results")
         if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-            return builder.emit(Tuple(tuple(self._result(name, v) for v in value.values()), tuple(value)), "results")
-        if isinstance(value, (Tensor, Object, Var)) or (isinstance(value, (Dim, int, float)) and value is not None):
+            return builder.emit(
+                Tuple(tuple(self._result(name, v) for v in value.values()), tuple(value)), "results"
+            )
+        if isinstance(value, (Tensor, Object, Var)) or (
+            isinstance(value, (Dim, int, float)) and value is not None
+        ):
             atom = value if isinstance(value, Var) else self.atom(value, ops.where)
             assert atom is not None
             return atom
@@ -353,7 +379,9 @@ class Trace:
         """Make the function; weights come after the inputs, in the order of the module's parameters."""
         order = {name: i for i, name in enumerate(self.tree.parameters)}
         frame.builder.params.sort(key=lambda p: order[p.name] if p.role == "weight" else -1)
-        return frame.builder.finish(result, attrs={"derived": tuple(frame.derived)} if frame.derived else NO_ATTRS)
+        return frame.builder.finish(
+            result, attrs={"derived": tuple(frame.derived)} if frame.derived else NO_ATTRS
+        )
 
 
 def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:

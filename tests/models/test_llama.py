@@ -153,7 +153,9 @@ def test_bfloat16_errs_no_more_than_three_times_as_much_as_transformers(tmp_path
     reference(num_hidden_layers=3).to(torch.bfloat16).save_pretrained(tmp_path)
     ids = torch.randint(0, 259, (2, 64))
     exact, half = (
-        reference_logits(transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval(), ids).float()
+        reference_logits(
+            transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval(), ids
+        ).float()
         for dtype in (torch.float32, torch.bfloat16)
     )
     theirs = (half - exact).abs()
@@ -172,12 +174,26 @@ def test_a_checkpoint_can_be_loaded_in_another_dtype(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("generation", ["old", "new"])
 def test_both_generations_of_configuration_keys_are_read(generation: str) -> None:
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+    scaling = {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     common = {k: v for k, v in BASE.items() if k != "initializer_range"}
     if generation == "old":
-        raw = {**common, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}, "torch_dtype": "bfloat16"}
+        raw = {
+            **common,
+            "rope_theta": 5e5,
+            "rope_scaling": {"type": "llama3", **scaling},
+            "torch_dtype": "bfloat16",
+        }
     else:
-        raw = {**common, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}, "dtype": "bfloat16"}
+        raw = {
+            **common,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling},
+            "dtype": "bfloat16",
+        }
     config = llama.Config.from_hf(raw)
     assert config.rope_parameters == {"rope_type": "llama3", "rope_theta": 5e5, **scaling}
     assert config.dtype == "bfloat16"

@@ -19,12 +19,17 @@ SPEC = {"forward": {"x": spec.Tensor(["batch", D], "float32")}}
 
 def weights_of(module: nn.Module, **sizes: int) -> dict[str, torch.Tensor]:
     """Random values for all parameters; dims in their shapes take `sizes`."""
-    shapes = {n: [sizes[str(s)] if not isinstance(s, int) else s for s in p.shape] for n, p in module.named_parameters()}
+    shapes = {
+        n: [sizes[str(s)] if not isinstance(s, int) else s for s in p.shape]
+        for n, p in module.named_parameters()
+    }
     dtypes = {n: getattr(torch, p.dtype) for n, p in module.named_parameters()}
     return {n: torch.randn(shape).to(dtypes[n]) for n, shape in shapes.items()}
 
 
-def check(module: nn.Module, expected: Callable[..., torch.Tensor], *, tolerance: float = 1e-5, **sizes: int) -> Any:
+def check(
+    module: nn.Module, expected: Callable[..., torch.Tensor], *, tolerance: float = 1e-5, **sizes: int
+) -> Any:
     """Eager, exported and lifted results agree with `expected(x, weights)`."""
     weights = weights_of(module, **sizes)
     x = torch.randn(3, D)
@@ -124,7 +129,13 @@ def test_formulas_in_lists_and_dicts_are_found_by_path() -> None:
     assert [n for n, _ in module.named_derived()] == ["doubled.0", "doubled.1", "doubled.2", "named.last"]
     check(
         module,
-        lambda x, w: x @ (2 * w["parts.0.weight"]) @ (2 * w["parts.1.weight"]) @ (2 * w["parts.2.weight"]) @ (w["parts.2.weight"] + 1),
+        lambda x, w: (
+            x
+            @ (2 * w["parts.0.weight"])
+            @ (2 * w["parts.1.weight"])
+            @ (2 * w["parts.2.weight"])
+            @ (w["parts.2.weight"] + 1)
+        ),
         tolerance=1e-3,
     )
 
@@ -144,7 +155,12 @@ def test_slices_of_a_fused_checkpoint_tensor_and_stacks_of_experts() -> None:
 
     check(
         Fused(),
-        lambda x, w: x @ w["qkv"][:D].T + x @ w["qkv"][D : 2 * D].T + x @ w["experts.0.weight"] + x @ w["experts.1.weight"],
+        lambda x, w: (
+            x @ w["qkv"][:D].T
+            + x @ w["qkv"][D : 2 * D].T
+            + x @ w["experts.0.weight"]
+            + x @ w["experts.1.weight"]
+        ),
         tolerance=1e-4,
     )
 

@@ -51,7 +51,10 @@ def test_text_is_the_same_in_processes_with_different_hash_seeds() -> None:
     """)
     texts = [
         subprocess.run(
-            [sys.executable, "-c", script], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     ]
@@ -99,7 +102,11 @@ def test_export_inside_a_trace_is_its_own_export() -> None:
 def test_every_binding_knows_its_module_path_and_source_line() -> None:
     module = llama.build(llama.TINY)
     ir = module.export({"logits": llama.export_spec(llama.TINY)["logits"]}, share_layers=False)
-    linear = next(b for b in ir["logits"].bindings if getattr(b.value, "op", None) is not None and b.value.op.name == "linear")
+    linear = next(
+        b
+        for b in ir["logits"].bindings
+        if getattr(b.value, "op", None) is not None and b.value.op.name == "linear"
+    )
     assert linear.provenance.module == "model.layers.0.self_attn"
     assert linear.provenance.file.endswith("llama.py")
     assert linear.provenance.line > 0
@@ -142,7 +149,9 @@ def test_dims_can_be_computed_with_and_used_as_numbers() -> None:
         (lambda self, x: setattr(self, "seen", x), TraceError, "attribute 'seen' of the module is set while"),
     ],
 )
-def test_what_cannot_be_traced_is_an_error_with_its_line(forward: Any, error: type[Exception], message: str) -> None:
+def test_what_cannot_be_traced_is_an_error_with_its_line(
+    forward: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message) as caught:
         export(forward)
     if isinstance(caught.value, NnfrontError):
@@ -152,7 +161,9 @@ def test_what_cannot_be_traced_is_an_error_with_its_line(forward: Any, error: ty
 def test_an_error_names_the_module_path_and_the_method() -> None:
     module = llama.build(llama.TINY)
     module.model.layers[1].mlp.down_proj = nn.Linear(7, 64, bias=False)
-    with pytest.raises(InferError, match=r"at model\.layers\.1\.mlp\.down_proj in method 'logits' \(.*llama\.py:\d+\)"):
+    with pytest.raises(
+        InferError, match=r"at model\.layers\.1\.mlp\.down_proj in method 'logits' \(.*llama\.py:\d+\)"
+    ):
         module.export(llama.export_spec(llama.TINY))
 
 

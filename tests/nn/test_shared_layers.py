@@ -74,7 +74,17 @@ def num_calls(module: nn.Module) -> int:
 
 @pytest.mark.parametrize(
     "value",
-    [2.0, 3, True, "silu", (1, 2.0), [1.5, (2, 3)], {"a": 1.0}, Settings(2.0), torch.tensor([1.0, 2.0, 3.0, 4.0])],
+    [
+        2.0,
+        3,
+        True,
+        "silu",
+        (1, 2.0),
+        [1.5, (2, 3)],
+        {"a": 1.0},
+        Settings(2.0),
+        torch.tensor([1.0, 2.0, 3.0, 4.0]),
+    ],
     ids=repr,
 )
 def test_layers_that_agree_share_one_body(value: Any) -> None:
@@ -269,7 +279,8 @@ def check_equals_unshared(module: nn.Module) -> None:
     weights = {name: torch.randn(tuple(p.shape)) for name, p in module.named_parameters()}
     x = torch.randn(3, 4)
     results = [
-        nn.compile(module.export(SPEC, share_layers=share)).load(weights)["forward"](x) for share in (True, False)
+        nn.compile(module.export(SPEC, share_layers=share)).load(weights)["forward"](x)
+        for share in (True, False)
     ]
     module.load_state_dict(weights)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)

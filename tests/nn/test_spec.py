@@ -37,11 +37,18 @@ def test_arguments_left_out_keep_their_defaults_and_the_others_their_places() ->
 
 
 def test_keyword_only_arguments_can_be_given() -> None:
-    assert [p.name for p in Model().export({"wants_keyword": {"x": T, "y": T}})["wants_keyword"].inputs] == ["x", "y"]
+    assert [p.name for p in Model().export({"wants_keyword": {"x": T, "y": T}})["wants_keyword"].inputs] == [
+        "x",
+        "y",
+    ]
 
 
 def test_all_mistakes_of_all_methods_come_in_one_error() -> None:
-    raw = {"forward": {"X": T, "mask": 3.5, "$": {"param_mode": "packt", "mode": 1}}, "foward": {"x": T}, "count": {"x": T}}
+    raw = {
+        "forward": {"X": T, "mask": 3.5, "$": {"param_mode": "packt", "mode": 1}},
+        "foward": {"x": T},
+        "count": {"x": T},
+    }
     with pytest.raises(SpecError) as caught:
         Model().export(raw)
     text = str(caught.value)
@@ -123,7 +130,9 @@ def test_one_name_is_one_dim_across_inputs_and_weights() -> None:
 
 
 def test_different_names_are_different_dims_and_the_error_says_where() -> None:
-    with pytest.raises(InferError, match=r"(?s)sizes n and m do not broadcast.*method 'forward' \(.*test_spec\.py:\d+\)"):
+    with pytest.raises(
+        InferError, match=r"(?s)sizes n and m do not broadcast.*method 'forward' \(.*test_spec\.py:\d+\)"
+    ):
         Model().export({"forward": {"x": T, "y": spec.Tensor(["m", 4], "float32")}})
 
 
