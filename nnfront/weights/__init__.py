@@ -2,7 +2,7 @@
 """Weights as files: read, checked against a model before data is read, and written.
 
 Read in this order: `safetensors` (headers), `pages` (memory out of files), `checkpoint`, `check` (does it fit a model?) and its `result`,
-`bind` (a checkpoint under the model's names), `report` (who uses what), `write`,
+`bind` (a checkpoint under the model's names), `report` (who uses what), `write`, `convert` (transforms into files),
 `contents` and `cache` (results of transforms, kept).
 """
 
@@ -10,6 +10,7 @@ from nnfront.weights.bind import BoundWeights, stored_type
 from nnfront.weights.cache import cached_transform
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
+from nnfront.weights.convert import write_transformed
 from nnfront.weights.report import CheckReport, check_report
 from nnfront.weights.result import CheckResult, Problem
 from nnfront.weights.safetensors import TensorInfo
@@ -27,4 +28,5 @@ __all__ = [
     "check_weights",
     "stored_type",
     "write_tensors",
+    "write_transformed",
 ]
