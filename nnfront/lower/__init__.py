@@ -17,6 +17,7 @@ from nnfront.ir import (  # the types in a program, for those who run it
 )
 from nnfront.lower.lower import KERNEL_TABLES, lower, lower_function
 from nnfront.lower.program import (
+    PACK,
     Argument,
     Block,
     Branch,
@@ -35,6 +36,7 @@ from nnfront.lower.signature import places
 
 __all__ = [
     "KERNEL_TABLES",
+    "PACK",
     "Argument",
     "Block",
     "Branch",

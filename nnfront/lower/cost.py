@@ -13,24 +13,23 @@ from typing import TypeAlias
 from nnfront import dtypes
 from nnfront.dims import Size, product, total
 from nnfront.ir import CacheLayerType, TensorType
-from nnfront.lower.program import Run, Slot
+from nnfront.lower.program import PACK, Run, Slot
 
 Tensors: TypeAlias = list[TensorType]
 
-# Ops that compute nothing: they look at memory in another way, or move it.
-MOVES = frozenset(
-    "broadcast_to cache_join cache_positions cache_split chunk concat empty expand flip full gather getitem ones pad permute "
-    "permute_dims repeat reshape slice split squeeze stack stop_lift_params take tile tuple unsqueeze zeros".split()
+# Ops whose result shares memory with their operand: they read and write nothing.
+VIEWS = frozenset(
+    "broadcast_to cache_join cache_split chunk getitem permute_dims reshape split squeeze stop_lift_params unsqueeze".split()
 )
-# Of these, the ones whose result shares memory with their operand: they read and write nothing.
-ALIASES = frozenset(
-    "cache_join cache_split expand permute permute_dims reshape split squeeze stop_lift_params tuple unsqueeze".split()
+# Ops that move memory and compute nothing.
+MOVES = VIEWS | frozenset(
+    "cache_positions concat empty empty_like flip full full_like gather ones ones_like pad repeat stack take tile zeros zeros_like".split()
 )
 
 
 def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
     """Bytes that the operands and results have; 0 for a view."""
-    if run.op in ALIASES:
+    if run.op in VIEWS or run.op == PACK:
         return 0
     sizes = [
         product([*t.shape, dtypes.size_bytes(t.dtype)]) for t in _tensors((*run.inputs, *run.outputs), slots)
@@ -59,7 +58,7 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
 
 def flops_of(run: Run, slots: Sequence[Slot]) -> Size:
     """Floating-point operations."""
-    if run.op in MOVES:
+    if run.op in MOVES or run.op == PACK:
         return 0
     operands, results = _tensors(run.inputs, slots), _tensors(run.outputs, slots)
     rule = _RULES.get(run.op)

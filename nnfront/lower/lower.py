@@ -37,6 +37,7 @@ from nnfront.ir import (
 from nnfront.lower.cpu import CPU
 from nnfront.lower.frame import Frame, bare_symbol, dims_in
 from nnfront.lower.program import (
+    PACK,
     Argument,
     Block,
     Branch,
@@ -222,7 +223,7 @@ class _Lowering:
             return value.slot
         inputs = tuple(self._packed(part) for part in value.fields)
         output = self.frame.structure("tuple", "value", ObjectType("tuple"))
-        self.instructions.append(Run("tuple", "tuple", inputs, output))
+        self.instructions.append(Run(PACK, PACK, inputs, output))
         return output.slot
 
     def _function_call(self, call: FunctionCall, scope: _Scope, provenance: Provenance | None) -> Structure:

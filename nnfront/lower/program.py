@@ -18,6 +18,9 @@ from typing import Any, Literal, TypeAlias
 from nnfront.dims import Dim, Symbol
 from nnfront.ir import Constant, Role, Type, type_text
 
+PACK = "tuple"
+"""Kernel and op of the instruction that makes one value of several."""
+
 SlotKind: TypeAlias = Literal["argument", "weight", "constant", "dim", "size", "value"]
 
 

@@ -22,8 +22,8 @@ from nnfront.ir import TensorType
 from nnfront.lower.frame import Frame, dims_in
 from nnfront.lower.program import Block, Branch, Instruction, Match, Run, Slot
 
-# Ops whose results share the memory of their operand, whatever its strides are.
-VIEWS = frozenset({"permute_dims", "split", "squeeze", "unsqueeze"})
+# Ops whose results share the memory of their operand whatever its strides are: they may run at load without taking any.
+FREE_VIEWS = frozenset({"permute_dims", "split", "squeeze", "unsqueeze"})
 
 # A result that depends on nothing is computed once if it is no larger than this: 1 MiB of tables is worth keeping, a zeroed
 # buffer of the size of an activation is not.
@@ -86,7 +86,7 @@ def _split_early(
                 free.update(instruction.outputs)
                 early.append(instruction)
                 continue
-            if inputs <= free | weights and instruction.kernel in VIEWS:
+            if inputs <= free | weights and instruction.kernel in FREE_VIEWS:
                 weights.update(instruction.outputs)
                 early.append(instruction)
                 continue

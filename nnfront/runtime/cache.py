@@ -53,7 +53,8 @@ class CacheLayer:
 
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next `seq` tokens of each sequence: int64 [batch, seq]."""
-        return self.lengths.positions(seq)
+        # A copy, as the lengths remember theirs and a method may return it.
+        return self.lengths.positions(seq).clone()
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store more tokens: k and v [batch, seq, kv_heads, head_size].

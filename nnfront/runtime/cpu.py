@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.lower import Run, reference
+from nnfront.lower import PACK, Run, reference
 from nnfront.runtime import attention
 from nnfront.runtime.gemv import gemv
 
@@ -100,7 +100,7 @@ def _rope_in_place(run: Run) -> Callable[..., Any]:
 
 
 KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
-    "tuple": _tuple,
+    PACK: _tuple,
     "linear_plain": _linear,
     "linear_bfloat16": _linear_bfloat16,
     "linear_float32": _linear_float32,

@@ -13,6 +13,7 @@ from nnfront.dims import Dim, Size, Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import (
     Argument,
+    Block,
     CacheType,
     Match,
     MethodProgram,
@@ -44,10 +45,12 @@ class Method:
         self._template = _loaded_frame(program, weights, known)
         self._check = compile_check(program, known)
         dims = {b.symbol: b.slot for b in program.dims} | _matched_dims(program)
-        self._code = prepare(program.body, program.slots, resolve, dims)
+        first, last = _split_results(program.body)
+        self._code = prepare(first, program.slots, resolve, dims)
+        self._last = prepare(last, program.slots, resolve, dims)
         with torch.inference_mode():
             execute(prepare(program.setup, program.slots, resolve, dims), self._template, self.name)
-        self._result = _result_maker(program)
+        self._result = _result_maker(program, self._template)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
 
@@ -65,6 +68,8 @@ class Method:
         try:
             with torch.inference_mode():
                 execute(self._code, frame, self.name)
+            with torch.no_grad():
+                execute(self._last, frame, self.name)
                 return self._result(frame)
         except BaseException:
             for i, mark in zip(self._states, marks, strict=True):
@@ -218,24 +223,43 @@ def _matched_dims(program: MethodProgram) -> dict[Symbol, int]:
     return {symbol: slot for i in program.body.walk() if isinstance(i, Match) for symbol, slot in i.defines}
 
 
-def _result_maker(program: MethodProgram) -> Callable[[Frame], Any]:
-    """Compile what puts a method's result together. What the session itself holds is copied, as the caller may write to it."""
-    own = {o for i in program.setup.instructions if isinstance(i, Run) for o in i.outputs}
-    own |= {
-        i
-        for i, slot in enumerate(program.slots)
-        if slot.kind in ("weight", "constant") and isinstance(slot.type, TensorType)
-    }
+def _split_results(body: Block) -> tuple[Block, Block]:
+    """Split off the instructions at the end whose results the caller gets.
+
+    Nobody may write to a tensor that was made in inference mode, and a caller may want to. So these run outside of it.
+    """
+    count = len(body.instructions)
+    while (
+        count
+        and isinstance(last := body.instructions[count - 1], Run)
+        and set(last.outputs) & set(body.results)
+    ):
+        count -= 1
+    return Block(body.instructions[:count], (), body.sizes), Block(body.instructions[count:])
+
+
+def _result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], Any]:
+    """Compile what puts a method's result together, from tensors that the caller may write to.
+
+    What was made in inference mode, and what shares memory with something that the session holds, is copied.
+    """
+    held = {value.untyped_storage().data_ptr() for value in template if isinstance(value, torch.Tensor)}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_shared = value.is_inference() or value.untyped_storage().data_ptr() in held
+        return value.clone() if is_shared else value
 
     def source(structure: Structure) -> str:
         if structure.is_leaf:
-            return f"frame[{structure.slot}]" + (".clone()" if structure.slot in own else "")
+            return f"own(frame[{structure.slot}])"
         parts = [source(part) for part in structure.fields]
         if structure.names is not None:
             return "{" + ", ".join(f"{n!r}: {p}" for n, p in zip(structure.names, parts, strict=True)) + "}"
         return f"({''.join(f'{part}, ' for part in parts)})"
 
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"own": own}
     exec(f"def result(frame):\n return {source(program.result)}", scope)
     made: Callable[[Frame], Any] = scope["result"]
     return made

@@ -262,7 +262,9 @@ def _check_frees(instructions, live_after: set[int], method: MethodProgram) -> N
         later = live_after | {slot for i in instructions[position + 1 :] for slot in _reads(i)}
         if isinstance(instruction, Branch):
             for block in (instruction.then, instruction.otherwise):
-                _check_frees(block.instructions, later | set(block.results) | set(_reads(instruction)), method)
+                _check_frees(
+                    block.instructions, later | set(block.results) | set(_reads(instruction)), method
+                )
         alive |= {s for s in (*_reads(instruction), *_writes(instruction)) if _is_value(s, method)}
         alive -= set(instruction.frees)
         assert not set(instruction.frees) & later, "freed too early"
@@ -275,11 +277,19 @@ def _is_value(slot: int, method: MethodProgram) -> bool:
 
 def _reads(instruction) -> set[int]:
     if isinstance(instruction, Branch):
-        inner = {s for b in (instruction.then, instruction.otherwise) for i in b.instructions for s in _reads(i)}
-        made = {s for b in (instruction.then, instruction.otherwise) for i in b.instructions for s in _writes(i)}
+        inner = {
+            s for b in (instruction.then, instruction.otherwise) for i in b.instructions for s in _reads(i)
+        }
+        made = {
+            s for b in (instruction.then, instruction.otherwise) for i in b.instructions for s in _writes(i)
+        }
         results = {*instruction.then.results, *instruction.otherwise.results}
         return ({instruction.condition} | inner | results) - made
-    return {*instruction.inputs, *instruction.sized.values()} if isinstance(instruction, Run) else {instruction.input}
+    return (
+        {*instruction.inputs, *instruction.sized.values()}
+        if isinstance(instruction, Run)
+        else {instruction.input}
+    )
 
 
 def _writes(instruction) -> set[int]:
