@@ -48,27 +48,30 @@ def main() -> None:
     parser.add_argument(
         "--text", type=Path, help="a file to evaluate on, instead of the held-out library files"
     )
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     training, held_out = read_library()
     texts = [args.text.read_bytes().decode()] if args.text else list(held_out.values())
     seen, wanted = [t.encode() for t in training.values()], [t.encode() for t in texts]
     joined = b"".join(wanted)
     print(f"{len(texts)} texts, {len(joined)} bytes; bits per byte:")
 
-    print(f"  gzip -9                                {gzip_bits(joined):.3f}", flush=True)
-    print(f"  xz -9e                                 {xz_bits(joined):.3f}", flush=True)
-    print(f"  xz -9e after the training text         {xz_bits(joined, b''.join(seen)):.3f}", flush=True)
+    _print_row("gzip -9", gzip_bits(joined))
+    _print_row("xz -9e", xz_bits(joined))
+    _print_row("xz -9e, after the training text", xz_bits(joined, b"".join(seen)))
     levels = fit_ngram(seen, MAX_ORDER)
     for order in range(1, MAX_ORDER + 1):
-        print(
-            f"  byte {order}-gram, Witten-Bell              {ngram_bits(levels[:order], wanted):.3f}",
-            flush=True,
-        )
+        _print_row(f"byte {order}-gram, Witten-Bell", ngram_bits(levels[:order], wanted))
 
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
     model = LlamaForCausalLM.from_pretrained(args.checkpoint, dtype=torch.float32).eval()
     bits = bits_per_byte(model, tokenizer, texts, model.config.max_position_embeddings)
-    print(f"  {args.checkpoint.name:38} {bits:.3f}")
+    _print_row(args.checkpoint.name, bits)
+
+
+def _print_row(name: str, bits: float) -> None:
+    print(f"  {name:38} {bits:.3f}", flush=True)
 
 
 if __name__ == "__main__":
