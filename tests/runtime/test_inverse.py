@@ -59,7 +59,7 @@ def test_any_composition_of_moves_is_undone(data):
                 case "flip":
                     values.append(m.flip(x, axis=(len(shape) - 1,)))
                 case "wider":
-                    values.append(m.astype(x, dtype="float64" if x.type.dtype != "int8" else "int32"))
+                    values.append(m.astype(x, dtype="int64" if "int" in x.type.dtype else "float64"))
                 case "unsqueeze":
                     values.append(m.squeeze(m.unsqueeze(x, dim=0), axis=0))
                 case "split" if shape[-1] >= 3:
