@@ -11,11 +11,35 @@ from collections.abc import Sequence
 from nnfront.errors import PassError
 from nnfront.ir import IRModule
 from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
+from nnfront.passes.bind_dims import bind_dims
+from nnfront.passes.bind_params import bind_params
+from nnfront.passes.canonicalize import canonicalize
+from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
+from nnfront.passes.eliminate_dead_code import eliminate_dead_code
+from nnfront.passes.fold_constants import fold_constants
+from nnfront.passes.inline import inline
 from nnfront.passes.lift_transform_params import lift_transform_params
 
-PIPELINES: dict[str, tuple[Step, ...]] = {"none": ()}
+PIPELINES: dict[str, tuple[Step, ...]] = {
+    # Constants first: they decide branches. What the three before it leave unread goes last.
+    "simplify": (fold_constants, canonicalize, eliminate_common_subexpressions, eliminate_dead_code),
+}
 
-__all__ = ["PASSES", "PIPELINES", "Pass", "lift_transform_params", "module_pass", "run"]
+__all__ = [
+    "PASSES",
+    "PIPELINES",
+    "Pass",
+    "bind_dims",
+    "bind_params",
+    "canonicalize",
+    "eliminate_common_subexpressions",
+    "eliminate_dead_code",
+    "fold_constants",
+    "inline",
+    "lift_transform_params",
+    "module_pass",
+    "run",
+]
 
 
 def run(ir: IRModule, pipeline: str | Sequence[Step]) -> IRModule:

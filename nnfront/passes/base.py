@@ -13,23 +13,15 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
 
-from nnfront.ir import Call, Function, FunctionCall, IRModule, Var, verify, walk_exprs
+from nnfront.ir import Function, IRModule, Var, verify
+from nnfront.passes.effects import Declaration, callees, impure_functions
 
 P = ParamSpec("P")
 
 PASSES: dict[str, Pass[...]] = {}
-
-
-@dataclass(frozen=True, eq=False)
-class Declaration(Function):
-    """A primitive function without its body: what passes see of it. `calls` are the functions that its body calls."""
-
-    calls: tuple[str, ...] = ()
-    is_pure: bool = False
 
 
 class Pass(Generic[P]):
@@ -103,8 +95,9 @@ def _withheld(ir: IRModule) -> IRModule:
 
 
 def _declaration(f: Function, is_pure: bool) -> Declaration:
-    calls = tuple(dict.fromkeys(e.function for e in walk_exprs(f) if isinstance(e, FunctionCall)))
-    return Declaration(f.name, f.params, (), Var("withheld", f.result_type), f.kind, f.attrs, calls, is_pure)
+    return Declaration(
+        f.name, f.params, (), Var("withheld", f.result_type), f.kind, f.attrs, callees(f), is_pure
+    )
 
 
 def _restored(result: IRModule, original: IRModule, sees_primitive: bool) -> IRModule:
@@ -116,35 +109,3 @@ def _restored(result: IRModule, original: IRModule, sees_primitive: bool) -> IRM
     if not sees_primitive:
         functions += [f for f in own.values() if f.name not in result]
     return IRModule(functions, result.attrs)
-
-
-def callees(function: Function) -> tuple[str, ...]:
-    """Return the functions that a function calls, each once, in order."""
-    if isinstance(function, Declaration):
-        return function.calls
-    return tuple(dict.fromkeys(e.function for e in walk_exprs(function) if isinstance(e, FunctionCall)))
-
-
-def impure_functions(ir: IRModule) -> set[str]:
-    """Return the names of the functions whose calls have an effect, by an op of their own or by a function they call."""
-    callers: dict[str, list[str]] = {}
-    found: list[str] = []
-    for function in ir.functions:
-        for callee in callees(function):
-            callers.setdefault(callee, []).append(function.name)
-        if has_own_effect(function):
-            found.append(function.name)
-    impure: set[str] = set()
-    while found:
-        name = found.pop()
-        if name not in impure:
-            impure.add(name)
-            found.extend(callers.get(name, ()))
-    return impure
-
-
-def has_own_effect(function: Function) -> bool:
-    """Whether an op of the body has an effect."""
-    if isinstance(function, Declaration):
-        return not function.is_pure
-    return any(isinstance(e, Call) and not e.op.is_pure_for(e.args) for e in walk_exprs(function))

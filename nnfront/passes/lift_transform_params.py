@@ -2,7 +2,7 @@
 """Move what only weights determine into a function that runs once, when weights are loaded.
 
 before:
-    def main(x: input float32[n, 4], gate: weight float32[8, 4], up: weight float32[8, 4]) -> float32[n, 16] attrs(derived=("gate_up",)) {
+    def main[n](x: input float32[n, 4], gate: weight float32[8, 4], up: weight float32[8, 4]) -> float32[n, 16] attrs(derived=("gate_up",)) {
         gate_up: float32[16, 4] = concat(gate, up)
         gate_up_t: float32[4, 16] = permute_dims(gate_up, axes=(1, 0))
         y: float32[n, 16] = matmul(x, gate_up_t)
@@ -35,7 +35,8 @@ from collections.abc import Iterable, Sequence
 
 from nnfront.errors import PassError
 from nnfront.ir import Function, IRModule, Names
-from nnfront.passes.base import callees, module_pass
+from nnfront.passes.base import module_pass
+from nnfront.passes.effects import callees
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.assemble import Assembly, Group
 from nnfront.passes.lifting.report import LiftReport, describe

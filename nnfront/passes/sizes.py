@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias, get_args
 
-from nnfront.dims import Dim, Size
+from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir import (
     Atom,
     Binding,
@@ -17,10 +17,15 @@ from nnfront.ir import (
     MatchShape,
     Mutator,
     Param,
+    Provenance,
     Scalar,
+    ScalarType,
+    TupleType,
     Type,
     Var,
+    infer,
     map_sizes,
+    sizes_of,
 )
 
 SizeMap: TypeAlias = Callable[[Size], Size]
@@ -44,6 +49,22 @@ def map_scalar(atom: Atom, size: SizeMap) -> Atom:
     return Scalar(size(atom.value)) if isinstance(atom, Scalar) and isinstance(atom.value, Dim) else atom
 
 
+def call_sizes(callee: Function, args: Sequence[Atom]) -> dict[Symbol, Size]:
+    """Return what the dims of a callee's parameters are in a call with these arguments."""
+    bound: dict[Symbol, Size] = {}
+    pairs = [pair for p, arg in zip(callee.params, args, strict=True) for pair in _paired(p.type, arg.type)]
+    unify([pattern for pattern, _ in pairs], [size for _, size in pairs], bound)
+    return bound
+
+
+def _paired(param: Type, arg: Type) -> Iterator[tuple[Size, Size]]:
+    if isinstance(param, TupleType) and isinstance(arg, TupleType):
+        for mine, its in zip(param.fields, arg.fields, strict=True):
+            yield from _paired(mine, its)
+    elif not (isinstance(param, ScalarType) and param.value is None):  # any number will do
+        yield from zip(sizes_of(param), sizes_of(arg), strict=True)
+
+
 def resize_expr(expr: Expr, size: SizeMap) -> Expr:
     """Return an expression with the sizes in its attributes replaced; its operands are left alone, and the blocks of an `if`."""
     if isinstance(expr, Call) and expr.attrs:
@@ -53,9 +74,21 @@ def resize_expr(expr: Expr, size: SizeMap) -> Expr:
     return expr
 
 
-def resize(function: Function, size: SizeMap) -> Function:
-    """Return a function with `size` applied to every size in it; its variables are new ones."""
-    resizer = Resizer(size)
+def recanonical(expr: Expr) -> Expr:
+    """Return a call with its attributes in canonical form, which may depend on the sizes of its operands."""
+    if not isinstance(expr, Call) or not expr.attrs:
+        return expr
+    types = [None if a is None else a.type for a in expr.args]
+    full = {name: expr.attrs.get(name, default) for name, default in expr.op.attributes.items()}
+    return replace(expr, attrs=expr.op.canonical_attrs(types, full))
+
+
+def resize(function: Function, size: SizeMap, functions: Mapping[str, Function]) -> Function:
+    """Return a function with `size` applied to every size in it; its variables are new ones.
+
+    Raises InferError if an op is not defined for what its operands become.
+    """
+    resizer = Resizer(size, functions)
     params = tuple(Param(p.name, map_sizes(p.type, size), p.role) for p in function.params)
     resizer.replaced.update(zip(function.params, params, strict=True))
     body = resizer.block(function.body)
@@ -64,20 +97,36 @@ def resize(function: Function, size: SizeMap) -> Function:
 
 
 class Resizer(Mutator):
-    """Rewrites a body with `size` applied to every size in it, into new variables called as `rename` says."""
+    """Rewrites a body into new variables with `size` applied to every size in it, types inferred again; None: sizes stay.
 
-    def __init__(self, size: SizeMap, rename: Callable[[str], str] = str) -> None:
+    `rename` gives the new variables their names, `place` the bindings their provenance.
+    """
+
+    def __init__(
+        self,
+        size: SizeMap | None,
+        functions: Mapping[str, Function],
+        rename: Callable[[str], str] = str,
+        place: Callable[[Provenance | None], Provenance | None] = lambda provenance: provenance,
+    ) -> None:
         super().__init__()
         self.size = size
+        self.functions = functions
         self.rename = rename
+        self.place = place
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         """Give the binding a new variable."""
-        value = resize_expr(self.expr(binding.value), self.size)
-        var = Var(self.rename(binding.var.name), map_sizes(binding.var.type, self.size))
+        value, type = self.expr(binding.value), binding.var.type
+        if self.size is not None:
+            value = recanonical(resize_expr(value, self.size))
+            type = infer(value, self.functions)
+        var = Var(self.rename(binding.var.name), type)
         self.replaced[binding.var] = var
-        return (Binding(var, value, binding.provenance),)
+        return (Binding(var, value, self.place(binding.provenance)),)
 
     def atom(self, atom: Atom) -> Atom:
         """Replace a variable, or the dim in a literal."""
-        return self.replaced.get(atom, atom) if isinstance(atom, Var) else map_scalar(atom, self.size)
+        if isinstance(atom, Var):
+            return self.replaced.get(atom, atom)
+        return atom if self.size is None else map_scalar(atom, self.size)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nnfront.dims import Dim, Size, Symbol, substitute, unify
+from nnfront.dims import Dim, substitute
 from nnfront.ir import (
     Atom,
     Binding,
@@ -36,10 +36,10 @@ from nnfront.ir import (
     map_sizes,
     sizes_of,
 )
-from nnfront.passes.base import Declaration, impure_functions
+from nnfront.passes.effects import Declaration, impure_functions, is_alive
 from nnfront.passes.lifting.dims import KnownDims, sizes_read
 from nnfront.passes.lifting.values import Operand, Value, Values, resized
-from nnfront.passes.sizes import SizeMap, map_scalar
+from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar
 
 
 class Refusal(NamedTuple):
@@ -266,28 +266,9 @@ def collect_uses(scope: Scope, impure: set[str]) -> None:
     scope.calls.reverse()
 
 
-def is_alive(binding: Binding, needs: set[Var], impure: set[str]) -> bool:
-    """Whether a binding's value is needed, or it has an effect."""
-    if binding.var in needs:
-        return True
-    value = binding.value
-    if isinstance(value, Call):
-        return not value.op.is_pure_for(value.args)
-    if isinstance(value, FunctionCall):
-        return value.function in impure
-    if isinstance(value, If):
-        return any(
-            is_alive(b, set(), impure) for branch in (value.then, value.otherwise) for b in branch.bindings
-        )
-    return False
-
-
 def size_map(callee: Function, call: FunctionCall) -> SizeMap:
     """Return the function from the callee's sizes to the caller's."""
-    patterns = [size for param in callee.params for size in sizes_of(param.type)]
-    sizes = [size for arg in call.args for size in sizes_of(arg.type)]
-    bound: dict[Symbol, Size] = {}
-    unify(patterns, sizes, bound)
+    bound = call_sizes(callee, call.args)
     return lambda size: substitute(size, bound)
 
 

@@ -7,7 +7,7 @@ whatever they cost. So lifting twice changes nothing, and formulas over lifted v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute, to_text
 from nnfront.errors import PassError
@@ -47,7 +47,7 @@ class Group:
     ) -> None:
         self.analyzer = analyzer
         self.methods = methods
-        transforms = [_restated(transform, methods) for transform in transforms]
+        transforms = [_restated(transform, methods, analyzer.functions) for transform in transforms]
         weights = _weights([*transforms, *methods])
         self.dims = KnownDims(p.type for p in weights.values())
         self.values = Values()
@@ -102,7 +102,9 @@ class Group:
         return sorted(self.residents.kept, key=lambda v: (v.expr is not None, v.index))
 
 
-def _restated(transform: Function, methods: Iterable[Function]) -> Function:
+def _restated(
+    transform: Function, methods: Iterable[Function], functions: Mapping[str, Function]
+) -> Function:
     """Return an existing transform in the dims of its methods, who may know a size by an expression that it has one name for."""
     type = transform.result_type
     results = (
@@ -115,7 +117,7 @@ def _restated(transform: Function, methods: Iterable[Function]) -> Function:
                 symbol = as_symbol(here)
                 if symbol is not None and not same(here, there):
                     own[symbol] = there
-    return resize(transform, lambda size: substitute(size, own)) if own else transform
+    return resize(transform, lambda size: substitute(size, own), functions) if own else transform
 
 
 def _weights(functions: Iterable[Function]) -> dict[str, Param]:

@@ -31,7 +31,8 @@ from nnfront.ir import (
     symbols_in,
     walk_bindings,
 )
-from nnfront.passes.lifting.analyse import Analyzer, Scope, Site, is_alive, size_map
+from nnfront.passes.effects import is_alive
+from nnfront.passes.lifting.analyse import Analyzer, Scope, Site, size_map
 from nnfront.passes.lifting.dims import definable, matched
 from nnfront.passes.lifting.values import Value
 

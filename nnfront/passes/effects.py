@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which functions call which, what has an effect, and what is alive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nnfront.ir import Binding, Call, Function, FunctionCall, If, IRModule, Var, walk_exprs
+
+
+@dataclass(frozen=True, eq=False)
+class Declaration(Function):
+    """A primitive function without its body: what passes see of it. `calls` are the functions that its body calls."""
+
+    calls: tuple[str, ...] = ()
+    is_pure: bool = False
+
+
+def callees(function: Function) -> tuple[str, ...]:
+    """Return the functions that a function calls, each once, in order."""
+    if isinstance(function, Declaration):
+        return function.calls
+    return tuple(dict.fromkeys(e.function for e in walk_exprs(function) if isinstance(e, FunctionCall)))
+
+
+def impure_functions(ir: IRModule) -> set[str]:
+    """Return the names of the functions whose calls have an effect, by an op of their own or by a function they call."""
+    callers: dict[str, list[str]] = {}
+    found: list[str] = []
+    for function in ir.functions:
+        for callee in callees(function):
+            callers.setdefault(callee, []).append(function.name)
+        if has_own_effect(function):
+            found.append(function.name)
+    impure: set[str] = set()
+    while found:
+        name = found.pop()
+        if name not in impure:
+            impure.add(name)
+            found.extend(callers.get(name, ()))
+    return impure
+
+
+def has_own_effect(function: Function) -> bool:
+    """Whether an op of the body has an effect."""
+    if isinstance(function, Declaration):
+        return not function.is_pure
+    return any(isinstance(e, Call) and not e.op.is_pure_for(e.args) for e in walk_exprs(function))
+
+
+def is_alive(binding: Binding, needs: set[Var], impure: set[str]) -> bool:
+    """Whether a binding's value is needed, or it has an effect."""
+    if binding.var in needs:
+        return True
+    value = binding.value
+    if isinstance(value, Call):
+        return not value.op.is_pure_for(value.args)
+    if isinstance(value, FunctionCall):
+        return value.function in impure
+    if isinstance(value, If):
+        return any(
+            is_alive(b, set(), impure) for branch in (value.then, value.otherwise) for b in branch.bindings
+        )
+    return False

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute once what a function computes several times.
+
+before:
+    def main(x: input float32[4]) -> float32[4] {
+        a: float32[4] = exp(x)
+        b: float32[4] = exp(x)
+        y: float32[4] = add(a, b)
+        return y
+    }
+after:
+    def main(x: input float32[4]) -> float32[4] {
+        a: float32[4] = exp(x)
+        y: float32[4] = add(a, a)
+        return y
+    }
+
+Two bindings are the same if op, operands and attributes are, neither has an effect, and the first is in scope of the second: a
+value of one branch of an `if` is not one of the other. The first keeps its name.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Hashable, Sequence
+
+from nnfront.ir import Binding, Block, Call, Expr, FunctionCall, If, IRModule, Mutator, Var, atoms_of
+from nnfront.passes.base import module_pass
+from nnfront.passes.effects import impure_functions
+from nnfront.passes.keys import atom_key, expr_key
+
+
+@module_pass()
+def eliminate_common_subexpressions(ir: IRModule) -> IRModule:
+    """Share equal values within each function."""
+    impure = impure_functions(ir)
+    functions = [_Sharing(impure).function(f) for f in ir.functions]
+    return (
+        ir
+        if all(new is old for new, old in zip(functions, ir.functions, strict=True))
+        else ir.with_functions(functions)
+    )
+
+
+class _Sharing(Mutator):
+    """Rewrites one function; `seen` are the values in scope, by key."""
+
+    def __init__(self, impure: set[str]) -> None:
+        super().__init__()
+        self.impure = impure
+        self.seen: ChainMap[Hashable, Var] = ChainMap()
+
+    def block(self, block: Block) -> Block:
+        self.seen = self.seen.new_child()
+        try:
+            return super().block(block)
+        finally:
+            self.seen = self.seen.parents
+
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        value = self.expr(binding.value)
+        if self._is_pure(value):
+            key = expr_key(value, [a if isinstance(a, Var) else atom_key(a) for a in atoms_of(value)])
+            first = self.seen.setdefault(key, binding.var) if key is not None else binding.var
+            if first is not binding.var and first.type == binding.var.type:
+                self.replaced[binding.var] = first
+                return ()
+        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+
+    def _is_pure(self, value: Expr) -> bool:
+        if isinstance(value, Call):
+            return value.op.is_pure_for(value.args)
+        if isinstance(value, FunctionCall):
+            return value.function not in self.impure
+        return not isinstance(value, If)

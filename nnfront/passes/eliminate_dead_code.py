@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Remove what nobody needs: bindings without effect that no result depends on, and functions that nothing calls.
+
+before:
+    private def unused(x: input float32[4]) -> float32[4] {
+        return x
+    }
+    def main(x: input float32[4]) -> float32[4] {
+        a: float32[4] = add(x, 1.0)
+        b: float32[4] = multiply(a, 2.0)
+        p: () = print_(x)
+        return a
+    }
+after:
+    def main(x: input float32[4]) -> float32[4] {
+        a: float32[4] = add(x, 1.0)
+        p: () = print_(x)
+        return a
+    }
+
+keeps:   public and external functions, the transforms of public functions, the bodies of primitive functions, all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nnfront.ir import Binding, Block, Function, If, IRModule, Var, used_vars
+from nnfront.passes.base import module_pass
+from nnfront.passes.effects import callees, impure_functions, is_alive
+
+
+@module_pass(sees_primitive=True)
+def eliminate_dead_code(ir: IRModule) -> IRModule:
+    """Remove dead bindings, then dead functions. It sees primitive functions, for what they call."""
+    impure = impure_functions(ir)
+    functions = [f if f.is_primitive else without_dead_bindings(f, impure) for f in ir.functions]
+    live = _reached(functions)
+    kept = [f for f in functions if f.name in live]
+    is_same = len(kept) == len(ir) and all(new is old for new, old in zip(kept, ir.functions, strict=True))
+    return ir if is_same else ir.with_functions(kept)
+
+
+def without_dead_bindings(function: Function, impure: set[str]) -> Function:
+    """Return the function without bindings that nobody needs."""
+    needs = {function.result} if isinstance(function.result, Var) else set()
+    body = _live_block(function.body, needs, impure)
+    if len(body.bindings) == len(function.bindings) and all(map(_is_same, body.bindings, function.bindings)):
+        return function
+    return function.with_(bindings=body.bindings)
+
+
+def _live_block(block: Block, needs: set[Var], impure: set[str]) -> Block:
+    """Keep what is alive, from the end; `needs` collects what that reads."""
+    if isinstance(block.result, Var):
+        needs.add(block.result)
+    bindings: list[Binding] = []
+    for binding in reversed(block.bindings):
+        if is_alive(binding, needs, impure):
+            value = binding.value
+            if isinstance(value, If):
+                then, otherwise = (_live_block(b, needs, impure) for b in (value.then, value.otherwise))
+                if (then, otherwise) != (value.then, value.otherwise):
+                    binding = Binding(binding.var, If(value.condition, then, otherwise), binding.provenance)
+                if isinstance(value.condition, Var):
+                    needs.add(value.condition)
+            else:
+                needs.update(used_vars(value))
+            bindings.append(binding)
+    if len(bindings) == len(block.bindings) and all(map(_is_same, reversed(bindings), block.bindings)):
+        return block
+    return Block(tuple(reversed(bindings)), block.result)
+
+
+def _is_same(a: object, b: object) -> bool:
+    return a is b
+
+
+def _reached(functions: Iterable[Function]) -> set[str]:
+    """The names of the functions that can run."""
+    by_name = {f.name: f for f in functions}
+    found: set[str] = set()
+    pending = [f.name for f in by_name.values() if f.kind in ("public", "external")]
+    while pending:
+        name = pending.pop()
+        if name not in found:
+            found.add(name)
+            function = by_name[name]
+            pending.extend(callees(function))
+            if "transform" in function.attrs:
+                pending.append(function.attrs["transform"])
+    return found

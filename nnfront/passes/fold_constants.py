@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compute now what depends on constants alone.
+
+before:
+    def main(x: input float32[4]) -> float32[4] {
+        half: float32[] = multiply(const(float32[], [4.0]), 0.5)
+        scale: float32[] = rsqrt(half)
+        y: float32[4] = multiply(x, scale)
+        return y
+    }
+after:
+    def main(x: input float32[4]) -> float32[4] {
+        y: float32[4] = multiply(x, const(float32[], [0.70710677]))
+        return y
+    }
+
+A call is folded if its result takes no more bytes than its constant operands, or has at most 16 elements: a module does not grow.
+Effects, and what `stop_lift_params` marks, stay; so does what the reference refuses to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from nnfront import dtypes, ops
+from nnfront.dims import Dim
+from nnfront.ir import Atom, Binding, Call, Constant, IRModule, Mutator, Scalar, TensorType, Type, dims_in
+from nnfront.passes.base import module_pass
+from nnfront.passes.constants import constant, value_of
+
+# Elements that a result may have though no constant pays for it.
+_FREE = 16
+
+# `empty` has no value to fold to.
+_NEVER = frozenset({ops.empty, ops.stop_lift_params})
+
+
+@module_pass()
+def fold_constants(ir: IRModule) -> IRModule:
+    """Fold constants in every function."""
+    functions = [_Folding().function(f) for f in ir.functions]
+    return (
+        ir
+        if all(new is old for new, old in zip(functions, ir.functions, strict=True))
+        else ir.with_functions(functions)
+    )
+
+
+class _Folding(Mutator):
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        value = self.expr(binding.value)
+        if isinstance(value, Call):
+            folded = fold(value, binding.var.type)
+            if folded is not None:
+                self.replaced[binding.var] = folded
+                return ()
+        if isinstance(value, Constant):
+            self.replaced[binding.var] = value
+            return ()
+        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+
+
+def fold(call: Call, type: Type) -> Constant | None:
+    """Return the value of a call over constants, None if it is not to be folded."""
+    if call.op in _NEVER or not call.op.is_pure_for(call.args) or not isinstance(type, TensorType):
+        return None
+    if not all(a is None or _is_known(a) for a in call.args) or any(
+        any(dims_in(v)) for v in call.attrs.values()
+    ):
+        return None
+    if not _pays(call, type):
+        return None
+    try:
+        result = call.op.run([None if a is None else value_of(a) for a in call.args], call.attrs)
+    except (RuntimeError, ArithmeticError):
+        return None
+    assert isinstance(result, torch.Tensor)
+    folded = constant(result)
+    return folded if folded.type == type else None
+
+
+def _is_known(atom: Atom) -> bool:
+    return isinstance(atom, Constant) or (isinstance(atom, Scalar) and not isinstance(atom.value, Dim))
+
+
+def _pays(call: Call, type: TensorType) -> bool:
+    """Whether the result takes no more than it replaces, or hardly anything."""
+    if any(isinstance(size, Dim) for size in type.shape):
+        return False
+    count = prod(int(size) for size in type.shape if isinstance(size, int))
+    replaced = sum(len(a.data) for a in call.args if isinstance(a, Constant))
+    return count <= _FREE or count * dtypes.size_bytes(type.dtype) <= replaced

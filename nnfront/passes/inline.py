@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put the bodies of private and fused functions in the place of their calls.
+
+before:
+    private def layer[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] {
+        h: float32[n, 4] = linear(x, w, None)
+        y: float32[n, 4] = silu(h)
+        return y
+    }
+    def main[m](x: input float32[m, 4], a: weight float32[4, 4], b: weight float32[4, 4]) -> float32[m, 4] {
+        y: float32[m, 4] = @layer(x, a)
+        z: float32[m, 4] = @layer(y, b)
+        return z
+    }
+after:
+    def main[m](x: input float32[m, 4], a: weight float32[4, 4], b: weight float32[4, 4]) -> float32[m, 4] {
+        h: float32[m, 4] = linear(x, a, None)
+        y: float32[m, 4] = silu(h)
+        h_1: float32[m, 4] = linear(y, b, None)
+        z: float32[m, 4] = silu(h_1)
+        return z
+    }
+
+keeps:   types, effects and their order; a call's variable keeps its name; provenance is the call's followed by the body's.
+leaves:  functions that are still called by others; external functions are never inlined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from nnfront.dims import Dim, Symbol, of_symbol, same, substitute
+from nnfront.errors import PassError
+from nnfront.ir import (
+    Binding,
+    Function,
+    FunctionCall,
+    IRModule,
+    Mutator,
+    Names,
+    Provenance,
+    symbols_in,
+    walk_bindings,
+)
+from nnfront.passes.base import module_pass
+from nnfront.passes.effects import callees
+from nnfront.passes.sizes import Resizer, SizeMap, call_sizes
+
+
+@module_pass(sees_primitive=True)
+def inline(ir: IRModule, functions: Iterable[str] | None = None) -> IRModule:
+    """Inline the named private and fused functions, by default all. Those that nobody calls any more go."""
+    chosen = _chosen(ir, functions)
+    if not chosen:
+        return ir
+    done: dict[str, Function] = {}
+    for name in _callees_first(ir):
+        done[name] = _Inlining(ir[name], done, chosen).function(ir[name])
+    called = {callee for f in done.values() for callee in callees(f)}
+    return ir.with_functions(done[name] for name in ir if name not in chosen or name in called)
+
+
+def _chosen(ir: IRModule, functions: Iterable[str] | None) -> frozenset[str]:
+    can = [f.name for f in ir.functions if f.kind in ("private", "fused")]
+    if functions is None:
+        return frozenset(can)
+    names = list(functions)
+    wrong = [name for name in names if name not in can]
+    if wrong:
+        raise PassError(
+            f"{wrong[0]!r} cannot be inlined: it is no private or fused function",
+            details=[f"those are {', '.join(can) or 'none'}"],
+        )
+    return frozenset(names)
+
+
+def _callees_first(ir: IRModule) -> list[str]:
+    order: dict[str, None] = {}
+    pending = [(name, False) for name in reversed(list(ir))]
+    while pending:
+        name, is_ready = pending.pop()
+        if is_ready:
+            order[name] = None
+        elif name not in order:
+            pending.append((name, True))
+            pending.extend((callee, False) for callee in callees(ir[name]))
+    return list(order)
+
+
+class _Inlining(Mutator):
+    """Rewrites one function. The bodies of `functions` contain no call that is to be inlined any more."""
+
+    def __init__(
+        self, function: Function, functions: Mapping[str, Function], chosen: Collection[str]
+    ) -> None:
+        super().__init__()
+        self.functions = functions
+        # An external function is never touched, whatever it calls.
+        self.chosen = chosen if function.kind != "external" else ()
+        self._caller = function
+        self._names: Names | None = None
+        self._dims: Names | None = None
+
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        value = self.expr(binding.value)
+        if isinstance(value, FunctionCall) and value.function in self.chosen:
+            return self._body(binding, value)
+        return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
+
+    def _body(self, binding: Binding, call: FunctionCall) -> Sequence[Binding]:
+        callee = self.functions[call.function]
+        names = self._taken()
+        resizer = Resizer(
+            self._sizes(callee, call), self.functions, names.unique, _within(binding.provenance)
+        )
+        resizer.replaced.update(zip(callee.params, call.args, strict=True))
+        bindings = list(resizer.block(callee.body).bindings)
+        result = resizer.atom(callee.result)
+        if bindings and result is bindings[-1].var and result.type == binding.var.type:
+            # The last binding takes the name of the call's variable.
+            last = bindings[-1]
+            bindings[-1] = Binding(binding.var, last.value, last.provenance)
+        elif result.type == binding.var.type:
+            self.replaced[binding.var] = result
+        else:
+            bindings.append(Binding(binding.var, result, binding.provenance))
+        return bindings
+
+    def _taken(self) -> Names:
+        if self._names is None:
+            caller = self._caller
+            bound = (b.var.name for b in walk_bindings(caller.bindings))
+            self._names = Names([*(p.name for p in caller.params), *bound])
+        return self._names
+
+    def _sizes(self, callee: Function, call: FunctionCall) -> SizeMap | None:
+        """What the callee's sizes are in the caller; None if they are called the same."""
+        bound = call_sizes(callee, call.args)
+        own = [symbol for symbol in symbols_in(callee) if symbol not in bound]  # its matches define them
+        if own:
+            if self._dims is None:
+                self._dims = Names(symbol.name for symbol in symbols_in(self._caller))
+            bound.update({s: of_symbol(Symbol(self._dims.unique(s.name), 0, *s.facts)) for s in own})
+        if all(isinstance(size, Dim) and same(size, of_symbol(symbol)) for symbol, size in bound.items()):
+            return None
+        return lambda size: substitute(size, bound)
+
+
+def _within(outer: Provenance | None) -> Callable[[Provenance | None], Provenance | None]:
+    """Return the function that joins a callee's places to the call's."""
+
+    def place(inner: Provenance | None) -> Provenance | None:
+        if outer is None or inner is None:
+            return inner or outer
+        module = ".".join(part for part in (outer.module, inner.module) if part)
+        return Provenance(module, inner.file, inner.line)
+
+    return place
