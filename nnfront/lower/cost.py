@@ -23,7 +23,7 @@ VIEWS = frozenset(
 )
 # Ops that move memory and compute nothing.
 MOVES = VIEWS | frozenset(
-    "cache_positions concat empty empty_like flip full full_like gather ones ones_like pad repeat stack take tile zeros zeros_like".split()
+    "cache_positions concat empty flip full full_like gather ones ones_like pad repeat stack take tile zeros zeros_like".split()
 )
 
 
