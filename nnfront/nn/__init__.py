@@ -5,15 +5,17 @@ Read the files in this order; each imports only from those above it:
 
     spec        what methods are called with
     tensor      Tensor: traced, formula or value; `apply`, the door of every op
-    parameter   stored weights                 object, cache   handles
+    parameter   stored weights                 object, cache, effect   handles and state
     eager       running without a trace        share           what makes two modules alike
     trace       methods to IR, with frame, arguments, subroutine, structure
     functional  the ops as functions           module          the tree, eager call, export
-    containers, layers, rotary, mutator
+    containers, layers, conv, rotary, mutator
 """
 
 from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
+from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.eager import eager
+from nnfront.nn.effect import Effect
 from nnfront.nn.layers import (
     GELU,
     Dropout,
@@ -38,7 +40,12 @@ from nnfront.nn.tensor import Tensor
 
 __all__ = [
     "GELU",
+    "Conv1D",
+    "Conv2D",
+    "Conv3D",
+    "ConvTranspose1D",
     "Dropout",
+    "Effect",
     "Embedding",
     "GroupNorm",
     "Identity",

@@ -24,6 +24,7 @@ class Eager:
     def __init__(self) -> None:
         self._formulas: dict[int, tuple[FormulaCall, Any]] = {}
         self._dims: dict[Symbol, int] = {}
+        self.effects: dict[int, tuple[Tensor, ...]] = {}
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Run one op."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from nnfront.ir import FunctionBuilder, Var
 from nnfront.nn.cache import CacheLayer
+from nnfront.nn.effect import Effect
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.tensor import Tensor
 
@@ -18,12 +19,13 @@ class Tree:
     """What a trace may meet besides its inputs.
 
     `parameters` by checkpoint name; `aliases` are further names of tied ones; `names` gives the attribute path of each
-    parameter, derived tensor and module by `id`; `shareable` are the ids of modules whose trace may be shared.
+    parameter, derived tensor and module by `id`; `effects` by attribute path; `shareable` are the ids of modules whose trace may be shared.
     """
 
     parameters: Mapping[str, Parameter]
     aliases: Mapping[str, str]
     names: Mapping[int, str]
+    effects: Mapping[str, Effect] = field(default_factory=dict)
     shareable: frozenset[int] = frozenset()
 
 

@@ -14,6 +14,7 @@ from nnfront.errors import LoadError, TraceError
 from nnfront.ir import IRModule, verify
 from nnfront.nn import share
 from nnfront.nn.eager import eager
+from nnfront.nn.effect import Effect
 from nnfront.nn.frame import Tree
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.spec import ModuleSpec
@@ -205,16 +206,20 @@ class Module:
         aliases: dict[str, str] = {}
         names: dict[int, str] = {}
         modules: list[Module] = []
+        effects: dict[str, Effect] = {}
         for path, item in _walk(self, ""):
             first = names.setdefault(id(item), path)
             if isinstance(item, Module):
                 modules.append(item)
+            elif isinstance(item, Effect) and first == path:
+                effects[path] = item
             elif isinstance(item, Parameter):
                 if first == path:
                     parameters[path] = item
                 else:
                     aliases[path] = first
-        return Tree(parameters, aliases, names, _shareable(modules) if share_layers else frozenset())
+        shareable = _shareable(modules) if share_layers else frozenset()
+        return Tree(parameters, aliases, names, effects, shareable)
 
     # Text.
 
@@ -240,13 +245,13 @@ def _members(module: Module) -> list[tuple[str, Any]]:
     """Return (name, item) for the parameters, tensors and modules that a module holds, containers looked through."""
     found: list[tuple[str, Any]] = []
     for name, item in vars(module).items():
-        if isinstance(item, (Module, Tensor, list, tuple, dict)):
+        if isinstance(item, (Module, Tensor, Effect, list, tuple, dict)):
             _look_through(module.member_name(name) if isinstance(module, Container) else name, item, found)
     return found
 
 
 def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
-    if isinstance(item, (Module, Tensor)):
+    if isinstance(item, (Module, Tensor, Effect)):
         found.append((name, item))
     elif isinstance(item, (list, tuple)):
         for i, part in enumerate(item):

@@ -184,7 +184,7 @@ def _modes(raw: Any, problems: list[str]) -> tuple[Mode, Mode]:
         problems.append(f"'$' is {raw!r}, not a dict")
         return "plain", "plain"
     for key in raw:
-        if key not in ("param_mode", "effect_mode", "special_cases"):
+        if key not in ("param_mode", "effect_mode"):
             problems.append(f"'$' has the unknown key {key!r}")
     modes = []
     for key in ("param_mode", "effect_mode"):

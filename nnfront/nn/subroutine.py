@@ -104,6 +104,7 @@ class Subroutines:
         name = self.trace.function_names.unique(type(module).__name__)
         frame = Frame(FunctionBuilder(name, self.trace.functions), parent=outer_frame, prefix=path)
         reads = Recorder(module, current_recorder())
+        effects = dict(self.trace.effects)
         token = start_recording(reads)
         self.trace.frame, self.trace.path = frame, ""
         try:
@@ -113,11 +114,15 @@ class Subroutines:
             result_structure = flatten(module.forward(*args, **kwargs), _is_argument, result_leaves)
             static_key(result_structure)
             result = self._shared_result(result_leaves)
+            changed = self.trace.effects.keys() ^ effects.keys() or any(
+                self.trace.effects[key] is not state for key, state in effects.items()
+            )
         finally:
             stop_recording(token)
             self.trace.frame, self.trace.path = outer_frame, outer_path
+            self.trace.effects = effects
         slots = {id(t): i for i, t in enumerate(reads.tensors)}
-        if reads.failed or any(id(t) not in slots for t in frame.reads):
+        if changed or reads.failed or any(id(t) not in slots for t in frame.reads):
             raise CannotShare
         function = frame.builder.finish(result, "private")
         dims = undefined_symbols(function)

@@ -54,7 +54,9 @@ class Formula:
 
 
 class Mode(Protocol):
-    """What `apply` defers to while a trace or an eager run is active."""
+    """What `apply` defers to while a trace or an eager run is active. `effects`: the state of each effect, by id."""
+
+    effects: dict[int, tuple[Tensor, ...]]
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Apply one op to the author's operands and return the author's results."""

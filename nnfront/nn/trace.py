@@ -47,6 +47,7 @@ from nnfront.ir import (
 from nnfront.nn import spec as specs
 from nnfront.nn.arguments import argument_type, known_facts, with_facts_type
 from nnfront.nn.cache import Cache, CacheLayer
+from nnfront.nn.effect import Effect
 from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter
@@ -65,6 +66,7 @@ class Trace:
         self.function_names = Names(reserved)
         self.subroutines = Subroutines(self)
         self.frame: Frame
+        self.effects: dict[int, tuple[Tensor, ...]] = {}
         self.method = ""
         self.path = ""
 
@@ -308,6 +310,8 @@ class Trace:
         frame.builder.place = _definition(spec.method)
         arguments = {key: self._argument(key, value) for key, value in spec.arguments.items()}
         caches = [value for value in arguments.values() if isinstance(value, Cache)]
+        threaded = self.tree.effects if spec.effect_mode != "none" else {}
+        self.effects = {id(effect): self._state(path, effect) for path, effect in threaded.items()}
         token = active_mode.set(self)
         try:
             with strict_comparisons():
@@ -325,10 +329,32 @@ class Trace:
             )
         frame.builder.place = _definition(spec.method)
         result = self._result(name, value)
+        if threaded:
+            states = [self.atom(t, ops.where) for effect in threaded.values() for t in self.effects[id(effect)]]
+            result = frame.builder.emit(Tuple((result, *(s for s in states if s is not None))), "results")
         if caches:
             joined = [self._join(cache) for cache in caches]
             result = frame.builder.emit(Tuple((result, *joined)), "results")
         return self._finish(frame, result)
+
+    def _state(self, path: str, effect: Effect) -> tuple[Tensor, ...]:
+        """Make the arguments that hold an effect's state."""
+        function = self.initial_states([effect])
+        types = [function.result_type.fields[i] for i in range(len(function.result_type.fields))]  # type: ignore[union-attr]
+        return tuple(self.wrap(self.frame.builder.param(f"{path}.{i}", t, "input"), t) for i, t in enumerate(types))
+
+    def initial_states(self, effects: Iterable[Effect]) -> Function:
+        """Return the function that makes the first state of effects."""
+        outer = getattr(self, "frame", None)
+        self.frame = frame = Frame(FunctionBuilder("_initialize_effect", self.functions))
+        token = active_mode.set(self)
+        try:
+            atoms = [self.atom(t, ops.where) for effect in effects for t in effect.init()]
+            return frame.builder.finish(frame.builder.emit(Tuple(tuple(a for a in atoms if a is not None)), "state"))
+        finally:
+            active_mode.reset(token)
+            if outer is not None:
+                self.frame = outer
 
     def _argument(self, name: str, spec: specs.ArgumentSpec) -> Any:
         builder = self.frame.builder
@@ -391,6 +417,8 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
     """
     mode = Trace(tree, known_facts(spec, tree.parameters), spec.methods)
     methods = [mode.method_function(name, method) for name, method in spec.methods.items()]
+    if any(method.effect_mode != "none" for method in spec.methods.values()) and tree.effects:
+        methods.insert(0, mode.initial_states(tree.effects.values()))
     called = _called(methods, mode.functions)
     attrs: dict[str, Any] = {"aliases": dict(tree.aliases)} if tree.aliases else {}
     read = {param.name for method in methods for param in method.weights}
