@@ -14,9 +14,10 @@ import torch
 
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
-from nnfront.lower import Block, Match, MethodProgram, TensorType
+from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
 from nnfront.runtime.cpu import resolve
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
+from nnfront.runtime.row_blocks import run_in_blocks, works_on_rows
 from nnfront.runtime.signature import observed
 from nnfront.runtime.signature import resolve as resolve_dims
 from nnfront.runtime.source import Source, as_source
@@ -57,6 +58,8 @@ def stream_transform(
         with torch.no_grad():
             if isinstance(step.action, Fetch):
                 frame[step.action.slot] = _fetch(program, weights, step.action, dims)
+            elif isinstance(step.action, Run) and _is_blockwise(step.action, frame):
+                _run_in_blocks(step.action, frame)
             elif not isinstance(step.action, Give):
                 execute(prepare(Block((step.action,)), program.slots, resolve, slots), frame, program.name)
         if progress is not None:
@@ -102,6 +105,18 @@ def _fetch(program: MethodProgram, source: Source, fetch: Fetch, dims: Mapping[S
     names = fetch.names
     value = source.tensor(names[0]) if len(names) == 1 else source.joined(names)
     return value.reshape([evaluate(size, dims) for size in type.shape])
+
+
+def _is_blockwise(run: Run, frame: Frame) -> bool:
+    first = frame[run.inputs[0]] if run.inputs else None
+    return isinstance(first, torch.Tensor) and works_on_rows(run, first.shape)
+
+
+def _run_in_blocks(run: Run, frame: Frame) -> None:
+    keywords = {name: frame[slot] for name, slot in run.sized.items()}
+    values = run_in_blocks(resolve(run), [frame[slot] for slot in run.inputs], keywords)
+    for slot, value in zip(run.outputs, values, strict=True):
+        frame[slot] = value
 
 
 def _free(frame: Frame, step: Step) -> None:

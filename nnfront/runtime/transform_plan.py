@@ -15,6 +15,7 @@ from nnfront.dims import Symbol, evaluate
 from nnfront.lower import Branch, Match, MethodProgram, Run, TensorType, type_text
 from nnfront.runtime.execute import inputs_of
 from nnfront.runtime.formula import formulas
+from nnfront.runtime.row_blocks import BLOCK_ELEMENTS, works_on_rows
 from nnfront.runtime.source import Source, as_source
 from nnfront.runtime.transform import weight_dims
 from nnfront.runtime.transform_steps import Fetch, Give, Step, schedule
@@ -114,7 +115,7 @@ def plan_transform(program: MethodProgram, source: Source | Mapping[str, torch.T
 def _bytes_of(type: Any, dims: Mapping[Symbol, int]) -> int:
     if not isinstance(type, TensorType):
         return 0
-    return prod(evaluate(size, dims) for size in type.shape) * dtypes.size_bytes(type.dtype)
+    return prod(_shape(type, dims)) * dtypes.size_bytes(type.dtype)
 
 
 class _Memory:
@@ -167,6 +168,11 @@ class _Memory:
             elements = max(
                 (_elements(slots[i].type, self.dims) for i in (*run.inputs, *run.outputs)), default=0
             )
+            first = slots[run.inputs[0]].type if run.inputs else None
+            if isinstance(first, TensorType) and works_on_rows(run, shape := _shape(first, self.dims)):
+                elements = min(
+                    elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:]))
+                )  # at least a row; parts of results too
         self.allocate(run.outputs, new, shared, elements * SCRATCH_BYTES)
 
     def allocate(
@@ -195,4 +201,8 @@ class _Memory:
 
 
 def _elements(type: Any, dims: Mapping[Symbol, int]) -> int:
-    return prod(evaluate(size, dims) for size in type.shape) if isinstance(type, TensorType) else 0
+    return prod(_shape(type, dims)) if isinstance(type, TensorType) else 0
+
+
+def _shape(type: TensorType, dims: Mapping[Symbol, int]) -> list[int]:
+    return [evaluate(size, dims) for size in type.shape]
