@@ -3,15 +3,15 @@
 
 Read the files in this order; each imports only from those above it:
 
-    types     the types of values          op        one entry of the vocabulary
-    expr      expressions and bindings     infer     the type of an expression
-    walk      iterate over bindings        visit     visit and rewrite
-    scope     the dims of a function
-    literals  names and numbers as text    printer   IR -> text, and the grammar, with `print_types`
-    equal     the first difference         summary   a module on two screens
-    module    `Function` and `IRModule`    builder   make a function
-    tokens    text -> tokens               parser    tokens -> IR, with `parse_types`
-    body      a function under scrutiny    verify    the rules, in `rules_form`, `rules_types`, `rules_handles`
+    types     the types of values          op       one entry of the vocabulary
+    expr      expressions and bindings     infer    the type of an expression
+    walk      iterate over bindings        visit    visit and rewrite
+    scope     the dims of a function       literals names and numbers as text
+    printer   IR -> text, and the grammar, with `print_types`
+    equal     the first difference         summary  a module on two screens
+    module    `Function` and `IRModule`    builder  make a function
+    parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
+    verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
 """
 
 from nnfront.ir.builder import FunctionBuilder, Names, branch
