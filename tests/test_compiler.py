@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""compile, load, transform_params, bind, explain: weights in, numbers out, and no wrong number for wrong weights."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.compiler import TransformedWeights, compile
+from nnfront.errors import LoadError, LowerError
+from nnfront.ir import parse
+
+
+class Mlp(nn.Module):
+    """Square weights, so that a raw weight would fit where a transformed one belongs."""
+
+    def __init__(self):
+        self.gate = nn.Linear(4, 4, bias=False)
+        self.up = nn.Linear(4, 4, bias=False)
+        self.both = op.concat([self.gate.weight, self.up.weight], dim=0)
+        self.turned = op.permute_dims(self.gate.weight) * 2.0
+
+    def forward(self, x):
+        gate, up = op.split(op.matmul(x, op.permute_dims(self.both)), 2, axis=-1)
+        return op.matmul(op.silu(gate) * up, self.turned)
+
+    def raw(self, x):
+        return self.up(x)
+
+
+SPEC = {
+    "forward": {"x": spec.Tensor(["batch", 4], "float32")},
+    "raw": {"x": spec.Tensor(["batch", 4], "float32")},
+}
+
+
+def weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {"gate.weight": torch.randn(4, 4), "up.weight": torch.randn(4, 4)}
+
+
+def by_hand(w, x):
+    gate, up = x @ w["gate.weight"].T, x @ w["up.weight"].T
+    return (torch.nn.functional.silu(gate) * up) @ (2.0 * w["gate.weight"].T)
+
+
+def unlifted():
+    return Mlp().export(SPEC)
+
+
+def lifted(shared=True):
+    return nn.passes.lift_transform_params(unlifted(), shared_transform=shared)
+
+
+@pytest.mark.parametrize("ir", [unlifted, lifted, lambda: lifted(False), lambda: lifted(["forward"])])
+def test_lifted_or_not_a_method_computes_the_same(ir):
+    session, w, x = compile(ir()).load(weights()), weights(), torch.randn(3, 4)
+    torch.testing.assert_close(session["forward"](x), by_hand(w, x))
+    torch.testing.assert_close(session["raw"](x), x @ w["up.weight"].T)
+
+
+def test_a_checkpoint_file_loads_like_a_dict(tmp_path):
+    save_file(weights(), tmp_path / "model.safetensors")
+    x = torch.randn(3, 4)
+    session = compile(lifted()).load(nn.Checkpoint(tmp_path))
+    torch.testing.assert_close(session["forward"](x), by_hand(weights(), x))
+
+
+def test_transform_params_returns_its_results_by_name():
+    w = weights()
+    results = compile(lifted(["forward"])).transform_params(w)
+    assert len(results) == 2
+    assert torch.equal(results["turned"], 2.0 * w["gate.weight"].T)
+    (other,) = (tensor for name, tensor in results.items() if name != "turned")
+    assert torch.equal(other, torch.cat([w["gate.weight"], w["up.weight"]]).T)
+
+
+def test_several_transforms_give_a_dict_each():
+    results = compile(lifted(False)).transform_params(weights())
+    assert list(results) == ["forward_transform_params", "raw_transform_params"]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_transformed_weights_are_bound_without_running_the_transform_again(shared):
+    exe, x = compile(lifted(shared)), torch.randn(3, 4)
+    session = exe.bind(exe.transform_params(weights()))
+    torch.testing.assert_close(session["forward"](x), by_hand(weights(), x))
+
+
+def test_raw_weights_in_the_place_of_transformed_ones_are_refused():
+    with pytest.raises(LoadError, match="these are not transformed weights"):
+        compile(lifted()).bind(weights())
+
+
+@pytest.mark.parametrize("call", ["load", "transform_params"])
+def test_transformed_weights_in_the_place_of_raw_ones_are_refused(call):
+    exe = compile(lifted())
+    with pytest.raises(LoadError, match="these weights are transformed already"):
+        getattr(exe, call)(exe.transform_params(weights()))
+
+
+@pytest.mark.parametrize("call", ["load", "transform_params"])
+def test_a_plain_dict_of_transformed_weights_is_refused_by_its_names(call):
+    exe = compile(lifted())
+    with pytest.raises(LoadError, match="the checkpoint does not fit the model"):
+        getattr(exe, call)(dict(exe.transform_params(weights())))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"other.weight": torch.zeros(1)}, "unexpected: 'other.weight': float32[1]"),
+        ({"up.weight": torch.zeros(4, 3)}, "shape: 'up.weight': float32[4, 3], expected float32[4, 4]"),
+        (
+            {"up.weight": torch.zeros(4, 4).half()},
+            "dtype: 'up.weight': float16[4, 4], expected float32[4, 4]",
+        ),
+        ({"gate.weight": None}, "missing: 'gate.weight': float32[4, 4], needed by transform_params"),
+    ],
+)
+def test_weights_that_do_not_fit_are_all_listed_before_anything_runs(change, message):
+    given = {name: tensor for name, tensor in (weights() | change).items() if tensor is not None}
+    with pytest.raises(LoadError) as caught:
+        compile(lifted()).load(given)
+    assert message in caught.value.details
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0], "weight 'up.weight' is a list, not a torch tensor"),
+        (torch.zeros(4, 4, device="meta"), "weight 'up.weight' is on meta, not on the CPU"),
+    ],
+)
+def test_what_is_no_tensor_on_the_cpu_is_refused(value, message):
+    with pytest.raises(LoadError, match=message):
+        compile(lifted()).load(weights() | {"up.weight": value})
+
+
+def test_tensors_that_may_be_left_over_are_named():
+    given = weights() | {"a.inv_freq": torch.zeros(1)}
+    session = compile(lifted()).load(given, ignored=["*.inv_freq"])
+    assert "a.inv_freq" not in session.weights
+
+
+def test_floats_are_converted_only_if_asked_for():
+    half = {name: tensor.half() for name, tensor in weights().items()}
+    x = torch.randn(3, 4)
+    session = compile(lifted()).load(half, cast=True)
+    expected = by_hand({name: tensor.float() for name, tensor in half.items()}, x)
+    torch.testing.assert_close(session["forward"](x), expected)
+
+
+def test_weights_that_are_bound_must_be_all_there_and_of_their_type():
+    exe = compile(lifted(["forward"]))
+    results = exe.transform_params(weights())
+    name = min(results, key=lambda n: results[n].numel())
+    with pytest.raises(LoadError, match=f"forward: transformed '{name}' has no value"):
+        exe.bind(TransformedWeights({n: t for n, t in results.items() if n != name}), weights())
+    with pytest.raises(LoadError, match=r"is float64\[4, 4\], expected float32\[4, 4\]"):
+        exe.bind(TransformedWeights({**results, name: results[name].double()}), weights())
+    with pytest.raises(LoadError, match=r"raw: weight 'up.weight' has no value"):
+        exe.bind(results)
+
+
+def test_a_tied_weight_may_be_stored_under_either_name():
+    class Tied(nn.Module):
+        def __init__(self):
+            self.embed = nn.Embedding(6, 4)
+            self.head = nn.Linear(4, 6, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, i):
+            return self.head(self.embed(i))
+
+    exe = compile(Tied().export({"forward": {"i": spec.Tensor(["n"], "int64")}}))
+    w, i = torch.randn(6, 4), torch.tensor([2, 5])
+    for given in ({"embed.weight": w}, {"head.weight": w}, {"embed.weight": w, "head.weight": w.clone()}):
+        torch.testing.assert_close(exe.load(given)["forward"](i), w[i] @ w.T)
+    with pytest.raises(LoadError, match="the checkpoint holds two values for one weight"):
+        exe.load({"embed.weight": w, "head.weight": w + 1})
+
+
+def test_a_module_without_a_transform_has_none_to_run():
+    with pytest.raises(LoadError, match="this module has no weight transform"):
+        compile(unlifted()).transform_params(weights())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("cuda", "target 'cuda': this build has no CUDA runtime yet\n  help: targets are 'cpu'"),
+        ("cuda:sm_90", "target 'cuda:sm_90': this build has no CUDA runtime yet"),
+        ("tpu", "unknown target 'tpu'\n  help: targets are 'cpu'"),
+    ],
+)
+def test_a_target_that_is_not_there_is_refused(target, message):
+    with pytest.raises(LowerError, match=message):
+        compile(unlifted(), target)
+
+
+def test_a_dim_that_only_the_checkpoint_knows_binds_calls_too():
+    """`vocab` is in no weight that methods read: the transform sums over it."""
+    ir = parse("""
+    transform def transform_params[vocab](w: weight float32[vocab, 4]) -> {total: float32[4]} {
+        total: float32[4] = sum(w, axis=(0,))
+        results: {total: float32[4]} = {total: total}
+        return results
+    }
+    def main[vocab](x: input float32[vocab, 4], total: transformed float32[4]) -> float32[vocab, 4] attrs(transform="transform_params") {
+        y: float32[vocab, 4] = multiply(x, total)
+        return y
+    }
+    """)
+    w = torch.randn(5, 4)
+    run = compile(ir).load({"w": w})["main"]
+    torch.testing.assert_close(run(torch.ones(5, 4)), w.sum(0).expand(5, 4))
+    message = "main: argument 'x' axis 0 is 'vocab' = 6, but the weights already said 'vocab' = 5"
+    with pytest.raises(nn.errors.RunError, match=message):
+        run(torch.ones(6, 4))
+
+
+def test_explain_lists_transforms_and_methods():
+    text = compile(lifted(["forward"])).explain(batch=2)
+    assert text.splitlines()[0].split() == ["method", "op", "kernel", "bytes", "flops", "why", "module"]
+    assert {line.split()[0] for line in text.splitlines()[1:]} == {"transform_params", "forward", "raw"}
+    assert repr(compile(lifted())) == "<Executable for cpu: forward, raw>"
+
+
+def test_progress_is_told_to_the_end():
+    seen = []
+    compile(lifted(["forward"])).load(weights(), progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
+    assert {total for _, total in seen} == {len(seen)}
