@@ -95,8 +95,14 @@ def lay_out(pieces: Sequence[Piece], alignment: int, fds: Mapping[Path, int]) ->
 
 
 def anonymous(size: int, *, advise: bool = True) -> mmap.mmap:
-    """Return fresh memory of `size` bytes, at least one; with `advise` and where it is large, made of huge pages."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    """Return fresh memory of `size` bytes, at least one; with `advise` and where it is large, made of huge pages.
+
+    Raises LoadError if the system has none left, or grants no more mappings.
+    """
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    except OSError as error:
+        raise LoadError(f"there is no room for a weight of {size / 1e6:.1f} MB: {error.strerror}") from error
     if advise and size >= _HUGE_BYTES:
         _advise(memory)
     return memory

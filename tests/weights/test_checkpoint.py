@@ -4,6 +4,7 @@
 import gc
 import json
 import os
+import resource
 import struct
 import threading
 from pathlib import Path
@@ -184,6 +185,22 @@ def test_read_into_converts_as_torch_does(tmp_path: Path, stored: str, wanted: s
     out = torch.empty(5_000_000, dtype=getattr(torch, wanted))
     Checkpoint(tmp_path / "x.safetensors").read_into("x", out)
     assert same_bytes(out, x.to(out.dtype))
+
+
+def test_no_room_left_is_an_error(tmp_path: Path):
+    save_file({"x": torch.zeros(64 << 20, dtype=torch.int8)}, tmp_path / "x.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    limit = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), limit[1]))
+        with pytest.raises(
+            LoadError, match=r"there is no room for a weight of 67.1 MB: Cannot allocate memory"
+        ):
+            checkpoint.tensor("x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+    assert checkpoint.tensor("x").shape == (64 << 20,)
 
 
 def test_tensors_may_be_read_from_several_threads(tmp_path: Path):
