@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims.dim import Dim, Size, form_of
-from nnfront.dims.form import Atom, Form, constant
+from nnfront.dims.form import Atom, Form, constant, single_symbol
 from nnfront.dims.rebuild import rebuild
 from nnfront.dims.symbol import Symbol
 from nnfront.errors import DimError
@@ -21,6 +21,9 @@ def evaluate(a: Size, values: Mapping[Symbol | str, int] | Mapping[Symbol, int] 
     if not isinstance(a, Dim):
         return a
     lookup: Mapping[Any, int] = values
+    plain = single_symbol(form_of(a))
+    if plain in lookup:
+        return lookup[plain]
     known = {symbol: lookup[key] for symbol in a.symbols for key in (symbol.name, symbol) if key in lookup}
     _require(a, known)
     terms, number = rebuild(form_of(a), {symbol: constant(value) for symbol, value in known.items()})

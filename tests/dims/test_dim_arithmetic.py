@@ -282,6 +282,14 @@ def test_product_and_total():
     assert dims.total([]) == 0
 
 
+def test_a_negative_factor_is_not_cancelled_from_a_rounded_quotient():
+    text = "(min(-a, -b)*c - 1)//(min(-a, -b)*min(-b, -c))"
+    size = parse(text)
+    for point in points(dict.fromkeys(NAMES, Facts(0, 4, 1))):
+        expected = value(text, point)
+        assert expected is None or dims.evaluate(size, point) == expected
+
+
 @pytest.mark.parametrize(
     "text", ["(-3)//(b - c)", "3//(b - c)", "(a - 5)//(b + 1)", "(a - 5)//(b - c)", "(a - 5) % (b - c)"]
 )
