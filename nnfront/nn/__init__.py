@@ -7,7 +7,7 @@ Read the files in this order; each imports only from those above it:
     tensor      Tensor: traced, formula or value; `apply`, the door of every op
     parameter   stored weights                 object, cache, effect   handles and state
     eager       running without a trace        share           what makes two modules alike
-    trace       methods to IR, with frame, arguments, subroutine, structure
+    trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator
 """

@@ -36,7 +36,9 @@ class Effect:
     def state(self, values: Sequence[Tensor]) -> None:
         new, old = tuple(values), self.state
         if [(v.type) for v in new] != [(v.type) for v in old]:
-            raise TraceError(f"{type(self).__name__}: the new state has other types", details=[f"got {new}, had {old}"])
+            raise TraceError(
+                f"{type(self).__name__}: the new state has other types", details=[f"got {new}, had {old}"]
+            )
         self._states()[id(self)] = new
 
     def _states(self) -> dict[int, tuple[Tensor, ...]]:

@@ -18,7 +18,8 @@ from nnfront.errors import TraceError
 from nnfront.ir import OPS, Op
 from nnfront.nn.eager import eager
 from nnfront.nn.object import Object
-from nnfront.nn.tensor import Tensor, active_mode, apply, dtype_name, user_place
+from nnfront.nn.place import user_place
+from nnfront.nn.tensor import Tensor, active_mode, apply, dtype_name
 
 
 class OpFunction:

@@ -16,10 +16,11 @@ from nnfront.nn import share
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.frame import Tree
+from nnfront.nn.methods import trace
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.spec import ModuleSpec
 from nnfront.nn.tensor import Tensor, active_mode, dtype_name
-from nnfront.nn.trace import Trace, trace
+from nnfront.nn.trace import Trace
 
 Self = TypeVar("Self", bound="Module")
 

@@ -10,12 +10,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -25,8 +22,7 @@ from nnfront import dtypes, ops
 from nnfront.dims import Dim, Size, to_size
 from nnfront.errors import InferError, TraceError
 from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, type_text
-
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+from nnfront.nn.place import user_place
 
 Number: TypeAlias = bool | int | float
 
@@ -369,33 +365,6 @@ def located(error: InferError, op: Op, types: Sequence[Type | None], where: str)
     return InferError(
         error.what, details=[*error.details, *shown], where=where or error.where, help=error.help
     )
-
-
-def user_place() -> str:
-    """Return `file:line` of the nearest caller outside this package."""
-    file, line = user_frame()
-    return f"{file}:{line}" if file else ""
-
-
-def user_frame() -> tuple[str, int]:
-    """Return file and line of the nearest caller outside this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not _is_internal(file):
-            return file, frame.f_lineno
-        frame = frame.f_back
-    return "", 0
-
-
-_internal: dict[str, bool] = {}
-
-
-def _is_internal(file: str) -> bool:
-    known = _internal.get(file)
-    if known is None:
-        known = _internal[file] = file.startswith(_PACKAGE)
-    return known
 
 
 _define_operators()

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house stays as drawn: imports point down, files stay short, the README's example runs, heavy packages stay at the edge."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import nnfront as nn
+
+ROOT = Path(nn.__file__).parent
+PROJECT = Path(__file__).parents[1]
+BASE = {"errors", "dims", "dtypes"}
+EDGE = {"compiler", "llm", "models", "sampling", "tokenizer"}
+ROOMS = {"ir", "ops", "nn", "passes", "lower", "runtime", "weights"}
+
+# room -> the rooms it may import; a room may always import itself
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "dims": {"errors"},
+    "dtypes": {"errors"},
+    "ir": BASE,
+    "ops": BASE | {"ir"},
+    "nn": BASE | {"ir", "ops"},
+    "passes": BASE | {"ir", "ops"},
+    "lower": BASE | {"ir", "ops"},
+    "runtime": BASE | {"lower"},
+    "weights": BASE | {"ir", "lower", "runtime"},
+    "sampling": BASE,
+    "tokenizer": BASE,
+    "models": BASE | {"ir", "nn"},
+    "compiler": BASE | ROOMS,
+    "llm": BASE | ROOMS | EDGE,
+    "cli": BASE | EDGE | ROOMS,
+}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, room) for each import of this package in a file, those inside functions too."""
+    package = ("nnfront", *path.relative_to(ROOT).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            head = list(package[: len(package) - node.level + 1]) if node.level else []
+            head += [node.module] if node.module else []
+            names = [".".join([*head, alias.name]) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            top, _, rest = name.partition(".")
+            if top == "nnfront" and rest:
+                yield node.lineno, rest.split(".")[0]
+
+
+def sources(folder: Path = ROOT) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_imports_only_point_down() -> None:
+    wrong = []
+    for path in sources():
+        room = room_of(path)
+        if room == "__init__":
+            continue
+        for line, target in imports(path):
+            if target != room and target not in MAY_IMPORT[room]:
+                wrong.append(f"{path.relative_to(PROJECT)}:{line}: {room} may not import {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_allowed_imports_have_no_cycle() -> None:
+    order: list[str] = []
+    pending = dict(MAY_IMPORT)
+    while pending:
+        ready = [room for room, below in pending.items() if below - {room} <= set(order)]
+        assert ready, f"a cycle among {sorted(pending)}"
+        order += ready
+        for room in ready:
+            del pending[room]
+
+
+def test_every_room_is_in_the_rule() -> None:
+    assert {room_of(path) for path in sources()} - {"__init__"} == set(MAY_IMPORT)
+
+
+def test_kernels_and_models_know_nothing_above_them() -> None:
+    for path in sources(PROJECT / "kernels"):
+        assert "nnfront." not in re.sub(r"nnfront_kernels", "", path.read_text()).replace(
+            "import nnfront ", "import nnfront."
+        ), path
+    for path in sources(PROJECT / "examples" / "models"):
+        assert "nnfront_models" not in re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL), path
+
+
+def test_files_stay_short() -> None:
+    lengths = {
+        path: len(path.read_text().splitlines()) for path in [*sources(), *sources(PROJECT / "kernels")]
+    }
+    long = {str(path.relative_to(PROJECT)): n for path, n in lengths.items() if n > 400}
+    assert not long, long
+    assert statistics.median(lengths.values()) < 200
+
+
+def test_every_source_file_says_its_licence_and_what_it_is() -> None:
+    for path in [
+        *sources(),
+        *sources(PROJECT / "kernels"),
+        *sources(PROJECT / "tests"),
+        *sources(PROJECT / "bench"),
+    ]:
+        text = path.read_text()
+        assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n"), path
+        assert ast.get_docstring(ast.parse(text)), path
+
+
+def python_blocks(path: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_examples_of_the_readme_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(PROJECT)
+    blocks = python_blocks(PROJECT / "README.md")
+    assert len(blocks) == 2
+    scope: dict[str, object] = {"__name__": "readme"}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), scope)
+    out = capsys.readouterr().out
+    assert "def forward[batch](" in out
+    assert "torch.Size([3, 64])" in out
+
+
+def test_the_readme_names_every_room() -> None:
+    text = (PROJECT / "README.md").read_text()
+    for room in ROOMS:
+        assert f"`nnfront/{room}/`" in text, room
+
+
+def test_public_names_resolve() -> None:
+    for name in nn.__all__:
+        assert getattr(nn, name) is not None, name
+    with pytest.raises(AttributeError, match="has no attribute 'Linnear'"):
+        nn.Linnear  # noqa: B018
+
+
+def test_help_loads_no_heavy_package() -> None:
+    script = (
+        "import sys\nfrom nnfront.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'triton', 'safetensors'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().endswith("[]")
+    assert "run" in done.stdout
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    here = str(PROJECT)
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
+    for name in filter(None, tracked):
+        path = PROJECT / name
+        if (
+            path.suffix in (".py", ".md", ".toml", ".txt", ".yml", "")
+            and path.is_file()
+            and path != Path(__file__)
+        ):
+            text = path.read_text(errors="ignore")
+            assert here not in text or here == "/", name
