@@ -25,7 +25,17 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from nnfront.errors import DimError, InferError, NnfrontError
-from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, Type
+from nnfront.ir.types import (
+    CacheLayerType,
+    CacheType,
+    FunctionType,
+    ObjectType,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+)
 
 # What elementwise ops take: a tensor, or a host scalar that promotes weakly, as in torch.
 OperandType: TypeAlias = TensorType | ScalarType
@@ -226,5 +236,18 @@ def _is_default(value: object, default: object) -> bool:
     )
 
 
+_OTHER_KINDS: dict[object, str] = {
+    type(None): "nothing",
+    ScalarType: "a number",
+    ShapeType: "a shape",
+    TupleType: "a tuple",
+    ObjectType: "an object",
+    FunctionType: "a function",
+}
+
+
 def _kind_name(type: Type | None) -> str:
-    return "nothing" if type is None else f"a {type.__class__.__name__.removesuffix('Type').lower()}"
+    for kinds, name in _KINDS.values():
+        if kinds == (type.__class__,):
+            return name
+    return _OTHER_KINDS[type.__class__]

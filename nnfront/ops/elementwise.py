@@ -141,7 +141,7 @@ def minimum(x1: OperandType, x2: OperandType) -> TensorType:
 minimum.reference(of_tensors(torch.minimum))
 
 
-@op()
+@op(stricter="at least one bound must be given, where the reference would do nothing")
 def clip(x: TensorType, min: OperandType | None = None, max: OperandType | None = None) -> TensorType:
     """minimum(maximum(x, min), max): limit x to [min, max]. An absent bound does not limit."""
     require(min is not None or max is not None, "give min, max or both")

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from nnfront import dtypes
-from nnfront.dims import Size
+from nnfront.dims import Size, same
+from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import broadcast, dtype_name, require, require_number, require_same
@@ -37,6 +38,7 @@ def _widened(dtype: torch.dtype, out_dtype: str) -> torch.dtype:
     return torch.float32 if wide in (torch.float16, torch.bfloat16) else wide
 
 
+_TRANSPOSED = "b looks like [out, in]: use linear(a, b), or matmul(a, permute_dims(b))"
 _NUMBERS = "bool and float8 have no products, though torch computes some"
 _ROW_AND_COLUMN = "inner sizes differ: a has {} (axis -1), b has {} (axis 0)"
 _ROW_AND_MATRIX = "inner sizes differ: a has {} (axis -1), b has {} (axis -2)"
@@ -54,6 +56,8 @@ def matmul(a: TensorType, b: TensorType, out_dtype: str | None = None) -> Tensor
     require(bool(left) and bool(right), "a tensor without axes is no matrix", help="use multiply")
     row, column = len(left) == 1, len(right) == 1
     inner = right[0] if column else right[-2]
+    if not column and not same(left[-1], inner) and same(left[-1], right[-1]):
+        raise InferError(_ROW_AND_MATRIX.format(left[-1], inner), help=_TRANSPOSED)
     require_same(left[-1], inner, _ROW_AND_COLUMN if column else _ROW_AND_MATRIX)
     batch = broadcast(left[:-2], right[:-2])
     result = batch if row else (*batch, left[-2])

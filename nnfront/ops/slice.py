@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import torch
 
 from nnfront.dims import Dim, Size, ceildiv, less, less_equal, maximum, minimum, same, to_size
-from nnfront.errors import InferError
+from nnfront.errors import InferError, RunError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import Shape, integer, require, sizes_of_shape
 
 # One entry of a canonical index: ":" a whole axis, None a new axis of size 1, a position (drops its axis),
-# or (start, stop, step) with 0 <= start, stop <= size.
+# or (start, stop, step) with 0 <= start and 0 <= stop <= size.
 Entry: TypeAlias = str | Size | tuple[Size, Size, int] | None
 
 
@@ -110,8 +110,10 @@ def _slice(start: Any, stop: Any, step: Any, size: Size) -> Entry:
     require(
         stride > 0, "the step of a slice must be positive, got {}", stride, help="use flip to reverse an axis"
     )
-    low = 0 if start is None else _cut(_bound(start), size)
-    high = size if stop is None else _cut(_bound(stop), size)
+    low = 0 if start is None else _at_least_zero(_bound(start), size)
+    high = size if stop is None else _at_most(_at_least_zero(_bound(stop), size), size)
+    if isinstance(size, int):
+        low = _at_most(low, size)  # of a dim the start may lie behind the end, which means the same: nothing
     if stride == 1 and isinstance(low, int) and low == 0 and same(high, size):
         return ":"
     return low, high, stride
@@ -121,13 +123,17 @@ def _bound(value: Any) -> Size:
     return to_size(value) if isinstance(value, Dim | str) else integer(value, "the bound of a slice")
 
 
-def _cut(value: Size, size: Size) -> Size:
-    """Return the bound of a slice counted from the front and cut to [0, size]."""
+def _at_least_zero(value: Size, size: Size) -> Size:
+    """Return the bound of a slice counted from the front, and 0 for what lies before it."""
     value = _from_front(value, size)
+    if isinstance(value, int):
+        return max(value, 0)
+    return value if less_equal(0, value) is True else maximum(value, 0)
+
+
+def _at_most(value: Size, size: Size) -> Size:
     if isinstance(value, int) and isinstance(size, int):
-        return min(max(value, 0), size)
-    if less_equal(0, value) is not True:
-        value = maximum(value, 0)
+        return min(value, size)
     return value if less_equal(value, size) is True else minimum(value, size)
 
 
@@ -147,6 +153,10 @@ def _(x: torch.Tensor, index: Sequence[Any]) -> torch.Tensor:
 def _python_entry(entry: Any) -> Any:
     if isinstance(entry, str):
         return slice(None)
+    if (
+        isinstance(entry, int) and entry < 0
+    ):  # x[-3] of a dim that turned out to be 2; torch would count from the end again
+        raise RunError(f"getitem: a position lies {-entry} before the first element")
     return slice(*entry) if isinstance(entry, tuple) else entry
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
-from op_cases import CASES, Case, Layer, type_of
+from op_cases import Case, Layer, type_of
+from op_strategies import CASES
 
 from nnfront import ops
 from nnfront.dims import Dim, Size, Symbol

@@ -68,7 +68,9 @@ def test_a_mask_and_causality_hold_together(kind: str) -> None:
     mask = torch.rand(SEQ, SEQ) > 0.3 if kind == "bool" else torch.randn(SEQ, SEQ)
     both = torch.ones(SEQ, SEQ, dtype=torch.bool).tril()
     both = both & mask if kind == "bool" else mask.masked_fill(~both, -torch.inf)
-    assert_close(run(ops.scaled_dot_product_attention, q, k, v, mask, is_causal=True), torchs(q, k, v, attn_mask=both))
+    assert_close(
+        run(ops.scaled_dot_product_attention, q, k, v, mask, is_causal=True), torchs(q, k, v, attn_mask=both)
+    )
 
 
 def test_a_query_that_sees_nothing_gives_zeros() -> None:
@@ -149,7 +151,9 @@ def test_sequences_of_different_lengths_share_a_batch() -> None:
     keys, values = (x.transpose(1, 2) for x in (layer.k, layer.v))
     at = layer.stored
     queries = torch.tensor([[3, 4], [2, 3]])
-    expected = by_hand(q, keys, values, lambda b, i, j: 0 <= at[b, j] and queries[b, i] - 3 < at[b, j] <= queries[b, i])
+    expected = by_hand(
+        q, keys, values, lambda b, i, j: 0 <= at[b, j] and queries[b, i] - 3 < at[b, j] <= queries[b, i]
+    )
     assert_close(y, expected)
 
 

@@ -39,13 +39,24 @@ seeds, rows = st.integers(0, 10**6), st.integers(1, 4)
 
 
 @settings(max_examples=50, deadline=None)
-@given(seed=seeds, batch=rows, vocab=st.integers(1, 9), samples=st.integers(0, 6), dtype=st.sampled_from(["int64", "int32"]))
-def test_a_uniform_number_picks_the_token_whose_share_it_falls_in(seed: int, batch: int, vocab: int, samples: int, dtype: str) -> None:
+@given(
+    seed=seeds,
+    batch=rows,
+    vocab=st.integers(1, 9),
+    samples=st.integers(0, 6),
+    dtype=st.sampled_from(["int64", "int32"]),
+)
+def test_a_uniform_number_picks_the_token_whose_share_it_falls_in(
+    seed: int, batch: int, vocab: int, samples: int, dtype: str
+) -> None:
     torch.manual_seed(seed)
     prob, u = distributions(batch, vocab), torch.rand(samples, 1, dtype=torch.float64)
     rows_of = torch.randint(0, batch, (samples, 1))
     result = run(ops.multinomial_from_uniform, prob, u, rows_of, dtype=dtype)
-    assert result.tolist() == [[draw_by_hand(prob[r].tolist(), x)] for r, x in zip(rows_of.flatten(), u.flatten().tolist(), strict=True)]
+    assert result.tolist() == [
+        [draw_by_hand(prob[r].tolist(), x)]
+        for r, x in zip(rows_of.flatten(), u.flatten().tolist(), strict=True)
+    ]
 
 
 def test_without_indices_row_i_is_sampled_from_distribution_i() -> None:
@@ -54,12 +65,16 @@ def test_without_indices_row_i_is_sampled_from_distribution_i() -> None:
 
 
 def test_rounding_never_picks_a_token_beyond_the_last() -> None:
-    assert run(ops.multinomial_from_uniform, torch.tensor([[0.5, 0.4]]), torch.tensor([[0.99]])).tolist() == [[1]]
+    assert run(ops.multinomial_from_uniform, torch.tensor([[0.5, 0.4]]), torch.tensor([[0.99]])).tolist() == [
+        [1]
+    ]
 
 
 @settings(max_examples=50, deadline=None)
 @given(seed=seeds, batch=rows, vocab=st.integers(1, 9), samples=st.integers(0, 6))
-def test_top_p_and_top_k_sample_among_the_tokens_kept(seed: int, batch: int, vocab: int, samples: int) -> None:
+def test_top_p_and_top_k_sample_among_the_tokens_kept(
+    seed: int, batch: int, vocab: int, samples: int
+) -> None:
     torch.manual_seed(seed)
     prob, index = distributions(batch, vocab).sort(-1, descending=True)
     top_p, top_k = torch.rand(batch, 1, dtype=torch.float64), torch.randint(1, vocab + 3, (batch, 1))

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strategies for transformers, caches, quantisation, sampling and external functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from op_cases import (
+    FLOATS,
+    INTEGERS,
+    SIZES,
+    SOME,
+    Case,
+    Draw,
+    Layer,
+    axis_in,
+    case,
+    dtype_of,
+    make,
+    partner,
+    rarely,
+    shape_of,
+    type_of,
+)
+
+from nnfront.dtypes import DTYPES
+from nnfront.ir.types import CacheLayerType
+
+# Transformers.
+
+
+def _attention_operands(draw: Draw, same_seq: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    batch, seq, groups, size, dtype = draw(SIZES), draw(SIZES), draw(SOME), draw(SOME), dtype_of(draw, FLOATS)
+    heads = groups * draw(st.integers(1, 2)) + (1 if rarely(draw) else 0)
+    kv_seq = seq if same_seq else draw(SIZES)
+    key, value = make((batch, kv_seq, groups, size), dtype), make((batch, kv_seq, groups, draw(SOME)), dtype)
+    return make((batch, seq, heads, size), dtype_of(draw, FLOATS) if rarely(draw) else dtype), key, value
+
+
+@case("scaled_dot_product_attention")
+def _(draw: Draw, name: str) -> Case:
+    q, k, v = _attention_operands(draw, draw(st.booleans()))
+    full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    mask = (
+        make(partner(draw, full), draw(st.sampled_from(["bool", str(q.dtype)[6:]])))
+        if draw(st.booleans())
+        else None
+    )
+    return Case(
+        (q, k, v, mask), {"is_causal": draw(st.booleans()), "scale": draw(st.sampled_from([None, 0.5]))}
+    )
+
+
+@case("attention")
+def _(draw: Draw, name: str) -> Case:
+    causal = draw(st.booleans())
+    q, k, v = _attention_operands(draw, causal or rarely(draw))
+    layer = None
+    if causal and draw(st.booleans()):
+        v = k
+        batch = k.shape[0] + (1 if rarely(draw) else 0)
+        layer = Layer(
+            CacheLayerType(k.shape[2], k.shape[3], str(k.dtype)[6:], batch, 8, draw(st.none() | SOME)),
+            draw(SIZES),
+        )
+    sinks = make((q.shape[2],), "float32") if draw(st.booleans()) else None
+    attrs = {
+        "is_causal": causal,
+        "softcap": draw(st.sampled_from([None, 5.0])),
+        "window": draw(st.none() | SOME) if causal else None,
+    }
+    return Case((q, k, v, layer, sinks), attrs)
+
+
+@case("rope")
+def _(draw: Draw, name: str) -> Case:
+    batch, seq, pairs = draw(SIZES), draw(SIZES), draw(st.integers(0, 2))
+    rest = draw(st.integers(0, 2)) - (1 if rarely(draw) else 0)
+    table = draw(st.sampled_from([(seq, pairs), (batch, seq, pairs), (1, seq, pairs)]))
+    x = make((batch, seq, draw(SIZES), max(2 * pairs + rest, 0)), dtype_of(draw, FLOATS))
+    kind = dtype_of(draw, FLOATS)
+    return Case((x, make(table, kind), make(table, kind)), {"interleaved": draw(st.booleans())})
+
+
+@case("get_timestep_embedding")
+def _(draw: Draw, name: str) -> Case:
+    return Case(
+        (make((draw(SIZES),), dtype_of(draw)),),
+        {"embedding_dim": draw(st.integers(1, 9)), "dtype": draw(st.sampled_from(FLOATS))},
+    )
+
+
+def _layer(draw: Draw) -> Layer:
+    return Layer(
+        CacheLayerType(draw(SOME), draw(SOME), draw(st.sampled_from(FLOATS)), draw(SIZES), 8), draw(SIZES)
+    )
+
+
+@case("cache_split", "cache_join")
+def _(draw: Draw, name: str) -> Case:
+    layers = tuple(_layer(draw) for _ in range(draw(st.integers(0, 3))))
+    return Case((layers,) if name == "cache_split" else layers, {})
+
+
+@case("cache_positions")
+def _(draw: Draw, name: str) -> Case:
+    return Case((_layer(draw),), {"seq": draw(SIZES)}, ("seq",))
+
+
+# Few bits, and sampling.
+
+
+@case("quantize")
+def _(draw: Draw, name: str) -> Case:
+    x = make(shape_of(draw, 1), dtype_of(draw, FLOATS))
+    attrs = {
+        "bits": draw(st.integers(2, 8)),
+        "group_size": draw(st.none() | st.integers(1, 3)),
+        "axis": axis_in(draw, x.ndim),
+    }
+    return Case(
+        (x,),
+        {**attrs, "symmetric": draw(st.booleans()), "scale_dtype": draw(st.none() | st.sampled_from(FLOATS))},
+    )
+
+
+@case("dequantize")
+def _(draw: Draw, name: str) -> Case:
+    shape, group = list(shape_of(draw, 1)), draw(st.none() | st.integers(1, 2))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    small = list(shape)
+    small[axis] = 1 if group is None else shape[axis] // group
+    kind = dtype_of(draw, ("int8", "uint8"))
+    zero = make(small, kind) if draw(st.booleans()) else None
+    scale = make(small, dtype_of(draw, FLOATS))
+    return Case(
+        (make(shape, kind), scale, zero),
+        {"group_size": group, "axis": axis, "dtype": draw(st.none() | st.sampled_from(FLOATS))},
+    )
+
+
+@case("pack_int4", "unpack_int4")
+def _(draw: Draw, name: str) -> Case:
+    x = make(shape_of(draw, 0, 3), dtype_of(draw, ("int8", "uint8") if name == "pack_int4" else ("uint8",)))
+    return Case(
+        (x,),
+        {"axis": axis_in(draw, x.ndim), **({"signed": draw(st.booleans())} if name == "unpack_int4" else {})},
+    )
+
+
+def _probabilities(draw: Draw) -> torch.Tensor:
+    prob = torch.rand(draw(SOME), draw(SOME))
+    return (prob / prob.sum(-1, keepdim=True)).to(getattr(torch, draw(st.sampled_from(FLOATS))))
+
+
+def _samples(draw: Draw, prob: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    rows = draw(SIZES)
+    if draw(st.booleans()):
+        return torch.rand(prob.shape[0], 1), None
+    return torch.rand(rows, 1), torch.randint(0, prob.shape[0], (rows, 1))
+
+
+@case("multinomial_from_uniform")
+def _(draw: Draw, name: str) -> Case:
+    prob = _probabilities(draw)
+    return Case((prob, *_samples(draw, prob)), {"dtype": draw(st.sampled_from(INTEGERS))})
+
+
+@case("sample_top_p_top_k_from_sorted_prob", "renormalize_top_p_top_k_prob")
+def _(draw: Draw, name: str) -> Case:
+    prob = _probabilities(draw)
+    ordered, index = prob.sort(-1, descending=True)
+    limits = torch.rand(prob.shape[0], 1), torch.randint(1, 5, (prob.shape[0], 1))
+    if name == "renormalize_top_p_top_k_prob":
+        return Case((prob, ordered, *limits), {})
+    return Case(
+        (ordered, index.to(getattr(torch, draw(st.sampled_from(INTEGERS)))), *limits, *_samples(draw, prob)),
+        {},
+    )
+
+
+# Running.
+
+
+@case("print_")
+def _(draw: Draw, name: str) -> Case:
+    return Case(
+        tuple(make(shape_of(draw), dtype_of(draw, DTYPES)) for _ in range(draw(st.integers(0, 2)))), {}
+    )
+
+
+@case("extern")
+def _(draw: Draw, name: str) -> Case:
+    x = make(shape_of(draw), dtype_of(draw, DTYPES))
+    several = draw(st.booleans())
+    out: Any = [type_of(x), type_of(x)] if several else type_of(x)
+    return Case((x, 2, 0.5), {"name": "tests.twice" if several else "tests.once", "out": out})

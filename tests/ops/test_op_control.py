@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops about running: external functions and printing."""
+
+import pytest
+import torch
+from call import attrs_of, infer, run, t
+
+from nnfront import ops
+from nnfront.errors import RunError
+from nnfront.ir.types import TupleType
+
+ONE = t(1)
+
+
+class Placeholder:
+    """Stands for the author's tensor: all that counts is its type."""
+
+    type = ONE
+
+
+def test_an_external_function_gets_its_arguments_in_order() -> None:
+    ops.register_extern("tests.scaled", lambda x, factor, offset: x * factor + offset)
+    x = torch.randn(1)
+    assert torch.equal(run(ops.extern, x, 3, 0.5, name="tests.scaled", out=ONE), x * 3 + 0.5)
+
+
+def test_what_an_external_function_returns_is_said_by_placeholders_or_types() -> None:
+    assert infer(ops.extern, name="f", out=Placeholder()) == ONE
+    assert infer(ops.extern, name="f", out=[Placeholder(), t(2)]) == TupleType((ONE, t(2)))
+    assert attrs_of(ops.extern, [], {"name": "f", "out": Placeholder()}) == {"name": "f", "out": ONE}
+
+
+def test_several_results_of_an_external_function_are_a_tuple() -> None:
+    ops.register_extern("tests.list", lambda: [torch.zeros(1), torch.ones(1)])
+    assert run(ops.extern, name="tests.list", out=[ONE, ONE]) == (torch.zeros(1), torch.ones(1))
+
+
+def test_an_unknown_external_function_is_named_with_what_to_do() -> None:
+    with pytest.raises(RunError) as caught:
+        run(ops.extern, name="tests.none", out=ONE)
+    assert caught.value.what == "no external function is called 'tests.none'"
+    assert caught.value.help == "call nnfront.ops.register_extern('tests.none', function) before it runs"
+
+
+def test_an_external_function_must_return_as_many_results_as_promised() -> None:
+    ops.register_extern("tests.one", lambda: torch.zeros(1))
+    with pytest.raises(RunError) as caught:
+        run(ops.extern, name="tests.one", out=[ONE, ONE])
+    assert str(caught.value) == "the external function 'tests.one' must return 2 results\n  got Tensor"
+
+
+def test_a_name_stands_for_one_external_function() -> None:
+    ops.register_extern("tests.print", print)
+    ops.register_extern("tests.print", print)
+    with pytest.raises(RunError) as caught:
+        ops.register_extern("tests.print", len)
+    assert caught.value.what == "the external function 'tests.print' is registered already"
+
+
+def test_print_writes_the_format_or_the_values(capsys: pytest.CaptureFixture[str]) -> None:
+    run(ops.print_, torch.tensor(1), 2, format="x = {}, n = {}")
+    run(ops.print_, torch.tensor([3]), 4)
+    assert capsys.readouterr().out == "x = 1, n = 2\ntensor([3])\n4\n"
