@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start}. Prints JSON."""
+
+import time
+
+BEGIN = time.perf_counter()
+
+import json
+import resource
+import sys
+
+import torch
+
+IMPORT_TORCH = time.perf_counter() - BEGIN
+
+import nnfront as nn
+
+folder, mode = sys.argv[1:3]
+torch.set_num_threads(2)
+torch.manual_seed(0)
+PROMPT, NEW, REPEATS = 512, 64, 3
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+llm = nn.LLM.load(folder)
+loaded = time.perf_counter() - BEGIN
+ids = torch.randint(2, llm.config.vocab_size, (1, PROMPT))
+result = {"import_torch_s": IMPORT_TORCH}
+if mode == "start":
+    llm.generate_ids(ids[:, :16], max_new_tokens=1)
+    result |= {"loaded_s": loaded, "first_token_s": time.perf_counter() - BEGIN, "peak_mib": peak_mib()}
+else:
+    session = llm.session
+    cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
+    session["prefill"](ids, cache)
+    prefill, decode = [], []
+    for _ in range(REPEATS):
+        cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
+        start = time.perf_counter()
+        token = session["prefill"](ids, cache)[:, -1:].argmax(-1)
+        prefill.append(PROMPT / (time.perf_counter() - start))
+        start = time.perf_counter()
+        for _ in range(NEW):
+            token = session["decode"](token, cache)[:, -1:].argmax(-1)
+        decode.append(NEW / (time.perf_counter() - start))
+    result |= {"prefill": sorted(prefill), "decode": sorted(decode), "peak_mib": peak_mib()}
+print(json.dumps(result))
