@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ def describe(*packages: str) -> dict[str, str]:
     return found
 
 
-def measure(script: Path, *args: object, env: dict[str, str] | None = None) -> dict[str, Any]:
+def measure(script: Path, *args: object) -> dict[str, Any]:
     """Run a script in a fresh process and return the JSON object in the last line it prints."""
     command = [sys.executable, str(script), *map(str, args)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **(env or {})}, check=False
-    )
+    started = {
+        "BENCH_START": repr(time.time())
+    }  # so that a script can count from before its interpreter started
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **started}, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

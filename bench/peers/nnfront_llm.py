@@ -6,6 +6,7 @@ import time
 BEGIN = time.perf_counter()
 
 import json
+import os
 import resource
 import sys
 
@@ -31,7 +32,11 @@ ids = torch.randint(2, llm.config.vocab_size, (1, PROMPT))
 result = {"import_torch_s": IMPORT_TORCH}
 if mode == "start":
     llm.generate_ids(ids[:, :16], max_new_tokens=1)
-    result |= {"loaded_s": loaded, "first_token_s": time.perf_counter() - BEGIN, "peak_mib": peak_mib()}
+    result |= {
+        "loaded_s": loaded,
+        "first_token_s": time.time() - float(os.environ["BENCH_START"]),
+        "peak_mib": peak_mib(),
+    }
 else:
     session = llm.session
     cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)

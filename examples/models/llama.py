@@ -137,7 +137,7 @@ class LlamaModel(nn.Module):
         )
 
     def forward(self, tokens_BS: nn.Tensor, cache: Any = None) -> nn.Tensor:
-        b, s = tokens_BS.shape
+        _, s = tokens_BS.shape
         positions = op.reshape(op.arange(s), (1, s)) if cache is None else op.cache_positions(cache[0], s)
         cos, sin = self.rotary_emb(positions)
         x_BSD = self.embed_tokens(tokens_BS)
