@@ -74,8 +74,9 @@ def _atom(param: Param, value: Any, function: str) -> Constant | Scalar:
     """Return the constant or literal for a parameter."""
     if isinstance(param.type, ScalarType):
         kinds = {"bool": bool, "int64": int, "float64": float}
-        number: Any = float(value) if param.type.dtype == "float64" and type(value) is int else value
-        if type(number) is kinds[param.type.dtype]:
+        number = float(value) if param.type.dtype == "float64" and type(value) is int else value
+        is_fit = type(number) is kinds[param.type.dtype]
+        if is_fit:
             return Scalar(number)
     elif isinstance(param.type, TensorType):
         dtype = None if isinstance(value, torch.Tensor) else getattr(torch, param.type.dtype)

@@ -27,9 +27,10 @@ import torch
 
 from nnfront import dtypes, ops
 from nnfront.dims import Dim
-from nnfront.ir import Atom, Binding, Call, Constant, IRModule, Mutator, Scalar, TensorType, Type, dims_in
+from nnfront.ir import Binding, Call, Constant, IRModule, Mutator, TensorType, Type, Var
 from nnfront.passes.base import module_pass
 from nnfront.passes.constants import constant, value_of
+from nnfront.passes.sizes import sizes_read
 
 # Elements that a result may have though no constant pays for it.
 _FREE = 16
@@ -67,9 +68,7 @@ def fold(call: Call, type: Type) -> Constant | None:
     """Return the value of a call over constants, None if it is not to be folded."""
     if call.op in _NEVER or not call.op.is_pure_for(call.args) or not isinstance(type, TensorType):
         return None
-    if not all(a is None or _is_known(a) for a in call.args) or any(
-        any(dims_in(v)) for v in call.attrs.values()
-    ):
+    if any(isinstance(a, Var) for a in call.args) or next(sizes_read(call), None) is not None:
         return None
     if not _pays(call, type):
         return None
@@ -80,10 +79,6 @@ def fold(call: Call, type: Type) -> Constant | None:
     assert isinstance(result, torch.Tensor)
     folded = constant(result)
     return folded if folded.type == type else None
-
-
-def _is_known(atom: Atom) -> bool:
-    return isinstance(atom, Constant) or (isinstance(atom, Scalar) and not isinstance(atom.value, Dim))
 
 
 def _pays(call: Call, type: TensorType) -> bool:

@@ -23,6 +23,8 @@ from nnfront.ir import (
     TupleType,
     Type,
     Var,
+    atoms_of,
+    dims_in,
     infer,
     map_sizes,
     sizes_of,
@@ -130,3 +132,15 @@ class Resizer(Mutator):
         if isinstance(atom, Var):
             return self.replaced.get(atom, atom)
         return atom if self.size is None else map_scalar(atom, self.size)
+
+
+def sizes_read(expr: Expr) -> Iterator[Dim]:
+    """Yield the sizes in an expression's literals and attributes."""
+    for atom in atoms_of(expr):
+        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
+            yield atom.value
+    if isinstance(expr, Call):
+        for attr in expr.attrs.values():
+            yield from dims_in(attr)
+    elif isinstance(expr, MatchShape):
+        yield from (size for size in sizes_of(expr.type) if isinstance(size, Dim))

@@ -37,9 +37,9 @@ from nnfront.ir import (
     sizes_of,
 )
 from nnfront.passes.effects import Declaration, impure_functions, is_alive
-from nnfront.passes.lifting.dims import KnownDims, sizes_read
+from nnfront.passes.lifting.dims import KnownDims
 from nnfront.passes.lifting.values import Operand, Value, Values, resized
-from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar
+from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar, sizes_read
 
 
 class Refusal(NamedTuple):

@@ -11,18 +11,15 @@ from collections.abc import Iterable, Iterator
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol
 from nnfront.ir import (
-    Call,
     Expr,
     Function,
     MatchShape,
     Names,
-    Scalar,
     Type,
-    atoms_of,
-    dims_in,
     sizes_of,
     walk_exprs,
 )
+from nnfront.passes.sizes import sizes_read
 
 
 def dims_of(types: Iterable[Type]) -> Iterator[Dim]:
@@ -77,15 +74,3 @@ class KnownDims:
     def rename(self, size: Size) -> Size:
         """Return a size as the transform calls it."""
         return self.whole.get(size, size) if isinstance(size, Dim) else size
-
-
-def sizes_read(expr: Expr) -> Iterator[Dim]:
-    """Yield the sizes in an expression's literals and attributes."""
-    for atom in atoms_of(expr):
-        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
-            yield atom.value
-    if isinstance(expr, Call):
-        for attr in expr.attrs.values():
-            yield from dims_in(attr)
-    elif isinstance(expr, MatchShape):
-        yield from dims_of((expr.type,))
