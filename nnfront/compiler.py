@@ -16,7 +16,8 @@ from nnfront.passes import PIPELINES
 from nnfront.passes import run as run_passes
 from nnfront.runtime import Session
 from nnfront.runtime.transform import run_transform
-from nnfront.weights import BoundWeights, Checkpoint, check_weights, stored_type
+from nnfront.runtime.uses import weight_uses
+from nnfront.weights import BoundWeights, Checkpoint, CheckReport, check_report, check_weights, stored_type
 
 TARGETS = ("cpu",)
 
@@ -66,11 +67,13 @@ class Executable:
         over. `cast`: floats stored in another float dtype than the model's are converted. Raises LoadError that lists everything that does not fit.
         """
         sources = self._checked(weights, ignored, cast)
-        raw = {name for method in self.program.methods.values() for name in _names(method, "weight")}
         transformed = {
             name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
         }
-        kept = {name: sources[name] for name in self._wanted() if name in raw}
+        raw = dict.fromkeys(
+            w.name for method in self.program.methods.values() for w in method.weights if w.role == "weight"
+        )
+        kept = {name: sources[name] for name in raw}
         return Session(self.program, kept, transformed, sources.found.dims)
 
     def transform_params(
@@ -125,15 +128,17 @@ class Executable:
         used = {method.transform for method in self.program.methods.values()}
         return {name: program for name, program in self.program.transforms.items() if name in used}
 
-    def _wanted(self) -> dict[str, TensorType]:
-        """The raw weights that methods and transforms read."""
-        programs = (*self._used_transforms().values(), *self.program.methods.values())
-        return {
-            w.name: w.type
-            for p in programs
-            for w in p.weights
-            if w.role == "weight" and isinstance(w.type, TensorType)
-        }
+    def check(
+        self, checkpoint: Checkpoint, *, ignored: Sequence[str] = (), cast: bool = False
+    ) -> CheckReport:
+        """Report what the module would make of each tensor of a checkpoint, and what does not fit. Reads headers only, raises nothing."""
+        uses = weight_uses(self.program)
+        return check_report(
+            uses, checkpoint, aliases=self.program.aliases, ignored=self._ignored(ignored), cast=cast
+        )
+
+    def _ignored(self, ignored: Sequence[str]) -> list[str]:
+        return [*ignored, *self.ir.attrs.get("unread", ())]
 
     def _checked(
         self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
@@ -144,27 +149,18 @@ class Executable:
                 "these weights are transformed already",
                 help="give load the checkpoint's own weights, or call bind(...)",
             )
-        programs = (*self._used_transforms().values(), *self.program.methods.values())
-        needed: dict[str, list[str]] = {}
-        for program in programs:
-            for name in _names(program, "weight"):
-                needed.setdefault(name, []).append(program.name)
-        have = weights.infos if isinstance(weights, Checkpoint) else _types(weights)
+        uses = weight_uses(self.program)
         found = check_weights(
-            self._wanted(),
-            have,
+            uses.wanted,
+            weights.infos if isinstance(weights, Checkpoint) else _types(weights),
             aliases=self.program.aliases,
-            ignored=[*ignored, *self.ir.attrs.get("unread", ())],
-            needed_by=needed,
+            ignored=self._ignored(ignored),
+            needed_by=uses.needed_by,
             cast=cast,
         )
         bound = BoundWeights(weights, found)
         bound.check_ties()
         return bound
-
-
-def _names(program: MethodProgram, role: str) -> list[str]:
-    return [w.name for w in program.weights if w.role == role]
 
 
 def _types(weights: Mapping[str, Any]) -> dict[str, TensorType]:

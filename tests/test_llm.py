@@ -283,3 +283,28 @@ def test_show_prints_the_summary_or_a_method(capsys: pytest.CaptureFixture[str])
     assert "concat(" in capsys.readouterr().out
     assert main(["show", str(FOLDER), "--method", "nothing"]) == 1
     assert "there is no method 'nothing'" in capsys.readouterr().err
+
+
+def test_check_reports_sources_formulas_and_uses_from_headers_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "model.safetensors"
+    size = int.from_bytes(path.read_bytes()[:8], "little")
+    path.write_bytes(path.read_bytes()[: 8 + size])  # the data part is absent
+    assert main(["check", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "concat(" in text
+    assert "fits: every weight has its tensor" in text
+    assert main(["check", str(folder), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    use = report["tensors"]["model.layers.0.self_attn.q_proj.weight"]["uses"][0]
+    assert use["name"] == "model.layers.0.self_attn.qkv_weight"
+    assert set(use["methods"]) == {"logits", "prefill", "decode"}
+
+
+def test_check_names_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil_config(folder, intermediate_size=80)
+    assert main(["check", str(folder)]) == 1
+    text = capsys.readouterr().out
+    assert "does not fit:" in text
+    assert "gate_proj.weight" in text
