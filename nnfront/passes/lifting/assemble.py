@@ -27,9 +27,10 @@ from nnfront.ir import (
     symbols_in,
     type_text,
 )
-from nnfront.passes.lifting.analyse import Analyzer, Scope
+from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.dims import KnownDims, definable, matched
 from nnfront.passes.lifting.reside import Residents, choose
+from nnfront.passes.lifting.scope import Scope
 from nnfront.passes.lifting.split import Splitter, dim_param, renamed
 from nnfront.passes.lifting.values import Operand, Value, Values, resized, with_operands
 from nnfront.passes.sizes import resize

@@ -32,8 +32,9 @@ from nnfront.ir import (
     walk_bindings,
 )
 from nnfront.passes.effects import is_alive
-from nnfront.passes.lifting.analyse import Analyzer, Scope, Site, size_map
+from nnfront.passes.lifting.analyse import Analyzer, size_map
 from nnfront.passes.lifting.dims import definable, matched
+from nnfront.passes.lifting.scope import Scope, Site
 from nnfront.passes.lifting.values import Value
 
 StandIn: TypeAlias = Callable[[Value], Var]

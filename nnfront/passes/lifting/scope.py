@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known about one function, and what its run-time work reads of the values that weights determine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from nnfront.ir import Atom, Block, Function, If, Tuple, Var, atoms_of
+from nnfront.passes.effects import is_alive
+from nnfront.passes.lifting.dims import KnownDims
+from nnfront.passes.lifting.values import Value, Values
+
+
+class Refusal(NamedTuple):
+    """A binding that needs only weights and yet stays, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(eq=False)
+class Site:
+    """One call: the callee's findings, and what its values are in the caller."""
+
+    scope: Scope
+    image: Sequence[Value | None]
+    path: str
+
+
+@dataclass(eq=False)
+class Scope:
+    """What is known about one function: the values of its variables, and `uses`, those that its run-time work reads."""
+
+    function: Function
+    values: Values
+    dims: KnownDims
+    known: dict[Var, Value] = field(default_factory=dict)
+    literals: dict[Var, Atom] = field(default_factory=dict)  # parameters that hold a dim
+    sites: dict[Var, Site] = field(default_factory=dict)
+    calls: list[Var] = field(default_factory=list)  # those calls that are alive, in order
+    uses: dict[Value, None] = field(default_factory=dict)
+    needs: set[Var] = field(default_factory=set)  # other variables that its run-time work reads
+    refused: list[Refusal] = field(default_factory=list)
+    has_dims: bool = False
+
+    def __post_init__(self) -> None:
+        self.body = self.function.body
+
+
+def collect_uses(scope: Scope, impure: set[str]) -> None:
+    """Fill `scope.uses` and `scope.needs`: what the run-time work reads that is alive."""
+    known, needs = scope.known, scope.needs
+
+    def use(value: Value) -> None:
+        if isinstance(value.expr, Tuple):
+            for part in value.inputs:
+                use(part)
+        elif value.uses_weight:
+            scope.uses[value] = None
+
+    def read(atom: Atom | None) -> None:
+        if isinstance(atom, Var):
+            value = known.get(atom)
+            if value is None:
+                needs.add(atom)
+            else:
+                use(value)
+
+    def visit(block: Block) -> None:
+        for binding in reversed(block.bindings):
+            if binding.var in known or not is_alive(binding, needs, impure):
+                continue
+            value = binding.value
+            if isinstance(value, If):
+                for branch in (value.then, value.otherwise):
+                    read(branch.result)
+                    visit(branch)
+                read(value.condition)
+            elif binding.var in scope.sites:
+                site = scope.sites[binding.var]
+                scope.calls.append(binding.var)
+                for inner in site.scope.uses:
+                    image = site.image[inner.index]
+                    assert image is not None
+                    use(image)
+                for param, arg in zip(site.scope.function.params, atoms_of(value), strict=True):
+                    if param not in site.scope.known:
+                        read(arg)
+            else:
+                for atom in atoms_of(value):
+                    read(atom)
+
+    read(scope.body.result)
+    visit(scope.body)
+    scope.calls.reverse()
