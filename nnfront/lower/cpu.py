@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from nnfront.ir import TensorType
+from nnfront.ir import TensorType, TupleType
 from nnfront.lower.program import Run
 from nnfront.lower.select import Context, Rule
 
@@ -24,12 +24,33 @@ def _as_linear(run: Run, context: Context) -> Run | None:
         weight = maker.inputs[0]
     elif context.is_bound_at_load(right):
         type = context.tensor(right)
-        weight = context.emit(
+        (weight,) = context.emit(
             run, "permute_dims", (right,), {"axes": (1, 0)}, TensorType(type.shape[::-1], type.dtype)
         )
     else:
         return None
     return replace(run, op="linear", inputs=(x, weight, context.frame.constant(None)))
+
+
+def _as_rotated(run: Run, context: Context) -> Run | None:
+    """Rope by tables of the whole head, which are the same for all layers."""
+    if run.attrs.get("interleaved", False):
+        return None
+    x, cos, sin = run.inputs
+    dtype = "float64" if context.tensor(x).dtype == "float64" else "float32"
+    made = context.shared.get(("rope_tables", cos, sin, dtype))
+    if made is None:
+        *outer, pairs = context.tensor(cos).shape
+        type = TensorType((*outer, 1, 2 * pairs), dtype)
+        made = context.emit(
+            run, "rope", (cos, sin), {"dtype": dtype}, TupleType((type, type)), kernel="rope_tables"
+        )
+        context.shared["rope_tables", cos, sin, dtype] = made
+    return replace(run, inputs=(x, *made))
+
+
+def _is_always(run: Run, context: Context) -> bool:
+    return True
 
 
 def _is_plain(run: Run, context: Context) -> bool:
@@ -79,7 +100,9 @@ CPU: tuple[Rule, ...] = (
     Rule("matmul", "linear_float32", _ONEDNN, _is_large_float32, _as_linear),
     Rule("matmul", "linear_plain", _TRANSPOSED, _is_plain, _as_linear),
     Rule("rms_norm", "rms_norm_last", "one call, and the same bits", _is_over_last_axis),
-    Rule("rope", "rope_in_place", "each half written once, no concatenation", lambda run, context: True),
+    Rule(
+        "rope", "rope_rotated", "tables made once for all layers, then three calls", _is_always, _as_rotated
+    ),
     Rule(
         "attention",
         "attention_cached",

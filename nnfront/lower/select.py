@@ -16,6 +16,9 @@ from nnfront.ir import TensorType, Type
 from nnfront.lower.frame import Frame
 from nnfront.lower.program import Block, Branch, Instruction, Run
 
+REFERENCE = "reference"
+"""Why a call runs its op's reference: no rule applies."""
+
 
 @dataclass
 class Context:
@@ -23,6 +26,9 @@ class Context:
 
     frame: Frame
     makers: dict[int, Run]
+    shared: dict[Any, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # what rules have emitted for several calls
     emitted: list[Run] = field(default_factory=list)
 
     def type(self, slot: int) -> Type | None:
@@ -47,14 +53,22 @@ class Context:
         return self.frame.slots[slot].kind == "weight"
 
     def emit(
-        self, like: Run, op: str, inputs: tuple[int, ...], attrs: Mapping[str, Any], type: TensorType
-    ) -> int:
-        """Put a call of another op in front of this one; return the slot of its result."""
-        result = self.frame.structure(op, "value", type)
+        self,
+        like: Run,
+        op: str,
+        inputs: tuple[int, ...],
+        attrs: Mapping[str, Any],
+        type: Type,
+        *,
+        kernel: str = "",
+    ) -> tuple[int, ...]:
+        """Put another call in front of this one; return the slots of its result."""
+        result = self.frame.structure(kernel or op, "value", type)
+        why = f"for {like.op}" if kernel else REFERENCE
         self.emitted.append(
-            Run(op, op, inputs, result, attrs, module=like.module, line=like.line, why="reference")
+            Run(kernel or op, op, inputs, result, attrs, module=like.module, line=like.line, why=why)
         )
-        return result.slot
+        return tuple(result.leaves())
 
 
 View: TypeAlias = Callable[[Run, Context], Run | None]
@@ -88,7 +102,7 @@ def select(block: Block, frame: Frame, table: Sequence[Rule]) -> Block:
 
 
 def _select(block: Block, rules: Mapping[str, Sequence[Rule]], outside: Context) -> Block:
-    context = Context(outside.frame, dict(outside.makers))
+    context = Context(outside.frame, dict(outside.makers), dict(outside.shared))
     chosen: list[Instruction] = []
     for instruction in block.instructions:
         if isinstance(instruction, Branch):
@@ -111,4 +125,4 @@ def _choose(run: Run, rules: Sequence[Rule], context: Context) -> Run:
         if seen is not None and rule.when(seen, context):
             return replace(seen, kernel=rule.kernel, why=rule.why)
         context.emitted.clear()
-    return replace(run, why="reference")
+    return replace(run, why=REFERENCE)

@@ -34,7 +34,9 @@ def cached(run: Run) -> Callable[..., Any]:
         if not q.numel():
             return torch.empty_like(q), layer
         keys, values = layer.keys(), layer.values()
-        window = min((w for w in (own_window, layer.window) if w is not None), default=None)
+        window = layer.window
+        if own_window is not None:
+            window = own_window if window is None else min(window, own_window)
         heads, groups, seq, stored = q.shape[2], keys.shape[1], q.shape[1], keys.shape[2]
         mask = None
         if before.equal is None or (seq > 1 and before.equal) or (window is not None and stored > window):

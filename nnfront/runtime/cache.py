@@ -49,7 +49,8 @@ class CacheLayer:
     @property
     def lengths(self) -> Lengths:
         """How many tokens each sequence has."""
-        return self._state.lengths.part(self._first, self.batch)
+        lengths = self._state.lengths
+        return lengths if len(lengths.values) == self.batch else lengths.part(self._first, self.batch)
 
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next `seq` tokens of each sequence: int64 [batch, seq]."""
@@ -62,7 +63,7 @@ class CacheLayer:
         Raises RunError, before anything is written, if they do not fit.
         """
         state, seq = self._state, k.shape[1]
-        before = state.lengths.part(self._first, self.batch)
+        before = self.lengths
         if before.longest + seq > self.max_seq:
             raise RunError(
                 f"cache is full: 'max_seq' = {self.max_seq} holds {before.longest} tokens, {seq} more do not fit",
@@ -97,7 +98,8 @@ class CacheLayer:
 
     @property
     def _chunk(self) -> Chunk | None:
-        return self._state.scratch.get(id(self))
+        scratch = self._state.scratch
+        return scratch.get(id(self)) if scratch else None
 
     @property
     def is_turned(self) -> bool:

@@ -88,6 +88,14 @@ def test_rms_norm_over_the_last_axis_is_one_call(axes, weight, kernel):
     assert chosen(body, f"x: input float32[4, 4], {weight}", "float32[4, 4]") == [kernel]
 
 
+def test_rope_tables_are_made_once_for_all_ropes():
+    body = "a: float32[n, m, 2, 8] = rope(q, cos, sin) y: float32[n, m, 2, 8] = rope(a, cos, sin)"
+    params = "q: input float32[n, m, 2, 8], cos: input float32[m, 3], sin: input float32[m, 3]"
+    assert chosen(body, params, "float32[n, m, 2, 8]") == ["rope_tables", "rope_rotated", "rope_rotated"]
+    other = body.replace("sin)", "sin, interleaved=True)")
+    assert chosen(other, params, "float32[n, m, 2, 8]") == ["rope", "rope"]
+
+
 HEADS = "q: input float32[n, m, 4, 8], k: input float32[n, m, 2, 8], v: input float32[n, m, 2, 8]"
 
 
@@ -113,4 +121,4 @@ def test_every_rule_is_about_an_op_and_names_a_kernel_that_exists():
 
 
 def test_no_kernel_is_without_a_rule():
-    assert set(KERNELS) - {PACK} == {rule.kernel for rule in KERNEL_TABLES["cpu"]}
+    assert set(KERNELS) - {PACK, "rope_tables"} == {rule.kernel for rule in KERNEL_TABLES["cpu"]}
