@@ -32,6 +32,8 @@ _recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 
 ABSENT: Any = object()  # what reading an attribute that is not there gives
 
+_NOTHING: Any = object()
+
 
 class CannotShare(Exception):
     """Something was read that cannot be compared; the module is traced in place instead."""
@@ -44,6 +46,9 @@ class _Seen:
     kind: str  # absent, module, tensor, constant, plain, dim, same, list, dict, object
     cls: type
     value: Any = None
+    immutable: Any = (
+        _NOTHING  # the very object, if it can never change: meeting it again settles the question
+    )
 
 
 class Recorder:
@@ -129,6 +134,8 @@ class _Matcher:
 
     def agrees(self, seen: _Seen, value: Any, path: tuple[Any, ...]) -> bool:
         """Whether `value` is the same as what was seen in its place."""
+        if value is seen.immutable:
+            return True
         kind = seen.kind
         if not _is_a(value, seen.cls) or (value is ABSENT) != (kind == "absent"):
             return False
@@ -195,7 +202,7 @@ def _leaf(value: Any) -> _Seen | None:
     """What a value without parts is, None if it has parts."""
     cls = type(value)
     if cls in _PLAIN:
-        return _Seen("plain", cls, _plain(value))
+        return _Seen("plain", cls, _plain(value), value)
     if cls is Dim:
         return _Seen("dim", cls, value)
     if (
@@ -203,7 +210,7 @@ def _leaf(value: Any) -> _Seen | None:
         or getattr(cls, "compared_by_identity", False)
         or (isinstance(value, _BY_IDENTITY) and not getattr(value, "__closure__", None))
     ):
-        return _Seen("same", cls, value)
+        return _Seen("same", cls, value, value)
     if isinstance(value, (torch.Tensor, Tensor, np.ndarray)):
         return _Seen("constant", cls, _bytes(value))
     return None

@@ -78,7 +78,7 @@ class Cache:
         dtype: str = "float32",
         batch: int | str | Dim = "batch",
         max_seq: int | str | Dim = "max_seq",
-        window: int | None | Sequence[int | None] = None,
+        window: int | Sequence[int | None] | None = None,
     ) -> None:
         windows = tuple(window) if isinstance(window, Sequence) else (window,) * layers
         if len(windows) != layers:

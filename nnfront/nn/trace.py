@@ -45,7 +45,10 @@ from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import user_frame
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.subroutine import Subroutines
-from nnfront.nn.tensor import Formula, Tensor, as_operand, located
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, located
+
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 class Trace:
@@ -58,6 +61,7 @@ class Trace:
         self.function_names = Names(reserved)
         self.subroutines = Subroutines(self)
         self.frame: Frame
+        self._formula_types: dict[Any, Type] = {}
         self.effects: dict[int, tuple[Tensor, ...]] = {}
         self.method = ""
         self.path = ""
@@ -253,11 +257,7 @@ class Trace:
             if var is None:
                 atoms = tuple([self._formula_operand(a, frame) for a in call.args])
                 file, _, line = call.where.rpartition(":")
-                types = [None if a is None else a.type for a in atoms]
-                try:
-                    type_ = call.op.result_type(types, call.attrs)
-                except InferError as error:
-                    raise located(error, call.op, types, call.where) from None
+                type_ = self._formula_type(call, [None if a is None else a.type for a in atoms])
                 place = Provenance(name.rpartition(".")[0], file, int(line or 0))
                 hint = name if name and formula.index is None else call.op.name
                 var = builder.emit(Call(call.op, atoms, call.attrs), hint, place, type_)
@@ -266,6 +266,20 @@ class Trace:
             if formula.index is None:
                 return var
             return builder.emit(Projection(var, formula.index), name or var.name)
+
+    def _formula_type(self, call: FormulaCall, types: list[Type | None]) -> Type:
+        """Infer a formula's type; the formulas of layers that are alike are inferred once."""
+        # Attributes as text tell 1 from True and 0.0 from -0.0; dims do not, so a formula with dims has a key of its own.
+        plain = all(type(value) in _PLAIN for value in call.attrs.values())
+        key = (call.op, *types, repr(call.attrs) if plain else id(call))
+        known = self._formula_types.get(key)
+        if known is None:
+            try:
+                known = call.op.result_type(types, call.attrs)
+            except InferError as error:
+                raise located(error, call.op, types, call.where) from None
+            self._formula_types[key] = known
+        return known
 
     def _formula_operand(self, x: Any, frame: Frame) -> Atom | None:
         if isinstance(x, Tensor):
