@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from nnfront.dims import less_equal
+from nnfront.dims import Dim, Size, less_equal
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import FLOAT8, NO_AXIS, axis_of, require, require_integer, require_same
+from nnfront.ops.rules import FLOAT8, NO_AXIS, axis_of, integer, require, require_integer, require_same
 
 
 @op(stricter=NO_AXIS)
@@ -125,6 +125,10 @@ def _(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) 
     return torch.scatter_add(x, axis, indices.long(), updates)
 
 
+def _diagonal(x: TensorType, diagonal: Any = 0) -> dict[str, Any]:
+    return {"diagonal": diagonal if isinstance(diagonal, Dim) else integer(diagonal, "diagonal")}
+
+
 _NO_FLOAT8 = "float8 has no triangles, unless torch has nothing to do"
 
 
@@ -135,9 +139,12 @@ def _matrix(x: TensorType) -> TensorType:
 
 
 @op(stricter=_NO_FLOAT8)
-def triu(x: TensorType, diagonal: int = 0) -> TensorType:
+def triu(x: TensorType, diagonal: Size = 0) -> TensorType:
     """Zero what lies below a diagonal of each matrix [..., rows, columns]; diagonal 1 is the one above the main one."""
     return _matrix(x)
+
+
+triu.normalize(_diagonal)
 
 
 @triu.reference
@@ -146,9 +153,12 @@ def _(x: torch.Tensor, diagonal: int) -> torch.Tensor:
 
 
 @op(stricter=_NO_FLOAT8)
-def tril(x: TensorType, diagonal: int = 0) -> TensorType:
+def tril(x: TensorType, diagonal: Size = 0) -> TensorType:
     """Zero what lies above a diagonal of each matrix [..., rows, columns]; diagonal -1 is the one below the main one."""
     return _matrix(x)
+
+
+tril.normalize(_diagonal)
 
 
 @tril.reference

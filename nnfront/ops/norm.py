@@ -15,6 +15,7 @@ from nnfront.ops.rules import (
     NO_AXIS,
     axes_of,
     axis_of,
+    integer,
     require,
     require_float,
     require_same,
@@ -226,7 +227,12 @@ def _(
         found,
         channel,
     )
-    return {"num_groups": num_groups, "eps": float(eps), "channel_axis": channel, "axes": found}
+    return {
+        "num_groups": integer(num_groups, "num_groups"),
+        "eps": float(eps),
+        "channel_axis": channel,
+        "axes": found,
+    }
 
 
 @group_norm.reference

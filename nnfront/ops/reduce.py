@@ -22,6 +22,7 @@ from nnfront.ops.rules import (
     axes_of,
     axis_of,
     dtype_name,
+    integer,
     require,
     require_float,
     require_number,
@@ -154,7 +155,7 @@ def var(x: TensorType, axis: Axes = None, keepdims: bool = False, correction: in
 
 @var.normalize
 def _(x: TensorType, axis: Any = None, keepdims: bool = False, correction: int = 0) -> dict[str, Any]:
-    return {**_canonical(x, axis, keepdims), "correction": correction}
+    return {**_canonical(x, axis, keepdims), "correction": integer(correction, "correction")}
 
 
 @var.reference

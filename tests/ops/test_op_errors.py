@@ -176,6 +176,7 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.scatter, [t(2), t(2, dtype=I64), t(2, 2)], {}, "updates has 2 axes, indices has 1"),
     (ops.scatter_add, [t(2), t(2, dtype=I64), t(3)], {}, "updates and indices differ: 3 and 2"),
     (ops.triu, [t(2)], {}, "x must have at least two axes, got 1"),
+    (ops.triu, [t(2, 2)], {"diagonal": 0.5}, "diagonal must be an int, got 0.5"),
     (ops.tril, [t(2, 2, dtype=F8)], {}, "float8_e5m2 has no triangles"),
     # from nothing
     (ops.full, [t(1)], {"shape": (2,)}, "fill_value must have no axes, got 1"),
