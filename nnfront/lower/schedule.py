@@ -81,12 +81,12 @@ def _split_early(
     late: list[Instruction] = []
     for instruction in body.instructions:
         if isinstance(instruction, Run) and instruction.is_pure:
-            inputs = set(_inputs(instruction))
-            if inputs <= free and _is_small(instruction, slots):
+            inputs = _own_inputs(instruction)
+            if all(i in free for i in inputs) and _is_small(instruction, slots):
                 free.update(instruction.outputs)
                 early.append(instruction)
                 continue
-            if inputs <= free | weights and instruction.kernel in FREE_VIEWS:
+            if instruction.kernel in FREE_VIEWS and all(i in free or i in weights for i in inputs):
                 weights.update(instruction.outputs)
                 early.append(instruction)
                 continue
@@ -157,7 +157,7 @@ def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block
             then = _with_frees(instruction.then, slots, outside)
             otherwise = _with_frees(instruction.otherwise, slots, outside)
             instruction = replace(instruction, then=then, otherwise=otherwise)
-        instructions.append(replace(instruction, frees=frees))
+        instructions.append(instruction.freeing(frees) if frees else instruction)
     return replace(block, instructions=tuple(reversed(instructions)))
 
 

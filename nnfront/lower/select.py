@@ -16,9 +16,6 @@ from nnfront.ir import TensorType, Type
 from nnfront.lower.frame import Frame
 from nnfront.lower.program import Block, Branch, Instruction, Run
 
-REFERENCE = "reference"
-"""Why a call runs its op's reference: no rule applies."""
-
 
 @dataclass
 class Context:
@@ -64,10 +61,8 @@ class Context:
     ) -> tuple[int, ...]:
         """Put another call in front of this one; return the slots of its result."""
         result = self.frame.structure(kernel or op, "value", type)
-        why = f"for {like.op}" if kernel else REFERENCE
-        self.emitted.append(
-            Run(kernel or op, op, inputs, result, attrs, module=like.module, line=like.line, why=why)
-        )
+        run = Run(kernel or op, op, inputs, result, attrs, module=like.module, line=like.line)
+        self.emitted.append(replace(run, why=f"for {like.op}") if kernel else run)
         return tuple(result.leaves())
 
 
@@ -125,4 +120,4 @@ def _choose(run: Run, rules: Sequence[Rule], context: Context) -> Run:
         if seen is not None and rule.when(seen, context):
             return replace(seen, kernel=rule.kernel, why=rule.why)
         context.emitted.clear()
-    return replace(run, why=REFERENCE)
+    return run
