@@ -58,7 +58,9 @@ class FunctionBuilder:
         self.functions: Mapping[str, Function] = functions if functions is not None else {}
         self.params: list[Param] = []
         self.names = Names()
-        self.place: Provenance | None = None  # of bindings for which no other is given: that of the last one that had one
+        self.place: Provenance | None = (
+            None  # of bindings for which no other is given: that of the last one that had one
+        )
         self._blocks: list[list[Binding]] = [[]]
 
     def param(self, name: str, type: Type, role: Role) -> Param:

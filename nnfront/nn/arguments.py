@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, get_args
 
 from nnfront.dims import Dim, Size, Symbol, merge_facts, with_facts
 from nnfront.errors import SpecError
@@ -54,6 +55,16 @@ def argument_type(name: str, spec: specs.ArgumentSpec) -> Type:
                         spec.kv_heads, spec.head_size, spec.dtype, spec.batch, spec.max_seq, window
                     )
             return CacheType(tuple(made_layers[window] for window in spec.windows))
+
+
+def with_facts_attr(value: Any, facts: Mapping[Symbol, Symbol]) -> Any:
+    """Return an attribute with the facts known of the dims in it; the same object if it has them already."""
+    if isinstance(value, Dim):
+        return value if all(facts.get(s, s) is s for s in value.symbols) else with_facts(value, facts)
+    if isinstance(value, tuple):
+        new = tuple([with_facts_attr(item, facts) for item in value])
+        return value if all(a is b for a, b in zip(new, value, strict=True)) else new
+    return with_facts_type(value, facts) if isinstance(value, get_args(Type)) else value
 
 
 def with_facts_type(type: Type, facts: Mapping[Symbol, Symbol]) -> Type:

@@ -38,6 +38,7 @@ from nnfront.ir import (
     Var,
     branch,
 )
+from nnfront.nn.arguments import with_facts_attr
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.object import Object
@@ -75,7 +76,7 @@ class Trace:
         )
         types = [None if a is None else a.type for a in atoms]
         try:
-            attrs = op.canonical_attrs(types, attrs)
+            attrs = self.known_attrs(op.canonical_attrs(types, attrs))
             result = op.result_type(types, attrs)
         except InferError as error:
             raise located(error, op, types, self.where()) from None
@@ -218,7 +219,7 @@ class Trace:
             if not isinstance(handle, Var):
                 raise TraceError(f"{x!r} is not an argument of the method", where=self.where())
             return handle
-        return Scalar(x)
+        return Scalar(with_facts_attr(x, self.facts))
 
     def weight(self, tensor: Tensor, frame: Frame | None = None) -> Var:
         """Return the variable of a parameter or derived tensor in `frame`, made when it is first asked for."""
@@ -257,25 +258,26 @@ class Trace:
             if var is None:
                 atoms = tuple([self._formula_operand(a, frame) for a in call.args])
                 file, _, line = call.where.rpartition(":")
-                type_ = self._formula_type(call, [None if a is None else a.type for a in atoms])
+                attrs = self.known_attrs(call.attrs)
+                type_ = self._formula_type(call, attrs, [None if a is None else a.type for a in atoms])
                 place = Provenance(name.rpartition(".")[0], file, int(line or 0))
                 hint = name if name and formula.index is None else call.op.name
-                var = builder.emit(Call(call.op, atoms, call.attrs), hint, place, type_)
+                var = builder.emit(Call(call.op, atoms, attrs), hint, place, type_)
                 frame.weights[id(call)] = var
                 frame.kept.append(call)
             if formula.index is None:
                 return var
             return builder.emit(Projection(var, formula.index), name or var.name)
 
-    def _formula_type(self, call: FormulaCall, types: list[Type | None]) -> Type:
+    def _formula_type(self, call: FormulaCall, attrs: Mapping[str, Any], types: list[Type | None]) -> Type:
         """Infer a formula's type; the formulas of layers that are alike are inferred once."""
         # Attributes as text tell 1 from True and 0.0 from -0.0; dims do not, so a formula with dims has a key of its own.
-        plain = all(type(value) in _PLAIN for value in call.attrs.values())
-        key = (call.op, *types, repr(call.attrs) if plain else id(call))
+        plain = all(type(value) in _PLAIN for value in attrs.values())
+        key = (call.op, *types, repr(attrs) if plain else id(call))
         known = self._formula_types.get(key)
         if known is None:
             try:
-                known = call.op.result_type(types, call.attrs)
+                known = call.op.result_type(types, attrs)
             except InferError as error:
                 raise located(error, call.op, types, call.where) from None
             self._formula_types[key] = known
@@ -284,13 +286,19 @@ class Trace:
     def _formula_operand(self, x: Any, frame: Frame) -> Atom | None:
         if isinstance(x, Tensor):
             return constant(x.content) if isinstance(x.content, torch.Tensor) else self.weight(x, frame)
-        return None if x is None else Scalar(x)
+        return None if x is None else Scalar(with_facts_attr(x, self.facts))
 
     def with_facts(self, type: TensorType) -> TensorType:
         """Return the type with the facts that this export knows of its dims."""
         if not self.facts or all(isinstance(s, int) for s in type.shape):
             return type
         return TensorType(tuple(with_facts(s, self.facts) for s in type.shape), type.dtype)
+
+    def known_attrs(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return attributes with the facts that this export knows of the dims in them."""
+        if not self.facts or not attrs:
+            return attrs
+        return {name: with_facts_attr(value, self.facts) for name, value in attrs.items()}
 
     # Places.
 

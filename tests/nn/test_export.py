@@ -232,3 +232,25 @@ def test_caches_written_in_one_branch_come_out_of_both() -> None:
     assert cache.length() == 0
     session["forward"](x, torch.tensor(True), cache)
     assert cache.length() == 3
+
+
+def test_dims_written_by_name_in_the_method_carry_the_facts_of_the_spec() -> None:
+    x = spec.Tensor(["batch", nn.Dim("seq", max=64, multiple_of=16), 4], "float32")
+    w = nn.Parameter(("seq", 4))
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            self.w = w
+            self.wide = op.broadcast_to(self.w, (2, "seq", 4))
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            y = op.reshape(x, ("seq", "batch", 4)) * nn.Dim("seq")
+            return op.sum(self.wide, axis=0) + op.sum(y, axis=1)
+
+    ir = Named().export({"forward": {"x": x}})
+    assert nn.ir.parse(str(ir)) == ir
+    data, weight = torch.randn(2, 32, 4), torch.randn(32, 4)
+    expected = weight * 2 + (data.reshape(32, 2, 4) * 32).sum(1)
+    torch.testing.assert_close(
+        nn.compile(ir).load({"w": weight})["forward"](data), expected, rtol=1e-4, atol=1e-4
+    )

@@ -20,27 +20,51 @@ Weights = dict[str, torch.Tensor]
 # name -> (layer, shape of x, what torch computes from x and the weights)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[Any, Weights], torch.Tensor]]] = {
     "linear": (lambda: nn.Linear(6, 5), (2, 3, 6), lambda x, w: F.linear(x, w["weight"], w["bias"])),
-    "linear without bias": (lambda: nn.Linear(6, 5, bias=False), (3, 6), lambda x, w: F.linear(x, w["weight"])),
+    "linear without bias": (
+        lambda: nn.Linear(6, 5, bias=False),
+        (3, 6),
+        lambda x, w: F.linear(x, w["weight"]),
+    ),
     "linear with out_dtype": (
         lambda: nn.Linear(6, 5, out_dtype="float64"),
         (3, 6),
         lambda x, w: F.linear(x.double(), w["weight"].double(), w["bias"]),
     ),
-    "layer norm": (lambda: nn.LayerNorm(6), (2, 6), lambda x, w: F.layer_norm(x, (6,), w["weight"], w["bias"])),
+    "layer norm": (
+        lambda: nn.LayerNorm(6),
+        (2, 6),
+        lambda x, w: F.layer_norm(x, (6,), w["weight"], w["bias"]),
+    ),
     "layer norm of two axes": (
         lambda: nn.LayerNorm((3, 6), eps=1e-3, bias=False),
         (2, 3, 6),
         lambda x, w: F.layer_norm(x, (3, 6), w["weight"], eps=1e-3),
     ),
-    "plain layer norm": (lambda: nn.LayerNorm(6, elementwise_affine=False), (2, 6), lambda x, w: F.layer_norm(x, (6,))),
-    "rms norm": (lambda: nn.RMSNorm(6, -1, bias=False), (2, 6), lambda x, w: F.rms_norm(x, (6,), w["weight"], 1e-5)),
+    "plain layer norm": (
+        lambda: nn.LayerNorm(6, elementwise_affine=False),
+        (2, 6),
+        lambda x, w: F.layer_norm(x, (6,)),
+    ),
+    "rms norm": (
+        lambda: nn.RMSNorm(6, -1, bias=False),
+        (2, 6),
+        lambda x, w: F.rms_norm(x, (6,), w["weight"], 1e-5),
+    ),
     "rms norm with bias": (
         lambda: nn.RMSNorm(6, [-1], 1e-3),
         (2, 6),
         lambda x, w: F.rms_norm(x, (6,), w["weight"], 1e-3) + w["bias"],
     ),
-    "group norm": (lambda: nn.GroupNorm(2, 6), (2, 6, 5), lambda x, w: F.group_norm(x, 2, w["weight"], w["bias"])),
-    "plain group norm": (lambda: nn.GroupNorm(3, 6, affine=False), (2, 6, 4, 5), lambda x, w: F.group_norm(x, 3)),
+    "group norm": (
+        lambda: nn.GroupNorm(2, 6),
+        (2, 6, 5),
+        lambda x, w: F.group_norm(x, 2, w["weight"], w["bias"]),
+    ),
+    "plain group norm": (
+        lambda: nn.GroupNorm(3, 6, affine=False),
+        (2, 6, 4, 5),
+        lambda x, w: F.group_norm(x, 3),
+    ),
     "conv1d": (
         lambda: nn.Conv1D(4, 6, 3, stride=2, padding=1, groups=2),
         (2, 4, 9),
@@ -87,7 +111,9 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[Any,
 def test_a_layer_computes_what_torch_does_eager_and_exported(name: str) -> None:
     make, shape, expected = LAYERS[name]
     layer = make()
-    weights = {n: torch.randn(tuple(p.shape), dtype=getattr(torch, p.dtype)) for n, p in layer.named_parameters()}
+    weights = {
+        n: torch.randn(tuple(p.shape), dtype=getattr(torch, p.dtype)) for n, p in layer.named_parameters()
+    }
     layer.load_state_dict(weights)
     x = torch.randn(shape)
     wanted = expected(x, weights)
@@ -199,7 +225,9 @@ class Handle(nn.Object):
         self.size = size
 
     def read(self, x: nn.Tensor) -> nn.Tensor:
-        result: nn.Tensor = op.extern("test.read", [self, x, x.shape[0], 2.5], nn.Tensor.placeholder(x.shape, x.dtype))
+        result: nn.Tensor = op.extern(
+            "test.read", [self, x, x.shape[0], 2.5], nn.Tensor.placeholder(x.shape, x.dtype)
+        )
         return result
 
 
