@@ -11,7 +11,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     create                            from nothing but a shape
     attention, rope, cache            transformers
     quant, sample                     numbers in few bits; tokens from probabilities
-    control                           printing, external functions
+    control                           printing, external functions, which case it is
 """
 
 from nnfront.ops.activation import (
@@ -30,7 +30,7 @@ from nnfront.ops.activation import (
 )
 from nnfront.ops.attention import attention, scaled_dot_product_attention
 from nnfront.ops.cache import cache_join, cache_positions, cache_split
-from nnfront.ops.control import extern, find_extern, print_, register_extern, stop_lift_params
+from nnfront.ops.control import extern, find_extern, print_, register_extern, stop_lift_params, within
 from nnfront.ops.conv import conv1d, conv1d_transpose, conv2d, conv3d
 from nnfront.ops.create import arange, dim_value, empty, full, full_like, ones, ones_like, zeros, zeros_like
 from nnfront.ops.elementwise import (
@@ -244,6 +244,7 @@ __all__ = [
     "unsqueeze",
     "var",
     "where",
+    "within",
     "zeros",
     "zeros_like",
 ]

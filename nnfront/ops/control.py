@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops about running rather than computing: printing, external functions, and what a pass must not move."""
+"""Ops about running rather than computing: printing, external functions, which case it is, and what a pass must not move."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from nnfront.errors import InferError, RunError
 from nnfront.ir.op import OperandType, op
-from nnfront.ir.types import TensorType, TupleType, Type
+from nnfront.ir.types import ScalarType, TensorType, TupleType, Type
 from nnfront.ops.rules import require
 
 _EXTERNS: dict[str, Callable[..., Any]] = {}
@@ -25,6 +25,42 @@ def stop_lift_params(x: TensorType) -> TensorType:
 @stop_lift_params.reference
 def _(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+@op(stricter="a tensor of one element has axes all the same")
+def within(values: Sequence[OperandType], ranges: Any) -> ScalarType:
+    """Whether every number lies in its range: (least, greatest, divisor), None where there is no bound. A host boolean.
+
+    values: dims, host numbers, and tensors without axes; True counts as 1. A range holds its ends.
+    """
+    for value in values:
+        require(isinstance(value, ScalarType) or not value.shape, "a tensor with axes is no number")
+    return ScalarType("bool")
+
+
+@within.normalize
+def _(values: Sequence[OperandType], ranges: Any) -> dict[str, Any]:
+    require(bool(values), "there is no value to compare")
+    found = tuple(tuple(entry) for entry in ranges)
+    require(
+        len(found) == len(values) and all(len(entry) == 3 for entry in found),
+        "{} values need as many ranges (least, greatest, divisor), got {}",
+        len(values),
+        found,
+    )
+    return {"ranges": found}
+
+
+@within.reference
+def _(values: Sequence[Any], ranges: Sequence[Any]) -> bool:
+    return all(map(_is_within, values, ranges))
+
+
+def _is_within(value: Any, bounds: Sequence[Any]) -> bool:
+    least, greatest, divisor = bounds
+    number = value.item() if isinstance(value, torch.Tensor) else value
+    above = least is None or number >= least
+    return above and (greatest is None or number <= greatest) and (divisor is None or number % divisor == 0)
 
 
 @op(is_pure=False)

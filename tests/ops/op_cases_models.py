@@ -197,3 +197,19 @@ def _(draw: Draw, name: str) -> Case:
     several = draw(st.booleans())
     out: Any = [type_of(x), type_of(x)] if several else type_of(x)
     return Case((x, 2, 0.5), {"name": "tests.twice" if several else "tests.once", "out": out})
+
+
+@case("within")
+def _(draw: Draw, name: str) -> Case:
+    number = st.one_of(st.booleans(), st.integers(-3, 3), st.sampled_from([0.0, 1.5, -2.0]))
+    tensor = st.builds(
+        lambda shape, dtype: make(shape, dtype),
+        st.just(()) | st.just((1,)),
+        st.sampled_from(FLOATS + INTEGERS),
+    )
+    values = draw(st.lists(number | tensor, min_size=1, max_size=3))
+    bound = st.none() | st.integers(-2, 2)
+    return Case(
+        tuple(values),
+        {"ranges": [(draw(bound), draw(bound), draw(st.none() | st.integers(1, 3))) for _ in values]},
+    )

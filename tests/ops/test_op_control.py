@@ -6,8 +6,8 @@ import torch
 from call import attrs_of, infer, run, t
 
 from nnfront import ops
-from nnfront.errors import RunError
-from nnfront.ir.types import TupleType
+from nnfront.errors import InferError, RunError
+from nnfront.ir.types import ScalarType, TupleType
 
 ONE = t(1)
 
@@ -61,3 +61,34 @@ def test_print_writes_the_format_or_the_values(capsys: pytest.CaptureFixture[str
     run(ops.print_, torch.tensor(1), 2, format="x = {}, n = {}")
     run(ops.print_, torch.tensor([3]), 4)
     assert capsys.readouterr().out == "x = 1, n = 2\ntensor([3])\n4\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "ranges", "expected"),
+    [
+        ([3], [(3, 3, None)], True),
+        ([4], [(3, 3, None)], False),
+        ([2], [(2, 8, None)], True),
+        ([8], [(2, 8, None)], True),
+        ([9], [(2, None, 3)], True),
+        ([9], [(2, None, 4)], False),
+        ([-1], [(None, 0, None)], True),
+        ([5, True, torch.tensor(0)], [(None, None, 5), (1, 1, None), (0, 0, None)], True),
+        ([5, False, torch.tensor(0)], [(None, None, 5), (1, 1, None), (0, 0, None)], False),
+    ],
+)
+def test_every_number_must_lie_in_its_range(
+    values: list[object], ranges: list[object], expected: bool
+) -> None:
+    assert run(ops.within, *values, ranges=ranges) is expected
+
+
+def test_ranges_are_as_many_as_values() -> None:
+    with pytest.raises(
+        InferError, match=r"^within: 1 values need as many ranges \(least, greatest, divisor\), got \(\)"
+    ):
+        infer(ops.within, ScalarType("int64"), ranges=())
+    with pytest.raises(InferError, match=r"^within: there is no value to compare"):
+        infer(ops.within, ranges=())
+    with pytest.raises(InferError, match=r"^within: a tensor with axes is no number"):
+        infer(ops.within, ONE, ranges=[(0, 1, None)])
