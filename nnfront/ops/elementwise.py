@@ -68,7 +68,7 @@ def subtract(a: OperandType, b: OperandType) -> TensorType:
 subtract.reference(of_tensors(torch.sub))  # torch's own `-` refuses bool with a number
 
 
-@op()
+@op(stricter="no arithmetic in float8, though torch multiplies")
 def multiply(a: OperandType, b: OperandType) -> TensorType:
     """a * b; for two bool tensors their and."""
     return _arithmetic(a, b)
