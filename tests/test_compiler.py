@@ -116,7 +116,7 @@ def test_a_plain_dict_of_transformed_weights_is_refused_by_its_names(call):
             {"up.weight": torch.zeros(4, 4).half()},
             "dtype: 'up.weight': float16[4, 4], expected float32[4, 4]",
         ),
-        ({"gate.weight": None}, "missing: 'gate.weight': float32[4, 4], needed by transform_params"),
+        ({"gate.weight": None}, "missing: 'gate.weight': float32[4, 4], needed by forward"),
     ],
 )
 def test_weights_that_do_not_fit_are_all_listed_before_anything_runs(change, message):

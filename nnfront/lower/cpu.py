@@ -17,7 +17,7 @@ LARGE = 1 << 20
 def _as_linear(run: Run, context: Context) -> Run | None:
     """A product with a matrix that is a transpose, or a weight, as `linear`, which has the weight the other way around."""
     x, right = run.inputs
-    if run.attrs or not isinstance(context.type(right), TensorType) or context.tensor(right).ndim != 2:
+    if not isinstance(context.type(right), TensorType) or context.tensor(right).ndim != 2:
         return None
     maker = context.makers.get(right)
     if maker is not None and maker.op == "permute_dims" and maker.attrs["axes"] == (1, 0):
@@ -57,6 +57,13 @@ def _is_plain(run: Run, context: Context) -> bool:
     return not run.attrs
 
 
+def _is_widened(run: Run, context: Context) -> bool:
+    return run.attrs == {"out_dtype": "float32"} and context.tensor(run.inputs[1]).dtype in (
+        "float16",
+        "bfloat16",
+    )
+
+
 def _is_bfloat16(run: Run, context: Context) -> bool:
     return not run.attrs and context.tensor(run.inputs[1]).dtype == "bfloat16"
 
@@ -91,14 +98,17 @@ def _has_no_scale_dtype(run: Run, context: Context) -> bool:
 
 _GEMV = "one row: torch's own gemv, which reads at memory speed; more rows: oneDNN"
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
+_PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
 
 CPU: tuple[Rule, ...] = (
     Rule("linear", "linear_bfloat16", _GEMV, _is_bfloat16),
     Rule("linear", "linear_float32", _ONEDNN, _is_large_float32),
+    Rule("linear", "linear_wide", _PIECES, _is_widened),
     Rule("matmul", "linear_bfloat16", _GEMV, _is_bfloat16, _as_linear),
     Rule("matmul", "linear_float32", _ONEDNN, _is_large_float32, _as_linear),
     Rule("matmul", "linear_plain", _TRANSPOSED, _is_plain, _as_linear),
+    Rule("matmul", "linear_wide", _PIECES, _is_widened, _as_linear),
     Rule("rms_norm", "rms_norm_last", "one call, and the same bits", _is_over_last_axis),
     Rule(
         "rope", "rope_rotated", "tables made once for all layers, then three calls", _is_always, _as_rotated

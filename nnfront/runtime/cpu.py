@@ -16,6 +16,9 @@ from nnfront.lower import PACK, Run, reference
 from nnfront.runtime import attention
 from nnfront.runtime.gemv import gemv
 
+# Elements of a weight that are widened at a time: 4 MiB of float32.
+PIECE = 1 << 20
+
 
 def _tuple(run: Run) -> Callable[..., Any]:
     return lambda *values: values
@@ -60,6 +63,21 @@ def _linear_float32(run: Run) -> Callable[..., Any]:
         return y
 
     return linear_float32
+
+
+def _linear_wide(run: Run) -> Callable[..., Any]:
+    """A float32 result from half operands: the weight is widened in pieces that stay in the caches, never as a whole."""
+
+    def linear_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows, columns = weight.shape
+        y = torch.empty((*x.shape[:-1], rows))
+        wide, step = x.float(), max(PIECE // max(columns, 1), 1)
+        for first in range(0, rows, step):
+            part = weight.narrow(0, first, min(step, rows - first))
+            y.narrow(-1, first, part.shape[0]).copy_(F.linear(wide, part.float()))
+        return y if bias is None else y.add_(bias)
+
+    return linear_wide
 
 
 def _rms_norm_last(run: Run) -> Callable[..., Any]:
@@ -110,6 +128,7 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "linear_plain": _linear,
     "linear_bfloat16": _linear_bfloat16,
     "linear_float32": _linear_float32,
+    "linear_wide": _linear_wide,
     "rms_norm_last": _rms_norm_last,
     "rope_tables": _rope_tables,
     "rope_rotated": _rope_rotated,

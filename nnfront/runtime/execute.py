@@ -31,37 +31,46 @@ class Code:
 
     steps: tuple[Step, ...]
     instructions: tuple[Instruction | None, ...]
+    method: str = ""
 
     def __iter__(self) -> Iterator[tuple[Step, Instruction | None]]:
         return zip(self.steps, self.instructions, strict=True)
 
 
-def execute(code: Code, frame: Frame, method: str = "") -> None:
+def execute(code: Code, frame: Frame) -> None:
     """Run all steps. An error that a step raises gets a note that says where in the model it comes from."""
     step: Step | None = None
     try:
         for step in code.steps:
             step(frame)
     except Exception as error:
-        where = place(code, step, method)
+        where = place(code, step)
         if where and not getattr(error, "__notes__", None):
             error.add_note(where)
         raise
 
 
-def place(code: Code, step: Step | None, method: str) -> str:
+def place(code: Code, step: Step | None) -> str:
     """Return where a step comes from: op, module path, method, line of the author's code."""
     instruction = next((i for s, i in code if s is step), None)
     if instruction is None:
         return ""
-    op = f"{instruction.op} " if isinstance(instruction, Run) else ""
-    module = f"at {instruction.module} " if instruction.module else ""
-    line = f" ({instruction.line})" if instruction.line else ""
-    return f"in {op}{module}in method {method!r}{line}" if method else f"in {op}{module}{line}".rstrip()
+    parts = [
+        f"in {instruction.op}" if isinstance(instruction, Run) else "",
+        f"at {instruction.module}" if instruction.module else "",
+        f"in method {code.method!r}" if code.method else "",
+        f"({instruction.line})" if instruction.line else "",
+    ]
+    return " ".join(part for part in parts if part)
 
 
-def prepare(block: Block, slots: Sequence[Slot], resolve: Resolve, dims: Mapping[Symbol, int]) -> Code:
-    """Turn a block into steps. `resolve` gives the function for each kernel, `dims` the slot of each dim."""
+def prepare(
+    block: Block, slots: Sequence[Slot], resolve: Resolve, dims: Mapping[Symbol, int], method: str = ""
+) -> Code:
+    """Turn a block into steps. `resolve` gives the function for each kernel, `dims` the slot of each dim.
+
+    `method` is the name for the notes of errors.
+    """
     pairs: list[tuple[Step, Instruction | None]] = []
     if block.sizes:
         pairs.append((size_step(block.sizes, slots, dims), None))
@@ -70,14 +79,14 @@ def prepare(block: Block, slots: Sequence[Slot], resolve: Resolve, dims: Mapping
             case Run():
                 pairs.append((_run_step(instruction, resolve(instruction)), instruction))
             case Branch():
-                then = prepare(instruction.then, slots, resolve, dims)
-                otherwise = prepare(instruction.otherwise, slots, resolve, dims)
+                then = prepare(instruction.then, slots, resolve, dims, method)
+                otherwise = prepare(instruction.otherwise, slots, resolve, dims, method)
                 pairs.append((_branch_step(instruction, then, otherwise), instruction))
             case Match():
                 pairs.append((match_step(instruction, slots[instruction.input].name), instruction))
                 if instruction.sizes:
                     pairs.append((size_step(instruction.sizes, slots, dims), None))
-    return Code(tuple(step for step, _ in pairs), tuple(instruction for _, instruction in pairs))
+    return Code(tuple(step for step, _ in pairs), tuple(instruction for _, instruction in pairs), method)
 
 
 def initial_frame(slots: Sequence[Slot]) -> Frame:

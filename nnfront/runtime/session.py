@@ -46,10 +46,10 @@ class Method:
         self._check = compile_check(program, known)
         dims = {b.symbol: b.slot for b in program.dims} | _matched_dims(program)
         first, last = _split_results(program.body)
-        self._code = prepare(first, program.slots, resolve, dims)
-        self._last = prepare(last, program.slots, resolve, dims)
+        self._code = prepare(first, program.slots, resolve, dims, self.name)
+        self._last = prepare(last, program.slots, resolve, dims, self.name)
         with torch.inference_mode():
-            execute(prepare(program.setup, program.slots, resolve, dims), self._template, self.name)
+            execute(prepare(program.setup, program.slots, resolve, dims, self.name), self._template)
         self._result = _result_maker(program, self._template)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
@@ -67,9 +67,9 @@ class Method:
         marks = [args[i].mark() for i in self._states]
         try:
             with torch.inference_mode():
-                execute(self._code, frame, self.name)
+                execute(self._code, frame)
             with torch.no_grad():
-                execute(self._last, frame, self.name)
+                execute(self._last, frame)
                 return self._result(frame)
         except BaseException:
             for i, mark in zip(self._states, marks, strict=True):

@@ -61,7 +61,7 @@ def stream_transform(
             elif isinstance(step.action, Run) and _is_blockwise(step.action, frame):
                 _run_in_blocks(step.action, frame)
             elif not isinstance(step.action, Give):
-                execute(prepare(Block((step.action,)), program.slots, resolve, slots), frame, program.name)
+                execute(prepare(Block((step.action,)), program.slots, resolve, slots, program.name), frame)
         if progress is not None:
             progress(done, len(steps))
         if isinstance(step.action, Give):
@@ -88,7 +88,7 @@ def _initial_frame(program: MethodProgram, dims: Mapping[Symbol, int]) -> Frame:
     for binding in program.dims:
         frame[binding.slot] = dims[binding.symbol]
     sizes = Block((), sizes=program.body.sizes)
-    execute(prepare(sizes, program.slots, resolve, dict(_dim_slots(program))), frame, program.name)
+    execute(prepare(sizes, program.slots, resolve, dict(_dim_slots(program)), program.name), frame)
     return frame
 
 

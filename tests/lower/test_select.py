@@ -33,10 +33,23 @@ def test_linear_goes_by_the_dtype_and_size_of_its_weight(dtype, rows, k, kernel)
     assert chosen(f"y: {dtype}[n, {rows}] = linear(x, w)", params, f"{dtype}[n, {rows}]") == [kernel]
 
 
-def test_linear_that_widens_its_result_is_the_reference():
-    params = LINEAR.format(dtype="bfloat16", rows=6, k=4)
-    body = 'y: float32[n, 6] = linear(x, w, out_dtype="float32")'
-    assert chosen(body, params, "float32[n, 6]") == ["linear"]
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype", "kernel"),
+    [
+        ("bfloat16", "float32", "linear_wide"),
+        ("float16", "float32", "linear_wide"),
+        ("float16", "float64", "linear"),
+        ("float32", "float64", "linear"),
+        ("bfloat16", "float16", "linear"),
+    ],
+)
+def test_linear_with_another_result_dtype(dtype, out_dtype, kernel):
+    params = LINEAR.format(dtype=dtype, rows=6, k=4)
+    result = f"{out_dtype}[n, 6]"
+    assert chosen(f'y: {result} = linear(x, w, out_dtype="{out_dtype}")', params, result) == [kernel]
+    product = params.replace("[6, 4]", "[4, 6]")
+    expected = "matmul" if kernel == "linear" else kernel
+    assert chosen(f'y: {result} = matmul(x, w, out_dtype="{out_dtype}")', product, result) == [expected]
 
 
 @pytest.mark.parametrize(("dtype", "kernel"), [("bfloat16", "linear_bfloat16"), ("float32", "linear_plain")])

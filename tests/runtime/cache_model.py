@@ -10,7 +10,12 @@ from nnfront.runtime import Cache, make_cache
 
 
 def new_cache(
-    batch: int, max_seq: int, windows: tuple[int | None, ...] = (None,), heads: int = 2, size: int = 4, dtype: str = "float32"
+    batch: int,
+    max_seq: int,
+    windows: tuple[int | None, ...] = (None,),
+    heads: int = 2,
+    size: int = 4,
+    dtype: str = "float32",
 ) -> Cache:
     layers = tuple(CacheLayerType(heads, size, dtype, batch, max_seq, window) for window in windows)
     return make_cache(CacheType(layers), {})
@@ -29,7 +34,9 @@ class ListLayer:
         self.keys[row] += list(k)
         self.values[row] += list(v)
 
-    def attend(self, row: int, q: torch.Tensor, window: int | None = None, scale: float | None = None) -> torch.Tensor:
+    def attend(
+        self, row: int, q: torch.Tensor, window: int | None = None, scale: float | None = None
+    ) -> torch.Tensor:
         """q [seq, heads, size] of the last tokens of a sequence, [seq, heads, size]."""
         keys, values = (torch.stack(x[row]).double() for x in (self.keys, self.values))
         start = len(keys) - len(q)
@@ -41,7 +48,9 @@ class ListLayer:
         return torch.stack(results)
 
 
-def _attend_one(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None) -> torch.Tensor:
+def _attend_one(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
+) -> torch.Tensor:
     """query [heads, size], keys and values [tokens, groups, size]."""
     shared = query.shape[0] // keys.shape[1]
     factor = query.shape[1] ** -0.5 if scale is None else scale

@@ -122,7 +122,9 @@ def test_a_wrong_keyword_is_refused(kwargs, message, help):
 
 
 def test_an_error_shows_the_signature():
-    with pytest.raises(RunError, match=r"signature: prefill\(tokens: int64\[batch, seq\], positions: int64\["):
+    with pytest.raises(
+        RunError, match=r"signature: prefill\(tokens: int64\[batch, seq\], positions: int64\["
+    ):
         prefill()()
 
 
@@ -229,8 +231,16 @@ def test_a_dim_that_stands_only_in_expressions_is_solved():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        ((7, 5), 20, "main: argument 'x' axis 0 is '2*n' = 7, but no 'n', which is between 1 and 8, gives that"),
-        ((18, 5), 45, "main: argument 'x' axis 0 is '2*n' = 18, but no 'n', which is between 1 and 8, gives that"),
+        (
+            (7, 5),
+            20,
+            "main: argument 'x' axis 0 is '2*n' = 7, but no 'n', which is between 1 and 8, gives that",
+        ),
+        (
+            (18, 5),
+            45,
+            "main: argument 'x' axis 0 is '2*n' = 18, but no 'n', which is between 1 and 8, gives that",
+        ),
         ((8, 5), 21, "main: argument 'y' axis 0 is 21, but 'm*n' is 20"),
     ],
 )
@@ -271,7 +281,10 @@ def test_weights_that_disagree_about_a_dim_are_refused():
     [
         ({}, "embed: weight 'w' has no value"),
         ({"w": torch.ones(5)}, r"embed: weight 'w' is float32\[5\], expected float32\[vocab, 4\]"),
-        ({"w": torch.ones(5, 4).half()}, r"embed: weight 'w' is float16\[5, 4\], expected float32\[vocab, 4\]"),
+        (
+            {"w": torch.ones(5, 4).half()},
+            r"embed: weight 'w' is float16\[5, 4\], expected float32\[vocab, 4\]",
+        ),
         ({"w": torch.ones(5, 3)}, "embed: weight 'w' axis 1 is 3, expected 4"),
     ],
 )
@@ -293,7 +306,14 @@ MIXED_METHOD = Session(lower(parse(MIXED)), {})["main"]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.tuples(sizes, sizes), st.tuples(sizes, sizes), st.tuples(sizes, sizes), st.integers(-1, 4), sizes, sizes)
+@given(
+    st.tuples(sizes, sizes),
+    st.tuples(sizes, sizes),
+    st.tuples(sizes, sizes),
+    st.integers(-1, 4),
+    sizes,
+    sizes,
+)
 def test_the_compiled_check_accepts_what_plain_python_accepts(x, y, z, k, s, t):
     args = (torch.ones(x), torch.ones(y), torch.ones(z), k, (torch.ones(s), torch.ones(t)))
     right = (

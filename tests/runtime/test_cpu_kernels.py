@@ -49,6 +49,17 @@ def test_linear_kernels_agree_with_float64(kernel, dtype, shape, columns, bias):
     assert_same(got, expected, exact)
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_linear_wide_is_the_reference_in_pieces(dtype, shape, bias, monkeypatch):
+    monkeypatch.setattr(cpu, "PIECE", 40)
+    x, w = torch.randn(*shape, 9).to(dtype), torch.randn(33, 9).to(dtype)
+    operands = (x, w, torch.randn(33) if bias else None)
+    got, expected = both("linear_wide", ops.linear, operands, out_dtype="float32")
+    assert_same(got, expected)
+
+
 @pytest.mark.parametrize("kernel", ["linear_bfloat16", "linear_float32"])
 def test_linear_kernels_take_strided_operands(kernel):
     dtype = torch.bfloat16 if kernel == "linear_bfloat16" else torch.float32

@@ -187,15 +187,20 @@ def test_a_failed_call_that_has_overwritten_a_window_resets_the_cache():
     assert cache.lengths == [5]  # nothing had been written yet
 
 
-def test_an_error_inside_a_method_says_where():
+@pytest.mark.parametrize("flag", [True, False], ids=["in a branch", "outside"])
+def test_an_error_inside_a_method_says_where(flag):
     text = """
-    def main[n](x: input float32[n], i: input int64[n]) -> float32[n] {
-        y: float32[n] = take(x, i, axis=0)             # at model.embed (model.py:12)
-        return y
+    def main[n](flag: input bool, x: input float32[n], i: input int64[n]) -> float32[n] {
+        r: float32[n] = if flag {
+            y: float32[n] = take(x, i, axis=0)             # at model.embed (model.py:12)
+            yield y
+        } else { yield x }
+        z: float32[n] = take(r, i, axis=0)                 # at model.embed (model.py:12)
+        return z
     }
     """
     with pytest.raises(IndexError) as caught:
-        Session(lower(parse(text)), {})["main"](torch.ones(2), torch.tensor([0, 7]))
+        Session(lower(parse(text)), {})["main"](flag, torch.ones(2), torch.tensor([0, 7]))
     assert caught.value.__notes__ == ["in take at model.embed in method 'main' (model.py:12)"]
 
 
