@@ -17,7 +17,7 @@ from nnfront.dims import Dim, Size, Symbol
 from nnfront.errors import NnfrontError
 from nnfront.ir.infer import substitute_type
 from nnfront.ir.op import OPS, Op
-from nnfront.ir.types import CacheLayerType, CacheType, TensorType, TupleType, Type, sizes_of
+from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, TupleType, Type, sizes_of
 
 ops.register_extern("tests.once", lambda x, *rest: x)
 ops.register_extern("tests.twice", lambda x, *rest: [x, x])
