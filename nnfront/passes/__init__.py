@@ -14,11 +14,13 @@ from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims
 from nnfront.passes.bind_params import bind_params
 from nnfront.passes.canonicalize import canonicalize
+from nnfront.passes.conditions import multiple_of, zeros
 from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
 from nnfront.passes.eliminate_dead_code import eliminate_dead_code
 from nnfront.passes.fold_constants import fold_constants
 from nnfront.passes.inline import inline
 from nnfront.passes.lift_transform_params import lift_transform_params
+from nnfront.passes.special_cases import special_cases
 
 PIPELINES: dict[str, tuple[Step, ...]] = {
     # Constants first: they decide branches. What the three before it leave unread goes last.
@@ -38,7 +40,10 @@ __all__ = [
     "inline",
     "lift_transform_params",
     "module_pass",
+    "multiple_of",
     "run",
+    "special_cases",
+    "zeros",
 ]
 
 

@@ -56,15 +56,23 @@ def bind_dims(
 
 def bind(function: Function, sizes: Mapping[str, Size], functions: Mapping[str, Function]) -> Function:
     """Return the function with its dims of these names bound; the same object if it has none of them."""
-    mapping = {s: sizes[s.name] for s in symbols_in(function) if s.name in sizes}
-    if not mapping:
+    return bind_symbols(
+        function, {s: sizes[s.name] for s in symbols_in(function) if s.name in sizes}, functions
+    )
+
+
+def bind_symbols(
+    function: Function, sizes: Mapping[Symbol, Size], functions: Mapping[str, Function]
+) -> Function:
+    """Return the function with these dims bound; the same object if there are none. Raises PassError for what cannot be."""
+    if not sizes:
         return function
-    for symbol, size in mapping.items():
+    for symbol, size in sizes.items():
         _check(symbol, size, function.name)
     try:
-        return resize(function, lambda size: substitute(size, mapping), functions)
+        return resize(function, lambda size: substitute(size, sizes), functions)
     except InferError as error:
-        given = ", ".join(f"{symbol} = {size}" for symbol, size in mapping.items())
+        given = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())
         raise PassError(f"{function.name} cannot have {given}: {error.what}", details=error.details) from None
 
 

@@ -40,7 +40,11 @@ def main[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] {{
     return c
 }}
 """
-OPTIONS = {"bind_dims": {"dims": {"n": 3}}, "bind_params": {"params": {"w": [[0.0] * 4] * 4}}}
+OPTIONS = {
+    "bind_dims": {"dims": {"n": 3}},
+    "bind_params": {"params": {"w": [[0.0] * 4] * 4}},
+    "special_cases": {"function": "main", "cases": [{"n": 3}]},
+}
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))

@@ -177,7 +177,10 @@ def instantiate(
             if read is not None or caller.dims.first_unknown(expr, type) is not None:
                 return None
         name = _join(path, value.name) if value.is_named else ""
-        image.append(caller.values.make(expr, operands, type, name, _within(path, value.provenance)))
+        made = caller.values.make(expr, operands, type, name, _within(path, value.provenance))
+        if value.declared_in is not None:
+            made.is_fixed, made.declared_in = True, _join(path, value.declared_in)
+        image.append(made)
     return image
 
 
