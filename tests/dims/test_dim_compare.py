@@ -104,6 +104,8 @@ def test_equal(a, b, answer):
         (parse("n"), Dim("batch", min=1) * parse("n"), True),
         (parse("max(n, 1)"), 0, False),
         (parse("min(n - m, k)*min(n, 4)"), parse("min(n - m, k)*n"), None),
+        (0, parse("n//min(m - 5, n)"), None),
+        (parse("(n - m) % k"), parse("n - m"), None),
         (Dim("n", multiple_of=8) - 8, Dim("n", multiple_of=8) // 16 * 16, True),
         (Dim("n", multiple_of=8) - 7, Dim("n", multiple_of=8) // 16 * 16, None),
         (parse("n//2"), parse("n"), True),
