@@ -77,12 +77,13 @@ def _split_early(
     """Take out what can run once at load without holding more memory: views of weights, and small values of nothing at all."""
     weights = {i for i, slot in enumerate(slots) if slot.kind == "weight"}
     free = {i for i, slot in enumerate(slots) if _is_known_at_load(slot, load_dims)}
+    touched = _given_to_effects(body)
     early: list[Instruction] = []
     late: list[Instruction] = []
     for instruction in body.instructions:
         if isinstance(instruction, Run) and instruction.is_pure:
             inputs = _own_inputs(instruction)
-            if all(i in free for i in inputs) and _is_small(instruction, slots):
+            if all(i in free for i in inputs) and _may_be_kept(instruction, slots, touched):
                 free.update(instruction.outputs)
                 early.append(instruction)
                 continue
@@ -101,7 +102,15 @@ def _is_known_at_load(slot: Slot, load_dims: Collection[Symbol]) -> bool:
     return slot.kind in ("dim", "size") and all(symbol in load_dims for dim in dims for symbol in dim.symbols)
 
 
-def _is_small(run: Run, slots: list[Slot]) -> bool:
+def _given_to_effects(body: Block) -> set[int]:
+    """The slots that instructions with an effect read: an external function may write to them."""
+    return {i for run in body.walk() if isinstance(run, Run) and not run.is_pure for i in run.inputs}
+
+
+def _may_be_kept(run: Run, slots: list[Slot], touched: set[int]) -> bool:
+    """Whether the results may be computed once for all calls: they are small, and nobody writes to them."""
+    if run.op == "empty" or not touched.isdisjoint(run.outputs):
+        return False
     total = 0
     for output in run.outputs:
         type = slots[output].type

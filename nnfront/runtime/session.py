@@ -15,6 +15,7 @@ from nnfront.lower import (
     Argument,
     Block,
     CacheType,
+    Instruction,
     Match,
     MethodProgram,
     Place,
@@ -228,14 +229,17 @@ def _split_results(body: Block) -> tuple[Block, Block]:
 
     Nobody may write to a tensor that was made in inference mode, and a caller may want to. So these run outside of it.
     """
-    count = len(body.instructions)
-    while (
-        count
-        and isinstance(last := body.instructions[count - 1], Run)
-        and set(last.outputs) & set(body.results)
-    ):
+    count, results = len(body.instructions), set(body.results)
+    while count and _gives(body.instructions[count - 1], results):
         count -= 1
     return Block(body.instructions[:count], (), body.sizes), Block(body.instructions[count:])
+
+
+def _gives(instruction: Instruction, results: set[int]) -> bool:
+    """Whether an instruction does nothing but compute results."""
+    return (
+        isinstance(instruction, Run) and instruction.is_pure and not results.isdisjoint(instruction.outputs)
+    )
 
 
 def _result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], Any]:

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-import nnfront.ops  # noqa: F401 - declares the ops
+import nnfront.ops
 from nnfront.errors import LowerError
 from nnfront.ir import parse
 from nnfront.lower import Branch, MethodProgram, Run, lower
@@ -144,6 +144,27 @@ def test_views_of_weights_and_small_tables_are_made_at_load():
     y, both = session(text, w=w, v=v)["main"](x)
     torch.testing.assert_close(y, x @ w.T + torch.arange(6.0))
     assert torch.equal(both, torch.cat([w, v]))
+
+
+def test_what_an_external_function_may_write_to_is_made_anew_for_each_call():
+    text = """
+    def main[n](x: input float32[n]) -> float32[4] {
+        buffer: float32[4] = zeros(shape=(4,))
+        scratch: float32[4] = empty(shape=(4,))
+        written: float32[4] = extern(buffer, scratch, name="test_lower.add_one", out=type(float32[4]))
+        return written
+    }
+    """
+    assert not program(text).setup.instructions
+
+    def add_one(buffer, scratch):
+        buffer += 1
+        return buffer
+
+    nnfront.ops.control._EXTERNS.pop("test_lower.add_one", None)
+    nnfront.ops.register_extern("test_lower.add_one", add_one)
+    run = session(text)["main"]
+    assert [run(torch.ones(1)).tolist() for _ in range(2)] == [[1.0] * 4] * 2
 
 
 CHOICE = """
