@@ -20,6 +20,8 @@ from nnfront.passes.eliminate_dead_code import eliminate_dead_code
 from nnfront.passes.fold_constants import fold_constants
 from nnfront.passes.inline import inline
 from nnfront.passes.lift_transform_params import lift_transform_params
+from nnfront.passes.outline import outline
+from nnfront.passes.patterns import PATTERNS, Pattern
 from nnfront.passes.special_cases import special_cases
 
 PIPELINES: dict[str, tuple[Step, ...]] = {
@@ -29,8 +31,10 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
 
 __all__ = [
     "PASSES",
+    "PATTERNS",
     "PIPELINES",
     "Pass",
+    "Pattern",
     "bind_dims",
     "bind_params",
     "canonicalize",
@@ -41,6 +45,7 @@ __all__ = [
     "lift_transform_params",
     "module_pass",
     "multiple_of",
+    "outline",
     "run",
     "special_cases",
     "zeros",

@@ -23,7 +23,8 @@ POISON = """
     u: float32[4, 4] = permute_dims(t, axes=(1, 0))
     half: float32[] = multiply(const(float32[], [4.0]), 0.5)
     h: float32[n, 4] = linear(again, u, None)
-    y: float32[n, 4] = multiply(h, half)
+    g: float32[n, 4] = silu(h)
+    y: float32[n, 4] = multiply(g, half)
     return y
 """
 MODULE = f"""
