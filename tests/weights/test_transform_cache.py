@@ -130,7 +130,7 @@ def test_a_run_that_is_killed_is_taken_up_where_it_stopped(folder: Path, tmp_pat
         import os, signal, sys
         sys.path.insert(0, {os.path.dirname(__file__)!r})
         from pathlib import Path
-        from test_cache import bound, program_of, cached_transform
+        from test_transform_cache import bound, program_of, cached_transform
         stop = lambda done, total: done == 2 and os.kill(os.getpid(), signal.SIGKILL)
         cached_transform(program_of(2.0, 3.0, 4.0), bound(Path({str(folder)!r})), Path({str(tmp_path / "cache")!r}), progress=stop)
     """
