@@ -82,7 +82,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "spec": ("nnfront.nn.spec", ""),
 }
 
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+__all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:

@@ -56,6 +56,6 @@ def _decided(sign: str, answer: bool | None, left: Form, right: Form) -> bool:
         raise DimError(
             f"cannot decide whether {text(left, called)} {sign} {text(right, called)}",
             details=known_facts(left, right),
-            help="say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or use op.cond",
+            help="say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or keep both cases with op.cond(op.dim_value(n) > 4, then, otherwise)",
         )
     return answer

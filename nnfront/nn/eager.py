@@ -12,6 +12,7 @@ from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import RunError
 from nnfront.ir import Op, TensorType, TupleType
 from nnfront.nn.parameter import Parameter
+from nnfront.nn.place import user_place
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, active_mode, as_operand, canonical, infer, value
 
@@ -53,6 +54,10 @@ class Eager:
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module."""
         return module.forward(*args, **kwargs)
+
+    def where(self) -> str:
+        """Return the author's file and line."""
+        return user_place()
 
     def _operand(self, x: Any, op: Op) -> Any:
         if not is_plain(x):

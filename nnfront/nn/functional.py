@@ -51,7 +51,7 @@ class OpFunction:
         for name, attr in given.items():
             if isinstance(attr, torch.dtype):
                 given[name] = dtype_name(attr)
-        if active_mode.get() is None and operands and all(map(_is_torch, operands)):
+        if active_mode.get() is None and _are_torch(operands):
             return eager(lambda *tensors: apply(self.op, tensors, given), *operands)
         return apply(self.op, operands, given)
 
@@ -72,19 +72,27 @@ class OpFunction:
         return f"<function op.{self.op.name}>"
 
 
-def _is_torch(x: Any) -> bool:
-    return x is None or isinstance(x, torch.Tensor)
+def _are_torch(operands: tuple[Any, ...]) -> bool:
+    """Whether these are torch tensors, with numbers among them at most."""
+    return any(isinstance(x, torch.Tensor) for x in operands) and all(
+        x is None or isinstance(x, (torch.Tensor, bool, int, float)) for x in operands
+    )
+
+
+# Names under which TVM or torch have an op that is called otherwise here.
+_ALIASES = {"permute": "permute_dims", "pow": "power"}
 
 
 def __getattr__(name: str) -> OpFunction:
-    if name not in OPS:
+    declared = _ALIASES.get(name, name)
+    if declared not in OPS:
         raise AttributeError(f"nnfront.op has no function {name!r}")
-    function = globals()[name] = OpFunction(OPS[name])
+    function = globals()[name] = OpFunction(OPS[declared])
     return function
 
 
 def __dir__() -> list[str]:
-    return sorted({*OPS, "astype", "cond", "extern", "print_"})
+    return sorted({*OPS, *_ALIASES, "astype", "cond", "extern"})
 
 
 def astype(x: Any, dtype: Any) -> Any:

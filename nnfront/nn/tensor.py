@@ -62,6 +62,10 @@ class Mode(Protocol):
         """Call a module's forward."""
         ...
 
+    def where(self) -> str:
+        """Return the place in the author's code, for an error."""
+        ...
+
     def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Choose between two branches by a boolean known when the method runs."""
         ...
@@ -144,9 +148,10 @@ class Tensor:
         return array
 
     def _kind(self) -> str:
-        return {Var: "traced", Formula: "derived", torch.Tensor: "value"}.get(
-            type(self.content), "placeholder"
-        )
+        for kind, name in ((Var, "traced"), (Formula, "derived"), (torch.Tensor, "value")):
+            if isinstance(self.content, kind):
+                return name
+        return "placeholder"
 
     def __repr__(self) -> str:
         return f"<Tensor {type_text(self.type)} {self._kind()}>"
@@ -204,7 +209,7 @@ class Tensor:
             return bool(self.content)
         raise TraceError(
             f"the truth of {self!r} is not known when the method is traced",
-            where=user_place(),
+            where=_where(),
             help="use op.cond(pred, then, otherwise), op.where, or compare with None using `is`",
         )
 
@@ -213,7 +218,7 @@ class Tensor:
             return self.content.item()
         raise TraceError(
             f"the value of {self!r} is not known when the method is traced",
-            where=user_place(),
+            where=_where(),
             help="compute with ops, or pass the number as a spec.Int argument",
         )
 
@@ -264,6 +269,12 @@ def _define_operators() -> None:
         setattr(Tensor, f"__{name}__", forward(op))
     for name, op in unary.items():
         setattr(Tensor, f"__{name}__", single(op))
+
+
+def _where() -> str:
+    """Return the place for an error: with module path and method while one is traced."""
+    mode = active_mode.get()
+    return user_place() if mode is None else mode.where()
 
 
 def is_operand(x: Any) -> bool:

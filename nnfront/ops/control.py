@@ -135,6 +135,6 @@ def find_extern(name: str) -> Callable[..., Any]:
     if name not in _EXTERNS:
         raise RunError(
             f"no external function is called {name!r}",
-            help=f"call nnfront.ops.register_extern({name!r}, function) before it runs",
+            help=f"call nnfront.register_extern({name!r}, function) before it runs",
         )
     return _EXTERNS[name]

@@ -64,7 +64,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
                     for one, two in different
                 ],
                 where=_where(self.weights),
-                help="untie them in the model (tie_word_embeddings=false), or name the one to leave out as ignored",
+                help="untie them in the model (tie_word_embeddings=false), or remove one of them from the checkpoint",
             )
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -209,7 +209,11 @@ class _Check:
             return "name tensors that the model does not need as ignored, by name or pattern"
         if kinds == {"dtype"} and not self.cast:
             seen = {d for n, s in self.sources.items() for d in (self.have[s].dtype, self.wanted[n].dtype)}
-            return "load with dtype=... to convert while loading" if all(map(_is_castable, seen)) else ""
+            return (
+                "load with cast=True, or LLM.load with dtype=..., to convert while loading"
+                if all(map(_is_castable, seen))
+                else ""
+            )
         return common_prefix(missing, self.unexpected)
 
 

@@ -194,7 +194,7 @@ def test_strict_comparison_refuses_to_guess(comparison):
     assert str(caught.value) == (
         "cannot decide whether n == 1\n"
         "  n is between 0 and 9\n"
-        "  help: say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or use op.cond"
+        "  help: say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or keep both cases with op.cond(op.dim_value(n) > 4, then, otherwise)"
     )
 
 
@@ -244,7 +244,7 @@ def test_undecided_order_is_an_error(comparison, sign):
     assert str(caught.value) == (
         f"cannot decide whether n {sign} 5\n"
         "  n is at least 2, a multiple of 2\n"
-        "  help: say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or use op.cond"
+        "  help: say what is known about the dim in the spec, as in nn.Dim('seq', min=1, max=8192), or keep both cases with op.cond(op.dim_value(n) > 4, then, otherwise)"
     )
 
 

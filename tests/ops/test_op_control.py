@@ -39,7 +39,7 @@ def test_an_unknown_external_function_is_named_with_what_to_do() -> None:
     with pytest.raises(RunError) as caught:
         run(ops.extern, name="tests.none", out=ONE)
     assert caught.value.what == "no external function is called 'tests.none'"
-    assert caught.value.help == "call nnfront.ops.register_extern('tests.none', function) before it runs"
+    assert caught.value.help == "call nnfront.register_extern('tests.none', function) before it runs"
 
 
 def test_an_external_function_must_return_as_many_results_as_promised() -> None:

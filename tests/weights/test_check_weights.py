@@ -150,7 +150,7 @@ class TestDtypes:
         ]
 
     def test_the_advice_to_convert_is_given_where_it_helps(self):
-        with pytest.raises(LoadError, match=r"help: load with dtype="):
+        with pytest.raises(LoadError, match=r"help: load with cast=True, or LLM.load with dtype="):
             check_weights({"a": t(1)}, {"a": t(1, dtype="float16")}).raise_if_wrong()
         with pytest.raises(LoadError) as caught:
             check_weights({"a": t(1)}, {"a": t(1, dtype="int8")}).raise_if_wrong()
