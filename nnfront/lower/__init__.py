@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """IR to Program: flat instructions over slots, a kernel for each, chosen by a table.
 
-Read in this order: `program` (the data), `signature` (who binds each dim), `lower` (IR to instructions), `select` (which kernel, and why),
+Read in this order: `instructions` and `program` (the data), `signature` (who binds each dim), `lower` (IR to instructions), `select` (which kernel, and why),
 `schedule` (what is dead, what moves to load time, when memory is given back), `cost` (flops and bytes).
 """
 
@@ -15,22 +15,9 @@ from nnfront.ir import (  # the types in a program, for those who run it
     Type,
     type_text,
 )
+from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure
 from nnfront.lower.lower import KERNEL_TABLES, lower, lower_function
-from nnfront.lower.program import (
-    PACK,
-    Argument,
-    Block,
-    Branch,
-    DimBinding,
-    Instruction,
-    Match,
-    MethodProgram,
-    Place,
-    Program,
-    Run,
-    Slot,
-    Structure,
-)
+from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import reference
 from nnfront.lower.signature import places
 

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from nnfront import dtypes
 from nnfront.dims import Size, product, total
 from nnfront.ir import CacheLayerType, TensorType
-from nnfront.lower.program import PACK, Run, Slot
+from nnfront.lower.instructions import PACK, Run, Slot
 
 Tensors: TypeAlias = list[TensorType]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import prod
 
 from nnfront.ir import TensorType, TupleType
-from nnfront.lower.program import Run
+from nnfront.lower.instructions import Run
 from nnfront.lower.select import Context, Rule
 
 # Below this many elements a weight stays in the caches, and the time of a product is that of the call.

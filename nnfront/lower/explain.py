@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from nnfront.dims import Dim, Size, substitute
 from nnfront.lower.cost import bytes_of, flops_of
-from nnfront.lower.program import Block, Branch, Match, MethodProgram, Program, Run
+from nnfront.lower.instructions import Block, Branch, Match, Run
+from nnfront.lower.program import MethodProgram, Program
 
 HEADER = ("method", "op", "kernel", "bytes", "flops", "why", "module")
 

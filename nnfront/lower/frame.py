@@ -8,7 +8,7 @@ from typing import Any
 
 from nnfront.dims import Dim, Symbol, of_symbol, same
 from nnfront.ir import Constant, Names, ScalarType, ShapeType, TupleType, Type
-from nnfront.lower.program import Slot, SlotKind, Structure
+from nnfront.lower.instructions import Slot, SlotKind, Structure
 
 
 class Frame:

@@ -36,19 +36,8 @@ from nnfront.ir import (
 )
 from nnfront.lower.cpu import CPU
 from nnfront.lower.frame import Frame, bare_symbol, dims_in
-from nnfront.lower.program import (
-    PACK,
-    Argument,
-    Block,
-    Branch,
-    Instruction,
-    Match,
-    MethodProgram,
-    Program,
-    Run,
-    SlotKind,
-    Structure,
-)
+from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
+from nnfront.lower.program import Argument, MethodProgram, Program
 from nnfront.lower.schedule import finish
 from nnfront.lower.select import Rule, select
 from nnfront.lower.signature import bind_dims

@@ -9,7 +9,7 @@ from typing import Any
 import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.errors import LowerError
 from nnfront.ir import OPS
-from nnfront.lower.program import Run
+from nnfront.lower.instructions import Run
 
 
 def reference(run: Run) -> Callable[..., Any]:

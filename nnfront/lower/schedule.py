@@ -20,7 +20,7 @@ from nnfront import dtypes
 from nnfront.dims import Symbol
 from nnfront.ir import TensorType
 from nnfront.lower.frame import Frame, dims_in
-from nnfront.lower.program import Block, Branch, Instruction, Match, Run, Slot
+from nnfront.lower.instructions import Block, Branch, Instruction, Match, Run, Slot
 
 # Ops whose results share the memory of their operand whatever its strides are: they may run at load without taking any.
 FREE_VIEWS = frozenset({"permute_dims", "split", "squeeze", "unsqueeze"})

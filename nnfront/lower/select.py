@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from nnfront.ir import TensorType, Type
 from nnfront.lower.frame import Frame
-from nnfront.lower.program import Block, Branch, Instruction, Run
+from nnfront.lower.instructions import Block, Branch, Instruction, Run
 
 
 @dataclass

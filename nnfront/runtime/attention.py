@@ -15,7 +15,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.lower import Run
-from nnfront.runtime.cache import CacheLayer
+from nnfront.runtime.cache_layer import CacheLayer
 from nnfront.runtime.lengths import Lengths
 
 # Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.

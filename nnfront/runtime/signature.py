@@ -11,26 +11,18 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve, substitute
 from nnfront.errors import DimError, RunError
 from nnfront.lower import (
     Argument,
-    CacheType,
     DimBinding,
     MethodProgram,
     Place,
-    ScalarType,
-    ShapeType,
-    TensorType,
-    TupleType,
-    Type,
     places,
-    type_text,
 )
-from nnfront.runtime.cache import Cache, describe, layout
+from nnfront.runtime.convert import call_error, convert, count_of
 
 Known = dict[Symbol, tuple[int, str]]
 """Each dim's number, and the place that said it."""
@@ -40,21 +32,21 @@ def arrange(program: MethodProgram, args: Sequence[Any], kwargs: Mapping[str, An
     """Return the arguments of a call in the order of the signature. Raises RunError if they are too many, too few or unknown."""
     names = [a.name for a in program.arguments]
     if len(args) > len(names):
-        raise _error(program, f"takes {_count(len(names), 'argument')}, got {len(args)}")
+        raise call_error(program, f"takes {count_of(len(names), 'argument')}, got {len(args)}")
     given = dict(zip(names, args, strict=False))
     for name, value in kwargs.items():
         if name not in names:
             near = difflib.get_close_matches(name, names, 1)
-            raise _error(
+            raise call_error(
                 program, f"{name!r} is not an argument", help=f"did you mean {near[0]!r}?" if near else ""
             )
         if name in given:
-            raise _error(program, f"argument {name!r} is given twice, by position and by name")
+            raise call_error(program, f"argument {name!r} is given twice, by position and by name")
         given[name] = value
     missing = [repr(name) for name in names if name not in given]
     if missing:
         words = f"argument {missing[0]} is" if len(missing) == 1 else f"arguments {', '.join(missing)} are"
-        raise _error(program, f"{words} missing")
+        raise call_error(program, f"{words} missing")
     return [given[name] for name in names]
 
 
@@ -63,9 +55,7 @@ def bind(program: MethodProgram, args: Sequence[Any], known: Known) -> tuple[lis
 
     Raises RunError that says the argument, the axis, the dim and what else has said it.
     """
-    values = [
-        _convert(program, repr(a.name), a.type, v) for a, v in zip(program.arguments, args, strict=True)
-    ]
+    values = [convert(program, repr(a.name), a.type, v) for a, v in zip(program.arguments, args, strict=True)]
     found = [item for a, v in zip(program.arguments, values, strict=True) for item in observed(a, v)]
     sizes = resolve(
         f"{program.name}: argument", found, [b for b in program.dims if b.symbol not in known], dict(known)
@@ -149,119 +139,3 @@ def _check_size(subject: str, place: Place, size: Dim, number: int, known: Known
         )
     said_by = [f"{known[s][1]} said '{s}' = {known[s][0]}" for s in size.symbols]
     raise RunError(f"{subject} {place} is {number}, but '{size}' is {expected}", details=said_by)
-
-
-def _convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
-    """Return the value as what the program takes. Raises RunError unless kind, dtype and rank are right."""
-    match type:
-        case TensorType():
-            return _tensor(program, name, type, value)
-        case ScalarType():
-            return _number(program, name, type, value)
-        case TupleType():
-            if not isinstance(value, (tuple, list)) or len(value) != len(type.fields):
-                is_tuple = isinstance(value, (tuple, list))
-                got = f"a tuple of {_count(len(value), 'element')}" if is_tuple else _kind(value)
-                raise _error(
-                    program,
-                    f"argument {name} is {got}, expected {'one' if is_tuple else 'a tuple'} of {len(type.fields)}",
-                )
-            return tuple(
-                _convert(program, f"{name}[{i}]", t, v)
-                for i, (t, v) in enumerate(zip(type.fields, value, strict=True))
-            )
-        case ShapeType():
-            if not isinstance(value, (tuple, list)) or len(value) != len(type.sizes):
-                raise _error(
-                    program, f"argument {name} is {_kind(value)}, expected {_count(len(type.sizes), 'size')}"
-                )
-            return tuple(int(v) for v in value)
-        case CacheType():
-            if not isinstance(value, Cache):
-                raise _error(
-                    program,
-                    f"argument {name} is {_kind(value)}, expected a cache",
-                    help="make one with session.make_cache(...)",
-                )
-            if value.layout != layout(type):
-                details = [f"got {describe(value.layout)}", f"expected {describe(layout(type))}"]
-                raise _error(program, f"argument {name} is a cache of another model", details=details)
-            return value
-        case _:
-            return value
-
-
-def _tensor(program: MethodProgram, name: str, type: TensorType, value: Any) -> torch.Tensor:
-    expected = f"expected {type_text(type)}"
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
-    elif isinstance(value, (bool, int, float)) and not type.shape:
-        value = torch.tensor(value, dtype=_natural_dtype(value, type.dtype))
-    if not isinstance(value, torch.Tensor):
-        raise _error(program, f"argument {name} is {_kind(value)}, {expected}")
-    dtype = str(value.dtype).removeprefix("torch.")
-    if dtype != type.dtype:
-        raise _error(
-            program,
-            f"argument {name} is {dtype}, {expected}",
-            help=f"convert it with .to(torch.{type.dtype})",
-        )
-    if not value.is_cpu or value.layout is not torch.strided:
-        found = f"on {value.device}" if not value.is_cpu else str(value.layout)
-        raise _error(
-            program,
-            f"argument {name} is {found}, expected a dense tensor on the CPU",
-            help="move it with .cpu()",
-        )
-    if value.ndim != type.ndim:
-        raise _error(
-            program,
-            f"argument {name} has {_count(value.ndim, 'axis')}, {expected}",
-            details=[f"got {list(value.shape)}"],
-        )
-    return value
-
-
-def _natural_dtype(value: bool | int | float, dtype: str) -> torch.dtype:
-    """A Python number becomes any tensor that holds its kind: 1 may stand for a float, 0.5 not for an integer."""
-    wanted: torch.dtype = getattr(torch, dtype)
-    if isinstance(value, bool):
-        return torch.bool
-    if isinstance(value, int):
-        return torch.int64 if wanted is torch.bool else wanted
-    return wanted if wanted.is_floating_point else torch.float64
-
-
-def _number(program: MethodProgram, name: str, type: ScalarType, value: Any) -> bool | int | float:
-    if isinstance(value, torch.Tensor) and value.ndim == 0:
-        value = value.item()
-    elif isinstance(value, np.generic):
-        value = value.item()
-    if type.dtype == "bool" and isinstance(value, bool):
-        return value
-    if type.dtype == "int64" and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if type.dtype == "float64" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    words = {"bool": "True or False", "int64": "an int", "float64": "a float"}[type.dtype]
-    raise _error(program, f"argument {name} is {_kind(value)}, expected {words}")
-
-
-def _kind(value: Any) -> str:
-    """What a value is, in words: `a list`, `an int`, `None`."""
-    if value is None:
-        return "None"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-
-
-def _count(number: int, noun: str) -> str:
-    plural = {"axis": "axes"}.get(noun, f"{noun}s")
-    return f"{number} {noun if number == 1 else plural}"
-
-
-def _error(program: MethodProgram, what: str, *, details: Sequence[str] = (), help: str = "") -> RunError:
-    signature = ", ".join(f"{a.name}: {type_text(a.type)}" for a in program.arguments)
-    return RunError(
-        f"{program.name}: {what}", details=[*details, f"signature: {program.name}({signature})"], help=help
-    )

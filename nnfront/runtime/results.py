@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller gets: tensors that are its own, in the structure that the method returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nnfront.lower import Block, Instruction, MethodProgram, Run, Structure
+from nnfront.runtime.execute import Frame
+
+
+def split_results(body: Block) -> tuple[Block, Block]:
+    """Split off the instructions at the end whose results the caller gets.
+
+    Nobody may write to a tensor that was made in inference mode, and a caller may want to. So these run outside of it.
+    """
+    count, results = len(body.instructions), set(body.results)
+    while count and _gives(body.instructions[count - 1], results):
+        count -= 1
+    return Block(body.instructions[:count], (), body.sizes), Block(body.instructions[count:])
+
+
+def _gives(instruction: Instruction, results: set[int]) -> bool:
+    """Whether an instruction does nothing but compute results."""
+    return (
+        isinstance(instruction, Run) and instruction.is_pure and not results.isdisjoint(instruction.outputs)
+    )
+
+
+def result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], Any]:
+    """Compile what puts a method's result together, from tensors that the caller may write to.
+
+    What was made in inference mode, and what shares memory with something that the session holds, is copied.
+    """
+    held = {value.untyped_storage().data_ptr() for value in template if isinstance(value, torch.Tensor)}
+
+    def own(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_shared = value.is_inference() or value.untyped_storage().data_ptr() in held
+        return value.clone() if is_shared else value
+
+    def source(structure: Structure) -> str:
+        if structure.is_leaf:
+            return f"own(frame[{structure.slot}])"
+        parts = [source(part) for part in structure.fields]
+        if structure.names is not None:
+            return "{" + ", ".join(f"{n!r}: {p}" for n, p in zip(structure.names, parts, strict=True)) + "}"
+        return f"({''.join(f'{part}, ' for part in parts)})"
+
+    scope: dict[str, Any] = {"own": own}
+    exec(f"def result(frame):\n return {source(program.result)}", scope)
+    made: Callable[[Frame], Any] = scope["result"]
+    return made
