@@ -312,3 +312,23 @@ def test_work_whose_size_only_the_callee_knows_stays_in_it():
     expect_same_results(ir, lifted)
     assert lifted["layer"] == ir["layer"]
     assert first_difference(lift_transform_params(lifted, allow_growth=True), lifted) is None
+
+
+def test_a_fresh_dim_of_a_weight_is_one_dim_for_all_that_share_it():
+    # Read from text, each function has a fresh dim of its own; the weight says that they are one.
+    lifted = check_lift(
+        "".join(
+            f"""
+            def {name}[b, fresh n](x: input float32[b, n], w: weight float32[4, n]) -> float32[b, 4] {{
+                t: float32[n, 4] = permute_dims(w, axes=(1, 0))
+                y: float32[b, 4] = matmul(x, t)
+                return y
+            }}
+            """
+            for name in ("one", "two")
+        ),
+        shared_transform=True,
+    )
+    assert lifted["transform_params"].result_type.names == ("t",)
+    again = lift_transform_params(parse(str(lifted)), shared_transform=True)
+    assert first_difference(again, lifted) is None

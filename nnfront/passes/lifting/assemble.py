@@ -7,9 +7,9 @@ whatever they cost. So lifting twice changes nothing, and formulas over lifted v
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute, to_text
+from nnfront.dims import Dim, Size, of_symbol, to_text
 from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
@@ -19,21 +19,19 @@ from nnfront.ir import (
     Param,
     Scalar,
     Tuple,
-    TupleType,
     Var,
     infer,
     map_sizes,
-    sizes_of,
     symbols_in,
     type_text,
 )
+from nnfront.passes.lifting.agree import agreed, restated
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.dims import KnownDims, definable, matched
 from nnfront.passes.lifting.reside import Residents, choose
 from nnfront.passes.lifting.scope import Scope
 from nnfront.passes.lifting.split import Splitter, dim_param, renamed
 from nnfront.passes.lifting.values import Operand, Value, Values, resized, with_operands
-from nnfront.passes.sizes import resize
 
 
 class Group:
@@ -47,8 +45,8 @@ class Group:
         allow_growth: bool,
     ) -> None:
         self.analyzer = analyzer
-        self.methods = methods
-        transforms = [_restated(transform, methods, analyzer.functions) for transform in transforms]
+        self.methods = methods = agreed(methods, analyzer.functions)
+        transforms = [restated(transform, methods, analyzer.functions) for transform in transforms]
         weights = _weights([*transforms, *methods])
         self.dims = KnownDims(p.type for p in weights.values())
         self.values = Values()
@@ -101,24 +99,6 @@ class Group:
     def results(self) -> list[Value]:
         """The values that the transform returns: weights as they are, then computed ones."""
         return sorted(self.residents.kept, key=lambda v: (v.expr is not None, v.index))
-
-
-def _restated(
-    transform: Function, methods: Iterable[Function], functions: Mapping[str, Function]
-) -> Function:
-    """Return an existing transform in the dims of its methods, who may know a size by an expression that it has one name for."""
-    type = transform.result_type
-    results = (
-        dict(zip(type.names, type.fields, strict=True)) if isinstance(type, TupleType) and type.names else {}
-    )
-    own: dict[Symbol, Size] = {}
-    for param in [p for m in methods if m.attrs.get("transform") == transform.name for p in m.params]:
-        if param.role == "transformed" and param.name in results:
-            for here, there in zip(sizes_of(results[param.name]), sizes_of(param.type), strict=True):
-                symbol = as_symbol(here)
-                if symbol is not None and not same(here, there):
-                    own[symbol] = there
-    return resize(transform, lambda size: substitute(size, own), functions) if own else transform
 
 
 def _weights(functions: Iterable[Function]) -> dict[str, Param]:
