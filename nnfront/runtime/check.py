@@ -102,7 +102,11 @@ class _Writer:
                 axes = "".join(f"{name}_{i}, " for i in range(type.ndim))
                 self.unpack.append(f"({axes}) = {name}.shape")
                 self.scope[f"t_{type.dtype}"] = getattr(torch, type.dtype)
-                self.conditions += [f"{name}.dtype is t_{type.dtype}", f"{name}.is_cpu", f"{name}.layout is strided"]
+                self.conditions += [
+                    f"{name}.dtype is t_{type.dtype}",
+                    f"{name}.is_cpu",
+                    f"{name}.layout is strided",
+                ]
             case ScalarType():
                 self.conditions.append(
                     f"type({name}) is { {'bool': 'bool', 'int64': 'int', 'float64': 'float'}[type.dtype] }"

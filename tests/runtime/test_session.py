@@ -213,10 +213,13 @@ def main[n](x: input float32[n, 64], w: weight float32[64, 64]) -> float32[n, 64
 """
 
 
-def test_a_session_runs_in_several_threads():
-    w = torch.randn(64, 64)
-    run = Session(lower(parse(LINEAR)), {"w": w})["main"]
-    xs = [torch.randn(n + 1, 64) for n in range(8)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_session_runs_in_several_threads(dtype):
+    w = torch.randn(64, 64).to(dtype)
+    text = LINEAR.replace("float32", str(dtype).removeprefix("torch."))
+    run = Session(lower(parse(text)), {"w": w})["main"]
+    xs = [torch.randn(n // 2 + 1, 64).to(dtype) for n in range(8)]
+    alone = [run(x) for x in xs]
     results: list[list[torch.Tensor]] = [[] for _ in xs]
 
     def work(i: int) -> None:
@@ -228,10 +231,10 @@ def test_a_session_runs_in_several_threads():
         thread.start()
     for thread in threads:
         thread.join()
-    for x, found in zip(xs, results, strict=True):
+    for x, expected, found in zip(xs, alone, results, strict=True):
+        torch.testing.assert_close(expected, torch.tanh(x @ w.T))
         assert len(found) == 20
-        for y in found:
-            torch.testing.assert_close(y, torch.tanh(x @ w.T))
+        assert all(torch.equal(y, expected) for y in found)
 
 
 def test_two_sessions_share_one_set_of_weights():
