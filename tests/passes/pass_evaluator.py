@@ -49,7 +49,7 @@ def run_method(ir: IRModule, name: str, inputs: Mapping[str, Any], weights: Mapp
 def run_function(ir: IRModule, function: Function, args: list[Any]) -> Any:
     """Run a function on values in the order of its parameters."""
     equations = [e for p, arg in zip(function.params, args, strict=True) for e in _equations(p.type, arg)]
-    run = _Run(ir, dict(zip(function.params, args, strict=True)), equations)
+    run = Run(ir, dict(zip(function.params, args, strict=True)), equations)
     return run.block(function.body)
 
 
@@ -69,7 +69,9 @@ def _equations(type: Type, value: Any) -> list[tuple[Any, int]]:
             return []
 
 
-class _Run:
+class Run:
+    """One run of a function: the values of its variables and dims."""
+
     def __init__(self, ir: IRModule, values: dict[Var, Any], equations: list[tuple[Any, int]]) -> None:
         self.ir = ir
         self.values = values

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,7 +62,7 @@ def test_a_large_result_is_not_folded():
 
 def test_a_result_no_larger_than_its_constants_is_folded():
     data = torch.arange(32, dtype=torch.float32)
-    text = f'const(float32[32], "{__import__("base64").b64encode(data.numpy().tobytes()).decode()}")'
+    text = f'const(float32[32], "{base64.b64encode(data.numpy().tobytes()).decode()}")'
     result = fold_constants(module(main(f"a: float32[32] = add({text}, 1.0) return a", result="float32[32]")))
     assert isinstance(result["main"].result, Constant)
     torch.testing.assert_close(value_of(result["main"].result), data + 1)
