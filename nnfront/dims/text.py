@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from nnfront.dims.divide import is_nonnegative
 from nnfront.dims.form import Atom, Call, Coefficient, Form, Monomial, divisor, terms_divisor
 from nnfront.dims.symbol import Symbol
 
@@ -95,11 +96,13 @@ def _is_ceildiv(atom: Atom) -> bool:
 
 
 def _is_symbolic_ceildiv(atom: Atom) -> bool:
-    """(x - 1) // y for a dim y, which is ceildiv(x, y) - 1; where both are multiples of g, the constant is -g."""
+    """(x - 1) // y for a dim y > 0, which is ceildiv(x, y) - 1; where both are multiples of g, the constant is -g."""
     if not isinstance(atom, Call) or atom.kind != "floordiv":
         return False
     x, y = atom.args
-    return bool(y[0]) and x[1] != 0 and x[1] == -math.gcd(terms_divisor(x[0]), divisor(y))
+    return (
+        bool(y[0]) and is_nonnegative(y) and x[1] != 0 and x[1] == -math.gcd(terms_divisor(x[0]), divisor(y))
+    )
 
 
 def _symbolic_ceildiv(atom: Atom, names: Names) -> str:

@@ -108,6 +108,8 @@ def test_exact_division_undoes_multiplication(first, second):
         ("floordiv(seq, 16)", "seq // 16"),
         ("-(seq//16)", "-(seq // 16)"),
         ("1 - seq//16", "1 - seq // 16"),
+        ("(a - 1)//(b - c)", "(a - 1) // (b - c)"),
+        ("(a - 1)//(b*c)", "ceildiv(a, b*c) - 1"),
         ("batch*(seq//16)", "batch*(seq // 16)"),
         ("3*(seq//16)", "3*(seq // 16)"),
         ("(seq + 1)//m", "(seq + 1) // m"),
@@ -226,6 +228,17 @@ def test_fractions_print_as_quotients():
     ]
 
 
+def test_rounded_up_quotients_print_as_such_under_facts():
+    n = Dim("n")
+    sizes = (dims.ceildiv(SEQ, 32), dims.ceildiv(SEQ, 32 * n), dims.ceildiv(SEQ, n), dims.ceildiv(n, SEQ))
+    assert [str(size) for size in sizes] == [
+        "ceildiv(seq, 32)",
+        "ceildiv(seq, 32*n)",
+        "ceildiv(seq, n)",
+        "ceildiv(n, seq)",
+    ]
+
+
 def test_result_without_names_is_an_int():
     n = Dim("n")
     for size, number in ((n - n, 0), (n * 0, 0), (n // n, 1), (n + 1 - n, 1), (0 // n, 0), (0 * n + 3, 3)):
@@ -299,6 +312,12 @@ def test_bounds_of_quotients_hold_for_every_sign(text):
     found = {value(text, point) for point in points(world)} - {None}
     assert size.min <= min(found)
     assert max(found) <= size.max
+
+
+def test_a_square_is_never_negative():
+    half = parse("(a - b)//2")
+    assert half.min is None
+    assert (half * half).min == 0
 
 
 def test_a_negative_number_over_a_large_one_is_minus_one():
