@@ -76,10 +76,12 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "errors": ("nnfront.errors", ""),
     "export_folder": ("nnfront.models", "export_folder"),
     "ir": ("nnfront.ir", ""),
+    "multiple_of": ("nnfront.passes", "multiple_of"),
     "op": ("nnfront.nn.functional", ""),
     "passes": ("nnfront.passes", ""),
     "register_extern": ("nnfront.ops", "register_extern"),
     "spec": ("nnfront.nn.spec", ""),
+    "zeros": ("nnfront.passes", "zeros"),
 }
 
 __all__ = sorted(_PUBLIC)

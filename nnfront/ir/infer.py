@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nnfront.dims import Size, Symbol, of_symbol, same, substitute, unify
+from nnfront.dims import Dim, Size, Symbol, of_symbol, same, substitute, unify
 from nnfront.errors import InferError
 from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
 from nnfront.ir.types import (
@@ -67,15 +67,24 @@ def call_type(function: Function, args: Sequence[Type]) -> Type:
     for param, arg in zip(params, args, strict=True):
         if not _same_kind(param.type, arg):
             raise InferError(f"argument {param.name!r} of {function.name} has another type")
-    patterns = [size for param in params for size in sizes_of(param.type)]
-    sizes = [size for arg in args for size in sizes_of(arg)]
+    patterns: list[Size] = []
+    sizes: list[Size] = []
+    for param, arg in zip(params, args, strict=True):
+        if not (isinstance(param.type, ScalarType) and param.type.value is None):  # any number will do
+            patterns.extend(sizes_of(param.type))
+            sizes.extend(sizes_of(arg))
     bound: dict[Symbol, Size] = {}
     at = unify(patterns, sizes, bound)
     if at is not None:
         raise InferError(f"{function.name} expects size {patterns[at]} where the argument has {sizes[at]}")
-    if all(same(of_symbol(symbol), size) for symbol, size in bound.items()):
+    if all(_is_renamed(old, new) for old, new in bound.items()):
         return function.result_type
     return substitute_type(function.result_type, bound)
+
+
+def _is_renamed(symbol: Symbol, size: Size) -> bool:
+    """Whether a callee's dim is the caller's of the same name, and as much is known of both."""
+    return isinstance(size, Dim) and same(of_symbol(symbol), size) and size.symbols[0].facts == symbol.facts
 
 
 def _same_kind(a: Type, b: Type) -> bool:

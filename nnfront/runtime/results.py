@@ -49,7 +49,9 @@ def result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], A
         parts = [source(part) for part in structure.fields]
         if structure.names is not None:
             return "{" + ", ".join(f"{n!r}: {p}" for n, p in zip(structure.names, parts, strict=True)) + "}"
-        return f"({''.join(f'{part}, ' for part in parts)})"
+        return (
+            f"({''.join(f'{part}, ' for part in parts)})" if parts else "None"
+        )  # as a method that returns nothing
 
     scope: dict[str, Any] = {"own": own}
     exec(f"def result(frame):\n return {source(program.result)}", scope)
