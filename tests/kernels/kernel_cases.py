@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from kernel_checks import EPS32, SUM, Guarded, assert_close, surrounded
 from kernel_memory import watched
+from nnfront_kernels.quantized import pack_int4
+from nnfront_kernels.split_k import Workspace
 
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
 POISONS = (0xFF, 0x5A)  # NaN in every float dtype; a plausible number
@@ -95,6 +97,10 @@ def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
     }
     configs = [(arch, config) for arch, row in kernel.configs.items() for config in row]
     arch, config = (configs[0][0], None) if case.config is None else configs[case.config % len(configs)]
+    if config is not None and config.block_m == 1 and case.m > 2:
+        config = kernel.configs[arch][1]  # thousands of blocks of one row each take the interpreter a minute
+    if config is not None and name in SPLIT:
+        config = replace(config, split_k=1 + case.config % 3, block_k=case.group or config.block_k)
     expected, drift = answer(x.double(), dense, widened, case, options)
 
     results = []
@@ -103,6 +109,11 @@ def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
         between, before = gap(name, case, case.n, kind), offset(name, case)
         out = Guarded(case.m, case.n, kind, between, before, POISONS[repeat % 2])
         plan = kernel.plan(x, *weights, **options, out=out.view, arch=arch, config=config)
+        if plan.arguments.get("partial_ptr") is not None:
+            # The next launch gets this one's counts, as it left them, and partial sums that mean nothing.
+            options["workspace"] = Workspace(
+                plan.arguments["partial_ptr"].fill_(math.nan), plan.arguments["arrived_ptr"]
+            )
         if name in PERSISTENT:
             plan = replace(plan, grid=(min(plan.grid[0], 3),))
         with watched(plan.arguments, backwards=repeat % 2 == 1):
@@ -111,23 +122,29 @@ def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
         assert_close(actual=out.view, expected=expected, drift=drift)
         results.append(out.view.clone().contiguous().view(torch.uint8))
     assert all(torch.equal(result, results[0]) for result in results), "two runs in different orders differ"
+    options.pop("workspace", None)
     stated = kernel.reference(x, *weights, **options, compute=torch.float64)
     assert_close(actual=stated, expected=expected, drift=drift)
 
 
 # Kernels whose blocks walk over several tiles: with three blocks they do so on these small shapes too.
 PERSISTENT = ("matmul_tma",)
+# Kernels whose blocks share tiles, and how many rows they take at most.
+SPLIT = {"matmul_small_m": 64, "matmul_int4": 257, "matmul_int8": 257}
 # Kernels whose rows must start at a multiple of 16 bytes.
 ALIGNED = ("matmul_tma",)
+# Kernels whose rows of x and w must start at a multiple of 16 elements.
+QUANTIZED = ("matmul_int4", "matmul_int8")
 
 
 def gap(name: str, case: Case, columns: int, dtype: torch.dtype) -> int:
     """Elements between two rows: the case's, and more up to a multiple of 16 bytes where the kernel needs that."""
-    return case.gap + (-(columns + case.gap) % (16 // dtype.itemsize) if name in ALIGNED else 0)
+    multiple = 16 // dtype.itemsize if name in ALIGNED else 16 if name in QUANTIZED else 1
+    return case.gap + -(columns + case.gap) % multiple
 
 
 def offset(name: str, case: Case) -> int:
-    return -(-case.offset // 8) * 8 if name in ALIGNED else case.offset
+    return -(-case.offset // 16) * 16 if name in ALIGNED + QUANTIZED else case.offset
 
 
 def answer(
@@ -183,4 +200,43 @@ def _dense(case: Case, rows: int, normal: Any, place: Any) -> Any:
     return (w,), w.double(), w.double().abs()
 
 
-WEIGHTS = {"matmul": _dense, "matmul_tma": _dense}
+def _int4(case: Case, rows: int, normal: Any, place: Any) -> Any:
+    """Random nibbles, scales and zeros. The sum over nibble - 8 and the zero's share of it may cancel."""
+    groups = case.k // case.group
+    nibbles = (normal(rows, case.k).double() * 4).round().long() % 16
+    scales = (normal(groups, rows).double().abs() / 8 + 1 / 64).to(
+        torch.float32 if case.gap else torch.float16
+    )
+    zeros = (
+        (normal(groups, rows).double() * 3).round().long() % 16
+        if case.zero_points
+        else torch.full((groups, rows), 8)
+    )
+    per_weight = scales.double().T.repeat_interleave(case.group, 1)
+    zero = zeros.T.repeat_interleave(case.group, 1)
+    weights = (
+        place(pack_int4(nibbles, case.group)),
+        place(scales),
+        place(zeros.to(torch.uint8)) if case.zero_points else None,
+    )
+    return weights, (nibbles - zero) * per_weight, ((nibbles - 8).abs() + (8 - zero).abs()) * per_weight
+
+
+def _int8(case: Case, rows: int, normal: Any, place: Any) -> Any:
+    """Random bytes and scales; group 0 is one scale for a row."""
+    groups = case.k // case.group if case.group else 1
+    q = (normal(rows, case.k).double() * 50).round().clamp(-128, 127).to(torch.int8)
+    scales = (normal(groups, rows).double().abs() / 64 + 1 / 256).to(
+        torch.float32 if case.gap else torch.float16
+    )
+    dense = q.double() * scales.double().T.repeat_interleave(case.k // groups, 1)
+    return (place(q), place(scales)), dense, dense.abs()
+
+
+WEIGHTS = {
+    "matmul": _dense,
+    "matmul_tma": _dense,
+    "matmul_small_m": _dense,
+    "matmul_int4": _int4,
+    "matmul_int8": _int8,
+}

@@ -49,15 +49,22 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def watched(arguments: dict[str, Any], backwards: bool = False) -> Iterator[None]:
-    """Allow accesses to the tensors of a plan only; `backwards` runs the blocks of the grid last to first."""
+    """Allow accesses to the tensors of a plan only; `backwards` runs the blocks of the grid last to first.
+
+    In the interpreter's own order the blocks that share a tile run one after the other; backwards they run far apart.
+    """
     tensors = [getattr(value, "base", value) for value in arguments.values()]
     native, builder = interpreter._interpreter, interpreter.interpreter_builder
     set_grid_idx = builder.set_grid_idx
     interpreter._interpreter = _Watched(native, [t for t in tensors if isinstance(t, torch.Tensor)])
+
+    def last_to_first(x: int, y: int, z: int) -> None:
+        width, height, depth = builder.grid_dim
+        z, left = divmod(width * height * depth - 1 - ((x * height + y) * depth + z), width * height)
+        set_grid_idx(*divmod(left, height), z)
+
     if backwards:
-        builder.set_grid_idx = lambda *at: set_grid_idx(
-            *(size - 1 - i for size, i in zip(builder.grid_dim, at, strict=True))
-        )
+        builder.set_grid_idx = last_to_first
     try:
         yield
     except InterpreterError as error:

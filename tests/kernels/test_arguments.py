@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from nnfront_kernels import KernelError, matmul, matmul_tma
+from nnfront_kernels import KernelError, matmul, matmul_int4, matmul_int8, matmul_small_m, matmul_tma, split_k
 from nnfront_kernels.common import Cost
 from nnfront_kernels.epilogue import interleave
 from nnfront_kernels.tiles import MatmulShape
@@ -88,3 +90,73 @@ def test_cost_counts_each_tensor_once():
     cost = matmul.cost(MatmulShape(3, 10, 7, gated=True), "bfloat16", residual=True)
     # two per multiply and add; x, w, residual and y of two bytes each
     assert cost == Cost(flops=2 * 3 * 10 * 7, bytes=2 * (3 * 7 + 10 * 7 + 2 * 3 * 5))
+
+
+def test_the_small_kernel_refuses_many_rows():
+    refusal = matmul_small_m.accepts(MatmulShape(65, 64, 64), "float16", "sm_90")
+    assert refusal == "M must be at most 64, got 65"
+
+
+def test_a_workspace_that_is_too_small_is_refused():
+    config = replace(matmul_small_m.CONFIGS["sm_90"][1], split_k=2)
+    small = split_k.Workspace(tensor(8, dtype=torch.float32), tensor(1, dtype=torch.int32))
+    message = "workspace must hold 2048 partial sums and 1 counts, got 8 and 1"
+    with pytest.raises(KernelError, match=message):
+        matmul_small_m.plan(tensor(1, 64), tensor(16, 64), config=config, workspace=small, arch="sm_90")
+
+
+def int4(k: int = 256, group: int = 64) -> dict[str, torch.Tensor]:
+    return {
+        "x": tensor(3, k),
+        "w": tensor(16, k // 2, dtype=torch.uint8),
+        "scales": tensor(k // group, 16),
+    }
+
+
+WRONG_FOR_INT4 = [
+    ({"w": tensor(16, 256, dtype=torch.uint8)}, r"w must have shape \[16, 128\], got \[16, 256\]"),
+    ({"w": tensor(16, 128, dtype=torch.int8)}, "w must be torch.uint8, got torch.int8"),
+    ({"scales": tensor(3, 16)}, r"scales must have shape \[K / group, N\] for K = 256, got \[3, 16\]"),
+    ({"scales": tensor(4, 15)}, r"scales must have shape \[4, 16\], got \[4, 15\]"),
+    ({"zeros": tensor(4, 16)}, "zeros must be torch.uint8, got torch.float16"),
+    ({"scales": tensor(1, 16)}, "matmul_int4: the group must be one of 32, 64, 128, got 256"),
+    ({"x": tensor(3, 260)[:, :256]}, "matmul_int4: rows of x must start at multiples of 16 elements"),
+    ({"x": tensor(3, 256, dtype=torch.float32)}, "matmul_int4: dtype must be one of float16, bfloat16, got 'float32'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), WRONG_FOR_INT4, ids=[message[:30] for _, message in WRONG_FOR_INT4]
+)
+def test_matmul_int4_says_what_does_not_fit(changes, message):
+    with pytest.raises(KernelError, match=message):
+        matmul_int4.plan(**{**int4(), **changes}, arch="sm_90")
+
+
+WRONG_FOR_INT8 = [
+    ({"scales": tensor(16, 16)}, "matmul_int8: the group must be one of 32, 64, 128, or K for one scale per row, got 16"),
+    ({"x": tensor(3, 264)[:, :256]}, "matmul_int8: rows of x and w must start at multiples of 16 elements"),
+    ({"x": tensor(3, 24), "w": tensor(16, 24, dtype=torch.int8), "scales": tensor(1, 16)}, "matmul_int8: K must be a multiple of 16, got 24"),
+    ({"w": tensor(16, 256, dtype=torch.uint8)}, "w must be torch.int8, got torch.uint8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), WRONG_FOR_INT8, ids=[message[:30] for _, message in WRONG_FOR_INT8]
+)
+def test_matmul_int8_says_what_does_not_fit(changes, message):
+    arguments = {"x": tensor(3, 256), "w": tensor(16, 256, dtype=torch.int8), "scales": tensor(4, 16)}
+    with pytest.raises(KernelError, match=message):
+        matmul_int8.plan(**{**arguments, **changes}, arch="sm_90")
+
+
+def test_cost_of_quantised_weights_counts_scales_and_zeros():
+    shape = MatmulShape(2, 32, 128, group=64, zero_points=True)
+    # half a byte for each weight, three for each of 64 groups; x and y of two bytes an element
+    assert matmul_int4.cost(shape, "float16") == Cost(
+        2 * 2 * 32 * 128, 2048 + 3 * 64 + 2 * (2 * 128 + 2 * 32)
+    )
+    shape = replace(shape, zero_points=False)
+    assert matmul_int8.cost(shape, "float16") == Cost(
+        2 * 2 * 32 * 128, 4096 + 2 * 64 + 2 * (2 * 128 + 2 * 32)
+    )

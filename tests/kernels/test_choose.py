@@ -69,6 +69,21 @@ def test_large_products_get_large_tiles_and_small_ones_get_many():
     assert small.block_m * small.block_n <= 64 * 64
 
 
+@pytest.mark.parametrize(("m", "block_m"), [(1, 1), (2, 16), (16, 16), (17, 32), (64, 64)])
+def test_few_rows_get_the_smallest_tile_that_holds_them(m, block_m):
+    config = nnfront_kernels.matmul_small_m.choose(MatmulShape(m, 4096, 4096), "bfloat16", "sm_90")
+    assert config.block_m == block_m
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_k_is_split_until_every_sm_has_work(arch):
+    config = nnfront_kernels.matmul_small_m.choose(MatmulShape(16, 4096, 14336), "bfloat16", arch)
+    blocks = 4096 // config.block_n * config.split_k
+    assert 2 * ARCHS[arch].num_sms <= blocks < 4 * ARCHS[arch].num_sms
+    large = nnfront_kernels.matmul_small_m.choose(MatmulShape(16, 152064, 4096), "bfloat16", arch)
+    assert large.split_k == 1
+
+
 def test_unaligned_rows_get_the_fallback():
     choose = nnfront_kernels.matmul.choose
     assert (

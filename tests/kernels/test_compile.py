@@ -19,15 +19,16 @@ from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
 ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
-# The default run compiles what each arch uses for the largest tile and, on sm_90, each plain config.
+# The default run compiles the first config of each kernel on each arch.
 FEW = list(
     {
-        (b.kernel, b.arch, b.shape.group): b
+        (b.kernel, b.arch): b
         for b in reversed(ALL)
-        if b.shape.k % 64 == 0 and not b.shape.gated and not b.wide
+        if b.shape.k == 4096 and not b.shape.gated and not b.wide and not b.shape.zero_points
     }.values()
 )
 FALLBACKS = [
+    Build("matmul_small_m", "sm_90", nnfront_kernels.matmul_small_m.UNALIGNED, MatmulShape(64, 4095, 4095)),
     Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
     Build("matmul", "sm_90", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
 ]
@@ -109,6 +110,10 @@ SPECIALIZED = [
     ("matmul", MatmulShape(16, 1, 1)),
     ("matmul_tma", MatmulShape(4096, 4096, 4096)),
     ("matmul_tma", MatmulShape(1, 24, 40)),
+    ("matmul_small_m", MatmulShape(1, 4096, 4096)),
+    ("matmul_small_m", MatmulShape(17, 33, 31)),
+    ("matmul_int4", MatmulShape(1, 4096, 4096, group=128, zero_points=True)),
+    ("matmul_int8", MatmulShape(3, 4097, 48)),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import nnfront_kernels
 import pytest
-from kernel_cases import EPILOGUES, LAYOUTS, SIZES, WEIGHTS, Case, grid, pairwise, run
+from kernel_cases import EPILOGUES, LAYOUTS, SIZES, SPLIT, WEIGHTS, Case, grid, pairwise, run
 
 
 def run_here(name: str, case: Case) -> None:
@@ -15,19 +15,37 @@ def run_here(name: str, case: Case) -> None:
 def cases(kernel: nnfront_kernels.Kernel, shapes: list[tuple[int, int, int]]) -> list[object]:
     made = []
     for index, (m, n, k) in enumerate(shapes):
+        quantized: dict[str, object] = {}
+        if kernel.groups != (0,):
+            group = kernel.groups[(index + index // 6) % len(kernel.groups)]
+            k = group * (1 + SIZES.index(k) % 4) if group else 16 * (1 + SIZES.index(k))
+            quantized = {
+                "group": group,
+                "zero_points": kernel.name == "matmul_int4" and index * 5 // 7 % 2 == 1,
+            }
+        if m > SPLIT.get(kernel.name, m):
+            m = SIZES[SIZES.index(m) - 5]  # still every pair of N and K
         dtypes = [
             dtype for dtype in kernel.dtypes if dtype != "bfloat16"
         ]  # the interpreter's bfloat16 is wrong
         case = Case(
-            m, n, k, dtype=dtypes[index % len(dtypes)], config=index, **EPILOGUES[index % 7], **LAYOUTS[index % 5]
+            m, n, k, dtype=dtypes[index % len(dtypes)], config=index, **EPILOGUES[index % 7], **LAYOUTS[index % 5], **quantized
         )  # fmt: skip
         made.append(pytest.param(kernel.name, case, id=f"{kernel.name}-{case}"))
     return made
 
 
+# Quantised kernels have their own K, and interpret slowly.
+FEWER = (1, 15, 17, 64, 129, 257)
+
+
+def default_shapes(kernel: nnfront_kernels.Kernel) -> list[tuple[int, int, int]]:
+    return pairwise(SIZES if kernel.groups == (0,) else FEWER)
+
+
 @pytest.mark.ahead.with_args(run_here)
 @pytest.mark.parametrize(
-    ("name", "case"), [c for k in nnfront_kernels.KERNELS for c in cases(k, pairwise(SIZES))]
+    ("name", "case"), [c for k in nnfront_kernels.KERNELS for c in cases(k, default_shapes(k))]
 )
 def test_kernel_matches_float64(interpreted, name, case):
     interpreted(run_here, name, case)

@@ -12,7 +12,38 @@ GATED = Case(17, 33, 16, gated=True, activation="gelu")
 
 TMA = Case(65, 129, 33, bias=True, residual=True, gap=3, activation="silu", scale=0.5, config=3)
 
+SPLIT = Case(
+    17, 63, 257, out_dtype="float32", bias=True, residual=True, gap=3, activation="silu", scale=0.5, config=5
+)  # three splits
+ROW = Case(1, 63, 1030, bias=True, config=4)  # two splits
+
+INT4 = Case(17, 63, 384, group=64, zero_points=True, bias=True, gap=16, activation="silu", config=5)
+
+INT8 = Case(17, 63, 192, group=64, bias=True, gap=16, activation="silu", config=6)
+INT8_ROWS = Case(17, 63, 336, bias=True, gap=16, config=4)
+
 MUTANTS = [
+    (Mutant("int8_group_scale_dropped", "matmul_int8.py", "tl.dot(x, w.to(x.dtype)) * scales.to(tl.float32)[None, :]", "tl.dot(x, w.to(x.dtype))"), "matmul_int8", INT8),
+    (Mutant("int8_row_scale_dropped", "matmul_int8.py", "acc = acc * scales.to(tl.float32)[None, :]", "acc = acc"), "matmul_int8", INT8_ROWS),
+    (Mutant("int8_scale_of_the_first_group", "matmul_int8.py", "scales = next_scales", "scales = scales"), "matmul_int8", INT8),
+    (Mutant("int8_k_mask_missing", "matmul_int8.py", "k % config.block_k == 0", "True"), "matmul_int8", INT8_ROWS),
+    (Mutant("int8_as_unsigned", "matmul_int8.py", "acc = tl.dot(x, w.to(x.dtype), acc)", "acc = tl.dot(x, w.to(tl.uint8, bitcast=True).to(x.dtype), acc)"), "matmul_int8", INT8_ROWS),
+    (Mutant("nibbles_swapped", "matmul_int4.py", "low, high = unpack(", "high, low = unpack("), "matmul_int4", INT4),
+    (Mutant("neighbours_not_exchanged", "matmul_int4.py", "low = tl.reshape(tl.permute(tl.reshape(low, (HALF // 4, 2, 2, BLOCK_N)), (0, 2, 1, 3)), (HALF, BLOCK_N))", "low = low"), "matmul_int4", INT4),
+    (Mutant("group_scale_dropped", "matmul_int4.py", "product * scales.to(tl.float32)[None, :]", "product"), "matmul_int4", INT4),
+    (Mutant("scale_of_the_first_group", "matmul_int4.py", "scales = next_scales", "scales = scales"), "matmul_int4", INT4),
+    (Mutant("zero_point_sign", "matmul_int4.py", "(8.0 - zeros.to(tl.float32))", "(zeros.to(tl.float32) - 8.0)"), "matmul_int4", INT4),
+    (Mutant("zero_counts_half_a_group", "matmul_int4.py", " + tl.sum(x_second.to(tl.float32), axis=1)", ""), "matmul_int4", INT4),
+    (Mutant("second_half_of_x_unmoved", "matmul_int4.py", "x_ptrs + g * GROUP + HALF", "x_ptrs + g * GROUP"), "matmul_int4", INT4),
+    (Mutant("last_group_skipped", "matmul_int4.py", "num_groups = K // GROUP", "num_groups = K // GROUP - 1"), "matmul_int4", INT4),
+    (Mutant("count_not_reset", "split_k.py", "        tl.store(arrived_ptr + tile, 0)\n", ""), "matmul_small_m", SPLIT),
+    (Mutant("sum_in_order_of_arrival", "split_k.py", "tl.load(tile_ptrs + s * SIZE", "tl.load(tile_ptrs + (split + s) % num_splits * SIZE"), "matmul_small_m", SPLIT),
+    (Mutant("one_block_too_early", "split_k.py", "== num_splits - 1", "== num_splits - 2"), "matmul_small_m", SPLIT),
+    (Mutant("one_split_left_out", "split_k.py", "range(0, num_splits)", "range(1, num_splits)"), "matmul_small_m", SPLIT),
+    (Mutant("partial_sums_of_tiles_overlap", "split_k.py", "tile.to(tl.int64) * num_splits * SIZE", "tile.to(tl.int64) * SIZE"), "matmul_small_m", SPLIT),
+    (Mutant("split_reads_into_the_next", "matmul_small_m.py", "end_k = tl.minimum(first_k + depth, K)", "end_k = tl.minimum(first_k + depth + 1, K)"), "matmul_small_m", SPLIT),
+    (Mutant("k_mask_of_a_single_row", "matmul_small_m.py", "inside_m & (at < K)", "inside_m"), "matmul_small_m", ROW),
+    (Mutant("later_splits_forgotten", "matmul_small_m.py", "first_k = split * depth", "first_k = 0 * depth"), "matmul_small_m", ROW),
     (Mutant("right_half_stored_left", "matmul_tma.py", "store_half(right, y_desc, residual_desc, first_m, first_n + HALF)", "store_half(right, y_desc, residual_desc, first_m, first_n)"), "matmul_tma", TMA),
     (Mutant("tma_bias_of_the_left_half", "matmul_tma.py", "finish_tile(right, bias_ptr, scale, first_n + HALF", "finish_tile(right, bias_ptr, scale, first_n"), "matmul_tma", TMA),
     (Mutant("tma_residual_dropped", "matmul_tma.py", "half += residual_desc", "half += 0 * residual_desc"), "matmul_tma", TMA),
