@@ -3,15 +3,23 @@
 
 common.py     the records (Kernel, Config, Cost, Plan), limits of the GPUs, checks
 tiles.py      how a tile is chosen;  epilogue.py  what happens to a finished tile
+split_k.py    how blocks share a tile
+quantized.py  how weights in 4 and 8 bits are stored
 inspect.py    compile for a GPU that is not there and read the machine code
 matmul*.py    one kernel each
 """
 
 from __future__ import annotations
 
-from nnfront_kernels import matmul, matmul_tma
+from nnfront_kernels import matmul, matmul_int4, matmul_int8, matmul_small_m, matmul_tma
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
-KERNELS: tuple[Kernel, ...] = (matmul.KERNEL, matmul_tma.KERNEL)
+KERNELS: tuple[Kernel, ...] = (
+    matmul.KERNEL,
+    matmul_tma.KERNEL,
+    matmul_small_m.KERNEL,
+    matmul_int4.KERNEL,
+    matmul_int8.KERNEL,
+)
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

@@ -101,3 +101,12 @@ def best(candidates: tuple[Config, ...], shape: MatmulShape, arch: Arch, x_bits:
     inside = [config for config in candidates if fits(config, arch, x_bits, w_bits)]
     assert inside, f"no config fits {arch.name}: {candidates}"
     return min(inside, key=lambda config: model_seconds(config, shape, arch, x_bits, w_bits))
+
+
+def splits(config: Config, shape: MatmulShape, arch: Arch) -> int:
+    """How many blocks share a tile: doubled until there are two for each SM, while each still has two steps of K."""
+    tiles = cdiv(bucket(shape.m), config.block_m) * cdiv(shape.n, config.block_n)
+    split_k = 1
+    while tiles * split_k < 2 * arch.num_sms and split_k < 32 and 4 * split_k * config.block_k <= shape.k:
+        split_k *= 2
+    return split_k

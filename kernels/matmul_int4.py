@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""y = epilogue(x @ w.T) with w stored in 4 bits: w[n, k] = (nibble[n, k] - zero[k // G, n]) * scale[k // G, n].
+
+Shapes: x [M, K] 16-bit, packed w [N, K // 2] uint8 and scales [K // G, N] of any float dtype, zeros [K // G, N] uint8 or
+None for 8 everywhere, all as `quantized.py` makes them; G is 32, 64 or 128 and divides K. Epilogue as in `epilogue.py`.
+
+One step of the loop is one group. Nibbles become exact 16-bit integers in -8..7, are multiplied on the tensor cores, and
+the group's scale is applied to the float32 product: scaling the weights first would round each of them. A zero point
+adds (8 - zero) * sum(x over the group), also in float32.
+
+On NVIDIA a word of eight nibbles is unpacked by four lop3 that set the exponent bits around a nibble, and four
+subtractions of the exponent's value. Elsewhere, and in the interpreter, by shifts and conversions; both are tested
+against the same definition, the assembly by a small model of its instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels import split_k
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    is_divisible,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.quantized import GROUPS, dequantize_int4
+from nnfront_kernels.split_k import Workspace, sum_splits
+from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, splits
+
+DTYPES = ("float16", "bfloat16")
+
+
+def reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    *,
+    compute: torch.dtype = torch.float32,
+    **epilogue: Any,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`. Takes what `launch` takes."""
+    group = x.shape[1] // scales.shape[0]
+    dense = dequantize_int4(w, scales, zeros, group, compute)
+    return Epilogue(**epilogue).reference(x.to(compute) @ dense.T, x.dtype)
+
+
+# Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
+# block_k is the group: it is filled in by choose, and split_k too.
+CONFIGS: dict[str, tuple[Config, ...]] = {
+    # block_m, block_n, block_k, num_warps, num_stages
+    "sm_80": (Config(16, 128, 128, 4, 3), Config(32, 128, 128, 4, 3), Config(64, 128, 128, 8, 3)),
+    "sm_90": (Config(16, 128, 128, 4, 4), Config(32, 128, 128, 4, 4), Config(64, 128, 128, 8, 3)),
+    "sm_100": (Config(16, 128, 128, 4, 4), Config(32, 128, 128, 4, 4), Config(64, 128, 128, 8, 3)),
+    "gfx942": (Config(16, 128, 128, 4, 2), Config(32, 128, 128, 4, 2), Config(64, 64, 128, 4, 2)),
+}
+
+
+def shared_bytes(config: Config) -> int:
+    """Every stage of x and of the packed weights, the scales beside them, and one unpacked tile for wgmma."""
+    x_bits, w_bits = 16 * config.block_m, 4 * config.block_n
+    pipeline = config.num_stages * (config.block_k * (x_bits + w_bits) // 8 + 4 * config.block_n)
+    return pipeline + (2 * config.block_k * config.block_n if config.block_m >= 64 else 0)
+
+
+def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
+    """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
+    m = bucket(shape.m)
+    config = next((c for c in CONFIGS[arch] if c.block_m >= m), CONFIGS[arch][-1])
+    config = replace(config, block_k=shape.group)
+    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+
+
+# Four bytes in, eight 16-bit numbers out. $0 and $1 are the low nibbles, $2 and $3 the high ones, minus 8.
+# 0x4300 is 128 in bfloat16 and 0x6400 is 1024 in float16: there the last mantissa bit is worth 1, so or-ing in a nibble
+# adds it. bfloat16 has no packed subtraction before sm_90, so 136 is subtracted by a multiply-add with 1.0.
+_UNPACK = """{{
+.reg .b32 a, b, c, d, w4, w8, w12;
+shr.u32 w4, $4, 4;
+shr.u32 w8, $4, 8;
+shr.u32 w12, $4, 12;
+lop3.b32 a, $4, 0x000F000F, {exponent}, 0xEA;
+lop3.b32 b, w8, 0x000F000F, {exponent}, 0xEA;
+lop3.b32 c, w4, 0x000F000F, {exponent}, 0xEA;
+lop3.b32 d, w12, 0x000F000F, {exponent}, 0xEA;
+{subtract}
+}}"""
+
+
+def _unpack(dtype: str) -> str:
+    if dtype == "bfloat16":
+        exponent, template = "0x43004300", "fma.rn.bf16x2 {}, {}, one, off;"
+        constants = (
+            ".reg .b32 one, off;\nmov.b32 one, 0x3F803F80;\nmov.b32 off, 0xC308C308;\n"  # 1.0 and -136
+        )
+    else:
+        exponent, template = "0x64006400", "sub.f16x2 {}, {}, off;"
+        constants = ".reg .b32 off;\nmov.b32 off, 0x64086408;\n"  # 1032
+    moves = "\n".join(template.format(f"${i}", name) for i, name in enumerate("abcd"))
+    return _UNPACK.format(exponent=exponent, subtract=constants + moves)
+
+
+UNPACK_BF16 = tl.constexpr(_unpack("bfloat16"))
+UNPACK_FP16 = tl.constexpr(_unpack("float16"))
+
+
+@triton.jit
+def unpack(w, DTYPE: tl.constexpr, LOP3: tl.constexpr, BLOCK_N: tl.constexpr, HALF: tl.constexpr):
+    """[HALF, BLOCK_N] bytes to two tiles of the same shape: the first and the second half of a group of K, minus 8."""
+    if LOP3:
+        if DTYPE == tl.bfloat16:
+            low, high = tl.inline_asm_elementwise(
+                UNPACK_BF16, "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+            )
+        else:
+            low, high = tl.inline_asm_elementwise(
+                UNPACK_FP16, "=r,=r,=r,=r,r", [w], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
+            )
+    else:
+        low = ((w & 15).to(tl.int8) - 8).to(DTYPE)
+        high = ((w >> 4).to(tl.int8) - 8).to(DTYPE)
+        # Of four neighbours, bytes 1 and 2 are exchanged.
+        low = tl.reshape(
+            tl.permute(tl.reshape(low, (HALF // 4, 2, 2, BLOCK_N)), (0, 2, 1, 3)), (HALF, BLOCK_N)
+        )
+        high = tl.reshape(
+            tl.permute(tl.reshape(high, (HALF // 4, 2, 2, BLOCK_N)), (0, 2, 1, 3)), (HALF, BLOCK_N)
+        )
+    return low, high
+
+
+@triton.jit(do_not_specialize=["M"])
+def matmul_int4_kernel(
+    x_ptr,
+    w_ptr,
+    scales_ptr,
+    zeros_ptr,
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    partial_ptr,
+    arrived_ptr,
+    scale,
+    M,
+    N,
+    K,
+    stride_xm,
+    stride_wn,
+    stride_sg,
+    stride_zg,
+    stride_ym,
+    stride_rm,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP: tl.constexpr,
+    LOP3: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    HALF: tl.constexpr = GROUP // 2
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    num_groups = K // GROUP
+    depth = tl.cdiv(num_groups, num_splits)
+    first = split * depth
+    end = tl.minimum(first + depth, num_groups)
+
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, HALF)
+    inside_m = (offs_m < M)[:, None]
+    inside_n = offs_n < N
+    x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, HALF]
+    w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [HALF, BLOCK_N]
+    # The scales of the next group are loaded one step early: Triton pipelines only what a dot reads.
+    scales_ptrs = scales_ptr + offs_n
+    at = tl.minimum(first, num_groups - 1).to(tl.int64)
+    scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
+    if zeros_ptr is not None:
+        zeros_ptrs = zeros_ptr + offs_n
+        zeros = tl.load(zeros_ptrs + at * stride_zg, mask=inside_n, other=8)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for g in range(first, end):
+        x_first = tl.load(x_ptrs + g * GROUP, mask=inside_m, other=0.0)
+        x_second = tl.load(x_ptrs + g * GROUP + HALF, mask=inside_m, other=0.0)
+        w = tl.load(w_ptrs + g * HALF, mask=inside_n[None, :], other=0, eviction_policy="evict_first")
+        at = tl.minimum(g + 1, num_groups - 1).to(tl.int64)
+        next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
+        low, high = unpack(w, x_ptr.dtype.element_ty, LOP3, BLOCK_N, HALF)
+        product = tl.dot(x_first, low)
+        product = tl.dot(x_second, high, product)
+        if zeros_ptr is not None:
+            total = tl.sum(x_first.to(tl.float32), axis=1) + tl.sum(x_second.to(tl.float32), axis=1)
+            product += total[:, None] * (8.0 - zeros.to(tl.float32))[None, :]
+            zeros = tl.load(zeros_ptrs + at * stride_zg, mask=inside_n, other=8)
+        acc += product * scales.to(tl.float32)[None, :]
+        scales = next_scales
+
+    last = True
+    if partial_ptr is not None:
+        tile = pid_m * tl.num_programs(0) + pid_n
+        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+    if last:
+        write_tile(
+            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
+            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.group not in GROUPS:
+        return f"the group must be one of {', '.join(map(str, GROUPS))}, got {shape.group}"
+    if shape.k % shape.group:
+        return f"K must be a multiple of the group {shape.group}, got {shape.k}"
+    if not shape.aligned:
+        return "rows of x must start at multiples of 16 elements and rows of w of 16 bytes, and so must both pointers"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+    workspace: Workspace | None = None,
+    **epilogue: Any,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    epi = Epilogue(**epilogue)
+    require_matrix("x", x, None, x.shape[-1], None)
+    (m, k), n = x.shape, w.shape[0]
+    require_matrix("w", w, n, k // 2, torch.uint8)
+    if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
+        raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
+    group = k // scales.shape[0]
+    require_matrix("scales", scales, k // group, n, None)
+    if zeros is not None:
+        require_matrix("zeros", zeros, k // group, n, torch.uint8)
+    epi.check(m, n)
+    loads = {"x_ptr": x, "w_ptr": w, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
+    aligned = all(map(is_divisible, loads.values()))
+    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=group, zero_points=zeros is not None)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "matmul_int4")
+    y = epi.output(out, x, n)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=matmul_int4_kernel,
+        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": w,
+            "scales_ptr": scales,
+            "zeros_ptr": zeros,
+            "y_ptr": y,
+            "bias_ptr": epi.bias,
+            "residual_ptr": epi.residual,
+            **split_k.pointers(workspace, split_k.workspace(config, m, n, x.device)),
+            "scale": epi.scale,
+            "M": m,
+            "N": n,
+            "K": k,
+            "stride_xm": x.stride(0),
+            "stride_wn": w.stride(0),
+            "stride_sg": scales.stride(0),
+            "stride_zg": 0 if zeros is None else zeros.stride(0),
+            "stride_ym": y.stride(0),
+            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
+        },
+        constants={
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "GROUP": group,
+            "LOP3": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
+            **epi.constants(),
+        },
+        config=config,
+        output=y,
+        divisible=tuple(loads),
+    )
+
+
+def launch(
+    x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, **options: Any
+) -> torch.Tensor:
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
+    and a `split_k.Workspace` to use instead of a new one.
+
+    Raises KernelError if an argument does not fit or `accepts` refuses.
+    """
+    return plan(x, w, scales, zeros, **options).launch()
+
+
+def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
+    """The least work of a launch with 16-bit scales and an output of x's dtype."""
+    columns = shape.n // 2 if shape.gated else shape.n
+    groups = shape.n * shape.k // shape.group
+    weights = shape.n * shape.k // 2 + groups * (3 if shape.zero_points else 2)
+    return Cost(
+        flops=2 * shape.m * shape.n * shape.k,
+        bytes=weights + 2 * shape.m * (shape.k + columns * (2 if residual else 1)),
+    )
+
+
+def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    kind = getattr(torch, dtype)
+    groups = shape.k // shape.group
+    tensors = (
+        torch.empty(shape.m, shape.k, dtype=kind, device=device),
+        torch.empty(shape.n, shape.k // 2, dtype=torch.uint8, device=device),
+        torch.empty(groups, shape.n, dtype=kind, device=device),
+        torch.empty(groups, shape.n, dtype=torch.uint8, device=device) if shape.zero_points else None,
+    )
+    return tensors, {"gated": shape.gated}
+
+
+KERNEL = Kernel(
+    name="matmul_int4",
+    op="matmul_int4",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    shared_bytes=shared_bytes,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    groups=(128, 64, 32),
+)

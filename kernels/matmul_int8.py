@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""y = epilogue(x @ w.T) with w stored in 8 bits: w[n, k] = q[n, k] * scale[k // G, n], or scale[0, n] for a whole row.
+
+Shapes: x [M, K] 16-bit, q [N, K] int8, scales of any float dtype, [K // G, N] with G 32, 64 or 128, or [1, N] for one
+scale per row (then K is any multiple of 16); see `quantized.py`. Epilogue as in `epilogue.py`. The bytes become exact
+16-bit numbers (-128..127 fits bfloat16's 8 significant bits); the scale is applied to the float32 product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels import split_k
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    is_divisible,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.quantized import GROUPS, dequantize_int8
+from nnfront_kernels.split_k import Workspace, sum_splits
+from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, splits
+
+DTYPES = ("float16", "bfloat16")
+
+
+def reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    compute: torch.dtype = torch.float32,
+    **epilogue: Any,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`. Takes what `launch` takes."""
+    return Epilogue(**epilogue).reference(x.to(compute) @ dequantize_int8(w, scales, compute).T, x.dtype)
+
+
+# Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
+# Where there are groups, block_k is the group: it is filled in by choose, and split_k too.
+CONFIGS: dict[str, tuple[Config, ...]] = {
+    # block_m, block_n, block_k, num_warps, num_stages
+    "sm_80": (Config(16, 64, 128, 4, 4), Config(32, 64, 128, 4, 4), Config(64, 64, 128, 4, 3)),
+    "sm_90": (Config(16, 64, 128, 4, 4), Config(32, 64, 128, 4, 4), Config(64, 128, 128, 8, 4)),
+    "sm_100": (Config(16, 64, 128, 4, 4), Config(32, 64, 128, 4, 4), Config(64, 128, 128, 8, 4)),
+    "gfx942": (Config(16, 64, 128, 4, 2), Config(32, 64, 128, 4, 2), Config(64, 64, 128, 4, 2)),
+}
+
+
+def shared_bytes(config: Config) -> int:
+    """Every stage of x and of w, and one converted tile of w for wgmma."""
+    pipeline = config.num_stages * config.block_k * (2 * config.block_m + config.block_n)
+    return pipeline + (2 * config.block_k * config.block_n if config.block_m >= 64 else 0)
+
+
+def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
+    """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
+    m = bucket(shape.m)
+    config = next((c for c in CONFIGS[arch] if c.block_m >= m), CONFIGS[arch][-1])
+    config = replace(config, block_k=shape.group or config.block_k)
+    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+
+
+@triton.jit(do_not_specialize=["M"])
+def matmul_int8_kernel(
+    x_ptr,
+    w_ptr,
+    scales_ptr,
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    partial_ptr,
+    arrived_ptr,
+    scale,
+    M,
+    N,
+    K,
+    stride_xm,
+    stride_wn,
+    stride_sg,
+    stride_ym,
+    stride_rm,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUPED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    num_steps = tl.cdiv(K, BLOCK_K)
+    depth = tl.cdiv(num_steps, num_splits)
+    first = split * depth
+    end = tl.minimum(first + depth, num_steps)
+
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    inside_m = (offs_m < M)[:, None]
+    inside_n = offs_n < N
+    x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
+    w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [BLOCK_K, BLOCK_N]
+    # The scales of the next group are loaded one step early: Triton pipelines only what a dot reads.
+    scales_ptrs = scales_ptr + offs_n
+    at = (tl.minimum(first, num_steps - 1) if GROUPED else first * 0).to(tl.int64)
+    scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(first, end):
+        if EVEN_K:
+            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m, other=0.0)
+            w = tl.load(
+                w_ptrs + step * BLOCK_K, mask=inside_n[None, :], other=0, eviction_policy="evict_first"
+            )
+        else:
+            left = K - step * BLOCK_K
+            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m & (offs_k < left)[None, :], other=0.0)
+            inside = inside_n[None, :] & (offs_k < left)[:, None]
+            w = tl.load(w_ptrs + step * BLOCK_K, mask=inside, other=0, eviction_policy="evict_first")
+        if GROUPED:
+            at = tl.minimum(step + 1, num_steps - 1).to(tl.int64)
+            next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
+            acc += tl.dot(x, w.to(x.dtype)) * scales.to(tl.float32)[None, :]
+            scales = next_scales
+        else:
+            acc = tl.dot(x, w.to(x.dtype), acc)
+    if not GROUPED:
+        acc = acc * scales.to(tl.float32)[None, :]
+
+    last = True
+    if partial_ptr is not None:
+        tile = pid_m * tl.num_programs(0) + pid_n
+        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+    if last:
+        write_tile(
+            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
+            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses. group 0 is one scale per row."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.group not in (0, *GROUPS):
+        return f"the group must be one of {', '.join(map(str, GROUPS))}, or K for one scale per row, got {shape.group}"
+    if shape.group and shape.k % shape.group:
+        return f"K must be a multiple of the group {shape.group}, got {shape.k}"
+    if shape.k % 16:
+        return f"K must be a multiple of 16, got {shape.k}"
+    if not shape.aligned:
+        return "rows of x and w must start at multiples of 16 elements, and both pointers at multiples of 16 bytes"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    scales: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+    workspace: Workspace | None = None,
+    **epilogue: Any,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    epi = Epilogue(**epilogue)
+    require_matrix("x", x, None, x.shape[-1], None)
+    (m, k), n = x.shape, w.shape[0]
+    require_matrix("w", w, n, k, torch.int8)
+    if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
+        raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
+    groups = scales.shape[0]
+    require_matrix("scales", scales, groups, n, None)
+    epi.check(m, n)
+    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
+    aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
+    group = 0 if groups == 1 else k // groups
+    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=group)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "matmul_int8")
+    y = epi.output(out, x, n)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=matmul_int8_kernel,
+        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": w,
+            "scales_ptr": scales,
+            "y_ptr": y,
+            "bias_ptr": epi.bias,
+            "residual_ptr": epi.residual,
+            **split_k.pointers(workspace, split_k.workspace(config, m, n, x.device)),
+            "scale": epi.scale,
+            "M": m,
+            "N": n,
+            "K": k,
+            "stride_xm": x.stride(0),
+            "stride_wn": w.stride(0),
+            "stride_sg": scales.stride(0),
+            "stride_ym": y.stride(0),
+            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
+        },
+        constants={
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "GROUPED": groups > 1,
+            "EVEN_K": k % config.block_k == 0,
+            **epi.constants(),
+        },
+        config=config,
+        output=y,
+        divisible=tuple(loads),
+    )
+
+
+def launch(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
+    and a `split_k.Workspace` to use instead of a new one.
+
+    Raises KernelError if an argument does not fit or `accepts` refuses.
+    """
+    return plan(x, w, scales, **options).launch()
+
+
+def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
+    """The least work of a launch with 16-bit scales and an output of x's dtype."""
+    columns = shape.n // 2 if shape.gated else shape.n
+    groups = shape.k // shape.group if shape.group else 1
+    weights = shape.n * shape.k + 2 * groups * shape.n
+    return Cost(
+        flops=2 * shape.m * shape.n * shape.k,
+        bytes=weights + 2 * shape.m * (shape.k + columns * (2 if residual else 1)),
+    )
+
+
+def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    kind = getattr(torch, dtype)
+    tensors = (
+        torch.empty(shape.m, shape.k, dtype=kind, device=device),
+        torch.empty(shape.n, shape.k, dtype=torch.int8, device=device),
+        torch.empty(shape.k // shape.group if shape.group else 1, shape.n, dtype=kind, device=device),
+    )
+    return tensors, {"gated": shape.gated}
+
+
+KERNEL = Kernel(
+    name="matmul_int8",
+    op="matmul_int8",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    shared_bytes=shared_bytes,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    groups=(0, 128, 64, 32),
+)

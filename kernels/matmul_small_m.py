@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""y = epilogue(x @ w.T) for up to 64 rows of x, where the time goes into reading w once.
+
+Shapes and epilogue as in `matmul.py`; 16-bit operands; sums are float32. A single row is multiplied on the ordinary
+cores; 2 to 64 rows are padded to 16, 32 or 64 for the tensor cores. The K axis is split so that all SMs read at the same
+time, and the parts are added in a fixed order (`split_k.py`): results are repeatable bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels import matmul, split_k
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Kernel,
+    Plan,
+    arch_of,
+    dtype_name,
+    is_divisible,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.split_k import Workspace, sum_splits
+from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, shared_bytes, splits
+
+DTYPES = ("float16", "bfloat16")
+MOST_ROWS = 64
+reference = matmul.reference
+
+# Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
+CONFIGS: dict[str, tuple[Config, ...]] = {
+    # block_m, block_n, block_k, num_warps, num_stages; split_k is added by choose
+    "sm_80": (
+        Config(1, 16, 512, 4, 2),
+        Config(16, 64, 128, 4, 3),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 64, 64, 4, 4),
+    ),
+    "sm_90": (
+        Config(1, 16, 512, 4, 2),
+        Config(16, 64, 128, 4, 4),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 64, 128, 4, 4),
+    ),
+    "sm_100": (
+        Config(1, 16, 512, 4, 2),
+        Config(16, 64, 128, 4, 4),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 64, 128, 4, 4),
+    ),
+    "gfx942": (
+        Config(1, 16, 512, 4, 2),
+        Config(16, 64, 128, 4, 2),
+        Config(32, 64, 128, 4, 2),
+        Config(64, 64, 128, 4, 2),
+    ),
+}
+UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded too
+
+
+def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
+    """The tile with the fewest rows that hold M, and K split until two blocks for each SM have work."""
+    m = bucket(shape.m)
+    config = next(c for c in CONFIGS[arch] if c.block_m >= m) if shape.aligned else UNALIGNED
+    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+
+
+@triton.jit(do_not_specialize=["M"])
+def matmul_small_m_kernel(
+    x_ptr,
+    w_ptr,
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    partial_ptr,
+    arrived_ptr,
+    scale,
+    M,
+    N,
+    K,
+    stride_xm,
+    stride_wn,
+    stride_ym,
+    stride_rm,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    depth = tl.cdiv(tl.cdiv(K, BLOCK_K), num_splits) * BLOCK_K
+    first_k = split * depth
+    end_k = tl.minimum(first_k + depth, K)
+
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    x_rows = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None]
+    w_rows = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None]
+    inside_m = (offs_m < M)[:, None]
+    inside_n = (offs_n < N)[:, None]
+    if BLOCK_M == 1:
+        products = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for k in range(first_k, end_k, BLOCK_K):
+        at = (k + offs_k)[None, :]
+        if EVEN_K:
+            x = tl.load(x_rows + at, mask=inside_m, other=0.0)  # [BLOCK_M, BLOCK_K]
+            w = tl.load(
+                w_rows + at, mask=inside_n, other=0.0, eviction_policy="evict_first"
+            )  # [BLOCK_N, BLOCK_K]
+        else:
+            x = tl.load(x_rows + at, mask=inside_m & (at < K), other=0.0)
+            w = tl.load(w_rows + at, mask=inside_n & (at < K), other=0.0, eviction_policy="evict_first")
+        if BLOCK_M == 1:
+            products += w.to(tl.float32) * x.to(tl.float32)
+        else:
+            acc = tl.dot(x, w.T, acc)
+    if BLOCK_M == 1:
+        acc = tl.sum(products, axis=1)[None, :]
+
+    last = True
+    if partial_ptr is not None:
+        tile = pid_m * tl.num_programs(0) + pid_n
+        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+    if last:
+        write_tile(
+            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
+            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.group:
+        return f"weights are dense, got quantisation groups of {shape.group}"
+    if shape.m > MOST_ROWS:
+        return f"M must be at most {MOST_ROWS}, got {shape.m}"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+    workspace: Workspace | None = None,
+    **epilogue: Any,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    epi = Epilogue(**epilogue)
+    require_matrix("x", x, None, x.shape[-1], None)
+    require_matrix("w", w, None, x.shape[1], x.dtype)
+    (m, k), n = x.shape, w.shape[0]
+    epi.check(m, n)
+    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
+    aligned = all(map(is_divisible, loads.values()))
+    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "matmul_small_m")
+    y = epi.output(out, x, n)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=matmul_small_m_kernel,
+        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": w,
+            "y_ptr": y,
+            "bias_ptr": epi.bias,
+            "residual_ptr": epi.residual,
+            **split_k.pointers(workspace, split_k.workspace(config, m, n, x.device)),
+            "scale": epi.scale,
+            "M": m,
+            "N": n,
+            "K": k,
+            "stride_xm": x.stride(0),
+            "stride_wn": w.stride(0),
+            "stride_ym": y.stride(0),
+            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
+        },
+        constants={
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_K": config.block_k,
+            "EVEN_K": k % config.block_k == 0,
+            **epi.constants(),
+        },
+        config=config,
+        output=y,
+        divisible=tuple(loads) if aligned else (),
+    )
+
+
+def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Compute y. x [M, K] with M <= 64, w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
+
+    Options as for `matmul.launch`, and a `split_k.Workspace` to use instead of a new one.
+    Raises KernelError if an argument does not fit or `accepts` refuses.
+    """
+    return plan(x, w, **options).launch()
+
+
+KERNEL = Kernel(
+    name="matmul_small_m",
+    op="matmul",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    fallbacks=(UNALIGNED,),
+    shared_bytes=partial(shared_bytes, x_bits=16, w_bits=16),
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=matmul.cost,
+    example=matmul.example,
+)

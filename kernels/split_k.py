@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sum the partial products of blocks that share an output tile, in a fixed order.
+
+Every block writes its float32 tile to a workspace and counts itself in; whichever comes last adds all of them in the
+order of K, so the result is the same bit for bit however the blocks were scheduled, and sets the count back to zero for
+the next launch. No second kernel and no floating-point atomics.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import Config, KernelError
+from nnfront_kernels.tiles import cdiv
+
+
+class Workspace(NamedTuple):
+    """`partial` may hold anything; `arrived` is zero before and after a launch. One per stream."""
+
+    partial: torch.Tensor  # float32
+    arrived: torch.Tensor  # int32, one for each output tile
+
+
+def workspace(config: Config, m: int, n: int, device: torch.device) -> Workspace | None:
+    """What a launch with this config needs, or None if no tile is shared."""
+    if config.split_k == 1:
+        return None
+    tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
+    size = tiles * config.split_k * config.block_m * config.block_n
+    return Workspace(
+        torch.empty(size, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
+    )
+
+
+def pointers(given: Workspace | None, needed: Workspace | None) -> dict[str, torch.Tensor | None]:
+    """The kernel's two workspace arguments; KernelError if the caller's workspace is too small."""
+    if needed is None:
+        return {"partial_ptr": None, "arrived_ptr": None}
+    if given is None:
+        given = needed
+    if given.partial.numel() < needed.partial.numel() or given.arrived.numel() < needed.arrived.numel():
+        raise KernelError(
+            f"workspace must hold {needed.partial.numel()} partial sums and {needed.arrived.numel()} counts, "
+            f"got {given.partial.numel()} and {given.arrived.numel()}"
+        )
+    return {"partial_ptr": given.partial, "arrived_ptr": given.arrived}
+
+
+@triton.jit
+def sum_splits(
+    acc,  # [BLOCK_M, BLOCK_N] float32
+    partial_ptr,
+    arrived_ptr,
+    tile,
+    split,
+    num_splits,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """The sum over all splits and True in the block that came last; anything and False in the others."""
+    SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+    offsets = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    tile_ptrs = partial_ptr + tile.to(tl.int64) * num_splits * SIZE + offsets
+    tl.store(tile_ptrs + split * SIZE, acc)
+    # The atomic is issued by one thread: all threads of the block must have written before it.
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == num_splits - 1
+    if last:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for s in range(0, num_splits):
+            # Other SMs wrote it: not from this one's L1.
+            acc += tl.load(tile_ptrs + s * SIZE, cache_modifier=".cg")
+        tl.store(arrived_ptr + tile, 0)
+    return acc, last

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Storage of quantised weights: exact inverses, every nibble in every lane, and the unpacking assembly against it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nnfront_kernels import KernelError
+from nnfront_kernels.matmul_int4 import UNPACK_BF16, UNPACK_FP16
+from nnfront_kernels.quantized import (
+    GROUPS,
+    dequantize_int4,
+    dequantize_int8,
+    pack_int4,
+    quantize_int4,
+    quantize_int8,
+    unpack_int4,
+)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_nibble_in_every_lane_survives_packing(group):
+    # Row r, column k holds (r + k) % 16: each column sees each value.
+    nibbles = (torch.arange(16)[:, None] + torch.arange(2 * group)[None, :]) % 16
+    assert torch.equal(unpack_int4(pack_int4(nibbles, group), group).long(), nibbles)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 5),
+    groups=st.integers(0, 4),
+    group=st.sampled_from(GROUPS),
+    seed=st.integers(0, 2**31),
+)
+def test_unpack_undoes_pack(rows, groups, group, seed):
+    nibbles = torch.randint(0, 16, (rows, groups * group), generator=torch.Generator().manual_seed(seed))
+    packed = pack_int4(nibbles, group)
+    assert packed.shape == (rows, groups * group // 2)
+    assert torch.equal(unpack_int4(packed, group).long(), nibbles)
+
+
+@settings(max_examples=20, deadline=None)
+@given(group=st.sampled_from(GROUPS), seed=st.integers(0, 2**31))
+def test_pack_undoes_unpack(group, seed):
+    packed = torch.randint(0, 256, (3, group), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    assert torch.equal(pack_int4(unpack_int4(packed, group), group), packed)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("k", [0, 1, 2, 3, 5, 31])
+def test_a_weight_lies_where_the_docstring_says(group, k):
+    nibbles = torch.zeros(1, 2 * group, dtype=torch.long)
+    nibbles[0, group + k if k < group // 2 else k] = 9
+    byte = k % (group // 2) // 4 * 4 + {0: 0, 1: 2, 2: 1, 3: 3}[k % 4]
+    want = torch.zeros(1, group, dtype=torch.uint8)
+    want[0, byte + (group // 2 if k < group // 2 else 0)] = 9 << (0 if k < group // 2 else 4)
+    assert torch.equal(pack_int4(nibbles, group), want)
+
+
+def run_assembly(text: str, word: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The outputs $0..$3 of the unpacking assembly for int32 words, each as pairs of `dtype` [..., 2]."""
+    registers = {"$4": word}
+
+    def value(name: str) -> torch.Tensor:
+        return (
+            registers[name]
+            if name in registers
+            else torch.tensor(int(name, 16) if "x" in name else int(name))
+        )
+
+    def lanes(bits: torch.Tensor) -> torch.Tensor:
+        return torch.stack([bits & 0xFFFF, bits >> 16 & 0xFFFF], -1).to(torch.uint16).view(dtype)
+
+    for line in text.strip("{} \n").split(";"):
+        opcode, _, operands = line.strip().partition(" ")
+        names = [name.strip() for name in operands.split(",")]
+        if opcode == "shr.u32":
+            registers[names[0]] = (value(names[1]) & 0xFFFFFFFF) >> value(names[2])
+        elif opcode == "lop3.b32":
+            assert names[4] == "0xEA"  # the truth table of (a & b) | c
+            registers[names[0]] = (value(names[1]) & value(names[2])) | value(names[3])
+        elif opcode == "mov.b32":
+            registers[names[0]] = value(names[1])
+        elif opcode == "fma.rn.bf16x2":
+            a, b, c = (lanes(value(name)).double() for name in names[1:])
+            registers[names[0]] = (a * b + c).to(dtype)
+        elif opcode == "sub.f16x2":
+            registers[names[0]] = lanes(value(names[1])) - lanes(value(names[2]))
+        else:
+            assert opcode in ("", ".reg"), f"the model has no {opcode}"
+    return [registers[f"${i}"] for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [(UNPACK_BF16.value, torch.bfloat16), (UNPACK_FP16.value, torch.float16)],
+    ids=["bf16", "fp16"],
+)
+def test_the_assembly_unpacks_every_byte_in_every_lane(text, dtype):
+    group = 32
+    nibbles = (
+        torch.arange(256)[:, None] * torch.tensor([1, 3, 5, 7] * 8)[None, :] + torch.arange(group)
+    ) % 16
+    nibbles[:, 16:] = (torch.arange(256)[:, None] // 16 + torch.arange(16)) % 16
+    words = pack_int4(nibbles, group).view(torch.int32).long() & 0xFFFFFFFF  # [256, 4]
+    out = run_assembly(text, words, dtype)
+    low, high = torch.cat(out[:2], -1), torch.cat(out[2:], -1)  # the element order of pack=4
+    assert torch.equal(low.flatten(1).long(), nibbles[:, :16] - 8)
+    assert torch.equal(high.flatten(1).long(), nibbles[:, 16:] - 8)
+
+
+def test_the_assembly_has_one_instruction_for_each_pair_and_step():
+    # 3 shifts, 4 lop3 and 4 subtractions for eight weights; the constants stay outside of the loop.
+    opcodes = re.findall(r"^(\w+)\.", UNPACK_FP16.value, re.MULTILINE)
+    assert {name: opcodes.count(name) for name in set(opcodes)} == {"shr": 3, "lop3": 4, "sub": 4, "mov": 1}
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("group", GROUPS)
+def test_int4_rounds_to_the_nearest_step(group, zero_points):
+    w = torch.randn(8, 4 * group, generator=torch.Generator().manual_seed(0))
+    packed, scales, zeros = quantize_int4(w, group, zero_points=zero_points, dtype=torch.float32)
+    assert (zeros is not None) == zero_points
+    error = (dequantize_int4(packed, scales, zeros, group) - w).abs()
+    # Symmetric: 7 steps each way hold the range. With a zero point the zero itself is rounded, by half a step more.
+    steps = scales.T.repeat_interleave(group, 1)
+    assert (error <= (1.0 if zero_points else 0.5) * steps * 1.0001).all()
+
+
+def test_int4_keeps_what_it_can_represent():
+    nibbles = torch.arange(16).repeat(2, 2)
+    nibbles[:, 0] = 15  # the largest magnitude is 7, so the scale comes out as it went in
+    nibbles[nibbles == 0] = 1
+    w = (nibbles - 8) * torch.tensor([[0.25], [2.0]])
+    packed, scales, zeros = quantize_int4(w, 32)
+    assert torch.equal(dequantize_int4(packed, scales, zeros, 32), w)
+
+
+@pytest.mark.parametrize("group", [0, 32, 128])
+def test_int8_rounds_to_the_nearest_step(group):
+    w = torch.randn(5, 256, generator=torch.Generator().manual_seed(0))
+    q, scales = quantize_int8(w, group, dtype=torch.float32)
+    assert scales.shape == (256 // group if group else 1, 5)
+    steps = scales.T.repeat_interleave(group or 256, 1)
+    assert ((dequantize_int8(q, scales) - w).abs() <= 0.5001 * steps).all()
+
+
+def test_a_group_of_zeros_stays_zero():
+    packed, scales, zeros = quantize_int4(torch.zeros(2, 64), 32, zero_points=True)
+    assert torch.equal(dequantize_int4(packed, scales, zeros, 32), torch.zeros(2, 64))
+    assert torch.equal(dequantize_int8(*quantize_int8(torch.zeros(2, 64))), torch.zeros(2, 64))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pack_int4(torch.zeros(2, 48), 32), r"int4 groups are 32, 64 or 128 and divide K, got group 32 and shape \[2, 48\]"),
+        (lambda: pack_int4(torch.full((1, 32), 16), 32), r"int4 values must be in 0..15, got 16..16"),
+        (lambda: quantize_int8(torch.zeros(2, 48), 32), r"the group must divide K, got group 32 and shape \[2, 48\]"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_stored_is_refused(call, message):
+    with pytest.raises(KernelError, match=message):
+        call()
