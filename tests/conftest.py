@@ -1,12 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: one thread for torch (the tensors are tiny) and a fixed seed for each test."""
+"""What all tests share: one thread for torch (the tensors are tiny), a fixed seed for each test, and the same examples each time.
+
+Property tests draw the same examples in every run, so that a run tells about the code and not about luck. To look for new ones:
+`HYPOTHESIS_PROFILE=search python -m pytest tests`.
+"""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("fixed", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 @pytest.fixture(autouse=True)

@@ -48,7 +48,6 @@ from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.subroutine import Subroutines
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, located
 
-
 _PLAIN = (bool, int, float, str, type(None))
 
 

@@ -27,7 +27,9 @@ ops.register_extern("tests.twice", lambda x, *rest: [x, x])
 def test_an_op_gives_the_same_in_a_program(name, data):
     op, case = OPS[name], data.draw(CASES[name])
     operands = [None if isinstance(x, Layer) else x for x in case.operands]
-    if any(isinstance(x, tuple) for x in operands) or (name.startswith("cache") and None in operands):
+    if any(isinstance(x, tuple) for x in operands) or (
+        name.startswith("cache") and (None in operands or not operands)
+    ):
         return  # caches: tests/runtime/test_cache.py
     types = [type_of(x) for x in operands]
     try:
@@ -67,7 +69,7 @@ def assert_same(got, expected, largest: float) -> None:
         exact = expected if expected.element_size() > 1 else expected.float()
         eps = torch.finfo(exact.dtype).eps if exact.is_floating_point() else 0
         torch.testing.assert_close(
-            got.to(exact.dtype), exact, equal_nan=True, rtol=8 * eps, atol=4 * eps * largest
+            got.to(exact.dtype), exact, equal_nan=True, rtol=64 * eps, atol=16 * eps * largest
         )
     elif not isinstance(expected, tuple | list):
         assert got == expected
