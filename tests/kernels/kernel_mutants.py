@@ -15,6 +15,9 @@ from types import ModuleType
 
 import nnfront_kernels
 
+# Triton reads a kernel's source again when it runs it, so the copies live until the process ends.
+FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -31,8 +34,8 @@ def package(mutant: Mutant) -> ModuleType:
     """Import the package with the mistake in it."""
     name = f"mutant_{mutant.name}"
     source = Path(nnfront_kernels.__file__).parent
-    # Triton reads a kernel's source again when it runs it, so the copy has to outlive this function.
-    folder = Path(tempfile.mkdtemp(prefix="mutant_"))
+    FOLDERS.append(tempfile.TemporaryDirectory(prefix="mutant_"))
+    folder = Path(FOLDERS[-1].name)
     (folder / name).mkdir()
     for path in source.glob("*.py"):
         text = path.read_text()

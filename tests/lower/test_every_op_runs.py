@@ -11,14 +11,10 @@ from hypothesis import strategies as st
 from op_cases import Layer, type_of
 from op_strategies import CASES
 
-from nnfront import ops
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar
 from nnfront.lower import lower
 from nnfront.runtime import Session
-
-ops.register_extern("tests.once", lambda x, *rest: x)
-ops.register_extern("tests.twice", lambda x, *rest: [x, x])
 
 
 @pytest.mark.parametrize("name", sorted(set(OPS) - {"empty"}))

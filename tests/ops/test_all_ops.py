@@ -19,9 +19,6 @@ from nnfront.ir.infer import substitute_type
 from nnfront.ir.op import OPS, Op
 from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, TupleType, Type, sizes_of
 
-ops.register_extern("tests.once", lambda x, *rest: x)
-ops.register_extern("tests.twice", lambda x, *rest: [x, x])
-
 
 def test_every_op_has_a_strategy() -> None:
     assert set(CASES) == set(OPS)
