@@ -27,6 +27,7 @@ from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 POINTERS = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
@@ -117,7 +118,7 @@ def _nvidia_report(compiled: Any, arch: str) -> Report:
         if "wgmma" in compiled.asm["ptx"]:
             ptx = Path(folder, "kernel.ptx")
             ptx.write_text(compiled.asm["ptx"])
-            assembler = getattr(tools, "ptxas_blackwell" if triton.__version__ >= "3.9" else "ptxas")
+            assembler = tools.ptxas if VERSION < (3, 9) else tools.ptxas_blackwell
             log = _run(assembler.path, f"--gpu-name={arch}a", "-v", ptx, "-o", Path(folder, "again.cubin"))
     lines = [(int(at, 16), code) for at, code in re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]+);", sass)]
     opcodes = Counter(_opcode(code) for _, code in lines)
