@@ -184,6 +184,7 @@ def test_rule_simplifies(text, simpler):
         ("a % 32 % 12", "a % 12"),
         ("min(a, b + 1)", "a"),
         ("max(a, 1)", "a"),
+        ("min(min(a, b) + 1, c)", "min(a, b, c)"),
         ("a//a", "a"),
         ("min(a, -a)", "a"),
     ],

@@ -63,6 +63,7 @@ SEQ = Dim("seq", min=1, max=8192, multiple_of=16)
         (Dim("n", min=5), parse("n"), True),
         (Dim("n", min=5) - parse("n"), 0, True),
         (Dim("n", multiple_of=2) // 2, parse("n // 2"), True),
+        (Dim("n", multiple_of=2), parse("n//2*2"), True),
         (Dim("n", max=9), dims.minimum(parse("n"), 9), True),
         (Dim.fresh("n"), Dim.fresh("n"), None),
         (parse("n % 16"), parse("n - n//16*16"), True),

@@ -180,6 +180,10 @@ def test_unify_reports_the_first_mismatch(patterns, sizes, mismatch):
     assert bind(patterns, sizes)[0] == mismatch
 
 
+def test_unify_binds_no_name_to_itself():
+    assert bind(["n + n//2"], ["6"]) == (0, {})
+
+
 def test_unify_extends_what_is_bound():
     bound = {Symbol("n"): Dim("a")}
     assert bind(["n + m"], ["a + 4"], bound) == (None, {"n": "a", "m": "4"})
