@@ -21,7 +21,6 @@ from nnfront.ir import (
     CacheLayerType,
     CacheType,
     Call,
-    Constant,
     Function,
     If,
     Names,
@@ -47,6 +46,7 @@ from nnfront.nn.place import user_frame
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.subroutine import Subroutines
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, located
+from nnfront.ops.constants import constant
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -313,13 +313,6 @@ class Trace:
         path = f"{prefix}.{self.path}".strip(".") if prefix else self.path
         inside = f"{path} in " if path else ""
         return f"{inside}method {self.method!r} ({file}:{line})"
-
-
-def constant(data: torch.Tensor) -> Constant:
-    """Return the constant atom for a torch tensor."""
-    dtype = str(data.dtype).removeprefix("torch.")
-    flat = data.detach().cpu().contiguous().reshape(-1)
-    return Constant(TensorType(tuple(data.shape), dtype), flat.view(torch.uint8).numpy().tobytes())
 
 
 def _is_leaf(value: Any) -> bool:

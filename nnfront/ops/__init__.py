@@ -12,6 +12,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     attention, rope, cache            transformers
     quant, sample                     numbers in few bits; tokens from probabilities
     control                           printing, external functions, which case it is
+    constants                         constants of the IR as torch tensors, and back
 """
 
 from nnfront.ops.activation import (

@@ -41,9 +41,9 @@ from nnfront.ir import (
     TensorType,
     type_text,
 )
+from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind, chosen_functions
-from nnfront.passes.constants import constant
 
 
 @module_pass()

@@ -28,8 +28,8 @@ import torch
 from nnfront import dtypes, ops
 from nnfront.dims import Dim
 from nnfront.ir import Binding, Call, Constant, IRModule, Mutator, TensorType, Type, Var
+from nnfront.ops.constants import constant, value_of
 from nnfront.passes.base import module_pass
-from nnfront.passes.constants import constant, value_of
 from nnfront.passes.sizes import sizes_read
 
 # Elements that a result may have though no constant pays for it.

@@ -14,6 +14,7 @@ from random_modules import modules
 from rewrite_checks import check, main
 
 from nnfront.ir import Constant, first_difference, verify
+from nnfront.ops.constants import constant, value_of
 from nnfront.passes import (
     PIPELINES,
     canonicalize,
@@ -23,7 +24,6 @@ from nnfront.passes import (
     inline,
     run,
 )
-from nnfront.passes.constants import constant, value_of
 
 STEPS = {step.name: step for step in (*PIPELINES["simplify"], inline)}
 
