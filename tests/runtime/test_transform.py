@@ -340,7 +340,7 @@ class TestPlan:
         plan = plan_transform(transform(types_of(weights), quantized(axis=1)), weights)
         assert plan.peak_kept_bytes - plan.resident_bytes < 26e6
 
-    def test_ten_thousand_results_are_planned_in_seconds(self):
+    def test_ten_thousand_results_are_planned(self):
         weights = {
             f"layers.{i}.experts.{j}.{part}": typed(64, 8)
             for i in range(10)

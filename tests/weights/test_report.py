@@ -114,7 +114,7 @@ def test_conversion_and_ties_are_told(uses, tmp_path: Path):
     assert "tied: head and tied must hold equal bytes" in text
 
 
-def test_a_hundred_shards_of_headers_are_checked_in_well_under_two_seconds(tmp_path: Path):
+def test_a_hundred_shards_are_checked_from_headers_alone(tmp_path: Path):
     names = {f"layers.{i}.{part}": (n, 8) for i in range(400) for part, n in (("q", 8), ("k", 4))} | {
         "head": (50, 8)
     }
