@@ -14,7 +14,7 @@ The rooms, in reading order; each imports only from those above it, `kernels/` f
     lower                  IRModule -> Program
     runtime                Program + weights + inputs -> outputs
     weights                checkpoints and artefacts
-    compiler, llm, cli     the whole path
+    session, compiler, llm, cli   the whole path
 
 Names are resolved on first use, so that importing the package is quick.
 """
@@ -70,7 +70,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Checkpoint": ("nnfront.weights", "Checkpoint"),
     "Executable": ("nnfront.compiler", "Executable"),
     "LLM": ("nnfront.llm", "LLM"),
-    "Session": ("nnfront.runtime", "Session"),
+    "Session": ("nnfront.session", "Session"),
     "compile": ("nnfront.compiler", "compile"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),

@@ -14,9 +14,9 @@ from nnfront.lower import MethodProgram, Program, lower
 from nnfront.lower.explain import explain
 from nnfront.passes import PIPELINES
 from nnfront.passes import run as run_passes
-from nnfront.runtime import Session
 from nnfront.runtime.transform import run_transform
 from nnfront.runtime.uses import weight_uses
+from nnfront.session import Session
 from nnfront.weights import BoundWeights, Checkpoint, CheckReport, check_report, check_weights, stored_type
 
 TARGETS = ("cpu",)

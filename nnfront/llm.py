@@ -16,8 +16,8 @@ from nnfront import dtypes, passes
 from nnfront.compiler import compile
 from nnfront.errors import LoadError, RunError
 from nnfront.models import read_folder, read_json
-from nnfront.runtime import Session
 from nnfront.sampling import Sampler, Sampling
+from nnfront.session import Session
 from nnfront.tokenizer import Tokenizer, until
 from nnfront.weights import Checkpoint
 

@@ -18,7 +18,7 @@ import nnfront as nn
 ROOT = Path(nn.__file__).parent
 PROJECT = Path(__file__).parents[1]
 BASE = {"errors", "dims", "dtypes"}
-EDGE = {"compiler", "llm", "models", "sampling", "tokenizer"}
+EDGE = {"compiler", "session", "llm", "models", "sampling", "tokenizer"}
 ROOMS = {"ir", "ops", "nn", "passes", "lower", "runtime", "weights"}
 
 # room -> the rooms it may import; a room may always import itself
@@ -36,7 +36,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": BASE,
     "tokenizer": BASE,
     "models": BASE | {"ir", "nn"},
-    "compiler": BASE | ROOMS,
+    "session": BASE | ROOMS,
+    "compiler": BASE | ROOMS | {"session"},
     "llm": BASE | ROOMS | EDGE,
     "cli": BASE | EDGE | ROOMS,
 }

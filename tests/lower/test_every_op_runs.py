@@ -14,7 +14,7 @@ from op_strategies import CASES
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar
 from nnfront.lower import lower
-from nnfront.runtime import Session
+from nnfront.session import Session
 
 # `empty` has no values to compare; ops on a whole cache or one of its handles run in tests/runtime/test_cache.py.
 ELSEWHERE = {"empty", "cache_split", "cache_join", "cache_positions"}

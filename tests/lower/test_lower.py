@@ -8,7 +8,7 @@ import nnfront.ops
 from nnfront.errors import LowerError
 from nnfront.ir import parse
 from nnfront.lower import Branch, MethodProgram, Run, lower
-from nnfront.runtime import Session
+from nnfront.session import Session
 
 
 def program(text: str, name: str = "main") -> MethodProgram:

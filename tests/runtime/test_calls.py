@@ -11,8 +11,8 @@ import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import parse
 from nnfront.lower import lower
-from nnfront.runtime import Session
 from nnfront.runtime.signature import bind
+from nnfront.session import Session
 
 PREFILL = """
 def prefill[batch, seq: 1..8192, even: %2, vocab](

@@ -14,7 +14,7 @@ from nnfront.errors import RunError
 from nnfront.ir import parse
 from nnfront.lower import lower
 from nnfront.ops import register_extern
-from nnfront.runtime import Session
+from nnfront.session import Session
 
 ATTEND = """
 def {name}[batch, seq: 1..64, max_seq: 1..64](
