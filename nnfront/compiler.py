@@ -74,7 +74,7 @@ class Executable:
             w.name for method in self.program.methods.values() for w in method.weights if w.role == "weight"
         )
         kept = {name: sources[name] for name in raw}
-        return Session(self.program, kept, transformed, sources.found.dims)
+        return Session(self.program, kept, transformed, sources.found.dims, sources=sources)
 
     def transform_params(
         self,

@@ -14,6 +14,7 @@ from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache import cache_sizes, describe, layout, make_cache
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.signature import Known
+from nnfront.weights import BoundWeights
 
 
 class Session(Mapping[str, Method]):
@@ -25,12 +26,16 @@ class Session(Mapping[str, Method]):
         weights: Mapping[str, Any],
         transformed: Mapping[str, Mapping[str, Any]] | None = None,
         dims: Mapping[Symbol, int] | None = None,
+        *,
+        sources: BoundWeights | None = None,
     ) -> None:
         """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs.
 
-        `dims` are sizes that weights have said which are not among these. Raises LoadError for weights that do not fit.
+        `dims` are sizes that weights have said which are not among these; `sources` is the checkpoint that all this was made of,
+        where there is one. Raises LoadError for weights that do not fit.
         """
         self.program = program
+        self.sources = sources
         results = transformed or {}
         values: dict[str, Values] = {
             name: {"weight": weights, "transformed": results.get(method.transform or "", {})}
