@@ -17,6 +17,7 @@ from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate, solve
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Run, Slot, TensorType
+from nnfront.runtime.execute import inputs_of
 from nnfront.runtime.formula import formulas
 from nnfront.runtime.transform_steps import results_of
 
@@ -27,44 +28,96 @@ Undo: TypeAlias = Callable[
 ]
 
 
+class Inverse:
+    """A transform's results seen as the weights that they were made of. Nothing is computed before it is asked for."""
+
+    def __init__(self, program: MethodProgram, results: Mapping[str, Any]) -> None:
+        """`results` are the transform's by name. Tensors without data (on the meta device) will do to learn what is lost."""
+        self.program = program
+        self._values = {
+            slot: results[name]
+            for name, slot in results_of(program).items()
+            if isinstance(results[name], torch.Tensor)
+        }
+        self._held = {value.untyped_storage().data_ptr() for value in self._values.values()}
+        self._slots = {w.name: w.structure.slot for w in program.weights if w.structure.is_leaf}
+        self._readers: dict[int, list[Run]] = {}
+        for instruction in program.body.instructions:
+            for slot in dict.fromkeys(inputs_of(instruction)):
+                if isinstance(instruction, Run):
+                    self._readers.setdefault(slot, []).append(instruction)
+        self._lost: set[int] = set()
+        # Those of one instruction: others are made again when they are asked for.
+        self._copies: dict[int, torch.Tensor] = {}
+        self.dims: Dims = _dims(program.slots, self._values)
+
+    def weight(self, name: str) -> torch.Tensor | None:
+        """Return a weight, a view of the results where possible; None if they do not give it back."""
+        return self._value(self._slots[name])
+
+    def why_lost(self, name: str) -> str:
+        """Say in words why a weight cannot be had back."""
+        for result, _, text, sources in formulas(self.program):
+            if name in sources:
+                return f"{name!r} is part of {result} = {text}, which cannot be undone: {self._obstacle(self._slots[name])}"
+        return f"{name!r} is in no result"
+
+    def _value(self, slot: int) -> torch.Tensor | None:
+        if slot in self._values or slot in self._copies:
+            return self._values[slot] if slot in self._values else self._copies[slot]
+        for run in self._readers.get(slot, ()) if slot not in self._lost else ():
+            outputs = [self._value(i) for i in run.outputs]
+            known = [value for value in outputs if value is not None]
+            operands = self._undone(run, known) if len(known) == len(outputs) else None
+            if operands is not None:
+                found = dict(zip(run.inputs, operands, strict=True))
+                if all(value.untyped_storage().data_ptr() in self._held for value in operands):
+                    self._values |= {i: value for i, value in found.items() if i not in self._values}
+                else:
+                    self._copies = found
+                return found[slot]
+        self._lost.add(slot)
+        return None
+
+    def _undone(self, run: Run, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+        undo, types = _UNDO.get(run.op), self._types(run)
+        return undo(run, types, results, self.dims) if undo and len(types) == len(run.inputs) else None
+
+    def _types(self, run: Run) -> list[TensorType]:
+        return [type for i in run.inputs if isinstance(type := self.program.slots[i].type, TensorType)]
+
+    def _obstacle(self, slot: int) -> str:
+        """The first thing on the way from a value to the results that cannot be undone."""
+        for run in self._readers.get(slot, ()):
+            if run.op not in _UNDO:
+                return f"{run.op} has no inverse"
+            further = [self._obstacle(i) for i in run.outputs if self._value(i) is None]
+            if further:
+                return further[0]
+            made = self.program.slots[run.outputs[0]].type
+            from_ = " and ".join(dict.fromkeys(type.dtype for type in self._types(run)))
+            return (
+                f"{run.op} makes {made.dtype} of {from_}"
+                if isinstance(made, TensorType)
+                else f"{run.op} has no inverse"
+            )
+        return "a part of it is in no result"
+
+
 def invert_transform(program: MethodProgram, results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights that a transform's results were made of, by their names; views of the results where possible.
 
     Raises LoadError that lists the weights that the results do not give back.
     """
-    slots = program.slots
-    values = {
-        slot: results[name]
-        for name, slot in results_of(program).items()
-        if isinstance(results[name], torch.Tensor)
-    }
-    dims = _dims(slots, values)
-    for instruction in reversed(program.body.instructions):
-        if not isinstance(instruction, Run) or not all(slot in values for slot in instruction.outputs):
-            continue
-        undo = _UNDO.get(instruction.op)
-        types = [type for i in instruction.inputs if isinstance(type := slots[i].type, TensorType)]
-        if undo is None or len(types) < len(instruction.inputs):
-            continue
-        operands = undo(instruction, types, [values[slot] for slot in instruction.outputs], dims)
-        for slot, value in zip(instruction.inputs, operands or (), strict=False):
-            values.setdefault(slot, value)
-    found = {w.name: values[w.structure.slot] for w in program.weights if w.structure.slot in values}
-    lost = [w.name for w in program.weights if w.name not in found]
+    inverse = Inverse(program, results)
+    found = {w.name: inverse.weight(w.name) for w in program.weights}
+    lost = [name for name, value in found.items() if value is None]
     if lost:
-        texts = {
-            source: f"{name} = {text}" for name, _, text, sources in formulas(program) for source in sources
-        }
         raise LoadError(
             "the results do not give back every weight of the checkpoint",
-            details=[
-                f"{name!r} is part of {texts[name]}, which cannot be undone"
-                if name in texts
-                else f"{name!r} is in no result"
-                for name in lost
-            ],
+            details=[inverse.why_lost(name) for name in lost],
         )
-    return found
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _dims(slots: Sequence[Slot], values: Mapping[int, torch.Tensor]) -> Dims:

@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transform_cases import transform, typed, types_of
+from transform_cases import LiveBytes, transform, typed, types_of
 
 from nnfront.errors import LoadError
 from nnfront.ir import Projection
-from nnfront.runtime.inverse import invert_transform
+from nnfront.runtime.inverse import Inverse, invert_transform
 from nnfront.runtime.transform import run_transform
 
 
@@ -94,9 +94,18 @@ def test_a_weight_that_one_formula_loses_is_found_through_another():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda m: m.relu(m.w["a"]), r"'a' is part of x = relu\(a\), which cannot be undone"),
-        (lambda m: m.astype(m.w["a"], dtype="bfloat16"), r"'a' is part of x = astype\(a, dtype='bfloat16'\)"),
-        (lambda m: m.concat(m.w["a"], m.w["half"]), r"'half' is part of x = concat\(a, half\)"),
+        (
+            lambda m: m.relu(m.w["a"]),
+            r"'a' is part of x = relu\(a\), which cannot be undone: relu has no inverse",
+        ),
+        (
+            lambda m: m.flip(m.astype(m.w["a"], dtype="bfloat16"), axis=0),
+            r"'a' is part of x = flip\(astype\(a, dtype='bfloat16'\), axis=\[0\]\), which cannot be undone: astype makes bfloat16 of float32",
+        ),
+        (
+            lambda m: m.concat(m.w["a"], m.w["half"]),
+            r"'half' is part of x = concat\(a, half\), which cannot be undone: concat makes float32 of float32 and float16",
+        ),
         (lambda m: m.w["half"], r"'a' is in no result"),
     ],
     ids=["arithmetic", "a narrower dtype", "promotion", "unused"],
@@ -112,5 +121,18 @@ def test_a_part_that_no_result_kept_cannot_be_put_together():
         parts = m.split(m.w["a"], indices_or_sections=2, axis=0)
         return {"x": m.builder.emit(Projection(parts, 0))}
 
-    with pytest.raises(LoadError, match=r"'a' is part of x = split\(a, indices_or_sections=2\)\[0\]"):
+    with pytest.raises(
+        LoadError,
+        match=r"'a' is part of x = split\(a, indices_or_sections=2\)\[0\], which cannot be undone: a part of it is in no result",
+    ):
         round_trip({"a": torch.randn(4)}, make)
+
+
+def test_only_what_is_asked_for_is_computed_and_copies_are_let_go():
+    weights = {f"w{i}": torch.randn(64, 64) for i in range(8)}
+    program = transform(types_of(weights), lambda m: {n: m.flip(m.w[n], axis=(0,)) for n in weights})
+    inverse = Inverse(program, run_transform(program, weights))
+    with LiveBytes() as memory:
+        for name, weight in weights.items():
+            assert torch.equal(inverse.weight(name), weight)
+    assert memory.peak == 2 * weights["w0"].nbytes  # a copy, and the one before it until the new one is there
