@@ -109,7 +109,7 @@ CPU: tuple[Rule, ...] = (
     Rule("matmul", "linear_float32", _ONEDNN, _is_large_float32, _as_linear),
     Rule("matmul", "linear_plain", _TRANSPOSED, _is_plain, _as_linear),
     Rule("matmul", "linear_wide", _PIECES, _is_widened, _as_linear),
-    Rule("rms_norm", "rms_norm_last", "one call, and the same bits", _is_over_last_axis),
+    Rule("rms_norm", "rms_norm_last", "half the passes over the rows, rounded once", _is_over_last_axis),
     Rule(
         "rope", "rope_rotated", "tables made once for all layers, then three calls", _is_always, _as_rotated
     ),

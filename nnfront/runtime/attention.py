@@ -9,6 +9,7 @@ head (decoding) the query heads of a group are therefore given to it as the quer
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from nnfront.runtime.lengths import Lengths
 
 # Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.
 FOLDED = 8
+# Tokens of a prompt that attend at a time. Between 32 and 128 it makes little difference.
+BLOCK = 64
 
 
 def cached(run: Run) -> Callable[..., Any]:
@@ -37,17 +40,19 @@ def cached(run: Run) -> Callable[..., Any]:
         window = layer.window
         if own_window is not None:
             window = own_window if window is None else min(window, own_window)
-        heads, groups, seq, stored = q.shape[2], keys.shape[1], q.shape[1], keys.shape[2]
+        seq, stored = q.shape[1], keys.shape[2]
+        if before.equal is not None and seq > FOLDED and (window is None or stored <= window):
+            y = _in_blocks(q, keys, values, before, scale)
+            layer.release()
+            return y, layer
         mask = None
-        if before.equal is None or (seq > 1 and before.equal) or (window is not None and stored > window):
+        if before.equal is None or seq > 1 or (window is not None and stored > window):
             mask = _mask(before, layer, seq, window, q.dtype)
         if seq == 1 or (mask is not None and seq <= FOLDED):
             y = _folded(q, keys, values, mask, scale)
         else:
-            gqa = heads != groups
-            y = attend(
-                q.transpose(1, 2), keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=gqa
-            ).transpose(1, 2)
+            gqa = q.shape[2] != keys.shape[1]
+            y = attend(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=gqa).transpose(1, 2)
         layer.release()
         return y, layer
 
@@ -75,6 +80,42 @@ def _folded(
     return (
         folded.view(batch, groups, shared, seq, size).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, size)
     )
+
+
+def _in_blocks(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, memory: Lengths, scale: float | None
+) -> torch.Tensor:
+    """Attend causally, the last query to all keys: q [batch, seq, heads, size], keys and values [batch, groups, stored, size].
+
+    `memory` keeps the masks for the next layer.
+    """
+    batch, seq, heads, size = q.shape
+    groups, stored = keys.shape[1:3]
+    shared, before = heads // groups, stored - seq
+    y = q.new_empty((batch, seq, heads, values.shape[3]))
+    for first in range(0, seq, BLOCK):
+        count = min(BLOCK, seq - first)
+        mask = memory.remember(
+            ("block", count, stored, shared, q.dtype), partial(_block_mask, count, stored, shared, q.dtype)
+        )
+        seen = before + first + count
+        query = q.narrow(1, first, count).view(batch, count, groups, shared, size).permute(0, 2, 3, 1, 4)
+        query = query.reshape(batch, groups, shared * count, size)
+        part = attend(
+            query, keys.narrow(2, 0, seen), values.narrow(2, 0, seen), mask[:, stored - seen :], scale=scale
+        )
+        part = part.view(batch, groups, shared, count, -1).permute(0, 3, 1, 2, 4)
+        y.narrow(1, first, count).view(part.shape).copy_(part)
+    return y
+
+
+def _block_mask(count: int, stored: int, shared: int, dtype: torch.dtype) -> torch.Tensor:
+    """The causal mask of the last `count` of `stored` tokens, for each head of a group: [shared * count, stored].
+
+    Its last columns are the mask of a block that sees fewer.
+    """
+    hidden = torch.ones(count, stored, dtype=torch.bool).triu_(stored - count + 1)
+    return torch.zeros(count, stored, dtype=dtype).masked_fill_(hidden, -torch.inf).repeat(shared, 1)
 
 
 def _mask(
@@ -114,6 +155,9 @@ def fused(run: Run) -> Callable[..., Any]:
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: None, sinks: None
     ) -> torch.Tensor:
         seq, mask = q.shape[1], None
+        is_hidden = is_causal and (window is None or window >= seq)
+        if is_hidden and seq == k.shape[1] and seq > FOLDED and q.numel():
+            return _in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), Lengths(()), scale)
         if window is not None and window < seq:
             steps = torch.arange(seq)[None]
             mask = _hidden(steps, steps, window, q.dtype)

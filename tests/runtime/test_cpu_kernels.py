@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from nnfront import ops
-from nnfront.lower import Run, Structure
+from nnfront.lower import CacheLayerType, Run, Structure
 from nnfront.runtime import cpu
 from nnfront.runtime import gemv as gemv_module
+from nnfront.runtime.cache_layer import make_layer
 from nnfront.runtime.gemv import find_gemv
 
 
@@ -106,14 +107,22 @@ def test_without_the_kernel_linear_goes_to_onednn(monkeypatch):
 
 
 @pytest.mark.parametrize("weight", [True, False], ids=["weight", "no weight"])
-@pytest.mark.parametrize("shape", [(7,), (1, 1), (2, 3, 65), (0, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(7,), (1, 1), (1, 1, 257), (2, 3, 65), (0, 4)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_rms_norm_last_gives_the_same_bits(dtype, shape, weight):
+def test_rms_norm_last_agrees_with_float64(dtype, shape, weight):
     x = (10 * torch.randn(shape)).to(dtype)
     w = torch.randn(shape[-1]).to(dtype) if weight else None
     got, expected = both("rms_norm_last", ops.rms_norm, (x, w, None), axes=(len(shape) - 1,), epsilon=1e-6)
-    assert torch.equal(got, expected)
-    assert got.dtype == dtype
+    exact = torch.rms_norm(x.double(), x.shape[-1:], None if w is None else w.double(), 1e-6)
+    assert_same(got, expected, exact)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_rms_norm_last_of_what_has_no_norm_is_what_the_reference_gives(rows, value):
+    x = torch.full((rows, 4), value)
+    got, expected = both("rms_norm_last", ops.rms_norm, (x, torch.ones(4), None), axes=(1,), epsilon=0.0)
+    torch.testing.assert_close(got, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("pairs", [1, 3, 5])
@@ -148,6 +157,27 @@ def test_attention_fused_is_attention(batch, seq, h, g, attrs):
     got, expected = both(
         "attention_fused", ops.attention, (*heads(batch, seq, seq, h, g), None, None), **attrs
     )
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("seq", [9, 63, 64, 65, 130])
+@pytest.mark.parametrize(("h", "g"), HEADS)
+def test_attention_in_blocks_is_attention(h, g, seq):
+    got, expected = both("attention_fused", ops.attention, (*heads(2, seq, seq, h, g), None, None))
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("window", [None, 200], ids=["no window", "a window that is not reached"])
+@pytest.mark.parametrize(("before", "seq"), [(0, 130), (1, 64), (70, 65), (63, 9)])
+@pytest.mark.parametrize(("h", "g"), HEADS)
+def test_a_chunk_after_stored_tokens_attends_in_blocks_to_all_of_them(h, g, before, seq, window):
+    stored = before + seq
+    q, k, v = heads(2, stored, stored, h, g)
+    layer = make_layer(CacheLayerType(g, 8, "float32", 2, stored, window), {})
+    layer.append(k[:, :before], v[:, :before])
+    attend = cpu.resolve(Run("attention_cached", "attention", (), Structure(), {}))
+    got, _ = attend(q[:, before:], k[:, before:], v[:, before:], layer, None)
+    expected = ops.attention.run((q, k, v, None, None), {})[:, before:]
     assert_same(got, expected)
 
 
