@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from nnfront.errors import LoadError, LowerError
-from nnfront.ir import IRModule, TensorType
+from nnfront.ir import IRModule
 from nnfront.lower import MethodProgram, Program, lower
 from nnfront.lower.explain import explain
 from nnfront.passes import PIPELINES
@@ -17,7 +17,7 @@ from nnfront.passes import run as run_passes
 from nnfront.runtime.transform import run_transform
 from nnfront.runtime.uses import weight_uses
 from nnfront.session import Session
-from nnfront.weights import BoundWeights, Checkpoint, CheckReport, check_report, check_weights, stored_type
+from nnfront.weights import BoundWeights, Checkpoint, CheckReport, check_report, check_weights, tensor_types
 
 TARGETS = ("cpu",)
 
@@ -70,11 +70,7 @@ class Executable:
         transformed = {
             name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
         }
-        raw = dict.fromkeys(
-            w.name for method in self.program.methods.values() for w in method.weights if w.role == "weight"
-        )
-        kept = {name: sources[name] for name in raw}
-        return Session(self.program, kept, transformed, sources.found.dims, sources=sources)
+        return Session(self.program, sources, transformed, sources.found.dims, sources=sources.borrowed())
 
     def transform_params(
         self,
@@ -115,7 +111,7 @@ class Executable:
         results = (
             {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
         )
-        return Session(self.program, dict(weights or {}), results)
+        return Session(self.program, weights or {}, results)
 
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""
@@ -152,7 +148,7 @@ class Executable:
         uses = weight_uses(self.program)
         found = check_weights(
             uses.wanted,
-            weights.infos if isinstance(weights, Checkpoint) else _types(weights),
+            weights.infos if isinstance(weights, Checkpoint) else tensor_types(weights),
             aliases=self.program.aliases,
             ignored=self._ignored(ignored),
             needed_by=uses.needed_by,
@@ -161,15 +157,3 @@ class Executable:
         bound = BoundWeights(weights, found)
         bound.check_ties()
         return bound
-
-
-def _types(weights: Mapping[str, Any]) -> dict[str, TensorType]:
-    """Shape and dtype of tensors in memory. Raises LoadError for what is no tensor on the CPU."""
-    for name, tensor in weights.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise LoadError(f"weight {name!r} is a {type(tensor).__name__}, not a torch tensor")
-        if not tensor.is_cpu:
-            raise LoadError(
-                f"weight {name!r} is on {tensor.device}, not on the CPU", help="move it with .cpu()"
-            )
-    return {name: stored_type(tensor) for name, tensor in weights.items()}

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
+
+import torch
 
 from nnfront.dims import Symbol
 from nnfront.errors import RunError
@@ -13,12 +15,15 @@ from nnfront.lower import CacheType, Program
 from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache import cache_sizes, describe, layout, make_cache
 from nnfront.runtime.loading import Values, learn_dims
+from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
 from nnfront.weights import BoundWeights
+from nnfront.weights.held import Held, Layout
+from nnfront.weights.update import renew
 
 
 class Session(Mapping[str, Method]):
-    """The methods of a program by name, over one set of weights that nobody changes."""
+    """The methods of a program by name, over one set of weights that only `update` replaces."""
 
     def __init__(
         self,
@@ -37,6 +42,8 @@ class Session(Mapping[str, Method]):
         self.program = program
         self.sources = sources
         results = transformed or {}
+        read = [w.name for method in program.methods.values() for w in method.weights if w.role == "weight"]
+        weights = {name: weights[name] for name in dict.fromkeys(read) if name in weights}
         values: dict[str, Values] = {
             name: {"weight": weights, "transformed": results.get(method.transform or "", {})}
             for name, method in program.methods.items()
@@ -44,10 +51,18 @@ class Session(Mapping[str, Method]):
         self._known: Known = {symbol: (number, "the weights") for symbol, number in (dims or {}).items()}
         for name, method in program.methods.items():
             learn_dims(self._known, method, values[name])
-        self._methods = {name: Method(m, values[name], self._known) for name, m in program.methods.items()}
-        prefixed = len(results) > 1
-        named = {f"{t}.{n}" if prefixed else n: v for t, found in results.items() for n, v in found.items()}
-        self.weights: Mapping[str, Any] = MappingProxyType({**weights, **named})
+        numbers = {symbol: number for symbol, (number, _) in self._known.items()}
+        self._held = Held(Layout(program, results, numbers), weights, results)
+        self._shelf = Shelf()
+        self._methods = {
+            name: Method(m, values[name], self._known, self._shelf) for name, m in program.methods.items()
+        }
+        self._updating = threading.Lock()
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """All that the session holds, by name: weights as they are, and results of transforms."""
+        return self._held.weights
 
     def __getitem__(self, name: str) -> Method:
         method = self._methods.get(name)
@@ -68,6 +83,25 @@ class Session(Mapping[str, Method]):
     def methods(self) -> tuple[str, ...]:
         """Names of the methods."""
         return tuple(self._methods)
+
+    def update(self, weights: Mapping[str, torch.Tensor], *, cast: bool = False) -> tuple[str, ...]:
+        """Replace some of the checkpoint's weights; return the names of what is new in `weights`, the rest stays as it is.
+
+        `weights`: by the checkpoint's names, of the model's shapes and dtypes; with `cast` in other float dtypes. They are copied.
+        What is made of them is made again. A call in flight, and any that begins before this returns, sees all old or all new weights.
+        Raises LoadError if something does not fit; nothing has changed then.
+        """
+        with self._updating:
+            renewed = renew(self._held, weights, self.sources, cast=cast)
+            loaded = dict(self._shelf.loaded)
+            for name, method in self._methods.items():
+                results = renewed.results.get(method.program.transform or "", {})
+                changed: Values = {"weight": renewed.raw, "transformed": results}
+                if any(w.name in changed.get(w.role, {}) for w in method.program.weights):
+                    loaded[name] = method.with_weights(changed)
+            before, self._held = self._held, renewed.held
+            self._shelf.loaded = loaded
+        return tuple(n for n, value in self.weights.items() if value is not before.weights[n])
 
     def make_cache(self, **sizes: int) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.

@@ -51,6 +51,10 @@ class Inverse:
         self._copies: dict[int, torch.Tensor] = {}
         self.dims: Dims = _dims(program.slots, self._values)
 
+    def has(self, name: str) -> bool:
+        """Whether the transform reads a weight of this name."""
+        return name in self._slots
+
     def weight(self, name: str) -> torch.Tensor | None:
         """Return a weight, a view of the results where possible; None if they do not give it back."""
         return self._value(self._slots[name])

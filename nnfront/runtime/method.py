@@ -3,37 +3,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nnfront.lower import MethodProgram
-from nnfront.runtime.check import compile_check
+from nnfront.runtime.check import compile_check, put
 from nnfront.runtime.cpu import resolve
-from nnfront.runtime.execute import execute, prepare
+from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
 from nnfront.runtime.results import result_maker, split_results
 from nnfront.runtime.signature import Known, arrange
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A frame with the weights in place, and what makes a caller's result of a frame that has run."""
+
+    template: Frame
+    result: Callable[[Frame], Any]
+
+
+class Shelf:
+    """What the methods of a session run with, by name: replaced for all of them at once, while calls in flight keep what they took."""
+
+    def __init__(self) -> None:
+        self.loaded: Mapping[str, Loaded] = {}
+
+
 class Method:
     """A method with its weights. Call it with torch tensors; it may run in several threads at once."""
 
-    def __init__(self, program: MethodProgram, weights: Values, known: Known) -> None:
-        """`known` are the dims that weights bind, those of this method and of others."""
+    def __init__(
+        self, program: MethodProgram, weights: Values, known: Known, shelf: Shelf | None = None
+    ) -> None:
+        """`known` are the dims that weights bind, those of this method and of others; methods that change together share a shelf."""
         self.program = program
         self.name = program.name
-        self._template = loaded_frame(program, weights, known)
         self._check = compile_check(program, known)
         dims = {b.symbol: b.slot for b in program.dims} | matched_dims(program)
         first, last = split_results(program.body)
+        self._setup = prepare(program.setup, program.slots, resolve, dims, self.name)
         self._code = prepare(first, program.slots, resolve, dims, self.name)
         self._last = prepare(last, program.slots, resolve, dims, self.name)
-        with torch.inference_mode():
-            execute(prepare(program.setup, program.slots, resolve, dims, self.name), self._template)
-        self._result = result_maker(program, self._template)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
+        self._shelf = shelf or Shelf()
+        loaded = self._finished(loaded_frame(program, weights, known))
+        self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
+
+    def with_weights(self, changed: Values) -> Loaded:
+        """Return what the method would run with if these weights, of the same types, were in the place of theirs."""
+        template = self._shelf.loaded[self.name].template.copy()
+        for weight in self.program.weights:
+            if weight.name in changed.get(weight.role, {}):
+                put(template, weight.structure, changed[weight.role][weight.name])
+        return self._finished(template)
+
+    def _finished(self, template: Frame) -> Loaded:
+        with torch.inference_mode():
+            execute(self._setup, template)
+        return Loaded(template, result_maker(self.program, template))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it: arguments by position, in the order of the signature, or by name.
@@ -41,7 +73,8 @@ class Method:
         Returns torch tensors, or tuples and dicts of them, as the model's method does. States (caches) are written in place.
         Raises RunError, before anything runs, if the arguments do not fit the signature.
         """
-        frame = self._template.copy()
+        loaded = self._shelf.loaded[self.name]
+        frame = loaded.template.copy()
         if kwargs or len(args) != self._count:
             args = tuple(arrange(self.program, args, kwargs))
         self._check(frame, args)
@@ -51,7 +84,7 @@ class Method:
                 execute(self._code, frame)
             with torch.no_grad():
                 execute(self._last, frame)
-                return self._result(frame)
+                return loaded.result(frame)
         except BaseException:
             for i, mark in zip(self._states, marks, strict=True):
                 args[i].restore(mark)

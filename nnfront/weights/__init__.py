@@ -6,7 +6,7 @@ Read in this order: `safetensors` (headers), `pages` (memory out of files), `che
 `contents` and `cache` (results of transforms, kept).
 """
 
-from nnfront.weights.bind import BoundWeights, stored_type
+from nnfront.weights.bind import BoundWeights, stored_type, tensor_types
 from nnfront.weights.cache import cached_transform
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
@@ -27,6 +27,7 @@ __all__ = [
     "check_report",
     "check_weights",
     "stored_type",
+    "tensor_types",
     "write_tensors",
     "write_transformed",
 ]

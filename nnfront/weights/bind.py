@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
@@ -67,6 +69,15 @@ class BoundWeights(Mapping[str, torch.Tensor]):
                 help="untie them in the model (tie_word_embeddings=false), or remove one of them from the checkpoint",
             )
 
+    def is_alive(self, name: str) -> bool:
+        """Whether a weight of this name is there, and has not been let go of by the caller whose tensor it is."""
+        return name in self.found.sources and self.found.sources[name] in self.weights
+
+    def borrowed(self) -> BoundWeights:
+        """Return the same weights without keeping tensors of the caller's alive; files stay open."""
+        is_file = isinstance(self.weights, Checkpoint)
+        return self if is_file else BoundWeights(Borrowed(self.weights), self.found)
+
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.found.sources:
             raise KeyError(name)
@@ -115,6 +126,37 @@ class BoundWeights(Mapping[str, torch.Tensor]):
             torch.equal(x, y)
             for x, y in zip(torch.split(a, CHUNK_BYTES), torch.split(b, CHUNK_BYTES), strict=True)
         )
+
+
+class Borrowed(Mapping[str, torch.Tensor]):
+    """Tensors that live as long as somebody else holds them."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._refs = {name: TensorWeakRef(tensor) for name, tensor in tensors.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor | None = self._refs[name]()
+        if tensor is None:
+            raise KeyError(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, ref in self._refs.items() if ref() is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def tensor_types(weights: Mapping[str, Any]) -> dict[str, TensorType]:
+    """Return shape and dtype of tensors in memory. Raises LoadError for what is no tensor on the CPU."""
+    for name, tensor in weights.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise LoadError(f"weight {name!r} is a {type(tensor).__name__}, not a torch tensor")
+        if not tensor.is_cpu:
+            raise LoadError(
+                f"weight {name!r} is on {tensor.device}, not on the CPU", help="move it with .cpu()"
+            )
+    return {name: stored_type(tensor) for name, tensor in weights.items()}
 
 
 def stored_type(tensor: torch.Tensor) -> TensorType:

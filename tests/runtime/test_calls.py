@@ -11,6 +11,7 @@ import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import parse
 from nnfront.lower import lower
+from nnfront.runtime.execute import initial_frame
 from nnfront.runtime.signature import bind
 from nnfront.session import Session
 
@@ -340,7 +341,7 @@ def test_the_compiled_check_and_the_full_one_agree(data):
         shape[data.draw(st.integers(0, len(shape) - 1))] += data.draw(st.sampled_from([0, 1]))
     x, y, z, s, t = (torch.ones(shape) for shape in shapes)
     args = (x, y, z, k, (s, t))
-    frame = MIXED_METHOD._template.copy()
+    frame = initial_frame(MIXED_METHOD.program.slots)
     expected = _accepts(lambda: bind(MIXED_METHOD.program, args, {}))
     assert _accepts(lambda: MIXED_METHOD._check(frame, args)) == expected
     if expected:
