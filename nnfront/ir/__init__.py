@@ -11,10 +11,32 @@ Read the files in this order; each imports only from those above it:
     equal     the first difference         summary  a module on two screens
     module    `Function` and `IRModule`    builder  make a function
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
+    narrow    what branches know of dims         conditions  when a special case applies
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
 """
 
 from nnfront.ir.builder import FunctionBuilder, Names, branch
+from nnfront.ir.conditions import (
+    Case,
+    Causal,
+    Conditions,
+    DimCase,
+    ValueCase,
+    Zeros,
+    case_text,
+    causal,
+    condition_text,
+    covers,
+    dim_bounds,
+    from_plain,
+    is_covered,
+    multiple_of,
+    overlap,
+    parts_of,
+    read_case,
+    to_plain,
+    zeros,
+)
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
     NO_ATTRS,
@@ -38,6 +60,7 @@ from nnfront.ir.expr import (
 )
 from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
 from nnfront.ir.module import KINDS, Function, IRModule, Kind
+from nnfront.ir.narrow import branch_facts, infer_known, is_true, known_where, map_attr
 from nnfront.ir.op import OPS, Op, Operand, OperandType, op
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
@@ -71,7 +94,11 @@ __all__ = [
     "CacheLayerType",
     "CacheType",
     "Call",
+    "Case",
+    "Causal",
+    "Conditions",
     "Constant",
+    "DimCase",
     "Expr",
     "Function",
     "FunctionBuilder",
@@ -98,27 +125,46 @@ __all__ = [
     "Tuple",
     "TupleType",
     "Type",
+    "ValueCase",
     "Var",
     "Visitor",
+    "Zeros",
     "atoms_of",
     "branch",
+    "branch_facts",
     "call_type",
+    "case_text",
+    "causal",
+    "condition_text",
+    "covers",
+    "dim_bounds",
     "dims_in",
     "first_difference",
+    "from_plain",
     "infer",
+    "infer_known",
+    "is_covered",
+    "is_true",
     "join",
+    "known_where",
+    "map_attr",
     "map_expr",
     "map_sizes",
+    "multiple_of",
     "op",
+    "overlap",
     "parse",
     "parse_function",
+    "parts_of",
     "print_function",
     "print_module",
+    "read_case",
     "sizes_of",
     "substitute_atoms",
     "substitute_type",
     "summarize",
     "symbols_in",
+    "to_plain",
     "type_text",
     "undefined_symbols",
     "used_vars",
@@ -127,4 +173,5 @@ __all__ = [
     "violations",
     "walk_bindings",
     "walk_exprs",
+    "zeros",
 ]

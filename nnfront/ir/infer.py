@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from nnfront.dims import Dim, Size, Symbol, of_symbol, same, substitute, unify
 from nnfront.errors import InferError
 from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
+from nnfront.ir.print_types import type_text
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
@@ -48,7 +49,14 @@ def infer(expr: Expr, functions: Mapping[str, Function]) -> Type:
         case If():
             joined = join(expr.then.result.type, expr.otherwise.result.type)
             if joined is None:
-                raise InferError("the branches of an if have types that nothing covers")
+                raise InferError(
+                    "the branches of an if have types that nothing covers",
+                    details=[
+                        f"then {type_text(expr.then.result.type)}",
+                        f"else {type_text(expr.otherwise.result.type)}",
+                    ],
+                    help="a size that differs must be a dim in one of them: match both to one type with match_shape",
+                )
             return joined
         case MatchShape():
             return expr.type
@@ -153,7 +161,8 @@ def map_sizes(type: Type, size: Callable[[Size], Size]) -> Type:
 def join(a: Type, b: Type) -> Type | None:
     """Return the least general type that covers both, None if there is none.
 
-    A known size and a dim are covered by the dim: `[16]` and `[n]` give `[n]`, which holds where the branch knows `n == 16`.
+    A known size and a dim are covered by the dim: `[16]` and `[n]` give `[n]`. That the branch with `[16]` knows `n == 16` is for
+    the verifier to see (V18).
     """
     if a == b:
         return a

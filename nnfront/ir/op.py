@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
+from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, NnfrontError
 from nnfront.ir.types import (
     CacheLayerType,
@@ -39,6 +40,9 @@ from nnfront.ir.types import (
 
 # What elementwise ops take: a tensor, or a host scalar that promotes weakly, as in torch.
 OperandType: TypeAlias = TensorType | ScalarType
+
+# A size with the least and greatest number that it is and a divisor, None for no bound.
+SaidOfSize: TypeAlias = tuple[Size, int | None, int | None, int | None]
 
 OPS: dict[str, Op] = {}
 
@@ -82,6 +86,7 @@ class Op:
     writes: str = ""  # the operand, a handle, that a call uses up and gives back written
     _reference: Callable[..., Any] | None = field(default=None, repr=False)
     _normalize: Callable[..., dict[str, Any]] | None = field(default=None, repr=False)
+    _says: Callable[..., list[SaidOfSize]] | None = field(default=None, repr=False)
 
     @property
     def is_variadic(self) -> bool:
@@ -99,6 +104,16 @@ class Op:
         assert self._normalize is None, f"{self.name} normalizes already"
         self._normalize = function
         return function
+
+    def says(self, function: Callable[..., list[SaidOfSize]]) -> Callable[..., list[SaidOfSize]]:
+        """Declare what a true result says about sizes, for branches: same parameters as the rule; see `said_where_true`."""
+        assert self._says is None, f"{self.name} says something already"
+        self._says = function
+        return function
+
+    def said_where_true(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> list[SaidOfSize]:
+        """Return (size, least, greatest, divisor) for each operand that is a size, None for no bound; what holds where the result is true."""
+        return [] if self._says is None else self._apply(self._says, types, {**self._defaults, **attrs})
 
     def result_type(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Type:
         """Return the type of the result for these operand types (None: an optional operand that is absent).

@@ -9,7 +9,8 @@ from nnfront.dims import Dim, Symbol, describe_facts, equal, of_symbol, same
 from nnfront.errors import NnfrontError, VerifyError
 from nnfront.ir.body import Body, Scope, Step
 from nnfront.ir.expr import Binding, Call, Expr, FunctionCall, If, MatchShape
-from nnfront.ir.infer import infer, map_sizes
+from nnfront.ir.infer import map_sizes, substitute_type
+from nnfront.ir.narrow import NO_FACTS, Facts, infer_within
 from nnfront.ir.print_types import TypePrinter, type_text
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
 
@@ -138,13 +139,17 @@ def v17_attributes_are_canonical(body: Body) -> Iterator[VerifyError]:
 
 
 def v18_types_follow_from_operands(body: Body) -> Iterator[VerifyError]:
-    """The declared type of a variable is the one that inference gives, or one that says less."""
+    """The declared type of a variable is the one that inference gives, or one that says less; what a branch's condition says of dims holds in it."""
     inferred: dict[object, Type | VerifyError] = {}
     keys = iter(body.call_keys)
     verdicts: dict[tuple[int, int], bool] = {}
     for step in body.steps:
         binding, value = step.binding, step.binding.value
+        facts = body.facts.get(binding, NO_FACTS)
         match value:
+            case If():
+                yield from _uncovered(body, step, facts)
+                continue
             case Call():
                 key: object = next(keys)
             case FunctionCall():
@@ -154,11 +159,15 @@ def v18_types_follow_from_operands(body: Body) -> Iterator[VerifyError]:
         type = inferred.get(key)
         if type is None:
             type = inferred[key] = _infer(body, value, step)
-        if isinstance(type, VerifyError):
-            yield type
-            continue
         declared = binding.var.type
         if type is declared:
+            continue
+        if facts and (isinstance(type, VerifyError) or not _follows(type, declared)):
+            type = _infer(body, value, step, facts)
+            if not isinstance(type, VerifyError) and _follows_within(type, declared, facts):
+                continue
+        if isinstance(type, VerifyError):
+            yield type
             continue
         pair = (id(body.interned(type)), id(body.interned(declared)))
         follows = verdicts.get(pair)
@@ -172,9 +181,40 @@ def v18_types_follow_from_operands(body: Body) -> Iterator[VerifyError]:
             )
 
 
-def _infer(body: Body, value: Expr, step: Step) -> Type | VerifyError:
+def _uncovered(body: Body, step: Step, facts: Facts) -> Iterator[VerifyError]:
+    """What is wrong with the type of an `if`: each branch gives a value of it, under what the branch knows."""
+    branches, declared = step.binding.value, step.binding.var.type
+    assert isinstance(branches, If)
+    joined = _infer(body, branches, step)
+    known = {**facts, **body.branch_facts.get(id(branches), NO_FACTS)}
+    results = {"then": (branches.then.result.type, known), "else": (branches.otherwise.result.type, facts)}
+    wrong = {name: type for name, (type, its) in results.items() if not _follows_within(type, declared, its)}
+    if not wrong:
+        return
+    if isinstance(joined, VerifyError):
+        yield joined
+        return
+    yield body.error(
+        f"V18: {step.binding.var.name!r} has another type than its value",
+        step.binding,
+        details=[
+            f"declared {type_text(declared)}",
+            *(f"{name} {type_text(type)}" for name, type in wrong.items()),
+        ],
+        help="a branch may give a known size for a dim where its condition says that the dim is that",
+    )
+
+
+def _follows_within(type: Type, declared: Type, facts: Facts) -> bool:
+    """Whether a value of this type is one of the declared type where the facts hold."""
+    if type is declared or type == declared or _follows(type, declared):
+        return True
+    return bool(facts) and _follows(substitute_type(type, facts), substitute_type(declared, facts))
+
+
+def _infer(body: Body, value: Expr, step: Step, facts: Facts = NO_FACTS) -> Type | VerifyError:
     try:
-        return infer(value, body.functions)
+        return infer_within(value, body.functions, facts)
     except NnfrontError as error:
         return body.error(f"V18: {error.what}", step.binding, details=error.details, help=error.help)
     except _RULE_ERRORS as error:

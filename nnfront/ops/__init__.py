@@ -31,7 +31,15 @@ from nnfront.ops.activation import (
 )
 from nnfront.ops.attention import attention, scaled_dot_product_attention
 from nnfront.ops.cache import cache_join, cache_positions, cache_split
-from nnfront.ops.control import extern, find_extern, print_, register_extern, stop_lift_params, within
+from nnfront.ops.control import (
+    enter_case,
+    extern,
+    find_extern,
+    print_,
+    register_extern,
+    stop_lift_params,
+    within,
+)
 from nnfront.ops.conv import conv1d, conv1d_transpose, conv2d, conv3d
 from nnfront.ops.create import arange, dim_value, empty, full, full_like, ones, ones_like, zeros, zeros_like
 from nnfront.ops.elementwise import (
@@ -149,6 +157,7 @@ __all__ = [
     "einsum",
     "elu",
     "empty",
+    "enter_case",
     "equal",
     "erf",
     "exp",

@@ -51,6 +51,15 @@ def _(values: Sequence[OperandType], ranges: Any) -> dict[str, Any]:
     return {"ranges": found}
 
 
+@within.says
+def _(values: Sequence[OperandType], ranges: Any) -> list[Any]:
+    return [
+        (value.value, *entry)
+        for value, entry in zip(values, ranges, strict=True)
+        if isinstance(value, ScalarType) and value.value is not None
+    ]
+
+
 @within.reference
 def _(values: Sequence[Any], ranges: Sequence[Any]) -> bool:
     return all(map(_is_within, values, ranges))
@@ -61,6 +70,17 @@ def _is_within(value: Any, bounds: Sequence[Any]) -> bool:
     number = value.item() if isinstance(value, torch.Tensor) else value
     above = least is None or number >= least
     return above and (greatest is None or number <= greatest) and (divisor is None or number % divisor == 0)
+
+
+@op(is_pure=False)
+def enter_case(case: str) -> TupleType:
+    """Note that this case of a method runs: a session counts it. `case` is the case in words."""
+    return TupleType(())
+
+
+@enter_case.reference
+def _(case: str) -> tuple[()]:
+    return ()
 
 
 @op(is_pure=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir import (
@@ -14,6 +14,7 @@ from nnfront.ir import (
     Call,
     Expr,
     Function,
+    If,
     MatchShape,
     Mutator,
     Param,
@@ -25,25 +26,15 @@ from nnfront.ir import (
     Var,
     atoms_of,
     dims_in,
-    infer,
+    infer_known,
+    is_true,
+    known_where,
+    map_attr,
     map_sizes,
     sizes_of,
 )
 
 SizeMap: TypeAlias = Callable[[Size], Size]
-
-
-def map_attr(value: Any, size: SizeMap) -> Any:
-    """Return the value of an attribute with `size` applied to each dim in it."""
-    if type(value) in (int, str, float, bool):
-        return value
-    if isinstance(value, Dim):
-        return size(value)
-    if isinstance(value, tuple | list):
-        return tuple(map_attr(item, size) for item in value)
-    if isinstance(value, Mapping):
-        return {name: map_attr(item, size) for name, item in value.items()}
-    return map_sizes(value, size) if isinstance(value, get_args(Type)) else value
 
 
 def map_scalar(atom: Atom, size: SizeMap) -> Atom:
@@ -116,16 +107,40 @@ class Resizer(Mutator):
         self.functions = functions
         self.rename = rename
         self.place = place
+        self.values: dict[Var, Expr] = {}
+        self.facts: dict[Symbol, Size] = {}  # what the branch that is being rewritten knows
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
-        """Give the binding a new variable."""
-        value, type = self.expr(binding.value), binding.var.type
+        """Give the binding a new variable. An `if` that the sizes decide is its branch."""
+        value, type = binding.value, binding.var.type
+        if isinstance(value, If) and self.size is not None:
+            taken = is_true(self.atom(value.condition), self.values)
+            if taken is not None:
+                block = self.block(value.then if taken else value.otherwise)
+                self.replaced[binding.var] = block.result
+                return block.bindings
+        value = self.expr(value)
         if self.size is not None:
             value = recanonical(resize_expr(value, self.size))
-            type = infer(value, self.functions)
+            type = (
+                map_sizes(type, self.size)
+                if isinstance(value, If)
+                else infer_known(value, self.functions, self.facts)
+            )
         var = Var(self.rename(binding.var.name), type)
+        self.values[var] = value
         self.replaced[binding.var] = var
         return (Binding(var, value, self.place(binding.provenance)),)
+
+    def expr(self, expr: Expr) -> Expr:
+        """Rewrite an expression; in the branch of an `if` what its condition says is known."""
+        if not isinstance(expr, If):
+            return super().expr(expr)
+        condition, outer = self.atom(expr.condition), self.facts
+        self.facts = {**outer, **known_where(condition, self.values)}
+        then = self.block(expr.then)
+        self.facts = outer
+        return If(condition, then, self.block(expr.otherwise))
 
     def atom(self, atom: Atom) -> Atom:
         """Replace a variable, or the dim in a literal."""

@@ -204,6 +204,11 @@ def _(draw: Draw, name: str) -> Case:
     return Case((x, 2, 0.5), {"name": "tests.twice" if several else "tests.once", "out": out})
 
 
+@case("enter_case")
+def _(draw: Draw, name: str) -> Case:
+    return Case((), {"case": draw(st.sampled_from(["batch == 1", "general"]))})
+
+
 @case("within")
 def _(draw: Draw, name: str) -> Case:
     number = st.one_of(st.booleans(), st.integers(-3, 3), st.sampled_from([0.0, 1.5, -2.0]))

@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a special case applies: what a user writes for a dim or an argument, in one form.
+
+{"batch": 1}                          a dim is a number
+{"batch": (2, 8)}                     a dim lies in a range, its ends included
+{"seq": multiple_of(16)}              a dim is divisible
+{"seq": [multiple_of(16), (16, 512)]} several conditions hold together
+{"use_cache": True, "top_k": 5}       a host argument has a value
+{"scale": 1.0}                        so has a tensor without axes
+{"mask": zeros}                       every element of a tensor is 0
+{"mask": causal}                      a tensor [..., queries, keys] is the causal mask: query i sees keys 0 ... i
+
+Function attributes hold conditions in plain form (`to_plain`): numbers, texts and tuples, so that they have a text of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from nnfront import dtypes
+from nnfront.dims import Symbol, describe_facts
+from nnfront.errors import PassError
+from nnfront.ir.types import ScalarType, TensorType, Type
+
+Conditions: TypeAlias = Mapping[str, Any]
+"""What a case says, by the name of the dim or argument."""
+
+
+@dataclass(frozen=True)
+class multiple_of:
+    """The condition that a dim is divisible by a number."""
+
+    divisor: int
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The condition that every element of a tensor is 0."""
+
+    def __repr__(self) -> str:
+        return "zeros"
+
+
+@dataclass(frozen=True)
+class Causal:
+    """The condition that a tensor [..., queries, keys] is the causal mask: query i sees keys 0 ... i.
+
+    A bool mask is True where a key is seen; a float mask is 0 there and `hidden` elsewhere. `causal(-1e9)` is the condition with
+    another number for `hidden`.
+    """
+
+    hidden: float = -math.inf
+
+    def __call__(self, hidden: float) -> Causal:
+        """Return the condition for masks that hide a key by this number."""
+        return Causal(float(hidden))
+
+    def __repr__(self) -> str:
+        return "causal" if self.hidden == -math.inf else f"causal({self.hidden})"
+
+
+zeros: Final = Zeros()
+causal: Final = Causal()
+
+Value: TypeAlias = bool | int | float | Zeros | Causal
+
+
+@dataclass(frozen=True)
+class DimCase:
+    """A dim lies in a range (least, greatest) and is a multiple of `divisor`.
+
+    `symbol` has the facts that hold in the case, `own` those that hold in every call.
+    """
+
+    symbol: Symbol
+    own: Symbol
+
+    @property
+    def bounds(self) -> tuple[int | None, int | None, int | None]:
+        """(least, greatest, divisor) to ask for, None where every dim passes."""
+        low, high, step = self.symbol.facts
+        return low or None, high, step if step > 1 else None
+
+    @property
+    def value(self) -> int | None:
+        """The number that the dim is, if the range holds one only."""
+        return only_value(self.symbol)
+
+
+@dataclass(frozen=True)
+class ValueCase:
+    """An argument has a value: a number, zeros, or the causal mask."""
+
+    name: str
+    type: Type
+    value: Value
+
+    @property
+    def reads_tensor(self) -> bool:
+        """Whether the check has to read a tensor."""
+        return isinstance(self.type, TensorType)
+
+
+@dataclass(frozen=True)
+class Case:
+    """All conditions of one case."""
+
+    dims: tuple[DimCase, ...]
+    values: tuple[ValueCase, ...]
+    conditions: Conditions
+
+    @property
+    def text(self) -> str:
+        """The case in words."""
+        return case_text(self.conditions)
+
+
+def only_value(symbol: Symbol) -> int | None:
+    """Return the number that a dim is, if its facts leave one only."""
+    return int(symbol.low) if symbol.low == symbol.high else None
+
+
+def read_case(
+    owner: str, conditions: Conditions, dims: Mapping[str, Symbol], arguments: Mapping[str, Type]
+) -> Case:
+    """Return one case of the function `owner`, whose dims and inputs these are, by name.
+
+    Raises PassError for a name that is neither, for what is no condition, and for what no input can meet.
+    """
+    if not isinstance(conditions, Mapping) or not conditions:
+        got = "has no condition" if isinstance(conditions, Mapping) else f"is {conditions!r}, not a dict"
+        raise PassError(f"a case of {owner} {got}", help="the general case needs no mention")
+    found: list[DimCase] = []
+    values: list[ValueCase] = []
+    for name, condition in conditions.items():
+        if name in dims:
+            found.append(DimCase(_narrowed(owner, dims[name], condition), dims[name]))
+        elif name in arguments:
+            type = arguments[name]
+            values.append(ValueCase(name, type, _value(owner, name, type, condition)))
+        else:
+            known = dict.fromkeys([*dims, *arguments])
+            near = difflib.get_close_matches(str(name), known, 1)
+            raise PassError(
+                f"{owner} has no dim and no argument '{name}'",
+                details=[
+                    f"dims are {', '.join(dims) or 'none'}; arguments are {', '.join(arguments) or 'none'}"
+                ],
+                help=f"did you mean '{near[0]}'?" if near else "",
+            )
+    return Case(tuple(found), tuple(values), dict(conditions))
+
+
+def parts_of(condition: Any) -> list[Any]:
+    """Return the conditions that a list of them holds; a single one is alone."""
+    return list(condition) if isinstance(condition, list) else [condition]
+
+
+def dim_bounds(condition: Any) -> tuple[int, int | None, int] | None:
+    """Return (least, greatest, divisor) that one condition on a dim asks for; None for what is no such condition."""
+    if isinstance(condition, multiple_of) and type(condition.divisor) is int:
+        return 0, None, condition.divisor
+    if type(condition) is int:
+        return condition, condition, 1
+    if isinstance(condition, tuple) and len(condition) == 2 and all(type(end) is int for end in condition):
+        return condition[0], condition[1], 1
+    return None
+
+
+def _narrowed(owner: str, symbol: Symbol, condition: Any) -> Symbol:
+    """The symbol with the facts of the condition joined to its own."""
+    low, high, step = symbol.facts
+    for part in parts_of(condition):
+        bounds = dim_bounds(part)
+        if bounds is None:
+            raise PassError(
+                f"{part!r} is no condition on dim '{symbol.name}' of {owner}",
+                help="give a number, a range (least, greatest), multiple_of(number), or a list of these",
+            )
+        low = max(low, bounds[0])
+        high = high if bounds[1] is None else bounds[1] if high is None else min(high, bounds[1])
+        step = math.lcm(step, bounds[2]) if bounds[2] > 0 else 0
+        if step < 1 or (high is not None and -(-low // step) * step > high):
+            raise PassError(
+                f"'{condition_text(symbol.name, condition)}' never holds for {owner}",
+                details=[f"{symbol.name} is {describe_facts(*symbol.facts)}"],
+            )
+    return Symbol(symbol.name, symbol.uid, low, high, step)
+
+
+_HOST: Mapping[str, type] = {"bool": bool, "int64": int, "float64": float}
+
+
+def _value(owner: str, name: str, type_: Type, condition: Any) -> Value:
+    is_tensor = isinstance(type_, TensorType)
+    if is_tensor and isinstance(condition, Zeros):
+        return condition
+    if isinstance(type_, TensorType) and isinstance(condition, Causal):
+        if type_.ndim >= 2 and (type_.dtype == "bool" or dtypes.is_float(type_.dtype)):
+            return condition
+        raise PassError(
+            f"argument '{name}' of {owner} is no mask: it has {type_.ndim} axes of {type_.dtype}",
+            help="a mask is bool or float, and its last two axes are queries and keys",
+        )
+    number: bool | int | float | None = condition if type(condition) in (bool, int, float) else None
+    if isinstance(type_, ScalarType) and number is not None:
+        wanted = _HOST[type_.dtype]
+        if wanted is float and type(number) is int:
+            return float(number)
+        if type(number) is wanted:
+            return number
+    if isinstance(type_, TensorType) and not type_.shape and number is not None:
+        is_bool = type_.dtype == "bool"
+        if is_bool == (type(number) is bool) and (type(number) is not float or dtypes.is_float(type_.dtype)):
+            return number
+    raise PassError(
+        f"{condition!r} is no condition on argument '{name}' of {owner}",
+        help="give zeros or causal for a tensor, or a number for a host argument or a tensor without axes",
+    )
+
+
+# What cases say about one another.
+
+
+def covers(wide: Case, narrow: Case) -> bool:
+    """Whether every input that meets `narrow` meets `wide`, by looking at one condition after the other."""
+    inside = {d.symbol: d.symbol for d in narrow.dims}
+    for dim in wide.dims:
+        low, high, step = dim.symbol.facts
+        its = inside.get(dim.symbol, dim.own)
+        if its.low < low or (high is not None and its.high > high):
+            return False
+        if its.multiple_of % step and not (its.low == its.high and its.low % step == 0):
+            return False
+    return _values_hold(wide, narrow)
+
+
+def _values_hold(wide: Case, narrow: Case) -> bool:
+    given = {v.name: v.value for v in narrow.values}
+    return all(
+        v.name in given and given[v.name] == v.value and type(given[v.name]) is type(v.value)
+        for v in wide.values
+    )
+
+
+MOST_POINTS = 1 << 12
+
+
+def is_covered(case: Case, earlier: list[Case]) -> bool:
+    """Whether no input is left for a case behind these: one of them covers it, or all of them together do.
+
+    Together is asked where the case leaves few sizes: each of them is tried.
+    """
+    if any(covers(other, case) for other in earlier):
+        return True
+    relevant = [other for other in earlier if other.dims and _values_hold(other, case)]
+    if not relevant:
+        return False
+    symbols = {d.own: d.own for other in relevant for d in other.dims} | {
+        d.symbol: d.symbol for d in case.dims
+    }
+    points: list[dict[Symbol, int]] = [{}]
+    for symbol in symbols.values():
+        if math.isinf(symbol.high):
+            return False
+        numbers = range(int(symbol.low), int(symbol.high) + 1, symbol.multiple_of)
+        if len(points) * len(numbers) > MOST_POINTS:
+            return False
+        points = [{**point, symbol: number} for point in points for number in numbers]
+    return all(
+        any(all(admits(d.symbol, point[d.symbol]) for d in other.dims) for other in relevant)
+        for point in points
+    )
+
+
+def admits(symbol: Symbol, number: int) -> bool:
+    """Whether a number is inside the facts of a dim."""
+    return symbol.low <= number <= symbol.high and number % symbol.multiple_of == 0
+
+
+def overlap(a: Case, b: Case) -> bool:
+    """Whether there may be an input that meets both cases."""
+    mine = {d.symbol: d.symbol for d in a.dims}
+    for dim in b.dims:
+        other = mine.get(dim.symbol)
+        if other is not None:
+            step = math.lcm(dim.symbol.multiple_of, other.multiple_of)
+            low = max(dim.symbol.min, other.min)
+            if -(-low // step) * step > min(dim.symbol.high, other.high):
+                return False
+    given = {v.name: v.value for v in a.values}
+    plain = (bool, int, float)
+    return not any(
+        isinstance(v.value, plain) and isinstance(given.get(v.name), plain) and given[v.name] != v.value
+        for v in b.values
+    )
+
+
+# Text, and the plain form.
+
+
+def case_text(conditions: Conditions) -> str:
+    """Return a case in words: `batch == 1 and seq % 16 == 0`."""
+    return " and ".join(condition_text(name, c) for name, c in conditions.items()) or "always"
+
+
+def condition_text(name: str, condition: Any) -> str:
+    """Return one condition in words."""
+    if isinstance(condition, list):
+        return " and ".join(condition_text(name, part) for part in condition)
+    if isinstance(condition, multiple_of):
+        return f"{name} % {condition.divisor} == 0"
+    if isinstance(condition, tuple) and len(condition) == 2:
+        return f"{condition[0]} <= {name} <= {condition[1]}"
+    if isinstance(condition, Causal):
+        return f"{name} is {condition!r}"
+    return f"{name} == {0 if isinstance(condition, Zeros) else condition}"
+
+
+def to_plain(conditions: Conditions) -> dict[str, Any]:
+    """Return a case as a function attribute holds it."""
+    return {name: _plain(condition) for name, condition in conditions.items()}
+
+
+def from_plain(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a case from its plain form; what is in the other form already stays."""
+    return {name: _rich(condition) for name, condition in conditions.items()}
+
+
+def _plain(condition: Any) -> Any:
+    match condition:
+        case list():
+            return ("all", *map(_plain, condition))
+        case multiple_of():
+            return ("multiple_of", condition.divisor)
+        case Zeros():
+            return ("zeros",)
+        case Causal():
+            return ("causal", condition.hidden)
+        case _:
+            return condition
+
+
+def _rich(condition: Any) -> Any:
+    match condition:
+        case ("all", *parts):
+            return [_rich(part) for part in parts]
+        case ("multiple_of", divisor):
+            return multiple_of(divisor)
+        case ("zeros",):
+            return zeros
+        case ("causal", hidden):
+            return Causal(hidden)
+        case _:
+            return condition
