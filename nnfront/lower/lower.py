@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute, unify
@@ -31,6 +32,7 @@ from nnfront.ir import (
     Tuple,
     Type,
     Var,
+    branch_facts,
     sizes_of,
     substitute_type,
 )
@@ -88,6 +90,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         body,
         result,
         function.attrs.get("transform"),
+        cases=function.attrs.get("cases", {}),
     )
 
 
@@ -117,6 +120,11 @@ class _Scope:
     def type(self, type: Type) -> Type:
         """A type with its dims replaced by the caller's."""
         return substitute_type(type, self.sizes) if self.sizes else type
+
+    def where(self, facts: Mapping[Symbol, Size]) -> _Scope:
+        """The scope of a branch in which dims are known to be these."""
+        numbers = {symbol: size for symbol, size in facts.items() if isinstance(size, int)}
+        return _Scope(self.values, {**self.sizes, **numbers}, self.caller) if numbers else self
 
 
 class _Lowering:
@@ -245,13 +253,18 @@ class _Lowering:
 
     def _if(self, branch: If, var: Var, scope: _Scope, provenance: Provenance | None) -> Structure:
         condition = self._packed(self._atom(branch.condition, scope))
-        then = self._branch(branch.then, scope)
+        then = self._branch(branch.then, scope.where(self._branch_facts.get(id(branch), {})))
         otherwise = self._branch(branch.otherwise, scope)
         result = self.frame.structure(var.name, "value", scope.type(var.type))
         module, line = scope.place(provenance)
         outputs = tuple(result.leaves())
         self.instructions.append(Branch(condition, then, otherwise, outputs, module=module, line=line))
         return result
+
+    @cached_property
+    def _branch_facts(self) -> dict[int, dict[Symbol, Size]]:
+        """By the id of each `if`, what its condition says about dims."""
+        return {key: facts for f in self.functions.values() for key, facts in branch_facts(f).items()}
 
     def _branch(self, block: Any, scope: _Scope) -> Block:
         outside, self.instructions = self.instructions, []

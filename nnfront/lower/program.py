@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from nnfront.dims import Dim, Symbol
 from nnfront.ir import Role, Type, type_text
@@ -69,7 +69,8 @@ class MethodProgram:
 
     `arguments` are what a call gives, `weights` what loading binds. `setup` runs once at load: views of weights only, it makes
     no copies. `body` runs on each call. `result` is what the caller gets: written states are left out, as they are written in place.
-    `transform` names the transform that makes the weights of role `transformed`.
+    `transform` names the transform that makes the weights of role `transformed`. `cases` are the special cases in order, each
+    under its text, in the plain form of `nnfront.ir.conditions`.
     """
 
     name: str
@@ -81,6 +82,7 @@ class MethodProgram:
     body: Block
     result: Structure
     transform: str | None = None
+    cases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{a.name}: {type_text(a.type)}" for a in self.arguments)

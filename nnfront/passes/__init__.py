@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.errors import PassError
-from nnfront.ir import IRModule
+from nnfront.ir import IRModule, causal, multiple_of, zeros
 from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims
 from nnfront.passes.bind_params import bind_params
 from nnfront.passes.canonicalize import canonicalize
-from nnfront.passes.conditions import multiple_of, zeros
 from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
 from nnfront.passes.eliminate_dead_code import eliminate_dead_code
 from nnfront.passes.fold_constants import fold_constants
@@ -38,6 +37,7 @@ __all__ = [
     "bind_dims",
     "bind_params",
     "canonicalize",
+    "causal",
     "eliminate_common_subexpressions",
     "eliminate_dead_code",
     "fold_constants",

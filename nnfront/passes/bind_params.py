@@ -44,6 +44,7 @@ from nnfront.ir import (
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind, chosen_functions
+from nnfront.passes.case_attrs import settled_cases
 
 
 @module_pass()
@@ -113,7 +114,11 @@ def _replace(function: Function, values: Mapping[str, Atom]) -> Function:
     """Return the function without the parameters that have a value."""
     mutator = Mutator()
     mutator.replaced.update((p, values[p.name]) for p in function.params if p.name in values)
-    return mutator.function(function).with_(params=tuple(p for p in function.params if p.name not in values))
+    known = {name: atom.value if isinstance(atom, Scalar) else None for name, atom in values.items()}
+    return mutator.function(function).with_(
+        params=tuple(p for p in function.params if p.name not in values),
+        attrs=settled_cases(function.attrs, known),
+    )
 
 
 def _misfit(function: str, param: Param, value: Any) -> PassError:

@@ -33,6 +33,7 @@ from nnfront.ir import (
     map_sizes,
     sizes_of,
 )
+from nnfront.passes.case_attrs import resized_cases
 
 SizeMap: TypeAlias = Callable[[Size], Size]
 
@@ -85,7 +86,7 @@ def resize(function: Function, size: SizeMap, functions: Mapping[str, Function])
     params = tuple(Param(p.name, map_sizes(p.type, size), p.role) for p in function.params)
     resizer.replaced.update(zip(function.params, params, strict=True))
     body = resizer.block(function.body)
-    attrs = {name: map_attr(value, size) for name, value in function.attrs.items()}
+    attrs = {name: map_attr(value, size) for name, value in resized_cases(function, size).items()}
     return replace(function, params=params, bindings=body.bindings, result=body.result, attrs=attrs)
 
 

@@ -16,13 +16,14 @@ after:
         y: float32[n, 4] = linear(x, w, None)
         return y
     }
-    def main[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] attrs(cases=("n == 4",)) {
+    def main[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] attrs(cases={"n == 4": {n: 4}}) {
         is_case_0: bool = within(dim(n), ranges=((4, 4, None),))
         case: float32[n, 4] = if is_case_0 {
-            x_0: float32[4, 4] = match_shape(x, float32[4, 4])
-            main_case_0: float32[4, 4] = @main_case_0(x_0, w)
+            enter_case: () = enter_case(case="n == 4")
+            main_case_0: float32[4, 4] = @main_case_0(x, w)
             yield main_case_0
         } else {
+            enter_case_1: () = enter_case(case="general")
             main_general: float32[n, 4] = @main_general(x, w)
             yield main_general
         }
@@ -30,86 +31,206 @@ after:
     }
 
 Cases are asked in order; the general function comes last. Inside a variant the facts of its case hold: dims that are known to be
-one number are numbers, others have a narrower range or a divisor; values that are known are constants. `nnfront.passes.conditions`
-says what a case may ask.
+one number are numbers, others have a narrower range or a divisor; values that are known are expressions without the argument.
+`nnfront.ir.conditions` says what a case may ask. What must read a tensor is asked only where the rest of its case holds.
+
+A method may declare its cases in the spec, as `"$": {"special_cases": [...]}`: the attribute `special_cases`. Without a function this
+pass does what all methods declare; cases that are given take the place of those declared, and an empty list drops them.
 
 keeps:   the public signature; one set of weights and one transform for all variants.
-leaves:  the cases in words in the function's attribute `cases`, in order.
-raises:  PassError for functions, dims and arguments that are not there, and for a case that can never hold.
+leaves:  the cases in order, under their texts, in the function's attribute `cases`.
+raises:  PassError for functions, dims and arguments that are not there, for a case that can never hold, and for one that the
+         cases before it leave nothing to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nnfront import ops
-from nnfront.dims import Size, Symbol, as_symbol, of_symbol, same
+from nnfront.dims import Size, Symbol, as_symbol, of_symbol
+from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
     Binding,
     Call,
+    Case,
     Function,
-    FunctionBuilder,
-    FunctionCall,
-    If,
     IRModule,
-    MatchShape,
     Mutator,
     Names,
     Param,
-    Projection,
     Scalar,
     ScalarType,
     TensorType,
-    Tuple,
-    TupleType,
     Type,
+    ValueCase,
     Var,
-    branch,
-    join,
-    sizes_of,
-    substitute_type,
+    case_text,
+    from_plain,
+    parts_of,
+    read_case,
+    to_plain,
+    walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind_symbols, chosen_functions
-from nnfront.passes.conditions import Case, ValueCase, read_case
-from nnfront.passes.conditions import zeros as all_zeros
+from nnfront.passes.case_report import SpecialCasesReport, describe, refuse_unreachable
+from nnfront.passes.dispatch import GENERAL, Dispatch, known_value
+
+DECLARED = "special_cases"
+"""The attribute of a function whose spec declares cases."""
 
 
 @module_pass()
-def special_cases(ir: IRModule, function: str, cases: Sequence[Mapping[str, Any]]) -> IRModule:
-    """Put a dispatch among variants in the place of a public function's body; conditions in one case hold together."""
+def special_cases(
+    ir: IRModule, function: str | None = None, cases: Sequence[Mapping[str, Any]] | None = None
+) -> IRModule:
+    """Put a dispatch among variants in the place of a public function's body; conditions in one case hold together.
+
+    Without `cases` those that the spec declares, without `function` all functions that declare some.
+    `special_cases.report(ir, ...)`, with the same options, says which variants there would be, which cases overlap, and what
+    each check costs.
+    """
+    done = ir
+    for name, read in _plan(ir, function, cases).items():
+        refuse_unreachable(name, read)
+        method = done[name]
+        new = _specialised(method, read, done) if read else [_undeclared(method)]
+        done = done.with_functions(f for old in done.functions for f in (new if old is method else [old]))
+    return done
+
+
+def _report(
+    ir: IRModule, function: str | None = None, cases: Sequence[Mapping[str, Any]] | None = None
+) -> SpecialCasesReport:
+    """Say which variants there would be, what each check costs, which cases overlap and which are never reached. Printable."""
+    plan = _plan(ir, function, cases)
+    return SpecialCasesReport(tuple(describe(name, read) for name, read in plan.items() if read))
+
+
+special_cases.report = _report
+
+
+def _plan(
+    ir: IRModule, function: str | None, cases: Sequence[Mapping[str, Any]] | None
+) -> dict[str, list[Case]]:
+    """The cases of each function that changes; none for one whose declaration is dropped."""
+    if function is None:
+        if cases is not None:
+            raise PassError(
+                "these cases are for no function", help='name one: special_cases(ir, "decode", [...])'
+            )
+        return {f.name: read_cases(f, f.attrs[DECLARED]) for f in ir.methods if DECLARED in f.attrs}
     (name,) = chosen_functions(ir, [function])
     method = ir[name]
-    read = [read_case(method, conditions) for conditions in cases]
-    if not read:
-        return ir
-    names = Names(ir)
-    sizes = [_sizes(case) for case in read]
-    variants = [
-        _variant(method, case, sizes[i], names.unique(f"{name}_case_{i}"), ir) for i, case in enumerate(read)
+    if cases is None:
+        if DECLARED not in method.attrs:
+            raise PassError(
+                f"{name} declares no special cases",
+                help='give them here, or in the spec as "$": {"special_cases": [...]}',
+            )
+        cases = method.attrs[DECLARED]
+    read = read_cases(method, cases)
+    return {name: read} if read or DECLARED in method.attrs else {}
+
+
+def read_cases(method: Function, cases: Iterable[Mapping[str, Any]]) -> list[Case]:
+    """Return the cases of a method, as a user or an attribute gives them. Raises PassError for those that mean nothing."""
+    dims = {symbol.name: symbol for symbol in method.symbols}
+    arguments = {param.name: param.type for param in method.inputs}
+    return [
+        read_case(method.name, from_plain(case) if isinstance(case, Mapping) else case, dims, arguments)
+        for case in cases
     ]
-    general = _private(method, names.unique(f"{name}_general"))
-    dispatch = _Dispatch(method, read, sizes, variants, general, ir).function()
-    functions: list[Function] = []
-    for old in ir.functions:
-        functions += [*variants, general, dispatch] if old is method else [old]
-    return ir.with_functions(functions)
+
+
+def _undeclared(method: Function, **more: Any) -> Function:
+    attrs = {key: value for key, value in method.attrs.items() if key != DECLARED}
+    return method.with_(attrs={**attrs, **more})
+
+
+def _specialised(method: Function, cases: Sequence[Case], ir: IRModule) -> list[Function]:
+    """The variants, the general function, and the dispatch among them."""
+    names = Names(ir)
+    inner: Mapping[str, Any] = method.attrs.get("cases", {})
+    sizes = [_sizes(case, method) for case in cases]
+    variants = [
+        _variant(method, case, sizes[i], names.unique(f"{method.name}_case_{i}"), ir)
+        for i, case in enumerate(cases)
+    ]
+    texts = _texts(method, cases, inner)
+    if inner:
+        variants = [_relabelled(v, texts[i]) for i, v in enumerate(variants)]
+    general = _private(method, names.unique(f"{method.name}_general"))
+    dispatch = Dispatch(method, cases, variants, general, ir, enters=not inner).function()
+    listed = {text: plain for their in texts for text, plain in their.values()}
+    listed |= inner
+    return [*variants, general, _undeclared(dispatch, cases=listed)]
+
+
+def _texts(
+    method: Function, cases: Sequence[Case], inner: Mapping[str, Any]
+) -> list[dict[str, tuple[str, Mapping[str, Any]]]]:
+    """For each case, by the text that its variant's body enters, the text that it gets and its conditions.
+
+    A function that has cases already has them inside of each variant: those come first there, and then the case by itself.
+    """
+    result = []
+    for case in cases:
+        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        for text, conditions in inner.items():
+            both = _joined(case.conditions, from_plain(conditions))
+            try:
+                read_cases(method, [both])
+            except PassError:  # no input meets both
+                continue
+            found[text] = case_text(both), to_plain(both)
+        found[GENERAL] = case.text, to_plain(case.conditions)
+        result.append(found)
+    return result
+
+
+def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """Both cases at once."""
+    joined = dict(a)
+    for name, condition in b.items():
+        parts = [*parts_of(joined[name]), *parts_of(condition)] if name in joined else [condition]
+        parts = [part for i, part in enumerate(parts) if part not in parts[:i]]
+        joined[name] = parts[0] if len(parts) == 1 else parts
+    return joined
+
+
+def _relabelled(variant: Function, texts: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Function:
+    """The variant of a function that has cases: what it enters has the variant's case in its text."""
+
+    class Relabel(Mutator):
+        def binding(self, binding: Binding) -> Sequence[Binding]:
+            value = binding.value
+            if isinstance(value, Call) and value.op is ops.enter_case and value.attrs["case"] in texts:
+                call = Call(value.op, (), {"case": texts[value.attrs["case"]][0]})
+                return (Binding(binding.var, call, binding.provenance),)
+            return super().binding(binding)
+
+    return Relabel().function(variant)
+
+
+_OF_METHODS = ("transform", "cases", DECLARED)
 
 
 def _private(method: Function, name: str) -> Function:
-    attrs = {key: value for key, value in method.attrs.items() if key != "transform"}
+    attrs = {key: value for key, value in method.attrs.items() if key not in _OF_METHODS}
     return method.with_(name=name, kind="private", attrs=attrs)
 
 
-def _sizes(case: Case) -> dict[Symbol, Size]:
+def _sizes(case: Case, method: Function) -> dict[Symbol, Size]:
     """What the dims are in a case: numbers, or themselves with narrower facts."""
     sizes: dict[Symbol, Size] = {
         d.symbol: of_symbol(d.symbol) if d.value is None else d.value for d in case.dims
     }
     for given in case.values:
-        size = given.param.type.value if isinstance(given.param.type, ScalarType) else None
+        size = given.type.value if isinstance(given.type, ScalarType) else None
         symbol = None if size is None else as_symbol(size)
         if symbol is not None and isinstance(given.value, int):
             sizes[symbol] = given.value
@@ -121,120 +242,34 @@ def _variant(
 ) -> Function:
     """The function with what its case knows put in."""
     bound = bind_symbols(_private(method, name), sizes, functions)
-    values = {given.param.name: given for given in case.values}
+    values = {given.name: given for given in case.values}
     mutator = Mutator()
     first: list[Binding] = []
+    taken = Names([*(p.name for p in bound.params), *(b.var.name for b in walk_bindings(bound.bindings))])
     for param in bound.params:
         if param.name in values:
-            mutator.replaced[param] = _known(param, values[param.name], first)
+            mutator.replaced[param] = _known(param, values[param.name], first, taken)
     body = mutator.block(bound.body)
     params = tuple(p for p in bound.params if p.name not in values)
     return bound.with_(params=params, bindings=(*first, *body.bindings), result=body.result)
 
 
-def _known(param: Param, given: ValueCase, first: list[Binding]) -> Atom:
-    """What stands for a parameter whose value is known; a tensor of zeros is made ahead of the body."""
-    if isinstance(given.value, bool | int | float):
+def _known(param: Param, given: ValueCase, first: list[Binding], names: Names) -> Atom:
+    """What stands for a parameter whose value is known; a tensor is made ahead of the body."""
+    if isinstance(param.type, ScalarType):
+        assert isinstance(given.value, bool | int | float)
         return Scalar(given.value)
     assert isinstance(param.type, TensorType)
-    attrs = ops.zeros.canonical_attrs([], {"shape": param.type.shape, "dtype": param.type.dtype})
-    var = Var(param.name, param.type)
-    first.append(Binding(var, Call(ops.zeros, (), attrs)))
-    return var
 
+    def emit(call: Call, type: Type) -> Var:
+        is_last = type == param.type
+        var = Var(
+            param.name
+            if is_last and param.name not in {b.var.name for b in first}
+            else names.unique(param.name),
+            type,
+        )
+        first.append(Binding(var, call))
+        return var
 
-class _Dispatch:
-    """Writes the function that asks which case it is and calls the variant."""
-
-    def __init__(
-        self,
-        method: Function,
-        cases: Sequence[Case],
-        sizes: Sequence[Mapping[Symbol, Size]],
-        variants: Sequence[Function],
-        general: Function,
-        ir: IRModule,
-    ) -> None:
-        self.method = method
-        self.cases = cases
-        self.sizes = sizes
-        self.variants = variants
-        self.general = general
-        functions = {**ir, **{f.name: f for f in (*variants, general)}}
-        self.builder = FunctionBuilder(method.name, functions)
-        for param in method.params:
-            self.builder.params.append(param)
-            self.builder.names.unique(param.name)
-
-    def function(self) -> Function:
-        """Return the function."""
-        result = self._choose(0)
-        attrs = {key: value for key, value in self.method.attrs.items() if key != "derived"}
-        attrs["cases"] = tuple(case.text for case in self.cases)
-        return self.builder.finish(result, self.method.kind, attrs)
-
-    def _choose(self, index: int) -> Atom:
-        """Emit the choice among the cases from this one on."""
-        builder = self.builder
-        if index == len(self.cases):
-            call = FunctionCall(self.general.name, self.method.params)
-            return builder.emit(call, self.general.name)
-        condition = self._condition(index)
-        with builder.block() as then:
-            special = self._call(index)
-        with builder.block() as otherwise:
-            rest = self._choose(index + 1)
-        return builder.emit(If(condition, branch(then, special), branch(otherwise, rest)), "case")
-
-    def _condition(self, index: int) -> Atom:
-        """Emit the question whether a case applies."""
-        builder, case = self.builder, self.cases[index]
-        operands: list[Atom] = [Scalar(of_symbol(self._own(d.symbol))) for d in case.dims]
-        ranges: list[tuple[Any, ...]] = [d.bounds for d in case.dims]
-        for given in case.values:
-            if given.value is all_zeros:
-                differs = builder.call(ops.not_equal, given.param, Scalar(0))
-                operands.append(builder.call(ops.any, differs))
-                ranges.append((0, 0, None))
-            else:
-                operands.append(given.param)
-                number = int(given.value) if isinstance(given.value, bool) else given.value
-                ranges.append((number, number, None))
-        attrs = ops.within.canonical_attrs([a.type for a in operands], {"ranges": tuple(ranges)})
-        return builder.emit(Call(ops.within, tuple(operands), attrs), f"is_case_{index}")
-
-    def _own(self, symbol: Symbol) -> Symbol:
-        """The symbol with the facts that it has in the method."""
-        return next(own for own in self.method.symbols if own == symbol)
-
-    def _call(self, index: int) -> Atom:
-        """Emit the call of a variant, its arguments and result under the types that fit."""
-        builder, variant = self.builder, self.variants[index]
-        numbers = {symbol: size for symbol, size in self.sizes[index].items() if isinstance(size, int)}
-        params = {param.name: param for param in self.method.params}
-        args = tuple(self._narrow(params[p.name], p.type, numbers, index) for p in variant.params)
-        # The variant's dims are called like the method's, which does not know what holds in the case.
-        type = substitute_type(variant.result_type, {own: of_symbol(own) for own in self.method.symbols})
-        result = builder.emit(FunctionCall(variant.name, args), variant.name, None, type)
-        return self._widen(result, self.general.result_type)
-
-    def _narrow(self, arg: Param, wanted: Type, numbers: Mapping[Symbol, Size], index: int) -> Atom:
-        """Return an argument under the sizes that it has in this case."""
-        if all(same(mine, its) for mine, its in zip(sizes_of(wanted), sizes_of(arg.type), strict=True)):
-            return arg
-        if isinstance(wanted, ScalarType):
-            assert wanted.value is not None
-            return Scalar(wanted.value)
-        type = substitute_type(arg.type, numbers)
-        return self.builder.emit(MatchShape(arg, type), f"{arg.name}_{index}")
-
-    def _widen(self, value: Atom, general: Type) -> Atom:
-        """Return a result under a type that the general one covers."""
-        builder = self.builder
-        if join(value.type, general) == general:
-            return value
-        if isinstance(general, TupleType):
-            fields = [builder.emit(Projection(value, i)) for i in range(len(general.fields))]
-            widened = [self._widen(field, type) for field, type in zip(fields, general.fields, strict=True)]
-            return builder.emit(Tuple(tuple(widened), general.names), "results")
-        return builder.emit(MatchShape(value, general), "general")
+    return known_value(param.type, given.value, emit)

@@ -127,12 +127,12 @@ def test_the_signature_stays_and_the_cases_are_told_in_words():
     after = special_cases(ir, "main", CASES)
     assert after["main"].params == ir["main"].params
     assert after["main"].result_type == ir["main"].result_type
-    assert after["main"].attrs["cases"] == (
-        "batch == 1 and seq == 1",
-        "2 <= batch <= 8 and mask == 0",
-        "seq % 16 == 0",
-        "scale == True",
-    )
+    assert dict(after["main"].attrs["cases"]) == {
+        "batch == 1 and seq == 1": {"batch": 1, "seq": 1},
+        "2 <= batch <= 8 and mask == 0": {"batch": (2, 8), "mask": ("zeros",)},
+        "seq % 16 == 0": {"seq": ("multiple_of", 16)},
+        "scale == True": {"scale": True},
+    }
     assert isinstance(after["main"].bindings[-1].value, If)
 
 
@@ -202,11 +202,11 @@ def test_a_cache_goes_through_a_dispatch():
         ([{"seq": multiple_of(65)}], "'seq % 65 == 0' never holds for main\n  seq is between 1 and 64"),
         (
             [{"seq": "16"}],
-            "'16' is no condition on dim 'seq' of main\n  help: give a number, a range (least, greatest), or multiple_of(number)",
+            "'16' is no condition on dim 'seq' of main\n  help: give a number, a range (least, greatest), multiple_of(number), or a list of these",
         ),
         (
             [{"scale": 1}],
-            "1 is no condition on argument 'scale' of main\n  help: give zeros for a tensor, or the value of a host argument",
+            "1 is no condition on argument 'scale' of main\n  help: give zeros or causal for a tensor, or a number for a host argument or a tensor without axes",
         ),
         ([{}], "a case of main has no condition\n  help: the general case needs no mention"),
     ],

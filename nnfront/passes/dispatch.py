@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The function that asks which case it is and calls the variant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nnfront import ops
+from nnfront.dims import of_symbol
+from nnfront.ir import (
+    Atom,
+    Call,
+    Case,
+    Causal,
+    Function,
+    FunctionBuilder,
+    FunctionCall,
+    If,
+    IRModule,
+    Op,
+    Scalar,
+    TensorType,
+    Type,
+    Var,
+    Zeros,
+    branch,
+    substitute_type,
+)
+
+GENERAL = "general"
+"""What the general function enters as."""
+
+
+class Dispatch:
+    """Writes the function. `enters`: it says itself which case runs; a variant that has cases of its own does so otherwise."""
+
+    def __init__(
+        self,
+        method: Function,
+        cases: Sequence[Case],
+        variants: Sequence[Function],
+        general: Function,
+        ir: IRModule,
+        *,
+        enters: bool,
+    ) -> None:
+        self.method = method
+        self.cases = cases
+        self.variants = variants
+        self.general = general
+        self.enters = enters
+        self.params = {param.name: param for param in method.params}
+        functions = {**ir, **{f.name: f for f in (*variants, general)}}
+        self.builder = FunctionBuilder(method.name, functions)
+        for param in method.params:
+            self.builder.params.append(param)
+            self.builder.names.unique(param.name)
+
+    def function(self) -> Function:
+        """Return the function."""
+        result = self._choose(0)
+        attrs = {key: value for key, value in self.method.attrs.items() if key != "derived"}
+        return self.builder.finish(result, self.method.kind, attrs)
+
+    def _choose(self, index: int) -> Atom:
+        """Emit the choice among the cases from this one on."""
+        builder = self.builder
+        if index == len(self.cases):
+            self._enter(GENERAL)
+            return builder.emit(FunctionCall(self.general.name, self.method.params), self.general.name)
+        condition = self._condition(index)
+        with builder.block() as then:
+            self._enter(self.cases[index].text)
+            special = self._call(self.variants[index])
+        with builder.block() as otherwise:
+            rest = self._choose(index + 1)
+        choice = If(condition, branch(then, special), branch(otherwise, rest))
+        return builder.emit(choice, "case", None, self.general.result_type)
+
+    def _enter(self, text: str) -> None:
+        if self.enters:
+            self.builder.call(ops.enter_case, case=text)
+
+    def _condition(self, index: int) -> Atom:
+        """Emit the question whether a case applies; tensors are read only where the rest of it holds."""
+        case, builder = self.cases[index], self.builder
+        own = {symbol: symbol for symbol in self.method.symbols}
+        operands: list[Atom] = [Scalar(of_symbol(own[d.symbol])) for d in case.dims]
+        ranges: list[tuple[Any, ...]] = [d.bounds for d in case.dims]
+        for given in case.values:
+            if not given.reads_tensor:
+                number = int(given.value) if isinstance(given.value, bool) else given.value
+                operands.append(self.params[given.name])
+                ranges.append((number, number, None))
+        name = f"is_case_{index}"
+        tensors = [given for given in case.values if given.reads_tensor]
+        if not tensors:
+            return self._within(operands, ranges, name)
+        if not operands:
+            return self._tensors_hold(tensors, name)
+        first = self._within(operands, ranges, f"may_be_case_{index}")
+        with builder.block() as then:
+            second = self._tensors_hold(tensors, f"{name}_values")
+        with builder.block() as otherwise:
+            pass
+        return builder.emit(If(first, branch(then, second), branch(otherwise, Scalar(False))), name)
+
+    def _tensors_hold(self, tensors: Sequence[Any], name: str) -> Var:
+        """Emit the question whether tensors have the values of a case."""
+        builder = self.builder
+        differences: list[Atom] = []
+        for given in tensors:
+            param = self.params[given.name]
+            assert isinstance(param.type, TensorType)
+            expected: Atom = Scalar(0)
+            if isinstance(given.value, Causal):
+                expected = known_value(
+                    param.type, given.value, lambda call, type: builder.emit(call, type=type)
+                )
+            elif not isinstance(given.value, Zeros):
+                expected = Scalar(given.value)
+            differs = builder.call(ops.not_equal, param, expected)
+            differences.append(builder.call(ops.any, differs) if param.type.shape else differs)
+        return self._within(differences, [(0, 0, None)] * len(differences), name)
+
+    def _within(self, operands: Sequence[Atom], ranges: Sequence[tuple[Any, ...]], name: str) -> Var:
+        attrs = ops.within.canonical_attrs([a.type for a in operands], {"ranges": tuple(ranges)})
+        return self.builder.emit(Call(ops.within, tuple(operands), attrs), name)
+
+    def _call(self, variant: Function) -> Var:
+        """Emit the call of a variant."""
+        args = tuple(self.params[p.name] for p in variant.params)
+        # The variant's dims are called like the method's, which does not know what holds in the case.
+        type = substitute_type(variant.result_type, {own: of_symbol(own) for own in self.method.symbols})
+        return self.builder.emit(FunctionCall(variant.name, args), variant.name, None, type)
+
+
+def known_value(type: Type, value: Any, emit: Callable[[Call, Type], Var]) -> Var:
+    """Write the expression of a tensor whose value a case knows; `emit` binds a call to a new variable."""
+    assert isinstance(type, TensorType)
+
+    def call(op: Op, *args: Atom, **attrs: Any) -> Var:
+        types = [a.type for a in args]
+        full = {name: attrs.get(name, default) for name, default in op.attributes.items()}
+        made = Call(op, args, op.canonical_attrs(types, full))
+        return emit(made, op.result_type(types, made.attrs))
+
+    shape, dtype = type.shape, type.dtype
+    if isinstance(value, Zeros):
+        return call(ops.zeros, shape=shape, dtype=dtype)
+    if not isinstance(value, Causal):
+        return call(ops.full, Scalar(value), shape=shape, dtype=dtype)
+    if dtype == "bool":
+        return call(ops.tril, call(ops.ones, shape=shape, dtype=dtype))
+    return call(ops.triu, call(ops.full, Scalar(value.hidden), shape=shape, dtype=dtype), diagonal=1)
