@@ -38,9 +38,7 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
         sizes = sizes[1:] + sizes[-1:]
     for i in dict.fromkeys(run.inputs):
         layer = slots[i].type
-        if run.op == "attention" and isinstance(
-            layer, CacheLayerType
-        ):  # both buffers, as far as they can be filled
+        if isinstance(layer, CacheLayerType) and _attends(run):  # both buffers, as far as they can be filled
             sizes.append(
                 product(
                     [
@@ -56,8 +54,15 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
     return total(sizes)
 
 
+def _attends(run: Run) -> bool:
+    inside = run.body.walk() if run.body is not None else (run,)
+    return any(isinstance(each, Run) and each.op == "attention" for each in inside)
+
+
 def flops_of(run: Run, slots: Sequence[Slot]) -> Size:
-    """Floating-point operations."""
+    """Floating-point operations; for a region those of all that it stands for."""
+    if run.body is not None:
+        return total([flops_of(each, slots) for each in run.body.walk() if isinstance(each, Run)])
     if run.op in MOVES or run.op == PACK:
         return 0
     operands, results = _tensors(run.inputs, slots), _tensors(run.outputs, slots)

@@ -8,17 +8,17 @@ from math import prod
 
 from nnfront.ir import TensorType, TupleType
 from nnfront.lower.instructions import Run
-from nnfront.lower.select import Context, Rule
+from nnfront.lower.select import ACCEPTED, Context, Rule
 
 # Below this many elements a weight stays in the caches, and the time of a product is that of the call.
 LARGE = 1 << 20
 
 
-def _as_linear(run: Run, context: Context) -> Run | None:
+def _as_linear(run: Run, context: Context) -> Run | str:
     """A product with a matrix that is a transpose, or a weight, as `linear`, which has the weight the other way around."""
     x, right = run.inputs
     if not isinstance(context.type(right), TensorType) or context.tensor(right).ndim != 2:
-        return None
+        return "the right operand is no single matrix"
     maker = context.makers.get(right)
     if maker is not None and maker.op == "permute_dims" and maker.attrs["axes"] == (1, 0):
         weight = maker.inputs[0]
@@ -28,15 +28,33 @@ def _as_linear(run: Run, context: Context) -> Run | None:
             run, "permute_dims", (right,), {"axes": (1, 0)}, TensorType(type.shape[::-1], type.dtype)
         )
     else:
-        return None
+        return "the right operand is neither a transpose nor a weight"
     return replace(run, op="linear", inputs=(x, weight, context.frame.constant(None)))
 
 
-def _as_rotated(run: Run, context: Context) -> Run | None:
+def _as_rotated(run: Run, context: Context) -> Run | str:
     """Rope by tables of the whole head, which are the same for all layers."""
     if run.attrs.get("interleaved", False):
-        return None
+        return "neighbours are pairs, not halves"
     x, cos, sin = run.inputs
+    return replace(run, inputs=(x, *_tables(run, x, cos, sin, context)))
+
+
+def _as_rotated_attention(run: Run, context: Context) -> Run | str:
+    """Attention after rope by such tables, its heads as attributes."""
+    if run.attrs.get("interleaved", False):
+        return "neighbours are pairs, not halves"
+    qkv, cos, sin, *rest = run.inputs
+    width, y = context.tensor(qkv).shape[-1], context.tensor(run.outputs[0])
+    heads, size = y.shape[2:]
+    if not (isinstance(width, int) and isinstance(heads, int) and isinstance(size, int)):
+        return "the number of heads is no constant"
+    attrs = {**run.attrs, "heads": heads, "groups": (width // size - heads) // 2}
+    return replace(run, inputs=(qkv, *_tables(run, qkv, cos, sin, context), *rest), attrs=attrs)
+
+
+def _tables(run: Run, x: int, cos: int, sin: int, context: Context) -> tuple[int, ...]:
+    """The tables by which `x` is rotated, made where the first of their readers is."""
     dtype = "float64" if context.tensor(x).dtype == "float64" else "float32"
     made = context.shared.get(("rope_tables", cos, sin, dtype))
     if made is None:
@@ -46,84 +64,124 @@ def _as_rotated(run: Run, context: Context) -> Run | None:
             run, "rope", (cos, sin), {"dtype": dtype}, TupleType((type, type)), kernel="rope_tables"
         )
         context.shared["rope_tables", cos, sin, dtype] = made
-    return replace(run, inputs=(x, *made))
+    return made
 
 
-def _is_always(run: Run, context: Context) -> bool:
-    return True
+def _always(run: Run, context: Context) -> str:
+    return ACCEPTED
 
 
-def _is_plain(run: Run, context: Context) -> bool:
-    return not run.attrs
+def _plain(run: Run, context: Context) -> str:
+    return f"it has {', '.join(run.attrs)}" if run.attrs else ACCEPTED
 
 
-def _is_widened(run: Run, context: Context) -> bool:
-    return run.attrs == {"out_dtype": "float32"} and context.tensor(run.inputs[1]).dtype in (
-        "float16",
-        "bfloat16",
+def _widened(run: Run, context: Context) -> str:
+    if run.attrs != {"out_dtype": "float32"}:
+        return "the result is not widened to float32"
+    dtype = context.tensor(run.inputs[1]).dtype
+    return ACCEPTED if dtype in ("float16", "bfloat16") else f"the weight is {dtype}"
+
+
+def _bfloat16(run: Run, context: Context) -> str:
+    dtype = context.tensor(run.inputs[1]).dtype
+    return _plain(run, context) or (ACCEPTED if dtype == "bfloat16" else f"the weight is {dtype}")
+
+
+def _large_float32(run: Run, context: Context) -> str:
+    weight = context.tensor(run.inputs[1])
+    sizes = [size for size in weight.shape if isinstance(size, int)]
+    if run.attrs or weight.dtype != "float32":
+        return _plain(run, context) or f"the weight is {weight.dtype}"
+    return (
+        ACCEPTED
+        if len(sizes) == 2 and prod(sizes) >= LARGE
+        else f"the weight has fewer than {LARGE} elements"
     )
 
 
-def _is_bfloat16(run: Run, context: Context) -> bool:
-    return not run.attrs and context.tensor(run.inputs[1]).dtype == "bfloat16"
-
-
-def _is_large_float32(run: Run, context: Context) -> bool:
-    weight = context.tensor(run.inputs[1])
-    sizes = [size for size in weight.shape if isinstance(size, int)]
-    return not run.attrs and weight.dtype == "float32" and len(sizes) == 2 and prod(sizes) >= LARGE
-
-
-def _is_over_last_axis(run: Run, context: Context) -> bool:
+def _over_last_axis(run: Run, context: Context) -> str:
     x, weight, bias = run.inputs
+    if run.attrs.get("axes") != (context.tensor(x).ndim - 1,):
+        return "it is not over the last axis alone"
+    if not context.is_none(bias):
+        return "it has a bias"
     same = context.is_none(weight) or context.tensor(weight).dtype == context.tensor(x).dtype
-    return run.attrs.get("axes") == (context.tensor(x).ndim - 1,) and context.is_none(bias) and same
+    return ACCEPTED if same else "weight and rows differ in dtype"
 
 
-def _has_cache(run: Run, context: Context) -> bool:
-    return not context.is_none(run.inputs[3]) and _is_softmax_only(run, context)
+def _with_cache(run: Run, context: Context) -> str:
+    return "there is no cache" if context.is_none(run.inputs[3]) else _softmax_only(run, context)
 
 
-def _has_no_cache(run: Run, context: Context) -> bool:
-    return context.is_none(run.inputs[3]) and _is_softmax_only(run, context)
+def _without_cache(run: Run, context: Context) -> str:
+    return _softmax_only(run, context) if context.is_none(run.inputs[3]) else "there is a cache"
 
 
-def _is_softmax_only(run: Run, context: Context) -> bool:
-    return context.is_none(run.inputs[4]) and "softcap" not in run.attrs
+def _softmax_only(run: Run, context: Context) -> str:
+    if not context.is_none(run.inputs[4]):
+        return "it has sinks"
+    return "it has a softcap" if "softcap" in run.attrs else ACCEPTED
 
 
-def _has_no_scale_dtype(run: Run, context: Context) -> bool:
-    return "scale_dtype" not in run.attrs
+def _no_scale_dtype(run: Run, context: Context) -> str:
+    return "it computes scores in another dtype" if "scale_dtype" in run.attrs else ACCEPTED
+
+
+def _as_gated(run: Run, context: Context) -> Run:
+    """The product that the kernel is to use as an attribute: the one that a linear of these operands gets."""
+    x, weight, bias = run.inputs
+    product = replace(run, op="linear", inputs=(x, weight, bias), attrs={})
+    kernels = (rule.kernel for rule in CPU if rule.op == "linear" and not rule.accepts(product, context))
+    return replace(run, attrs={**run.attrs, "product": next(kernels, "linear_plain")})
+
+
+def _gated(run: Run, context: Context) -> str:
+    x, weight, _ = run.inputs
+    if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
+        return "it is not a plain linear"
+    return ACCEPTED if context.tensor(weight).dtype == context.tensor(x).dtype else "operands differ in dtype"
+
+
+def _rotated_heads(run: Run, context: Context) -> str:
+    cos, sinks = run.inputs[1], run.inputs[4]
+    if not context.is_none(sinks):
+        return "it has sinks"
+    if "softcap" in run.attrs:
+        return "it has a softcap"
+    size, rotated = context.tensor(run.outputs[0]).shape[3], context.tensor(cos).shape[-1]
+    return ACCEPTED if rotated == size else f"{rotated} of {size} features are rotated"
 
 
 _GEMV = "one row: torch's own gemv, which reads at memory speed; more rows: oneDNN"
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
+_FLASH = "torch's flash attention: no matrix of scores"
 
 CPU: tuple[Rule, ...] = (
-    Rule("linear", "linear_bfloat16", _GEMV, _is_bfloat16),
-    Rule("linear", "linear_float32", _ONEDNN, _is_large_float32),
-    Rule("linear", "linear_wide", _PIECES, _is_widened),
-    Rule("matmul", "linear_bfloat16", _GEMV, _is_bfloat16, _as_linear),
-    Rule("matmul", "linear_float32", _ONEDNN, _is_large_float32, _as_linear),
-    Rule("matmul", "linear_plain", _TRANSPOSED, _is_plain, _as_linear),
-    Rule("matmul", "linear_wide", _PIECES, _is_widened, _as_linear),
-    Rule("rms_norm", "rms_norm_last", "half the passes over the rows, rounded once", _is_over_last_axis),
+    Rule("qkv_attention", "qkv_attention", "q and k rotated at once", _rotated_heads, _as_rotated_attention),
     Rule(
-        "rope", "rope_rotated", "tables made once for all layers, then three calls", _is_always, _as_rotated
+        "gated_product",
+        "gated_product",
+        "gate and up in tensors of their own, multiplied in place",
+        _gated,
+        _as_gated,
     ),
+    Rule("linear", "linear_bfloat16", _GEMV, _bfloat16),
+    Rule("linear", "linear_float32", _ONEDNN, _large_float32),
+    Rule("linear", "linear_wide", _PIECES, _widened),
+    Rule("matmul", "linear_bfloat16", _GEMV, _bfloat16, _as_linear),
+    Rule("matmul", "linear_float32", _ONEDNN, _large_float32, _as_linear),
+    Rule("matmul", "linear_plain", _TRANSPOSED, _plain, _as_linear),
+    Rule("matmul", "linear_wide", _PIECES, _widened, _as_linear),
+    Rule("rms_norm", "rms_norm_last", "half the passes over the rows, rounded once", _over_last_axis),
+    Rule("rope", "rope_rotated", "tables made once for all layers, then three calls", _always, _as_rotated),
     Rule(
         "attention",
         "attention_cached",
         "one query for each group of heads: no copies of keys and values",
-        _has_cache,
+        _with_cache,
     ),
-    Rule("attention", "attention_fused", "torch's flash attention: no matrix of scores", _has_no_cache),
-    Rule(
-        "scaled_dot_product_attention",
-        "sdpa_fused",
-        "torch's flash attention: no matrix of scores",
-        _has_no_scale_dtype,
-    ),
+    Rule("attention", "attention_fused", _FLASH, _without_cache),
+    Rule("scaled_dot_product_attention", "sdpa_fused", _FLASH, _no_scale_dtype),
 )

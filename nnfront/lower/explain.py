@@ -10,7 +10,7 @@ from nnfront.lower.cost import bytes_of, flops_of
 from nnfront.lower.instructions import Block, Branch, Match, Run
 from nnfront.lower.program import MethodProgram, Program
 
-HEADER = ("method", "op", "kernel", "bytes", "flops", "why", "module")
+HEADER = ("method", "op", "kernel", "bytes", "flops", "module", "why")
 
 
 def explain(program: Program, sizes: Mapping[str, int]) -> str:
@@ -44,7 +44,8 @@ def _grouped(method: MethodProgram, sizes: Mapping[str, int]) -> Iterator[tuple[
             if modules[0]
             else f"{len(modules)} times"
         )
-        yield (*row, where)
+        *first, why = row
+        yield (*first, where, why)
 
 
 def _runs(block: Block, prefix: str) -> Iterator[tuple[str, Run]]:
@@ -62,7 +63,12 @@ def _runs(block: Block, prefix: str) -> Iterator[tuple[str, Run]]:
 def _row(method: MethodProgram, found: tuple[str, Run], sizes: Mapping[str, int]) -> tuple[str, ...]:
     prefix, run = found
     costs = (bytes_of(run, method.slots), flops_of(run, method.slots))
-    return (method.name, prefix + run.op, run.kernel, *(_number(cost, sizes) for cost in costs), run.why)
+    return (method.name, prefix + run.op, run.kernel, *(_number(cost, sizes) for cost in costs), _why(run))
+
+
+def _why(run: Run) -> str:
+    """Why this kernel, and why not those that were asked before."""
+    return "; ".join([run.why, *(f"not {reason}" for reason in run.refused)])
 
 
 def _number(size: Size, sizes: Mapping[str, int]) -> str:

@@ -91,7 +91,8 @@ class Run:
     """Run `kernel` on the slots `inputs` and store its result, taken apart as `result` says.
 
     `attrs` are constant keyword arguments, `sized` those that a slot holds. `frees` are dead afterwards.
-    `module` is the module path, `line` the author's line, `why` the reason for the kernel.
+    `module` is the module path, `line` the author's line, `why` the reason for the kernel, `refused` the reasons of others not to run it.
+    `body` is what the call of a primitive function stands for: what runs instead if no kernel takes it.
     """
 
     kernel: str
@@ -105,6 +106,8 @@ class Run:
     module: str = ""
     line: str = ""
     why: str = "reference"
+    refused: tuple[str, ...] = ()
+    body: Block | None = None
 
     def freeing(self, frees: tuple[int, ...]) -> Run:
         """Return it with `frees`. As `dataclasses.replace`, which takes ten times as long."""
@@ -120,6 +123,8 @@ class Run:
             self.module,
             self.line,
             self.why,
+            self.refused,
+            self.body,
         )
 
     @property

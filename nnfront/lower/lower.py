@@ -165,7 +165,7 @@ class _Lowering:
             case Call():
                 return self._call(expr, var, scope, provenance)
             case FunctionCall():
-                return self._function_call(expr, scope, provenance)
+                return self._function_call(expr, var, scope, provenance)
             case If():
                 return self._if(expr, var, scope, provenance)
             case MatchShape():
@@ -223,13 +223,49 @@ class _Lowering:
         self.instructions.append(Run(PACK, PACK, inputs, output))
         return output.slot
 
-    def _function_call(self, call: FunctionCall, scope: _Scope, provenance: Provenance | None) -> Structure:
+    def _function_call(
+        self, call: FunctionCall, var: Var, scope: _Scope, provenance: Provenance | None
+    ) -> Structure:
         callee = self.functions[call.function]
         sizes = self._sizes(callee, call, scope)
         inner = _Scope(sizes=sizes, caller=scope.place(provenance)[0])
         for param, arg in zip(callee.params, call.args, strict=True):
             inner.values[param] = self._atom(arg, scope)
-        return self.block(callee.bindings, callee.result, inner)
+        if not callee.is_primitive:
+            return self.block(callee.bindings, callee.result, inner)
+        outside, self.instructions = self.instructions, []
+        result = self.block(callee.bindings, callee.result, inner)
+        inside, self.instructions = tuple(self.instructions), outside
+        made = {slot for i in inside if not isinstance(i, Match) for slot in i.outputs}
+        if not made.issuperset(result.leaves()):  # it gives back what it was given: no kernel does that
+            self.instructions += inside
+            return result
+        self.instructions.append(
+            self._region(
+                callee, inner, Block(inside, tuple(result.leaves())), result, scope.place(provenance)
+            )
+        )
+        return result
+
+    def _region(
+        self, function: Function, inner: _Scope, body: Block, result: Structure, place: tuple[str, str]
+    ) -> Run:
+        """The call of a primitive function as one instruction, with what it stands for: the table decides which of the two runs."""
+        given = {param.name: self._packed(inner.values[param]) for param in function.params}
+        names = function.attrs.get("operands", tuple(given))
+        absent = self.frame.constant(None)
+        runs = [i for i in body.walk() if isinstance(i, Run)]
+        return Run(
+            kernel="",
+            op=function.attrs.get("region", function.name),
+            inputs=tuple(given.get(name, absent) for name in names),
+            result=result,
+            attrs={k: v for k, v in function.attrs.items() if k not in ("region", "operands")},
+            is_pure=all(run.is_pure for run in runs),
+            module=place[0],
+            line=place[1],
+            body=body,
+        )
 
     def _sizes(self, callee: Function, call: FunctionCall, scope: _Scope) -> dict[Symbol, Size]:
         """What the callee's dims are in terms of the method's; empty if all have the same name."""

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel runs a call: a table of rules for each target.
 
-The first rule of an op that applies decides; without one the op's torch reference runs. A rule may see the call as another one
-(`matmul(x, permute_dims(w))` as `linear(x, w)`), looks at types and operands, and names a kernel. What becomes dead by that is
-dropped afterwards. To teach a target another kernel, add a rule to its table and a function under its name to the runtime's.
+The first rule of an op that accepts a call decides; without one the op's torch reference runs. A rule may see the call as another one
+(`matmul(x, permute_dims(w))` as `linear(x, w)`), looks at types and operands, and names a kernel, or says why it refuses. What becomes
+dead by that is dropped afterwards. Calls of primitive functions are chosen for in the same way, by the region's name; one that no rule
+accepts is replaced by what it stands for.
+
+To teach a target another kernel, add a rule to its table and a function under its name to the runtime's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -27,6 +30,10 @@ class Context:
         default_factory=dict
     )  # what rules have emitted for several calls
     emitted: list[Run] = field(default_factory=list)
+
+    def inside(self) -> Context:
+        """The context of a branch: what is made there is not there afterwards."""
+        return Context(self.frame, dict(self.makers), dict(self.shared))
 
     def type(self, slot: int) -> Type | None:
         """Type of a slot."""
@@ -66,7 +73,10 @@ class Context:
         return tuple(result.leaves())
 
 
-View: TypeAlias = Callable[[Run, Context], Run | None]
+ACCEPTED = ""
+"""What a rule says to a call that its kernel can run; anything else is the reason why it cannot."""
+
+View: TypeAlias = Callable[[Run, Context], "Run | str"]
 
 
 def as_is(run: Run, context: Context) -> Run:
@@ -76,15 +86,15 @@ def as_is(run: Run, context: Context) -> Run:
 
 @dataclass(frozen=True)
 class Rule:
-    """Calls of `op` run `kernel` where `when` holds. `view` sees the call as another one first; None: the rule does not apply.
+    """Calls of `op` (or of primitive functions by that name) run `kernel` if `accepts` gives no reason against it.
 
-    `why` is what `explain` shows.
+    `why` is what `explain` shows. `view` sees the call as another one first, or says why it cannot.
     """
 
     op: str
     kernel: str
     why: str
-    when: Callable[[Run, Context], bool]
+    accepts: Callable[[Run, Context], str]
     view: View = as_is
 
 
@@ -96,28 +106,42 @@ def select(block: Block, frame: Frame, table: Sequence[Rule]) -> Block:
     return _select(block, rules, Context(frame, {}))
 
 
-def _select(block: Block, rules: Mapping[str, Sequence[Rule]], outside: Context) -> Block:
-    context = Context(outside.frame, dict(outside.makers), dict(outside.shared))
+def _select(block: Block, rules: Mapping[str, Sequence[Rule]], context: Context) -> Block:
     chosen: list[Instruction] = []
     for instruction in block.instructions:
         if isinstance(instruction, Branch):
-            then = _select(instruction.then, rules, context)
-            otherwise = _select(instruction.otherwise, rules, context)
+            then = _select(instruction.then, rules, context.inside())
+            otherwise = _select(instruction.otherwise, rules, context.inside())
             instruction = replace(instruction, then=then, otherwise=otherwise)
         elif isinstance(instruction, Run):
-            instruction = _choose(instruction, rules.get(instruction.op, ()), context)
-            for run in (*context.emitted, instruction):
-                context.makers.update((slot, run) for slot in run.outputs)
+            run = _choose(instruction, rules.get(instruction.op, ()), context)
+            if run.body is not None and not run.kernel:
+                chosen += _instead(run, rules, context)
+                continue
+            for made in (*context.emitted, run):
+                context.makers.update((slot, made) for slot in made.outputs)
             chosen += context.emitted
             context.emitted.clear()
+            instruction = run
         chosen.append(instruction)
     return replace(block, instructions=tuple(chosen))
 
 
+def _instead(run: Run, rules: Mapping[str, Sequence[Rule]], context: Context) -> Iterator[Instruction]:
+    """What a call stands for that no kernel takes; its last instruction tells why."""
+    assert run.body is not None
+    *first, last = _select(run.body, rules, context).instructions
+    yield from first
+    yield replace(last, refused=(*run.refused, *last.refused)) if isinstance(last, Run) else last
+
+
 def _choose(run: Run, rules: Sequence[Rule], context: Context) -> Run:
+    refused: list[str] = []
     for rule in rules:
         seen = rule.view(run, context)
-        if seen is not None and rule.when(seen, context):
-            return replace(seen, kernel=rule.kernel, why=rule.why)
+        reason = seen if isinstance(seen, str) else rule.accepts(seen, context)
+        if isinstance(seen, Run) and reason == ACCEPTED:
+            return replace(seen, kernel=rule.kernel, why=rule.why, refused=tuple(refused))
+        refused.append(f"{rule.kernel}: {reason}")
         context.emitted.clear()
-    return run
+    return replace(run, refused=tuple(refused)) if refused else run

@@ -20,12 +20,15 @@ from nnfront.passes.fold_constants import fold_constants
 from nnfront.passes.inline import inline
 from nnfront.passes.lift_transform_params import lift_transform_params
 from nnfront.passes.outline import outline
-from nnfront.passes.patterns import PATTERNS, Pattern
+from nnfront.passes.patterns import Pattern
+from nnfront.passes.regions import PATTERNS
 from nnfront.passes.special_cases import special_cases
 
 PIPELINES: dict[str, tuple[Step, ...]] = {
     # Constants first: they decide branches. What the three before it leave unread goes last.
     "simplify": (fold_constants, canonicalize, eliminate_common_subexpressions, eliminate_dead_code),
+    # What `compile` runs for a target, before kernels are chosen.
+    "cpu": (special_cases, outline),
 }
 
 __all__ = [

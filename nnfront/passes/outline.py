@@ -10,48 +10,62 @@ before:
         return z
     }
 after:
-    fused def product_activation_residual[n](arg_0: input float32[n, 4], arg_1: input float32[8, 4], arg_2: input float32[n, 8])
-            -> float32[n, 8] {
-        linear: float32[n, 8] = linear(arg_0, arg_1, None)
+    fused def product[n](x: input float32[n, 4], weight: input float32[8, 4], residual: input float32[n, 8])
+            -> float32[n, 8] attrs(activation="silu", kind="linear", operands=("x", "weight", "bias", "residual"), region="product") {
+        linear: float32[n, 8] = linear(x, weight, None)
         silu: float32[n, 8] = silu(linear)
-        add: float32[n, 8] = add(arg_2, silu)
+        add: float32[n, 8] = add(residual, silu)
         return add
     }
     def main[n](x: input float32[n, 4], w: weight float32[8, 4], r: input float32[n, 8]) -> float32[n, 8] {
-        y: float32[n, 8] = @product_activation_residual(x, w, r)
+        y: float32[n, 8] = @product(x, w, r)
         z: float32[n, 8] = exp(y)
         return z
     }
 
-A region is a tree of ops (`nnfront.passes.patterns`) whose inner values nobody else reads, in one block. Equal regions share one
-function. Transforms and primitive functions are left alone.
+A region is a tree of ops (`nnfront.passes.patterns`) in one block. Its parameters have the pattern's names for them, its attributes say
+which pattern it was (`region`), all operands that the pattern knows (`operands`, also those that are absent here), and what the
+pattern keeps of its calls. Equal regions share one function. Transforms and primitive functions are left alone.
+
+A value inside a region is read by the region only, so nothing is computed twice, or the region returns it as well. What has an effect
+stays where it was: it can only be the end of a region.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from nnfront.dims import of_symbol
 from nnfront.ir import (
     Atom,
     Binding,
     Block,
+    Call,
     Function,
     FunctionBuilder,
     FunctionCall,
     If,
     IRModule,
     Names,
+    Projection,
+    Provenance,
     Scalar,
     ScalarType,
+    Tuple,
+    TupleType,
     Var,
     map_expr,
     undefined_symbols,
     used_vars,
+    walk_bindings,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.patterns import PATTERNS, Pattern, find
+from nnfront.passes.patterns import Match, Pattern, matches
+from nnfront.passes.regions import PATTERNS
 
 
 @module_pass()
@@ -69,6 +83,49 @@ def outline(ir: IRModule, patterns: Sequence[Pattern] = PATTERNS) -> IRModule:
     return ir.with_functions(functions) if made.calls else ir
 
 
+@dataclass(frozen=True)
+class _Region:
+    """Bindings that become a function: in order, its results first to last, and what its pattern knows of it."""
+
+    pattern: Pattern
+    match: Match
+    bindings: tuple[Binding, ...]
+    results: tuple[Var, ...]
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {**self.match.attrs, "region": self.pattern.name, "operands": self.pattern.operands}
+
+    @property
+    def written(self) -> Atom | None:
+        """The handle that the region writes: only its end may."""
+        call = self.bindings[-1].value
+        if not isinstance(call, Call) or not call.op.writes:
+            return None
+        names = [operand.name for operand in call.op.operands]
+        return call.args[names.index(call.op.writes)]
+
+    @property
+    def place(self) -> Provenance | None:
+        """Where the region is: the module that all of it is in, and the line of its end."""
+        own = [b.provenance for b in self.bindings if b.provenance is not None]
+        if not own:
+            return None
+        paths = [p.module.split(".") if p.module else [] for p in own]
+        common = [
+            names[0]
+            for names in itertools.takewhile(lambda names: len(set(names)) == 1, zip(*paths, strict=False))
+        ]
+        return Provenance(".".join(common), own[-1].file, own[-1].line)
+
+    def inside(self, provenance: Provenance | None) -> Provenance | None:
+        """The provenance of a call, its module relative to that of the region."""
+        if provenance is None or self.place is None:
+            return provenance
+        module = provenance.module.removeprefix(self.place.module).removeprefix(".")
+        return Provenance(module, provenance.file, provenance.line)
+
+
 class _Made:
     """The functions that were made, each once."""
 
@@ -76,36 +133,57 @@ class _Made:
         self.functions: list[Function] = []
         self.calls = 0
         self._names = names
-        self._known: dict[str, str] = {}
+        self._known: dict[str, int] = {}
 
-    def call(self, name: str, region: Sequence[Binding]) -> FunctionCall:
-        """Return the call that computes a region's last value."""
-        builder = FunctionBuilder(name)
+    def call(self, region: _Region) -> FunctionCall:
+        """Return the call that computes a region's results: the value of its end, or a tuple of all that it returns."""
+        builder = FunctionBuilder(region.pattern.name)
         inside: dict[Var, Var] = {}
         args: list[Atom] = []
 
-        def atom(outside: Atom) -> Atom:
-            if not isinstance(outside, Var):
-                return outside
+        def param(outside: Var, name: str) -> Var:
             if outside not in inside:
-                inside[outside] = builder.param(f"arg_{len(args)}", outside.type, "input")
+                inside[outside] = builder.param(
+                    name, outside.type, "state" if outside is region.written else "input"
+                )
                 args.append(outside)
             return inside[outside]
 
-        for binding in region:
-            value = map_expr(binding.value, atom, _no_block)
-            inside[binding.var] = builder.emit(value, type=binding.var.type)
-        result = inside[region[-1].var]
+        for name in region.pattern.operands:
+            operand = region.match.operands.get(name)
+            if isinstance(operand, Var):
+                param(operand, name)
+        for binding in region.bindings:
+            value = map_expr(
+                binding.value, lambda a: param(a, f"arg_{len(args)}") if isinstance(a, Var) else a, _no_block
+            )
+            inside[binding.var] = builder.emit(
+                value, type=binding.var.type, provenance=region.inside(binding.provenance)
+            )
+        results = [inside[var] for var in region.results]
+        result: Atom = results[0] if len(results) == 1 else builder.emit(Tuple(tuple(results)), "results")
         for symbol in undefined_symbols(builder.finish(result)) or ():
             builder.param(symbol.name, ScalarType("int64", of_symbol(symbol)), "input")
             args.append(Scalar(of_symbol(symbol)))
-        function = builder.finish(result, "fused")
-        text = str(function)
-        if text not in self._known:
-            self._known[text] = self._names.unique(name)
-            self.functions.append(function.with_(name=self._known[text]))
+        function = builder.finish(result, "fused", region.attrs)
         self.calls += 1
-        return FunctionCall(self._known[text], tuple(args))
+        return FunctionCall(self._once(function), tuple(args))
+
+    def _once(self, function: Function) -> str:
+        """Add a function unless there is one like it; return its name."""
+        text = str(function)
+        place = self._known.get(text)
+        if place is None:
+            self._known[text] = len(self.functions)
+            self.functions.append(function.with_(name=self._names.unique(function.name)))
+            return self.functions[-1].name
+        known = self.functions[place]
+        if [b.provenance for b in known.bindings] != [b.provenance for b in function.bindings]:
+            # The call alone says where it is.
+            self.functions[place] = known.with_(
+                bindings=tuple(Binding(b.var, b.value) for b in known.bindings)
+            )
+        return known.name
 
 
 def _no_block(block: Block) -> Block:
@@ -118,6 +196,9 @@ class _Outlining:
     def __init__(self, function: Function, patterns: Sequence[Pattern], made: _Made) -> None:
         self.patterns = patterns
         self.made = made
+        self.names = Names(
+            [*(p.name for p in function.params), *(b.var.name for b in walk_bindings(function.bindings))]
+        )
         self.uses: Counter[Var] = Counter()
         self._count(function.body)
 
@@ -141,32 +222,86 @@ class _Outlining:
         return function if new is body else function.with_(bindings=new.bindings)
 
     def _block(self, block: Block) -> Block:
-        inner = {b.var: b for b in block.bindings if self.uses[b.var] == 1}
-        regions: dict[Var, tuple[str, list[Binding]]] = {}
+        made = {b.var: b for b in block.bindings}
+        place = {b.var: i for i, b in enumerate(block.bindings)}
+        regions: dict[Var, _Region] = {}
         gone: set[Var] = set()
         for binding in reversed(block.bindings):  # the largest region is found from its end
-            if binding.var not in gone:
-                for pattern in self.patterns:
-                    region = find(pattern.tree, binding, inner)
-                    if region is not None and gone.isdisjoint(b.var for b in region):
-                        regions[binding.var] = (pattern.name, region)
-                        gone.update(b.var for b in region)
-                        break
-        bindings = [
-            self._binding(b, regions) for b in block.bindings if b.var in regions or b.var not in gone
-        ]
+            if binding.var in gone:
+                continue
+            region = self._region(binding, made, place, block)
+            if region is not None and gone.isdisjoint(b.var for b in region.bindings):
+                regions[binding.var] = region
+                gone.update(b.var for b in region.bindings)
+        bindings: list[Binding] = []
+        for binding in block.bindings:
+            if binding.var in regions:
+                bindings += self._call(binding, regions[binding.var])
+            elif binding.var not in gone:
+                bindings.append(self._inner(binding))
         if len(bindings) == len(block.bindings) and all(
             new is old for new, old in zip(bindings, block.bindings, strict=True)
         ):
             return block
         return Block(tuple(bindings), block.result)
 
-    def _binding(self, binding: Binding, regions: dict[Var, tuple[str, list[Binding]]]) -> Binding:
-        if binding.var in regions:
-            return Binding(binding.var, self.made.call(*regions[binding.var]), binding.provenance)
+    def _region(
+        self, root: Binding, made: Mapping[Var, Binding], place: Mapping[Var, int], block: Block
+    ) -> _Region | None:
+        """The region that ends in a binding, by the first pattern that fits."""
+        for pattern in self.patterns:
+            for match in matches(pattern, root, made):
+                bindings = tuple(sorted(set(match.bindings.values()), key=lambda b: place[b.var]))
+                shared = self._shared(
+                    match, bindings, block.bindings[place[bindings[0].var] : place[root.var]]
+                )
+                if shared is not None:
+                    return _Region(pattern, match, bindings, (root.var, *shared))
+        return None
+
+    def _shared(
+        self, match: Match, bindings: Sequence[Binding], span: Sequence[Binding]
+    ) -> tuple[Var, ...] | None:
+        """The inner values that others read too; None if one of them may not be, or is read in the `span` before the region ends."""
+        inside: Counter[Var] = Counter()
+        for binding in bindings:
+            inside.update(used_vars(binding.value))
+        shared = tuple(b.var for b in bindings[:-1] if self.uses[b.var] > inside[b.var])
+        if not shared:
+            return ()
+        if not match.shared.issuperset(shared):
+            return None
+        own = {b.var for b in bindings}
+        is_early = any(b.var not in own and not _read(b).isdisjoint(shared) for b in span)
+        return None if is_early else shared
+
+    def _call(self, root: Binding, region: _Region) -> list[Binding]:
+        call = self.made.call(region)
+        if len(region.results) == 1:
+            return [Binding(root.var, call, region.place)]
+        places = {b.var: b.provenance for b in region.bindings}
+        results = Var(
+            self.names.unique(region.pattern.name), TupleType(tuple(v.type for v in region.results))
+        )
+        return [
+            Binding(results, call, region.place),
+            *(Binding(var, Projection(results, i), places[var]) for i, var in enumerate(region.results)),
+        ]
+
+    def _inner(self, binding: Binding) -> Binding:
         value = binding.value
         if isinstance(value, If):
             then, otherwise = self._block(value.then), self._block(value.otherwise)
             if then is not value.then or otherwise is not value.otherwise:
                 return Binding(binding.var, If(value.condition, then, otherwise), binding.provenance)
         return binding
+
+
+def _read(binding: Binding) -> set[Var]:
+    """What a binding reads, those of its branches included."""
+    value = binding.value
+    if not isinstance(value, If):
+        return set(used_vars(value))
+    inner = {var for block in (value.then, value.otherwise) for b in block.bindings for var in _read(b)}
+    atoms = (value.condition, value.then.result, value.otherwise.result)
+    return inner | {atom for atom in atoms if isinstance(atom, Var)}

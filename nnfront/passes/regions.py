@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The regions that kernels can compute as one: the table that `outline` uses. The first pattern that fits wins, so longer ones come first.
+
+qkv_attention      split of a fused projection, rope, append to the cache, attention
+rope_attention     the same from separate q, k and v
+softmax_attention  attention written by hand, as products and a softmax
+gated_product      one product with gate and up side by side, activation, multiplication
+gated_pair         the same with two products
+quantized_product  a product with a weight that is dequantised, and what `product` has
+product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
+norm_residual      a sum and its RMS norm; the region returns both
+sampling           a token drawn from logits
+embedding          rows of a table, scaled or cast
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nnfront import ops
+from nnfront.dims import same
+from nnfront.ir import Call, TensorType
+from nnfront.passes.patterns import Either, Part, Pattern, Tree, apply, field, optional
+
+ACTIVATIONS = (ops.silu, ops.gelu, ops.relu)
+
+
+def _activation(inner: Part) -> Tree:
+    return apply(ACTIVATIONS, inner, called="activation", keeps={"approximate": "approximate"})
+
+
+def _scaled(inner: Part) -> Tree:
+    return apply(ops.multiply, inner, "scale", commutes=True)
+
+
+def _plus_residual(inner: Part) -> Tree:
+    return apply(ops.add, inner, "residual", commutes=True)
+
+
+def _cast(inner: Part) -> Tree:
+    return apply(ops.astype, inner, keeps={"dtype": "dtype"})
+
+
+def _product(weight: Part) -> Either:
+    keeps = {"out_dtype": "product_dtype"}
+    return Either(
+        (
+            apply(ops.linear, "x", weight, "bias", called="kind", keeps=keeps),
+            apply(ops.matmul, "x", weight, called="kind", keeps=keeps),
+        )
+    )
+
+
+def _finished(product: Part) -> tuple[Tree, ...]:
+    """A product with each of the last things that may be done to it, and what may be before those."""
+    activated = optional(_activation, product)
+    scaled = optional(_scaled, activated)
+    summed = optional(_plus_residual, scaled)
+    return _cast(summed), _plus_residual(scaled), _scaled(activated), _activation(product)
+
+
+def _dequantized() -> Tree:
+    unpacked = optional(
+        lambda inner: apply(ops.unpack_int4, inner, keeps={"axis": "packed_axis", "signed": "signed"}),
+        "weight",
+    )
+    return apply(
+        ops.dequantize, unpacked, "scales", "zero_points", keeps={"group_size": "group_size", "axis": "axis"}
+    )
+
+
+def _quantized_products() -> tuple[Tree, ...]:
+    product = _product(_dequantized())
+    alone = tuple(option for option in product.options if isinstance(option, Tree))
+    return (*_finished(product), *alone)
+
+
+def _is_halves(call: Call) -> bool:
+    (x,) = (arg.type for arg in call.args if arg is not None)
+    return (
+        isinstance(x, TensorType)
+        and call.attrs["indices_or_sections"] == 2
+        and call.attrs["axis"] == x.ndim - 1
+    )
+
+
+def _gated_products() -> tuple[Tree, ...]:
+    halves = apply(ops.split, _product("weight"), where=_is_halves)
+    gate, up = field(halves, 0), field(halves, 1)
+    return (
+        apply(ops.multiply, _activation(gate), up, commutes=True),
+        apply(ops.swiglu, gate, up, says={"activation": "silu"}),
+    )
+
+
+def _gated_pairs() -> tuple[Tree, ...]:
+    gate, up = apply(ops.linear, "x", "gate", "gate_bias"), apply(ops.linear, "x", "up", "up_bias")
+    return (
+        apply(ops.multiply, _activation(gate), up, commutes=True),
+        apply(ops.swiglu, gate, up, says={"activation": "silu"}),
+    )
+
+
+_ATTENTION = {"scale": "scale", "window": "window", "softcap": "softcap", "is_causal": "is_causal"}
+
+
+def _rope(x: Part) -> Tree:
+    return apply(ops.rope, x, "cos", "sin", keeps={"interleaved": "interleaved"})
+
+
+def _is_heads(call: Call) -> bool:
+    """Whether a reshape takes the last axis apart: [batch, seq, heads * size] to [batch, seq, heads, size]."""
+    (x,) = call.args
+    shape = call.attrs["shape"]
+    return (
+        x is not None
+        and isinstance(x.type, TensorType)
+        and len(shape) == 4
+        and x.type.ndim == 3
+        and all(map(same, shape[:2], x.type.shape[:2]))
+    )
+
+
+def _is_thirds(call: Call) -> bool:
+    sections = call.attrs["indices_or_sections"]
+    (x,) = (arg.type for arg in call.args if arg is not None)
+    return (
+        isinstance(x, TensorType)
+        and isinstance(sections, tuple)
+        and len(sections) == 2
+        and call.attrs["axis"] == x.ndim - 1
+    )
+
+
+def _qkv_attention() -> Tree:
+    parts = apply(ops.split, "qkv", where=_is_thirds)
+    q, k, v = (apply(ops.reshape, field(parts, i), where=_is_heads) for i in range(3))
+    return apply(ops.attention, _rope(q), _rope(k), v, "cache", "sinks", keeps=_ATTENTION)
+
+
+def _softmax_attention() -> Tree:
+    scores = apply(ops.matmul, "q", "keys")
+    scaled = Either((apply((ops.multiply, ops.divide), scores, "scale", called="scaled_by"), scores))
+    masked = optional(lambda inner: apply(ops.add, inner, "mask", commutes=True), scaled)
+    weights = apply(ops.softmax, masked, keeps={"axis": "axis"})
+    return apply(ops.matmul, weights, "values")
+
+
+def _sampling() -> Tree:
+    cooled = optional(lambda inner: apply(ops.divide, inner, "temperature"), "logits")
+    return apply(
+        ops.multinomial_from_uniform,
+        apply(ops.softmax, cooled, keeps={"axis": "axis"}),
+        "uniform",
+        "rows",
+        keeps={"dtype": "dtype"},
+    )
+
+
+def _embeddings() -> tuple[Tree, ...]:
+    rows = apply(ops.take, "table", "tokens", keeps={"axis": "axis"})
+    return _cast(optional(_scaled, rows)), _scaled(rows)
+
+
+def _patterns() -> tuple[Pattern, ...]:
+    table: Mapping[str, tuple[Tree, ...]] = {
+        "qkv_attention": (_qkv_attention(),),
+        "rope_attention": (
+            apply(ops.attention, _rope("q"), _rope("k"), "v", "cache", "sinks", keeps=_ATTENTION),
+        ),
+        "softmax_attention": (_softmax_attention(),),
+        "gated_product": _gated_products(),
+        "gated_pair": _gated_pairs(),
+        "quantized_product": _quantized_products(),
+        "product": _finished(_product("weight")),
+        "norm_residual": (
+            apply(
+                ops.rms_norm,
+                apply(ops.add, "x", "residual", also_result=True),
+                "weight",
+                "bias",
+                keeps={"axes": "axes", "epsilon": "epsilon"},
+            ),
+        ),
+        "sampling": (_sampling(),),
+        "embedding": _embeddings(),
+    }
+    return tuple(Pattern(name, tree) for name, trees in table.items() for tree in trees)
+
+
+PATTERNS: tuple[Pattern, ...] = _patterns()
