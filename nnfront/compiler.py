@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -17,7 +18,17 @@ from nnfront.passes import run as run_passes
 from nnfront.runtime.transform import run_transform
 from nnfront.runtime.uses import weight_uses
 from nnfront.session import Session
-from nnfront.weights import BoundWeights, Checkpoint, CheckReport, check_report, check_weights, tensor_types
+from nnfront.weights import (
+    BoundWeights,
+    Checkpoint,
+    CheckReport,
+    Extras,
+    Options,
+    check_report,
+    check_weights,
+    save_stream,
+    tensor_types,
+)
 
 TARGETS = ("cpu",)
 
@@ -70,7 +81,9 @@ class Executable:
         transformed = {
             name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
         }
-        return Session(self.program, sources, transformed, sources.found.dims, sources=sources.borrowed())
+        return Session(
+            self.program, sources, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.ir
+        )
 
     def transform_params(
         self,
@@ -111,7 +124,24 @@ class Executable:
         results = (
             {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
         )
-        return Session(self.program, weights or {}, results)
+        return Session(self.program, weights or {}, results, ir=self.ir)
+
+    def save(
+        self,
+        folder: str | Path,
+        weights: Checkpoint | Mapping[str, torch.Tensor],
+        *,
+        ignored: Sequence[str] = (),
+        cast: bool = False,
+        extras: Extras | None = None,
+        options: Options | None = None,
+    ) -> None:
+        """Write the artefact that `load(weights).save(folder)` would write, streaming: no more of the weights is in memory than at most is needed for one result.
+
+        `extras` goes into the artefact as well; `options` says how to write, and who is told of the progress. Raises LoadError like both.
+        """
+        sources = self._checked(weights, ignored, cast)
+        save_stream(Path(folder), self.ir, self.program, sources, extras or Extras(), options or Options())
 
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""

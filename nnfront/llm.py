@@ -1,76 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LLM`: a Hugging Face folder, ready to generate."""
+"""`LLM`: a Hugging Face folder, or an artefact made of one, ready to generate."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nnfront import dtypes, passes
-from nnfront.compiler import compile
+from nnfront.artefact import session_of
 from nnfront.errors import LoadError, RunError
-from nnfront.models import read_folder, read_json
+from nnfront.folder import compile_folder
+from nnfront.phases import Phases
 from nnfront.sampling import Sampler, Sampling
 from nnfront.session import Session
 from nnfront.tokenizer import Tokenizer, until
-from nnfront.weights import Checkpoint
-
-
-class Phases:
-    """Seconds spent in each phase, in order, and how many tokens it handled where that is a rate worth showing."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.tokens: dict[str, int] = {}
-        self._last = time.perf_counter()
-
-    def end(self, phase: str, tokens: int = 0) -> None:
-        """Book the time since the last phase ended (or `start`) under `phase`."""
-        now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
-        if tokens:
-            self.tokens[phase] = self.tokens.get(phase, 0) + tokens
-        self._last = now
-
-    def start(self) -> None:
-        """Begin a phase now; what passed since the last one belongs to none."""
-        self._last = time.perf_counter()
-
-    def table(self) -> str:
-        """Return the times as text, a line for each phase."""
-        rows = [f"{'phase':<12}{'seconds':>9}{'tokens':>8}{'tokens/s':>10}"]
-        for phase, seconds in self.seconds.items():
-            tokens = self.tokens.get(phase)
-            rate = f"{tokens:>8}{tokens / seconds:>10.1f}" if tokens and seconds else ""
-            rows.append(f"{phase:<12}{seconds:>9.3f}{rate}")
-        rows.append(f"{'total':<12}{sum(self.seconds.values()):>9.3f}")
-        return "\n".join(rows)
+from nnfront.weights import TextModel, is_artefact
+from nnfront.weights.artefact import read_artefact
 
 
 class LLM:
     """A language model that generates text. Make one with `LLM.load`.
 
-    `session` runs the methods `logits`, `prefill` and `decode`; `config` is the model file's; `phases` are times so far.
+    `session` runs the methods `logits`, `prefill` and `decode`; `config` is the model file's, or what an artefact keeps of it: at
+    least `max_position_embeddings` and `vocab_size`; `phases` are times so far.
     """
 
     def __init__(
-        self,
-        session: Session,
-        config: Any,
-        path: Path,
-        eos: tuple[int, ...] = (),
-        phases: Phases | None = None,
+        self, session: Session, text: TextModel, config: Any, path: Path, phases: Phases | None = None
     ) -> None:
         self.session = session
         self.config = config
         self.path = path
-        self.eos_token_ids = eos
+        self.eos_token_ids = text.eos_token_ids
         self.phases = phases or Phases()
         self._tokenizer: Tokenizer | None = None
 
@@ -83,32 +47,32 @@ class LLM:
         *,
         model_file: str | Path | None = None,
     ) -> LLM:
-        """Load a Hugging Face folder: config.json, safetensors, and tokenizer.json if there is to be text.
+        """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
+        An artefact has both in it, so neither is given with one.
         Raises LoadError if the folder, its architecture or its weights are not what they should be.
         """
-        folder = Path(path)
-        phases = Phases()
         if quant is not None:
             raise LoadError(f"quant={quant!r} is not supported", help="leave it out")
-        architecture, config, hf_config = read_folder(folder, model_file)
-        if dtype is not None:
-            config = replace(config, dtype=dtypes.check(dtype))
-        model = architecture.file.build(config)
-        spec = architecture.file.export_spec(config)
-        checkpoint = Checkpoint(folder)
-        phases.end("read")
-        module = model.export(spec)
-        phases.end("export")
-        module = passes.lift_transform_params(module, shared_transform=True)
-        phases.end("lift")
-        executable = compile(module, target=device)
-        phases.end("compile")
-        session = executable.load(checkpoint, cast=dtype is not None)
+        if is_artefact(path):
+            if dtype is not None or model_file is not None:
+                raise LoadError(
+                    f"{path} is an artefact: its dtype and its model are part of it",
+                    help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE",
+                )
+            return _from_artefact(Path(path), device)
+        phases = Phases()
+        model = compile_folder(path, device, dtype, model_file, phases)
+        session = model.executable.load(model.checkpoint, cast=dtype is not None)
+        session.extras = model.extras
         phases.end("load")
-        return LLM(session, config, folder, _eos_token_ids(folder, hf_config), phases)
+        return LLM(session, model.text, model.config, Path(path), phases)
+
+    def save(self, folder: str | Path) -> None:
+        """Write an artefact that `LLM.load` reads, tokenizer included. Raises LoadError like `Session.save`."""
+        self.session.save(folder)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -260,8 +224,17 @@ class LLM:
             yield token
 
 
-def _eos_token_ids(folder: Path, hf_config: dict[str, Any]) -> tuple[int, ...]:
-    """The tokens that end a text: from generation_config.json, else from config.json."""
-    path = folder / "generation_config.json"
-    found = (read_json(path) if path.is_file() else {}).get("eos_token_id", hf_config.get("eos_token_id"))
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+def _from_artefact(folder: Path, device: str) -> LLM:
+    phases = Phases()
+    files = read_artefact(folder)
+    text = files.manifest.llm
+    if text is None:
+        raise LoadError(
+            f"{folder} is an artefact, but of no language model", help="nnfront.load(DIR) loads it"
+        )
+    if files.manifest.target != device:
+        raise LoadError(f"{folder} was made for the target {files.manifest.target!r}, not for {device!r}")
+    phases.end("read")
+    session = session_of(files)
+    phases.end("load")
+    return LLM(session, text, text, folder, phases)

@@ -10,11 +10,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnfront.errors import LoadError
 from nnfront.ir import IRModule
-from nnfront.nn import Module
+
+if TYPE_CHECKING:
+    from nnfront.nn import Module
 
 
 @dataclass(frozen=True)

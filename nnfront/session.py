@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from nnfront.dims import Symbol
-from nnfront.errors import RunError
+from nnfront.errors import LoadError, RunError
+from nnfront.ir import IRModule
 from nnfront.lower import CacheType, Program
 from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache import cache_sizes, describe, layout, make_cache
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
-from nnfront.weights import BoundWeights
+from nnfront.weights import BoundWeights, Extras, Options, save_values
 from nnfront.weights.held import Held, Layout
 from nnfront.weights.update import renew
 
@@ -33,14 +35,18 @@ class Session(Mapping[str, Method]):
         dims: Mapping[Symbol, int] | None = None,
         *,
         sources: BoundWeights | None = None,
+        ir: IRModule | None = None,
+        extras: Extras | None = None,
     ) -> None:
         """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs.
 
         `dims` are sizes that weights have said which are not among these; `sources` is the checkpoint that all this was made of,
-        where there is one. Raises LoadError for weights that do not fit.
+        where there is one; `ir` is what the program was lowered from, `extras` what `save` adds to an artefact. Raises LoadError for weights that do not fit.
         """
         self.program = program
         self.sources = sources
+        self.extras = extras or Extras()
+        self._ir = ir
         results = transformed or {}
         read = [w.name for method in program.methods.values() for w in method.weights if w.role == "weight"]
         weights = {name: weights[name] for name in dict.fromkeys(read) if name in weights}
@@ -102,6 +108,22 @@ class Session(Mapping[str, Method]):
             before, self._held = self._held, renewed.held
             self._shelf.loaded = loaded
         return tuple(n for n, value in self.weights.items() if value is not before.weights[n])
+
+    def save(self, folder: str | Path) -> None:
+        """Write an artefact: the methods and the weights as they are now, in a folder that `nnfront.load` reads.
+
+        An artefact that is there already is replaced in one step; a failure or a crash leaves it as it was.
+        Raises LoadError if the folder holds anything else, if it cannot be written, and for a session that was made without its IR.
+        """
+        if self._ir is None:
+            raise LoadError(
+                "this session was made without its IR, so it cannot be saved",
+                help="make it with nnfront.compile(ir).load(...)",
+            )
+        held = self._held
+        values = {"": held.raw, **held.results}
+        dims = {symbol: number for symbol, (number, _) in self._known.items()}
+        save_values(Path(folder), self._ir, self.program, values, dims, self.extras, Options())
 
     def make_cache(self, **sizes: int) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.

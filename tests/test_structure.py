@@ -18,7 +18,17 @@ import nnfront as nn
 ROOT = Path(nn.__file__).parent
 PROJECT = Path(__file__).parents[1]
 BASE = {"errors", "dims", "dtypes"}
-EDGE = {"compiler", "session", "llm", "models", "sampling", "tokenizer"}
+EDGE = {
+    "artefact",
+    "compiler",
+    "folder",
+    "llm",
+    "models",
+    "phases",
+    "sampling",
+    "session",
+    "tokenizer",
+}
 ROOMS = {"ir", "ops", "nn", "passes", "lower", "runtime", "weights"}
 
 # room -> the rooms it may import; a room may always import itself
@@ -38,6 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": BASE | {"ir", "nn"},
     "session": BASE | ROOMS,
     "compiler": BASE | ROOMS | {"session"},
+    "phases": set(),
+    "folder": BASE | ROOMS | {"compiler", "models", "phases"},
+    "artefact": BASE | ROOMS | {"compiler", "folder", "phases", "session"},
     "llm": BASE | ROOMS | EDGE,
     "cli": BASE | EDGE | ROOMS,
 }

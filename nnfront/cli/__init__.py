@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import check, run, show
+from nnfront.cli import check, export, run, show
 from nnfront.errors import NnfrontError
 
-COMMANDS = {"check": check, "run": run, "show": show}
+COMMANDS = {"check": check, "export": export, "run": run, "show": show}
 
 # Exit codes: 0 done, 1 an error of the user's or of the files, 2 wrong arguments (argparse), 130 interrupted.
 INTERRUPTED = 130
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, command in COMMANDS.items():
         about = (command.__doc__ or "").strip().splitlines()[0]
         sub = commands.add_parser(name, help=about, description=about)
-        sub.add_argument("path", metavar="DIR", help="a Hugging Face folder")
+        sub.add_argument("path", metavar="DIR", help="a Hugging Face folder or an artefact")
         sub.add_argument(
             "--model", metavar="FILE", help="a model file, instead of the shipped one for the folder"
         )

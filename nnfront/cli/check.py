@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Say what the model makes of each tensor of a checkpoint, and what does not fit. Reads headers only, so the data may be absent."""
+"""Say what the model makes of each tensor of a checkpoint, and what does not fit; of an artefact, whether it is as it was written.
+
+Of a checkpoint only headers are read, so the data may be absent; of an artefact all bytes are.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command: exit code 0 if the checkpoint fits, 1 if not."""
+    """Run the command: exit code 0 if all fits, 1 if not."""
+    if nn.artefact.is_artefact(args.path):
+        return _check_artefact(args)
     module = nn.passes.lift_transform_params(nn.export_folder(args.path, args.model), shared_transform=True)
     checkpoint = nn.Checkpoint(args.path, headers_only=True)
     report = nn.compile(module).check(checkpoint, ignored=args.ignore)
     sys.stdout.write((json.dumps(report.json(), indent=1) if args.json else report.text()) + "\n")
     return 0 if report.fits else 1
+
+
+def _check_artefact(args: argparse.Namespace) -> int:
+    problems = nn.artefact.check(args.path)
+    if args.json:
+        sys.stdout.write(json.dumps({"problems": problems}, indent=1) + "\n")
+    elif problems:
+        sys.stdout.write(f"{args.path} is not the artefact that was written\n")
+        sys.stdout.writelines(f"  {line}\n" for problem in problems for line in problem.splitlines())
+    else:
+        sys.stdout.write(f"{args.path} is the artefact that was written, byte for byte, and loads\n")
+    return 1 if problems else 0

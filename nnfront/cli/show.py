@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show the IR of a folder's model: a summary, or the text of one method. Reads config.json only."""
+"""Show the IR of a folder's model: a summary, or the text of one method. Reads no weights."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    module = nn.export_folder(args.path, args.model)
-    if args.lifted:
+    is_lifted = nn.artefact.is_artefact(args.path)
+    module = nn.artefact.program_of(args.path) if is_lifted else nn.export_folder(args.path, args.model)
+    if args.lifted and not is_lifted:
         module = nn.passes.lift_transform_params(module, shared_transform=True)
     if args.method is None:
         sys.stdout.write(module.summary() + "\n")

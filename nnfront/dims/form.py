@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any, TypeAlias
 
 from nnfront.dims.symbol import Symbol
+from nnfront.errors import DimError
 
 INF = math.inf
 
@@ -54,6 +55,9 @@ Terms: TypeAlias = tuple[tuple[Monomial, Coefficient], ...]
 Form: TypeAlias = tuple[Terms, int]
 Bounds: TypeAlias = tuple[float, float]
 
+MAX_TERMS = 4096
+"""A product of sums grows exponentially when it is multiplied out, which the canonical form is."""
+
 ZERO: Form = ((), 0)
 ONE: Form = ((), 1)
 
@@ -88,8 +92,17 @@ def whole(value: Coefficient) -> Coefficient:
 def _sorted_form(terms: dict[Monomial, Coefficient], offset: int) -> Form:
     kept = [term for term in terms.items() if term[1]]
     if len(kept) > 1:
+        _check_length(len(kept))
         kept.sort(key=_term_key)
     return tuple(kept), offset
+
+
+def _check_length(terms: int) -> None:
+    if terms > MAX_TERMS:
+        raise DimError(
+            f"a dim expression multiplies out to some {terms} terms, {MAX_TERMS} are the most",
+            help="give a part of it a name of its own",
+        )
 
 
 def add(a: Form, b: Form) -> Form:
@@ -122,6 +135,9 @@ def multiply(a: Form, b: Form) -> Form:
         return scale(b, a[1])
     if not b[0]:
         return scale(a, b[1])
+    _check_length(
+        len(a[0]) * len(b[0])
+    )  # before some are found to be alike, as it is the work that is bounded
     terms: dict[Monomial, Coefficient] = {}
     for left, left_value in (*a[0], ((), a[1])):
         for right, right_value in (*b[0], ((), b[1])):

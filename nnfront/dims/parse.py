@@ -33,6 +33,8 @@ _OPERATORS: dict[str, Callable[[Form, Form], Form]] = {
 }
 _NESTING = 50
 """Parentheses and minus signs inside each other; more is surely not meant, and would exhaust Python's stack."""
+_ARGUMENTS = 64
+"""Of min and max; each is compared with each."""
 _DIGITS = 30
 """Longest number that is read as one."""
 
@@ -135,6 +137,8 @@ class _Reader:
         self.expect("(")
         args = [self.sum()]
         while self.take(","):
+            if len(args) == _ARGUMENTS:
+                self.fail(f"at most {_ARGUMENTS} arguments")
             args.append(self.sum())
         if function in ("min", "max"):
             self.expect(")")

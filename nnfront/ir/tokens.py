@@ -23,6 +23,7 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _PROVENANCE = re.compile(r"# at (?P<module>[^\s()]*) ?(?:\((?P<file>[^\n]*):(?P<line>[0-9]{1,9})\))?\s*")
+_BARE_PLACE = re.compile(r"(?P<file>.+):(?P<line>[0-9]{1,9})")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _SHOWN = 100  # columns of a long line that a message shows
 _DEPTH = 100  # of brackets and blocks inside each other; more is surely not meant, and would exhaust Python's stack
@@ -72,10 +73,13 @@ class Tokens:
 
     def _comment(self, comment: str) -> None:
         match = _PROVENANCE.fullmatch(comment)
-        if match:
-            self.comments[len(self.texts) - 1] = Provenance(
-                match["module"], match["file"] or "", int(match["line"] or 0)
-            )
+        if match is None:
+            return
+        module, file, line = match["module"], match["file"] or "", match["line"] or "0"
+        bare = _BARE_PLACE.fullmatch(module)
+        if bare and not file:
+            module, file, line = "", bare["file"], bare["line"]
+        self.comments[len(self.texts) - 1] = Provenance(module, file, int(line))
 
     # Reading.
 

@@ -35,9 +35,7 @@ def result_keys(
     def key_of(slot: int) -> str | None:
         if slot not in keys:
             keys[slot] = (
-                _hash("weight", content(weights[slot]))
-                if slot in weights
-                else _key_of(program.slots[slot], dims)
+                weight_key(content(weights[slot])) if slot in weights else _key_of(program.slots[slot], dims)
             )
         return keys[slot]
 
@@ -50,6 +48,11 @@ def result_keys(
                 keys.update(dict.fromkeys(outputs_of(instruction)))
     found = {name: key_of(slot) for name, slot in results.items()}
     return {name: key for name, key in found.items() if key is not None}
+
+
+def weight_key(content: str) -> str:
+    """The key of a result that is a weight as it is."""
+    return _hash("weight", content)
 
 
 def _keys_of(run: Run, operands: list[str | None]) -> dict[int, str | None]:

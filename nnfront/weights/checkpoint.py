@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError
+from nnfront.weights.manifest import is_artefact
 from nnfront.weights.pages import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
 from nnfront.weights.safetensors import TensorInfo, read_header
 
@@ -205,6 +206,11 @@ def _torch_dtype(info: TensorInfo) -> torch.dtype:
 def _find_files(path: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     """Return the files of a checkpoint and, if there is an index, the file that it names for each tensor."""
     if path.is_dir():
+        if is_artefact(path):
+            raise LoadError(
+                f"{path} is an nnfront artefact: its weights are not a checkpoint's any more",
+                help="nnfront.load(DIR) gives its session",
+            )
         if (path / SINGLE).exists():
             return [path / SINGLE], None
         if (path / INDEX).exists():

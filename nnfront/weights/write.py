@@ -42,16 +42,19 @@ def write_tensors(
     *,
     metadata: Mapping[str, str] | None = None,
     shard_bytes: int = SHARD_BYTES,
+    is_indexed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """Write `tensors`, which `types` announces, to `stem.safetensors`, or to shards `stem-00001-of-00003.safetensors` and an index.
 
-    Tensors come in any order, each once. `progress` is told how many bytes of how many are written. Returns the files, the index
+    Tensors come in any order, each once. With `is_indexed` a single shard is named like one of several and has an index too.
+    `progress` is told how many bytes of how many are written. Returns the files, the index
     last. Nothing appears under these names, and nothing that was there before is lost, unless all is written and on disk.
     Raises LoadError if the disk is full or the folder cannot be written to.
     """
     shards = [_Shard(names, types, metadata or {}) for names in _split(types, shard_bytes)]
-    files = _file_names(folder, stem, len(shards))
+    is_indexed = is_indexed or len(shards) > 1
+    files = _file_names(folder, stem, len(shards), is_indexed)
     temporary = [_temporary(file) for file in files]
     total = sum(shard.size for shard in shards)
     fds: dict[Path, int] = {}
@@ -59,7 +62,7 @@ def write_tensors(
         for shard, file in zip(shards, temporary, strict=False):  # the index, if any, is the last
             fds[file] = _create(file, shard)
         _write_all(shards, [*fds.values()], types, tensors, progress)
-        if len(shards) > 1:
+        if is_indexed:
             fds[temporary[-1]] = _create_index(temporary[-1], files, shards)
         for fd in fds.values():
             os.fsync(fd)
@@ -149,8 +152,8 @@ def _split(types: Mapping[str, TensorType], shard_bytes: int) -> list[list[str]]
     return shards
 
 
-def _file_names(folder: Path, stem: str, count: int) -> list[Path]:
-    if count == 1:
+def _file_names(folder: Path, stem: str, count: int, is_indexed: bool) -> list[Path]:
+    if not is_indexed:
         return [folder / f"{stem}.safetensors"]
     shards = [folder / f"{stem}-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     return [*shards, folder / f"{stem}.safetensors.index.json"]

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make an artefact of a folder: the compiled program and its weights, which loads without the model file."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nnfront as nn
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        required=True,
+        metavar="OUT",
+        help="where to put it; an artefact there is replaced in one step",
+    )
+    parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    phases = nn.artefact.export(
+        args.path, args.output, dtype=args.dtype, model_file=args.model, progress=_bar(), plan=_say
+    )
+    size = sum(file.stat().st_size for file in Path(args.output).iterdir())
+    _say(f"{args.output}: {size / 1e6:.1f} MB\n\n{phases.table()}")
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _bar() -> Callable[[int, int], None] | None:
+    """A progress bar on a terminal, if tqdm is installed."""
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    bar = tqdm(unit="B", unit_scale=True, desc="weights")
+
+    def show(done: int, total: int) -> None:
+        bar.total = total
+        bar.update(done - bar.n)
+        if done == total:
+            bar.close()
+
+    return show

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IR between machines: `release` writes it, `admit` turns text from outside into IR that may be compiled.
+
+What is admitted is parsed, verified, and of a size that compiling can handle.
+
+Text of a kilobyte can stand for more work than a machine has: a function that calls another twice, which calls a third
+twice, and so on for forty functions. What a model needs is far from the limits here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import PurePath
+from typing import Any
+
+from nnfront.errors import VerifyError
+from nnfront.ir.expr import Binding, Block, FunctionCall, If
+from nnfront.ir.module import Function, IRModule
+from nnfront.ir.parser import parse
+from nnfront.ir.verify import verify
+
+MAX_BINDINGS = 1_000_000
+"""Of one function, with those of the functions that it calls. A 405B Llama has some ten thousand."""
+MAX_DEPTH = 64
+"""Calls and branches inside each other."""
+
+
+def admit(text: str) -> IRModule:
+    """Return the module that a text stands for.
+
+    Raises ParseError for text that is no IR, and VerifyError for IR that breaks a rule, is too large or has attributes of the wrong kind.
+    """
+    module = parse(text)
+    verify(module)
+    _check_attributes(module)
+    _check_size(module)
+    return module
+
+
+def release(module: IRModule) -> str:
+    """Return the text form with provenance, in which files of the author's have their names and no folders."""
+    functions = (f.with_(bindings=_without_folders(f.bindings)) for f in module.functions)
+    return module.with_functions(functions).text(provenance=True) + "\n"
+
+
+def _without_folders(bindings: Iterable[Binding]) -> tuple[Binding, ...]:
+    return tuple(_without_folder(binding) for binding in bindings)
+
+
+def _without_folder(binding: Binding) -> Binding:
+    value, where = binding.value, binding.provenance
+    if isinstance(value, If):
+        then, otherwise = (
+            replace(b, bindings=_without_folders(b.bindings)) for b in (value.then, value.otherwise)
+        )
+        value = replace(value, then=then, otherwise=otherwise)
+    if where is not None and where.file:
+        where = replace(where, file=PurePath(where.file).name)
+    return Binding(binding.var, value, where)
+
+
+def _check_attributes(module: IRModule) -> None:
+    aliases, unread = module.attrs.get("aliases", {}), module.attrs.get("unread", ())
+    if not (isinstance(aliases, dict) and _are_texts(aliases.values())):
+        raise VerifyError("the attribute 'aliases' of a module maps names to names")
+    if not (isinstance(unread, tuple) and _are_texts(unread)):
+        raise VerifyError("the attribute 'unread' of a module is a tuple of names")
+    for function in module.values():
+        transform = function.attrs.get("transform")
+        if transform is None:
+            continue
+        found = module.get(transform) if isinstance(transform, str) else None
+        if found is None or found.kind != "transform":
+            raise VerifyError(f"{function.name}: the attribute 'transform' names a transform of the module")
+
+
+def _are_texts(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _check_size(module: IRModule) -> None:
+    sizes: dict[str, tuple[int, int]] = {}  # bindings and depth, those of called functions included
+    for function in _callees_first(module):
+        count, depth = _measure(function.body, sizes)
+        sizes[function.name] = count, depth
+        if count > MAX_BINDINGS:
+            raise VerifyError(
+                f"{function.name}: it has {count} bindings, with those of the functions that it calls; {MAX_BINDINGS} are the most"
+            )
+        if depth > MAX_DEPTH:
+            raise VerifyError(
+                f"{function.name}: calls and branches are {depth} levels deep; {MAX_DEPTH} are the most"
+            )
+
+
+def _measure(block: Block, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]:
+    """Number of bindings, and depth. The text bounds how deep branches are inside each other."""
+    count, depth = len(block.bindings), 1
+    for binding in block.bindings:
+        match binding.value:
+            case If():
+                inner = [_measure(branch, sizes) for branch in (binding.value.then, binding.value.otherwise)]
+            case FunctionCall():
+                inner = [sizes[binding.value.function]]
+            case _:
+                continue
+        count += sum(size for size, _ in inner)
+        depth = max(depth, 1 + max(levels for _, levels in inner))
+    return count, depth
+
+
+def _callees_first(module: IRModule) -> Iterator[Function]:
+    """Yield each function behind those that it calls; there is no cycle in a verified module."""
+    done: set[str] = set()
+    for start in module:
+        pending = [(start, False)]
+        while pending:
+            name, is_ready = pending.pop()
+            if is_ready:
+                yield module[name]
+            elif name not in done:
+                done.add(name)
+                pending.append((name, True))
+                pending.extend((callee, False) for callee in _callees(module[name].body))
+
+
+def _callees(block: Block) -> Iterator[str]:
+    for binding in block.bindings:
+        if isinstance(binding.value, FunctionCall):
+            yield binding.value.function
+        elif isinstance(binding.value, If):
+            yield from _callees(binding.value.then)
+            yield from _callees(binding.value.otherwise)
