@@ -13,10 +13,12 @@ from nnfront.errors import LoadError, LowerError
 from nnfront.ir import IRModule
 from nnfront.lower import MethodProgram, Program, lower
 from nnfront.lower.explain import explain
+from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import PIPELINES
 from nnfront.passes import run as run_passes
 from nnfront.runtime.transform import run_transform
 from nnfront.runtime.uses import weight_uses
+from nnfront.runtime.workspace import WORKSPACES
 from nnfront.session import Session
 from nnfront.weights import (
     BoundWeights,
@@ -146,6 +148,14 @@ class Executable:
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""
         return explain(self.program, sizes)
+
+    def memory(self, **sizes: int) -> MemoryReport:
+        """Return what weights, caches and calls take in memory, and what is there at the peak; it prints as a table.
+
+        `sizes` gives numbers for dims; others count as the largest they can be. Raises LowerError for a dim that has no greatest
+        value and is not given, for a name that no method has, and for a number that a dim cannot be.
+        """
+        return report_memory(self.program, sizes, WORKSPACES)
 
     def __repr__(self) -> str:
         return f"<Executable for {self.target}: {', '.join(self.program.methods)}>"

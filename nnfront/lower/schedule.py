@@ -158,7 +158,7 @@ def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block
     live = {*kept, *block.results}
     instructions: list[Instruction] = []
     for instruction in reversed(block.instructions):
-        touched = dict.fromkeys([*_inputs(instruction), *_outputs(instruction)])
+        touched = dict.fromkeys([*_inputs(instruction), *_outputs(instruction), *_results(instruction)])
         frees = tuple(i for i in touched if i not in live and slots[i].kind in ("value", "argument"))
         live.update(touched)
         if isinstance(instruction, Branch):
@@ -172,6 +172,13 @@ def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block
 
 def _outputs(instruction: Instruction) -> tuple[int, ...]:
     return () if isinstance(instruction, Match) else instruction.outputs
+
+
+def _results(instruction: Instruction) -> tuple[int, ...]:
+    """What the branches of the instruction give: the outputs have it as well, so it is dead where nobody else reads it."""
+    return (
+        (*instruction.then.results, *instruction.otherwise.results) if isinstance(instruction, Branch) else ()
+    )
 
 
 def _own_inputs(instruction: Instruction) -> tuple[int, ...]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from nnfront.lower import Block, Instruction, MethodProgram, Run, Structure
+from nnfront.lower import Block, MethodProgram, Structure
+from nnfront.lower.results import first_result
 from nnfront.runtime.execute import Frame
 
 
@@ -17,17 +18,8 @@ def split_results(body: Block) -> tuple[Block, Block]:
 
     Nobody may write to a tensor that was made in inference mode, and a caller may want to. So these run outside of it.
     """
-    count, results = len(body.instructions), set(body.results)
-    while count and _gives(body.instructions[count - 1], results):
-        count -= 1
-    return Block(body.instructions[:count], (), body.sizes), Block(body.instructions[count:])
-
-
-def _gives(instruction: Instruction, results: set[int]) -> bool:
-    """Whether an instruction does nothing but compute results."""
-    return (
-        isinstance(instruction, Run) and instruction.is_pure and not results.isdisjoint(instruction.outputs)
-    )
+    first = first_result(body)
+    return Block(body.instructions[:first], (), body.sizes), Block(body.instructions[first:])
 
 
 def result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], Any]:

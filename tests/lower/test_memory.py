@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory plans: lifetimes against what torch allocates when the program runs, placement against its definition."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from memory_checks import measured_peak
+from random_programs import FLAGS, programs
+
+from nnfront.errors import LowerError
+from nnfront.ir import parse
+from nnfront.lower import MethodProgram, lower
+from nnfront.lower.lifetimes import Piece
+from nnfront.lower.memory import MemoryPlan, place, plan_memory
+from nnfront.lower.memory_report import report_memory
+from nnfront.runtime.workspace import WORKSPACES
+from nnfront.session import Session
+
+ROW = 4 * 4  # bytes of float32[4]
+
+
+def method(text: str) -> MethodProgram:
+    return lower(parse(text)).methods["main"]
+
+
+def names_alive(plan: MemoryPlan) -> list[list[str]]:
+    return [[b.name for b in plan.buffers if b.is_alive(i)] for i in range(len(plan.steps))]
+
+
+CHAIN = """
+def main[n: 1..1000](x: input float32[n, 4]) -> float32[n, 4] {
+    a: float32[n, 4] = tanh(x)
+    b: float32[n, 4] = exp(a)
+    c: float32[n, 4] = sin(b)
+    d: float32[n, 4] = cos(c)
+    return d
+}
+"""
+
+
+def test_a_value_is_alive_from_where_it_is_made_to_where_it_is_read_last():
+    plan = plan_memory(method(CHAIN), {"n": 2}, WORKSPACES)
+    assert names_alive(plan) == [["a"], ["a", "b"], ["b", "c"], ["c", "d"]]
+    assert plan.live == (2 * ROW, 4 * ROW, 4 * ROW, 4 * ROW)
+    assert (plan.peak, plan.peak_step) == (4 * ROW, 1)
+
+
+def test_values_that_are_never_alive_together_share_bytes():
+    plan = plan_memory(method(CHAIN), {"n": 16}, WORKSPACES)
+    offsets = {b.name: b.offset for b in plan.buffers}
+    assert offsets["a"] == offsets["c"]
+    assert offsets["b"] == offsets["d"] != offsets["a"]
+    assert plan.arena == 2 * 16 * ROW
+
+
+def test_a_view_keeps_the_memory_of_what_it_is_a_view_of():
+    plan = plan_memory(
+        method(
+            """
+            def main(x: input float32[8, 4]) -> float32[8, 2] {
+                a: float32[8, 4] = tanh(x)
+                parts: (float32[8, 2], float32[8, 2]) = split(a, indices_or_sections=2, axis=1)
+                left: float32[8, 2] = parts[0]
+                b: float32[8, 2] = exp(left)
+                right: float32[8, 2] = parts[1]
+                c: float32[8, 2] = add(b, right)
+                return c
+            }
+            """
+        ),
+        {},
+        WORKSPACES,
+    )
+    assert names_alive(plan) == [["a"], ["a"], ["a", "b"], ["a", "b", "c"]]
+
+
+@pytest.mark.parametrize(("axes", "copies"), [("(0, 1)", False), ("(1, 0)", True)])
+def test_a_reshape_is_a_copy_only_where_the_strides_ask_for_one(axes, copies):
+    shape = "8, 4" if axes == "(0, 1)" else "4, 8"
+    plan = plan_memory(
+        method(
+            f"""
+            def main(x: input float32[8, 4]) -> float32[32] {{
+                a: float32[8, 4] = tanh(x)
+                t: float32[{shape}] = permute_dims(a, axes={axes})
+                r: float32[32] = reshape(t, shape=(32,))
+                y: float32[32] = exp(r)
+                return y
+            }}
+            """
+        ),
+        {},
+        WORKSPACES,
+    )
+    assert [b.name for b in plan.buffers] == (["a", "r", "y"] if copies else ["a", "y"])
+
+
+BRANCHES = """
+def main(x: input float32[8, 4], flag: input bool) -> float32[8, 4] {
+    case: float32[8, 4] = if flag {
+        a: float32[8, 4] = tanh(x)
+        b: float32[8, 4] = exp(a)
+        yield b
+    } else {
+        c: float32[8, 4] = sin(x)
+        yield c
+    }
+    y: float32[8, 4] = cos(case)
+    z: float32[8, 4] = sin(y)
+    return z
+}
+"""
+
+
+def test_a_branch_holds_nothing_while_the_other_one_runs_and_their_results_are_one():
+    plan = plan_memory(method(BRANCHES), {}, WORKSPACES)
+    kernels = [step.kernel for step in plan.steps]
+    assert kernels == ["if", "tanh", "exp", "sin", "join", "cos", "sin"]
+    assert names_alive(plan) == [[], ["a"], ["a", "b"], ["b"], ["b"], ["b", "y"], ["y", "z"]]
+    merged = next(b for b in plan.buffers if b.name == "b")
+    assert merged.ranges == ((2, 2), (3, 3), (4, 5))
+
+
+def test_the_result_of_a_branch_is_given_back_after_its_last_use():
+    inputs = torch.randn(8, 4), True
+    text = BRANCHES.replace("8, 4", "4096, 4")
+    run = Session(lower(parse(text)), {})["main"]
+    inputs = torch.randn(4096, 4), True
+    assert measured_peak(lambda: run(*inputs)) == 2 * 4096 * ROW
+
+
+def test_a_result_that_is_not_made_at_the_end_is_copied_for_the_caller():
+    text = """
+    def main(x: input float32[512, 4]) -> (float32[512, 4], float32[512, 4]) {
+        a: float32[512, 4] = tanh(x)
+        b: float32[512, 4] = exp(a)
+        c: float32[512, 4] = sin(b)
+        r: (float32[512, 4], float32[512, 4]) = (a, c)
+        return r
+    }
+    """
+    plan = plan_memory(method(text), {}, WORKSPACES)
+    assert [(b.name, b.kind) for b in plan.buffers][-1] == ("a", "copy")
+    run = Session(lower(parse(text)), {})["main"]
+    x = torch.randn(512, 4)
+    assert plan.peak == measured_peak(lambda: run(x)) == 3 * 512 * ROW
+
+
+def test_weights_that_are_returned_are_copied_and_arguments_are_not():
+    text = """
+    def main(x: input float32[8, 4], w: weight float32[8, 4]) -> (float32[8, 4], float32[8, 4]) {
+        r: (float32[8, 4], float32[8, 4]) = (x, w)
+        return r
+    }
+    """
+    plan = plan_memory(method(text), {}, WORKSPACES)
+    assert [(b.name, b.kind, b.bytes) for b in plan.buffers] == [("w", "copy", 8 * ROW)]
+    run = Session(lower(parse(text)), {"w": torch.ones(8, 4)})["main"]
+    x = torch.zeros(8, 4)
+    assert measured_peak(lambda: run(x)) == 8 * ROW
+
+
+# Properties.
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ir=programs(), rows=st.sampled_from([1, 2, 7, 64]))
+def test_the_peak_is_what_torch_allocates_on_the_path_that_takes_most(ir, rows):
+    program = lower(ir)
+    plan = plan_memory(program.methods["main"], {"n": rows}, WORKSPACES)
+    run = Session(program, {"w": torch.ones(1, 4)})["main"]
+    x = torch.randn(rows, 4)
+    paths = itertools.product([True, False], repeat=len(FLAGS))
+    peaks = [measured_peak(lambda flags=flags: run(x, *flags)) for flags in paths]
+    assert max(peaks) <= plan.peak
+    if not any(step.kernel == "if" for step in plan.steps):
+        assert max(peaks) == plan.peak
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ir=programs(), rows=st.sampled_from([1, 7, 64]), alignment=st.sampled_from([1, 64, 256]))
+def test_no_two_values_that_are_alive_together_overlap(ir, rows, alignment):
+    plan = plan_memory(lower(ir).methods["main"], {"n": rows}, WORKSPACES, alignment=alignment)
+    check_placement([(b.offset, b.bytes, b.ranges) for b in plan.buffers], plan.arena, alignment)
+    assert plan.peak <= plan.arena
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(ir=programs(), rows=st.integers(1, 64))
+def test_no_size_within_the_range_takes_more_than_the_bound(ir, rows):
+    found = lower(ir).methods["main"]
+    bound, plan = plan_memory(found, {}, WORKSPACES), plan_memory(found, {"n": rows}, WORKSPACES)
+    assert bound.is_bound
+    assert not plan.is_bound
+    assert plan.peak <= bound.peak
+
+
+PIECES = st.lists(
+    st.tuples(
+        st.integers(0, 300), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), min_size=1, max_size=2)
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(drawn=PIECES)
+def test_placement_overlaps_nothing_and_never_takes_more_than_the_sum(drawn):
+    pieces = [
+        Piece(str(i), "", size, "value", [(start, start + length) for start, length in ranges])
+        for i, (size, ranges) in enumerate(drawn)
+    ]
+    offsets = place(pieces, 14, 16)
+    arena = max((o + -(-p.bytes // 16) * 16 for o, p in zip(offsets, pieces, strict=True)), default=0)
+    check_placement([(o, p.bytes, p.ranges) for o, p in zip(offsets, pieces, strict=True)], arena, 16)
+
+
+def check_placement(buffers, arena: int, alignment: int) -> None:
+    """Look at every pair at every step."""
+    steps = range(1 + max((last for _, _, ranges in buffers for _, last in ranges), default=0))
+
+    def alive(ranges, step: int) -> bool:
+        return any(first <= step <= last for first, last in ranges)
+
+    for (offset, size, ranges), (other, its_size, its_ranges) in itertools.combinations(buffers, 2):
+        if any(alive(ranges, step) and alive(its_ranges, step) for step in steps):
+            assert offset + size <= other or other + its_size <= offset or not size * its_size
+    assert all(offset % alignment == 0 for offset, _, _ in buffers)
+    assert arena >= max((sum(n for _, n, r in buffers if alive(r, step)) for step in steps), default=0)
+    assert arena <= sum(-(-size // alignment) * alignment for _, size, _ in buffers)
+
+
+# What a plan looks like.
+
+
+def test_a_plan_survives_json():
+    plan = plan_memory(method(BRANCHES), {}, WORKSPACES)
+    assert MemoryPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_a_plan_prints_its_buffers():
+    text = str(plan_memory(method(CHAIN), {"n": 100}, WORKSPACES))
+    assert text == (
+        "main: peak 3,200 bytes at step 1, arena 3,584\n"
+        "             0        1,600  0-1  a\n"
+        "         1,792        1,600  1-2  b\n"
+        "             0        1,600  2-3  c\n"
+        "         1,792        1,600  3-3  d"
+    )
+
+
+def test_a_report_says_what_is_alive_at_the_peak():
+    program = lower(
+        parse(
+            """
+            def main[n](x: input float32[n, 4], w: weight float32[256, 4]) -> float32[n, 256] {
+                h: float32[n, 256] = linear(x, w)     # at proj (model.py:1)
+                y: float32[n, 256] = tanh(h)          # at act (model.py:2)
+                return y
+            }
+            """
+        )
+    )
+    report = report_memory(program, {"n": 1024}, WORKSPACES)
+    assert str(report) == (
+        "memory at n=1024\n"
+        "method  arguments  caches  values    workspace  peak      arena     at the peak runs\n"
+        "main    16.00 KiB  0 B     2.00 MiB  0 B        2.00 MiB  2.00 MiB  tanh in act\n"
+        "weights 4.00 KiB\n"
+        "total 2.00 MiB\n"
+        "main takes most, at tanh in act:\n"
+        "  1.00 MiB  h  proj\n"
+        "  1.00 MiB  y  act\n"
+    )
+    assert report.total == 2 * 1024 * 1024 + 4096
+
+
+def test_a_dim_without_a_number_and_without_an_end_is_named():
+    with pytest.raises(LowerError) as caught:
+        plan_memory(method(CHAIN.replace("n: 1..1000", "n")), {}, WORKSPACES)
+    assert str(caught.value) == (
+        "main: nothing says how large 'n' can be\n"
+        "  help: give it a number: memory(n=...), or a greatest value in the spec"
+    )
+
+
+def test_a_number_that_a_dim_cannot_be_is_refused():
+    with pytest.raises(LowerError) as caught:
+        plan_memory(method(CHAIN), {"n": 2000}, WORKSPACES)
+    assert str(caught.value) == "main: dim 'n' cannot be 2000\n  n is between 1 and 1000"
+
+
+def test_a_name_that_no_method_has_is_refused():
+    with pytest.raises(LowerError) as caught:
+        report_memory(lower(parse(CHAIN)), {"m": 2}, WORKSPACES)
+    assert str(caught.value) == "no method has a dim 'm'\n  dims are n"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans against the bytes that torch's allocator gives out: language models, kernels with a workspace, every op."""
+
+import contextlib
+import dataclasses
+import io
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+from memory_checks import measured_peak
+from nnfront_models import llama
+from op_cases import Layer, type_of
+from op_strategies import CASES
+from test_every_op_runs import ELSEWHERE, canonical_attrs
+
+import nnfront as nn
+from nnfront.errors import NnfrontError
+from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar, TensorType, parse
+from nnfront.lower import KERNEL_TABLES, Argument, Program, Run, lower
+from nnfront.lower.footprint import PLAIN, Footprints, metered
+from nnfront.lower.layout import contiguous
+from nnfront.lower.memory import plan_memory
+from nnfront.runtime.workspace import WORKSPACES
+from nnfront.session import Session
+
+CONFIG = llama.Config(
+    vocab_size=4096,
+    hidden_size=512,
+    intermediate_size=4096,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    max_position_embeddings=1024,
+)
+SEQ = 512
+# What libraries keep for each thread is not planned: 100 to 250 KiB.
+SCRATCH = 256 * 1024
+
+
+def random(argument: Argument) -> torch.Tensor:
+    assert isinstance(argument.type, TensorType)
+    return torch.randn([int(s) for s in argument.type.shape]).to(getattr(torch, argument.type.dtype))
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request):
+    config = dataclasses.replace(CONFIG, dtype=request.param)
+    ir = llama.build(config).export(llama.export_spec(config))
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    weights = {w.name: random(w) for t in executable.program.transforms.values() for w in t.weights}
+    return executable, executable.load(weights)
+
+
+@pytest.mark.parametrize("name", ["logits", "prefill"])
+def test_a_language_model_takes_what_its_plan_says(model, name):
+    executable, session = model
+    plan = executable.memory(batch=1, seq=SEQ, max_seq=SEQ).methods[name].plan
+    ids = torch.randint(0, CONFIG.vocab_size, (1, SEQ))
+    caches = [] if name == "logits" else [session.make_cache(batch=1, max_seq=SEQ)]
+    peak = measured_peak(lambda: session[name](ids, *caches))
+    assert plan.peak > 4 * SCRATCH
+    assert plan.peak <= peak <= 1.05 * plan.peak
+
+
+HEADS = "D[1, 256, 8, 64]"
+QKV = f"q: input {HEADS}, k: input {HEADS}, v: input {HEADS}"
+# Parameters, D the dtype, and a call that gets the kernel.
+KERNEL_CALLS = {
+    "rms_norm_last": (
+        "x: input D[256, 512], w: weight D[512]",
+        "D[256, 512] = rms_norm(x, w, axes=(1,))",
+    ),
+    "rms_norm_last without weight": ("x: input D[256, 512]", "D[256, 512] = rms_norm(x, None, axes=(1,))"),
+    "rope_rotated": (
+        f"x: input {HEADS}, cos: input D[1, 256, 32], sin: input D[1, 256, 32]",
+        f"{HEADS} = rope(x, cos, sin)",
+    ),
+    "rope_rotated in part": (
+        f"x: input {HEADS}, cos: input D[1, 256, 16], sin: input D[1, 256, 16]",
+        f"{HEADS} = rope(x, cos, sin)",
+    ),
+    "linear_wide": (
+        "x: input D[256, 512], w: weight D[1024, 512]",
+        'float32[256, 1024] = linear(x, w, out_dtype="float32")',
+    ),
+    "attention_fused": (QKV, f"{HEADS} = attention(q, k, v)"),
+    "attention_fused in a window": (QKV, f"{HEADS} = attention(q, k, v, window=16)"),
+    "sdpa_fused": (
+        f"{QKV}, mask: input D[256, 256]",
+        f"{HEADS} = scaled_dot_product_attention(q, k, v, mask, is_causal=True)",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", KERNEL_CALLS)
+def test_a_kernel_holds_what_the_table_says(name, dtype):
+    params, call = (text.replace("D[", f"{dtype}[") for text in KERNEL_CALLS[name])
+    program = lower(parse(f"def main({params}) -> {call.partition(' =')[0]} {{ y: {call} return y }}"))
+    method = program.methods["main"]
+    inputs = [random(a) for a in method.arguments]
+    run = Session(program, {w.name: random(w) for w in method.weights})["main"]
+    run(*inputs)
+    peak = measured_peak(lambda: run(*inputs))
+    plan = plan_memory(method, {}, WORKSPACES)
+    assert plan.peak <= peak <= plan.peak + SCRATCH
+
+
+def test_every_kernel_says_what_it_holds():
+    assert {rule.kernel for rule in KERNEL_TABLES["cpu"]} <= WORKSPACES.keys()
+
+
+def lowered(op, case) -> tuple[Program, list[torch.Tensor]]:
+    """A program that is one call."""
+    operands = [None if isinstance(x, Layer) else x for x in case.operands]
+    types = [type_of(x) for x in operands]
+    try:
+        attrs = canonical_attrs(op, types, case.attrs)
+    except NnfrontError:
+        reject()  # some of the drawn calls are wrong on purpose
+    builder = FunctionBuilder("main")
+    atoms = [
+        builder.param(f"x{i}", types[i], "input")
+        if isinstance(x, torch.Tensor)
+        else None
+        if x is None
+        else Scalar(x)
+        for i, x in enumerate(operands)
+    ]
+    result = builder.call(op, *atoms, **attrs)
+    return lower(IRModule([builder.finish(result)])), [x for x in operands if isinstance(x, torch.Tensor)]
+
+
+@pytest.mark.parametrize("name", sorted(set(OPS) - ELSEWHERE - {"extern"}))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_result_shares_memory_with_an_operand_where_the_plan_says_so(name, data):
+    program, inputs = lowered(OPS[name], data.draw(CASES[name]))
+    run = Session(program, {})["main"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        got = run(*inputs)
+    results = got if isinstance(got, tuple) else () if got is None else (got,)
+    plan = plan_memory(program.methods["main"], {}, WORKSPACES)
+    own = {slot for buffer in plan.buffers for slot in buffer.slots}
+    given_memory = {x.untyped_storage().data_ptr() for x in inputs if x.numel()}
+    for slot, tensor in zip(program.methods["main"].result.leaves(), results, strict=True):
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            assert (tensor.untyped_storage().data_ptr() in given_memory) == (slot not in own)
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_an_op_that_is_not_metered_takes_what_a_meter_would_find(name, data):
+    program, _ = lowered(OPS[name], data.draw(CASES[name]))
+    method = program.methods["main"]
+    runs = [i for i in (*method.setup.instructions, *method.body.instructions) if isinstance(i, Run)]
+    for run in [r for r in runs if r.kernel in PLAIN]:
+        slots = [method.slots[i] for i in run.inputs]
+        operands = [
+            contiguous(s.type.shape, s.type.dtype) if isinstance(s.type, TensorType) else s.value
+            for s in slots
+        ]
+        declared = [contiguous(t.shape, t.dtype) for t in (method.slots[i].type for i in run.outputs)]
+        assert Footprints(WORKSPACES).of(run, operands, {}, declared) == metered(run, operands, {}, declared)
