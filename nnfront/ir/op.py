@@ -145,6 +145,10 @@ class Op:
             if name in attrs and not _is_default(attrs[name], default)
         }
 
+    def full_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the attributes of a call with the defaults of those that it leaves out."""
+        return {**self._defaults, **attrs}
+
     def run(self, args: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """Run the reference on torch values; dims in attributes have been replaced by ints."""
         assert self._reference is not None, f"{self.name} has no reference"

@@ -66,7 +66,7 @@ def apply(
     """Return the tree of a call of `op`, or of one of several, over operands; operands beyond those given may be any.
 
     commutes: the first two operands may stand either way around. called: the region's attribute that tells which op it was.
-    keeps: which attributes of the call the region has, and under which names. says: further attributes of the region.
+    keeps: which attributes of the call the region has, and under which names; None is left out. says: further attributes of the region.
     where: a further condition on the call.
     also_result: others may read the value; the region returns it too.
     """
@@ -198,7 +198,10 @@ def _call(
         if known is binding:
             yield found
         return
-    attrs = {name: call.attrs[own] for own, name in tree.keeps.items() if own in call.attrs}
+    if any(binding is other for other in found.bindings.values()):
+        return  # two trees are two calls
+    given = call.op.full_attrs(call.attrs)
+    attrs = {name: given[own] for own, name in tree.keeps.items() if given.get(own) is not None}
     attrs.update(tree.says)
     if tree.called:
         attrs[tree.called] = call.op.name

@@ -80,7 +80,7 @@ def _is_halves(call: Call) -> bool:
     return (
         isinstance(x, TensorType)
         and call.attrs["indices_or_sections"] == 2
-        and call.attrs["axis"] == x.ndim - 1
+        and call.attrs.get("axis", 0) == x.ndim - 1
     )
 
 
@@ -128,7 +128,7 @@ def _is_thirds(call: Call) -> bool:
         isinstance(x, TensorType)
         and isinstance(sections, tuple)
         and len(sections) == 2
-        and call.attrs["axis"] == x.ndim - 1
+        and call.attrs.get("axis", 0) == x.ndim - 1
     )
 
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU's kernel table: which rule fires, and where none does."""
 
+import re
+
 import pytest
 
 import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.ir import OPS, parse
 from nnfront.lower import KERNEL_TABLES, PACK, Run, lower
+from nnfront.lower.explain import explain
 from nnfront.passes import PATTERNS
 from nnfront.runtime.cpu import KERNELS
 
@@ -135,4 +138,64 @@ def test_every_rule_is_about_an_op_and_names_a_kernel_that_exists():
 
 
 def test_no_kernel_is_without_a_rule():
-    assert set(KERNELS) - {PACK, "rope_tables"} == {rule.kernel for rule in KERNEL_TABLES["cpu"]}
+    assert set(KERNELS) - {PACK, "rope_tables", "within"} == {rule.kernel for rule in KERNEL_TABLES["cpu"]}
+
+
+def region(attrs: str, params: str, body: str, result: str) -> str:
+    """A method that calls one primitive function."""
+    names = re.findall(r"(\w+):", params)
+    return f"""
+        fused def part[n]({params}) -> {result} attrs({attrs}) {{ {body} return y }}
+        def main[n]({params}) -> {result} {{ z: {result} = @part({", ".join(names)}) return z }}
+    """
+
+
+GATED = """
+    h: {dtype}[n, 6] = {product}
+    p: ({dtype}[n, 3], {dtype}[n, 3]) = split(h, indices_or_sections=2, axis=1)
+    a: {dtype}[n, 3] = p[0]
+    b: {dtype}[n, 3] = p[1]
+    c: {dtype}[n, 3] = silu(a)
+    y: {dtype}[n, 3] = multiply(c, b)
+"""
+
+
+def test_a_region_becomes_one_instruction_where_a_kernel_takes_it():
+    attrs = 'region="gated_product", operands=("x", "weight", "bias"), kind="linear", activation="silu"'
+    body = GATED.format(dtype="float32", product="linear(x, weight)")
+    text = region(attrs, "x: input float32[n, 4], weight: input float32[6, 4]", body, "float32[n, 3]")
+    (run,) = lower(parse(text)).methods["main"].body.instructions
+    assert (run.op, run.kernel) == ("gated_product", "gated_product")
+    assert [i.op for i in run.body.walk()] == ["linear", "split", "silu", "multiply"]
+
+
+def test_a_region_that_no_kernel_takes_is_what_it_stands_for_and_tells_why():
+    attrs = 'region="gated_product", operands=("x", "weight", "bias"), kind="matmul", activation="silu"'
+    body = GATED.format(dtype="float32", product="matmul(x, weight)")
+    text = region(attrs, "x: input float32[n, 4], weight: input float32[4, 6]", body, "float32[n, 3]")
+    runs = lower(parse(text)).methods["main"].body.instructions
+    assert [run.kernel for run in runs] == ["matmul", "split", "silu", "multiply"]
+    assert runs[-1].refused == ("gated_product: it is not a plain linear",)
+    assert "not gated_product: it is not a plain linear" in explain(lower(parse(text)), {})
+
+
+def test_a_region_without_a_name_goes_by_that_of_its_function():
+    text = region('note="mine"', "x: input float32[n]", "y: float32[n] = exp(x)", "float32[n]")
+    (run,) = lower(parse(text)).methods["main"].body.instructions
+    assert (run.kernel, run.refused) == ("exp", ())
+
+
+def test_rope_tables_are_made_once_for_regions_and_calls():
+    heads = "float32[1, n, 2, 4]"
+    text = f"""
+        fused def part[n](q: input {heads}, cos: input float32[n, 2], sin: input float32[n, 2]) -> {heads} attrs(region="mine") {{
+            y: {heads} = rope(q, cos, sin) return y }}
+        def main[n](q: input {heads}, cos: input float32[n, 2], sin: input float32[n, 2]) -> {heads} {{
+            a: {heads} = @part(q, cos, sin)
+            b: {heads} = @part(a, cos, sin)
+            c: {heads} = rope(b, cos, sin)
+            return c
+        }}
+    """
+    runs = lower(parse(text)).methods["main"].body.instructions
+    assert [run.kernel for run in runs] == ["rope_tables", "rope_rotated", "rope_rotated", "rope_rotated"]

@@ -6,8 +6,10 @@ import itertools
 import pytest
 import torch
 
-from nnfront import ops
-from nnfront.lower import CacheLayerType, Run, Structure
+import nnfront as nn
+from nnfront import op, ops
+from nnfront.lower import CacheLayerType, Run, Structure, lower
+from nnfront.passes import outline
 from nnfront.runtime import cpu
 from nnfront.runtime import gemv as gemv_module
 from nnfront.runtime.cache_layer import make_layer
@@ -212,3 +214,80 @@ def test_values_may_have_another_size_than_keys():
     got, expected = both("attention_fused", ops.attention, (q, k, v, None, None))
     assert_same(got, expected)
     assert got.shape == (2, 5, 4, 3)
+
+
+def run_of(name: str, ir) -> Run:
+    """The instruction that a module's first method gets for a region."""
+    program = lower(outline(ir))
+    (run,) = [
+        i for m in program.methods.values() for i in m.body.walk() if isinstance(i, Run) and i.op == name
+    ]
+    assert run.body is not None
+    return run
+
+
+class Gated(nn.Module):
+    def __init__(self, bias: bool, act) -> None:
+        self.proj = nn.Linear(10, 14, bias=bias)
+        self.act = act
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        gate, up = op.split(self.proj(x), 2, -1)
+        return self.act(gate) * up
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "act", [op.silu, op.relu, op.gelu, lambda x: op.gelu(x, "tanh")], ids=["silu", "relu", "gelu", "tanh"]
+)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_a_gated_product_agrees_with_float64(rows, bias, act, dtype):
+    name = str(dtype).removeprefix("torch.")
+    model = Gated(bias, act).to(name)
+    run = run_of("gated_product", model.export({"forward": {"x": nn.spec.Tensor(["n", 10], name)}}))
+    assert run.kernel == "gated_product"
+    x, w, b = (
+        torch.randn(rows, 10).to(dtype),
+        torch.randn(14, 10).to(dtype),
+        torch.randn(14).to(dtype) if bias else None,
+    )
+    kept = x.clone()
+    got = cpu.resolve(run)(x, w, b)
+    gate, up = torch.nn.functional.linear(x.double(), w.double(), None if b is None else b.double()).split(
+        7, -1
+    )
+    kind = {"silu": torch.nn.functional.silu, "relu": torch.relu, "gelu": torch.nn.functional.gelu}[
+        run.attrs["activation"]
+    ]
+    exact = (kind(gate, approximate="tanh") if run.attrs.get("approximate") == "tanh" else kind(gate)) * up
+    assert got.dtype == dtype
+    eps = torch.finfo(dtype).eps
+    # Gate, up and their product are each rounded once, after sums of 10 products.
+    torch.testing.assert_close(
+        got.double(), exact, rtol=8 * eps, atol=30 * eps * max([1.0, *exact.abs().flatten().tolist()])
+    )
+    assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("with_cache", [True, False], ids=["cache", "no cache"])
+@pytest.mark.parametrize(("h", "g"), HEADS)
+@pytest.mark.parametrize("seq", [1, 5, 70])
+def test_attention_of_a_fused_projection_is_that_of_its_parts(seq, h, g, with_cache):
+    size, batch = 6, 2
+    qkv = torch.randn(batch, seq, (h + 2 * g) * size)
+    angles = torch.randn(1, seq, size // 2)
+    cos, sin = angles.cos(), angles.sin()
+    tables = cpu.resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": "float32"}))(cos, sin)
+    fused = cpu.resolve(
+        Run("qkv_attention", "qkv_attention", (), Structure(), {"heads": h, "groups": g, "scale": 0.3})
+    )
+    layer = make_layer(CacheLayerType(g, size, "float32", batch, seq), {}) if with_cache else None
+    got = fused(qkv, *tables, layer, None)
+    q, k, v = (part.unflatten(-1, (-1, size)) for part in qkv.split([h * size, g * size, g * size], -1))
+    q, k = (ops.rope.run((x, cos, sin), {}) for x in (q, k))
+    expected = ops.attention.run((q, k, v, None, None), {"scale": 0.3})
+    assert_same(got[0] if with_cache else got, expected)
+    if layer is not None:
+        torch.testing.assert_close(layer.keys(), k.transpose(1, 2))
+        assert torch.equal(layer.values(), v.transpose(1, 2))

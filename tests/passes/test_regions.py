@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standard table of regions: what each pattern takes, what it leaves, and that results stay the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pass_checks import expect_same_results
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.ir import first_difference, parse, verify
+from nnfront.passes import PATTERNS, canonicalize, eliminate_dead_code, inline, outline
+
+N, D, F = "n", 8, 12
+X = spec.Tensor([N, D], "float32")
+W = spec.Tensor([F, D], "float32")
+B = spec.Tensor([F], "float32")
+Y = spec.Tensor([N, F], "float32")
+HEADS, GROUPS, SIZE = 4, 2, 6
+QKV = spec.Tensor(["b", "s", (HEADS + 2 * GROUPS) * SIZE], "float32")
+TABLE = spec.Tensor([1, "s", SIZE // 2], "float32")
+
+
+def exported(forward, **arguments):
+    """The IR of a function of these arguments."""
+    scope: dict = {"forward_of": forward}
+    names = ", ".join(arguments)
+    exec(f"def forward(self, {names}):\n    return forward_of({names})", scope)
+    model = type("Model", (nn.Module,), {"forward": scope["forward"]})()
+    return model.export({"forward": arguments})
+
+
+def regions(ir) -> list[tuple[str, dict]]:
+    """The fused functions: their region and the other attributes."""
+    found = []
+    for f in ir.functions:
+        if f.kind == "fused":
+            attrs = dict(f.attrs)
+            operands = attrs.pop("operands")
+            assert [p.name for p in f.params if p.name in operands] == [
+                n for n in operands if n in {p.name for p in f.params}
+            ]
+            found.append((attrs.pop("region"), attrs))
+    return found
+
+
+def heads(x, count):
+    b, s, _ = x.shape
+    return op.reshape(x, (b, s, count, SIZE))
+
+
+def qkv_attention(qkv, cos, sin):
+    q, k, v = op.split(qkv, [HEADS * SIZE, (HEADS + GROUPS) * SIZE], -1)
+    return op.attention(
+        op.rope(heads(q, HEADS), cos, sin), op.rope(heads(k, GROUPS), cos, sin), heads(v, GROUPS), window=3
+    )
+
+
+def gated(x, w, act=op.silu):
+    gate, up = op.split(op.linear(x, w), 2, -1)
+    return up * act(gate)
+
+
+LINEAR = {"kind": "linear"}
+Q4 = spec.Tensor(["b", HEADS, "s", SIZE], "float32")
+CASES = {
+    "activation": (
+        lambda x, w, b: op.gelu(op.linear(x, w, b), "tanh"),
+        {"x": X, "w": W, "b": B},
+        "product",
+        {**LINEAR, "activation": "gelu", "approximate": "tanh"},
+    ),
+    "residual": (lambda x, w, y: y + op.linear(x, w), {"x": X, "w": W, "y": Y}, "product", LINEAR),
+    "scale": (lambda x, w: op.linear(x, w) * 0.5, {"x": X, "w": W}, "product", {**LINEAR, "scale": 0.5}),
+    "cast": (
+        lambda x, w: op.astype(op.linear(x, w), "float64"),
+        {"x": X, "w": W},
+        "product",
+        {**LINEAR, "dtype": "float64"},
+    ),
+    "everything": (
+        lambda x, w, b, y: op.astype(op.relu(op.linear(x, w, b)) * 2.0 + y, "float64"),
+        {"x": X, "w": W, "b": B, "y": Y},
+        "product",
+        {**LINEAR, "activation": "relu", "scale": 2.0, "dtype": "float64"},
+    ),
+    "matmul": (
+        lambda x, w: op.silu(op.matmul(x, w)),
+        {"x": Y, "w": W},
+        "product",
+        {"kind": "matmul", "activation": "silu"},
+    ),
+    "gate and up in one": (gated, {"x": X, "w": W}, "gated_product", {**LINEAR, "activation": "silu"}),
+    "swiglu": (
+        lambda x, w: op.swiglu(*op.split(op.linear(x, w), 2, -1)),
+        {"x": X, "w": W},
+        "gated_product",
+        {**LINEAR, "activation": "silu"},
+    ),
+    "gate and up apart": (
+        lambda x, v, w, b: op.gelu(op.linear(x, v, b)) * op.linear(x, w),
+        {"x": X, "v": W, "w": W, "b": B},
+        "gated_pair",
+        {"activation": "gelu"},
+    ),
+    "norm of a sum": (
+        lambda x, y, w: op.rms_norm(x + y, w, -1, 1e-3),
+        {"x": Y, "y": Y, "w": B},
+        "norm_residual",
+        {"axes": (1,), "epsilon": 1e-3},
+    ),
+    "norm of a sum that is read again": (
+        lambda x, y, w: (s := x + y) * op.rms_norm(s, w, -1),
+        {"x": Y, "y": Y, "w": B},
+        "norm_residual",
+        {"axes": (1,), "epsilon": 1e-5},
+    ),
+    "attention": (qkv_attention, {"qkv": QKV, "cos": TABLE, "sin": TABLE}, "qkv_attention", {"window": 3}),
+    "rope and attention": (
+        lambda q, k, v, cos, sin: op.attention(op.rope(q, cos, sin), op.rope(k, cos, sin), v, scale=0.1),
+        {n: spec.Tensor(["b", "s", HEADS, SIZE], "float32") for n in "qkv"} | {"cos": TABLE, "sin": TABLE},
+        "rope_attention",
+        {"scale": 0.1},
+    ),
+    "attention by hand": (
+        lambda q, k, v, m: op.matmul(
+            op.softmax(op.matmul(q, op.permute_dims(k, (0, 1, 3, 2))) * 0.4 + m, -1), v
+        ),
+        {"q": Q4, "k": Q4, "v": Q4, "m": spec.Tensor(["s", "s"], "float32")},
+        "softmax_attention",
+        {"scaled_by": "multiply", "scale": 0.4, "axis": 3},
+    ),
+    "int4 weight": (
+        lambda x, q, s: op.linear(x, op.dequantize(op.unpack_int4(q), s, group_size=4)),
+        {"x": X, "q": spec.Tensor([F, D // 2], "uint8"), "s": spec.Tensor([F, D // 4], "float32")},
+        "quantized_product",
+        {**LINEAR, "group_size": 4, "axis": 1, "packed_axis": 1, "signed": True},
+    ),
+    "int8 weight with an end": (
+        lambda x, q, s: op.silu(op.linear(x, op.dequantize(q, s))),
+        {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
+        "quantized_product",
+        {**LINEAR, "axis": 1, "activation": "silu"},
+    ),
+    "scaled embedding": (
+        lambda t, table: op.take(table, t, axis=0) * 3.0,
+        {"t": spec.Tensor([N], "int64"), "table": spec.Tensor([9, D], "float32")},
+        "embedding",
+        {"axis": 0, "scale": 3.0},
+    ),
+    "sampling": (
+        lambda logits, t, u: op.multinomial_from_uniform(op.softmax(logits / t, -1), u),
+        {"logits": X, "t": spec.Tensor([N, 1], "float32"), "u": spec.Tensor([N, 1], "float32")},
+        "sampling",
+        {"axis": 1, "dtype": "int64"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_region_is_outlined_whole_and_computes_the_same(name):
+    forward, arguments, region, attrs = CASES[name]
+    ir = exported(forward, **arguments)
+    after = outline(ir)
+    found = regions(after)
+    assert [r for r, _ in found] == [region]
+    assert attrs.items() <= found[0][1].items()
+    expect_same_results(ir, after)
+    assert first_difference(parse(str(after)), after) is None
+    back = eliminate_dead_code(canonicalize(inline(after)))
+    verify(back)
+    assert first_difference(outline(back), after) is None
+
+
+def test_every_pattern_of_the_table_has_a_case():
+    assert {pattern.name for pattern in PATTERNS} == {case[2] for case in CASES.values()}
+
+
+SQUARE = spec.Tensor([D, D], "float32")
+LEFT = {
+    "a product alone": (lambda x, w: op.linear(x, w), {"x": X, "w": W}),
+    "a product read twice": (lambda x, w: (h := op.linear(x, w)) * op.silu(h), {"x": X, "w": W}),
+    "halves along the rows": (
+        lambda x, w: op.multiply(
+            *[op.silu(p) if i == 0 else p for i, p in enumerate(op.split(op.linear(x, w), 2, 0))]
+        ),
+        {"x": spec.Tensor([4, D], "float32"), "w": W},
+    ),
+    "a third part that is read": (
+        lambda x, w: (lambda a, b, c: op.silu(a) * b + c)(*op.split(op.linear(x, w), 3, -1)),
+        {"x": X, "w": W},
+    ),
+    "gate and up of different inputs": (
+        lambda x, y, w: op.silu(op.exp(op.linear(x, w))) * op.exp(op.linear(y, w)),
+        {"x": X, "y": X, "w": W},
+    ),
+    "a norm of a product of sums": (
+        lambda x, y, w: op.rms_norm((x + y) * x, w, -1),
+        {"x": Y, "y": Y, "w": B},
+    ),
+    "keys that turn otherwise": (
+        lambda q, k, v, cos, sin: op.attention(
+            op.rope(q, cos, sin), op.rope(k, cos, sin, interleaved=True), v
+        ),
+        {n: spec.Tensor(["b", "s", HEADS, SIZE], "float32") for n in "qkv"} | {"cos": TABLE, "sin": TABLE},
+    ),
+    "keys that turn by other tables": (
+        lambda q, k, v, cos, sin: op.attention(op.rope(q, cos, sin), op.rope(k, sin, cos), v),
+        {n: spec.Tensor(["b", "s", HEADS, SIZE], "float32") for n in "qkv"} | {"cos": TABLE, "sin": TABLE},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_no_kernel_computes_as_one_stays(name):
+    forward, arguments = LEFT[name]
+    ir = exported(forward, **arguments)
+    assert outline(ir) is ir
+
+
+def test_a_value_that_is_read_before_the_region_ends_is_not_one_of_its_results():
+    text = """
+        def main(x: input float32[4, 4], y: input float32[4, 4], w: input float32[4]) -> (float32[4, 4], float32[4, 4]) {
+            s: float32[4, 4] = add(x, y)
+            e: float32[4, 4] = exp(s)
+            v: float32[4] = exp(w)
+            n: float32[4, 4] = rms_norm(s, v, axes=(1,))
+            r: (float32[4, 4], float32[4, 4]) = (n, e)
+            return r
+        }
+    """
+    ir = parse(text)
+    assert outline(ir) is ir
+
+
+def test_a_written_cache_comes_back_from_the_region():
+    model = nn.Module()
+    cache = spec.Cache(1, GROUPS, SIZE, "float32", "b", "m")
+
+    class Model(nn.Module):
+        def forward(self, qkv: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor, cache) -> nn.Tensor:
+            q, k, v = op.split(qkv, [HEADS * SIZE, (HEADS + GROUPS) * SIZE], -1)
+            return op.attention(
+                op.rope(heads(q, HEADS), cos, sin),
+                op.rope(heads(k, GROUPS), cos, sin),
+                heads(v, GROUPS),
+                cache=cache[0],
+            )
+
+    model = Model()
+    ir = model.export({"forward": {"qkv": QKV, "cos": TABLE, "sin": TABLE, "cache": cache}})
+    after = outline(ir)
+    verify(after)
+    (fused,) = [f for f in after.functions if f.kind == "fused"]
+    assert [(p.name, p.role) for p in fused.params if p.role == "state"] == [("cache", "state")]
+    outlined, plain = nn.compile(after).load({}), nn.compile(inline(after)).load({})
+    torch.manual_seed(0)
+    caches = [s.make_cache(b=2, m=9) for s in (outlined, plain)]
+    for seq in (4, 1, 3):
+        x = torch.randn(2, seq, (HEADS + 2 * GROUPS) * SIZE)
+        angles = torch.randn(1, seq, SIZE // 2)
+        one, two = (
+            s["forward"](x, angles.cos(), angles.sin(), c)
+            for s, c in zip((outlined, plain), caches, strict=True)
+        )
+        torch.testing.assert_close(one, two)
+
+
+def test_modules_of_a_region_are_told_relative_to_it():
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            self.proj = nn.Linear(D, F, bias=False)
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return op.silu(self.proj(x))
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            self.block = Inner()
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return self.block(x)
+
+    after = outline(Outer().export({"forward": {"x": X}}))
+    call = after["forward"].bindings[0]
+    assert call.provenance is not None
+    assert call.provenance.module == "block"
+    (fused,) = [f for f in after.functions if f.kind == "fused"]
+    assert [b.provenance.module for b in fused.bindings if b.provenance] == ["proj", ""]
+    explained = nn.compile(Outer().export({"forward": {"x": X}})).explain()
+    assert "block.proj" in explained
+
+
+def test_equal_regions_of_different_modules_share_a_function_that_names_none():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            self.one, self.two = nn.Linear(D, D, bias=False), nn.Linear(D, D, bias=False)
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return op.silu(self.two(op.silu(self.one(x))))
+
+    after = outline(Two().export({"forward": {"x": X}}))
+    (fused,) = [f for f in after.functions if f.kind == "fused"]
+    assert [b.provenance for b in fused.bindings] == [None, None]
