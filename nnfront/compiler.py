@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import PIPELINES
 from nnfront.passes import run as run_passes
 from nnfront.runtime.transform import run_transform
+from nnfront.runtime.transform_plan import TransformPlan, plan_load
 from nnfront.runtime.uses import weight_uses
 from nnfront.runtime.workspace import WORKSPACES
 from nnfront.session import Session
@@ -26,6 +28,7 @@ from nnfront.weights import (
     CheckReport,
     Extras,
     Options,
+    TransformCache,
     check_report,
     check_weights,
     save_stream,
@@ -72,20 +75,41 @@ class Executable:
         *,
         ignored: Sequence[str] = (),
         cast: bool = False,
+        cache: str | PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> Session:
         """Check the weights, run the transforms over them, and return a session.
 
         `weights`: a checkpoint or a dict, under the checkpoint's names. `ignored`: names or patterns of tensors that may be left
-        over. `cast`: floats stored in another float dtype than the model's are converted. Raises LoadError that lists everything that does not fit.
+        over. `cast`: floats stored in another float dtype than the model's are converted. `cache`: a folder that keeps what is computed
+        by content, for the next load of these weights or of some of them, by this or any other model. `progress` is told how many steps of
+        how many are done. Raises LoadError that lists everything that does not fit.
         """
-        sources = self._checked(weights, ignored, cast)
-        transformed = {
-            name: run_transform(t, sources, progress=progress) for name, t in self._used_transforms().items()
-        }
+        sources = self._bound(weights, ignored, cast)
+        transforms = self._used_transforms().items()
+        if cache is None:
+            sources.check_ties()
+            transformed = {name: run_transform(t, sources, progress=progress) for name, t in transforms}
+        else:
+            kept = TransformCache(Path(cache), sources)
+            sources.check_ties(kept.are_equal)
+            transformed = {name: kept.transform(t, progress=progress) for name, t in transforms}
         return Session(
             self.program, sources, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.ir
         )
+
+    def plan(
+        self,
+        weights: Checkpoint | Mapping[str, torch.Tensor],
+        *,
+        ignored: Sequence[str] = (),
+        cast: bool = False,
+    ) -> TransformPlan:
+        """Say what `load` would make of these weights, and the most memory it would take at once. Reads headers only.
+
+        Prints as text. Raises LoadError like `load`.
+        """
+        return plan_load(self.program, self._bound(weights, ignored, cast))
 
     def transform_params(
         self,
@@ -180,6 +204,14 @@ class Executable:
         self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
     ) -> BoundWeights:
         """Prove that the weights are what the module wants."""
+        bound = self._bound(weights, ignored, cast)
+        bound.check_ties()
+        return bound
+
+    def _bound(
+        self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
+    ) -> BoundWeights:
+        """Prove from types alone that the weights are what the module wants."""
         if isinstance(weights, TransformedWeights):
             raise LoadError(
                 "these weights are transformed already",
@@ -194,6 +226,4 @@ class Executable:
             needed_by=uses.needed_by,
             cast=cast,
         )
-        bound = BoundWeights(weights, found)
-        bound.check_ties()
-        return bound
+        return BoundWeights(weights, found)

@@ -186,10 +186,10 @@ def _astype(
     run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
 ) -> Sequence[torch.Tensor] | None:
     narrow, wide = types[0].dtype, str(results[0].dtype).removeprefix("torch.")
-    return [results[0].to(getattr(torch, narrow))] if _holds(wide, narrow) else None
+    return [results[0].to(getattr(torch, narrow))] if holds(wide, narrow) else None
 
 
-def _holds(wide: str, narrow: str) -> bool:
+def holds(wide: str, narrow: str) -> bool:
     """Whether every value of one dtype is a value of the other."""
     if dtypes.category(wide) != dtypes.category(narrow):
         return False

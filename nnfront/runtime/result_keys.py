@@ -12,12 +12,14 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
+
 from nnfront.dims import Dim, Symbol, evaluate
 from nnfront.lower import MethodProgram, Run, ScalarType, Slot
 from nnfront.runtime.transform_steps import groups_of, outputs_of, results_of
 
 VERSION = "1"
-"""Part of every key; it grows when an op changes its meaning."""
+"""Part of every key, as is torch's version: it grows when an op changes its meaning."""
 
 
 def result_keys(
@@ -59,7 +61,7 @@ def _keys_of(run: Run, operands: list[str | None]) -> dict[int, str | None]:
     known = [key for key in operands if key is not None]
     if len(known) < len(operands):
         return dict.fromkeys(run.outputs)
-    text = repr((VERSION, run.op, sorted(run.attrs.items()), list(run.sized)))
+    text = repr((VERSION, torch.__version__, run.op, sorted(run.attrs.items()), list(run.sized)))
     return {slot: _hash("run", text, str(i), *known) for i, slot in enumerate(run.outputs)}
 
 

@@ -12,7 +12,7 @@ import torch
 
 from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
-from nnfront.lower import Branch, Match, MethodProgram, Run, TensorType, type_text
+from nnfront.lower import Branch, Match, MethodProgram, Program, Run, TensorType, type_text
 from nnfront.runtime.execute import inputs_of
 from nnfront.runtime.formula import formulas
 from nnfront.runtime.row_blocks import BLOCK_ELEMENTS, works_on_rows
@@ -44,7 +44,10 @@ SCRATCH_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class ResultPlan:
-    """One result: its formula over names of weights, those weights, its bytes, and how many of them are new memory."""
+    """One result: its formula over names of weights, those weights, its bytes, and how many of them are new memory.
+
+    `is_computed`: an op makes it, or what it is a view of; else it is weights as the source has them, perhaps joined or turned.
+    """
 
     name: str
     formula: str
@@ -52,6 +55,7 @@ class ResultPlan:
     type: str
     size_bytes: int
     new_bytes: int
+    is_computed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,12 @@ def plan_transform(program: MethodProgram, source: Source | Mapping[str, torch.T
     streamed = _Memory(program, weights, dims)
     kept = _Memory(program, weights, dims)
     new: dict[str, int] = {}
+    computed: dict[str, bool] = {}
     for step in steps:
         streamed.run(step)
         before = kept.results_bytes
+        if isinstance(step.action, Give):
+            computed[step.action.name] = kept.is_computed(step.action.slot)
         kept.run(step, keep=True)
         if isinstance(step.action, Give):
             new[step.action.name] = kept.results_bytes - before
@@ -108,8 +115,35 @@ def plan_transform(program: MethodProgram, source: Source | Mapping[str, torch.T
     for name, slot, text, sources in formulas(program):
         type = program.slots[slot].type
         size = _bytes_of(type, dims)
-        results.append(ResultPlan(name, text, sources, type_text(type) if type else "", size, new[name]))
+        written = type_text(type) if type else ""
+        results.append(ResultPlan(name, text, sources, written, size, new[name], computed[name]))
     return TransformPlan(program.name, tuple(results), streamed.peak, kept.results_bytes, kept.peak)
+
+
+def plan_load(program: Program, source: Source | Mapping[str, torch.Tensor]) -> TransformPlan:
+    """Say what loading these weights would do: one transform after the other, then the weights that methods read as they are.
+
+    Raises LoadError if the sizes of weights contradict each other.
+    """
+    weights = as_source(source)
+    methods = program.methods.values()
+    used = dict.fromkeys(m.transform for m in methods if m.transform in program.transforms)
+    plans = [plan_transform(program.transforms[name], weights) for name in used if name]
+    raw = dict.fromkeys(w.name for m in methods for w in m.weights if w.role == "weight")
+    results, resident, peak = [r for plan in plans for r in plan.results], 0, 0
+    for plan in plans:
+        peak = max(peak, resident + plan.peak_kept_bytes)
+        resident += plan.resident_bytes
+    read = 0
+    for name in raw:
+        info, new = weights.info(name), weights.copied_bytes([name])
+        type = TensorType(tuple(info.shape), info.dtype)
+        size = _bytes_of(type, {})
+        results.append(ResultPlan(name, name, (name,), type_text(type), size, new, False))
+        read += new
+    streamed = max([read, *(plan.peak_bytes for plan in plans)])
+    name = ", ".join(plan.name for plan in plans) or "weights as they are"
+    return TransformPlan(name, tuple(results), streamed, resident + read, max(peak, resident + read))
 
 
 def _bytes_of(type: Any, dims: Mapping[Symbol, int]) -> int:
@@ -132,6 +166,7 @@ class _Memory:
         self.users: list[int] = []  # by block: slots and results that keep it alive
         self.blocks: dict[int, frozenset[int]] = {}  # slot -> blocks that it keeps alive
         self.kept: set[int] = set()
+        self.made: set[int] = set()  # blocks that ops fill
 
     def run(self, step: Step, *, keep: bool = False) -> None:
         """Play one step; with `keep` a result stays after it is given."""
@@ -161,7 +196,6 @@ class _Memory:
 
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)
-        new = 0 if run.op in VIEWS else sum(_bytes_of(slots[i].type, self.dims) for i in run.outputs)
         shared = inputs if run.op in VIEWS | MAYBE_VIEWS else frozenset()
         elements = 0
         if run.op not in VIEWS | MOVES:
@@ -173,11 +207,24 @@ class _Memory:
                 elements = min(
                     elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:]))
                 )  # at least a row; parts of results too
-        self.allocate(run.outputs, new, shared, elements * SCRATCH_BYTES)
+        if run.op in VIEWS:
+            self.allocate(run.outputs, 0, shared)
+            return
+        sizes = [_bytes_of(slots[i].type, self.dims) for i in run.outputs]
+        self.reserve(sum(sizes) + elements * SCRATCH_BYTES)
+        for slot, size in zip(run.outputs, sizes, strict=True):
+            self.made.add(len(self.sizes))
+            self.allocate([slot], size, shared)
 
-    def allocate(
-        self, slots: Iterable[int], size: int, shared: frozenset[int] = frozenset(), scratch: int = 0
-    ) -> None:
+    def reserve(self, size: int) -> None:
+        """Note that this much more memory than is held is needed for a moment."""
+        self.peak = max(self.peak, self.live_bytes + size)
+
+    def is_computed(self, slot: int) -> bool:
+        """Whether an op fills any memory behind a slot."""
+        return not self.held([slot]).isdisjoint(self.made)
+
+    def allocate(self, slots: Iterable[int], size: int, shared: frozenset[int] = frozenset()) -> None:
         """Fill slots with a new block of memory, and with what they share of others."""
         self.sizes.append(size)
         self.users.append(0)
@@ -186,7 +233,7 @@ class _Memory:
             self.blocks[slot] = shared | {len(self.sizes) - 1}
             for block in self.blocks[slot]:
                 self.users[block] += 1
-        self.peak = max(self.peak, self.live_bytes + scratch)
+        self.reserve(0)
 
     def release(self, slot: int) -> None:
         """Note that nobody needs the slot any more."""

@@ -8,7 +8,7 @@ Read in this order: `safetensors` (headers), `pages` (memory out of files), `che
 """
 
 from nnfront.weights.bind import BoundWeights, stored_type, tensor_types
-from nnfront.weights.cache import cached_transform
+from nnfront.weights.cache import TransformCache
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.convert import write_transformed
@@ -29,7 +29,7 @@ __all__ = [
     "Problem",
     "TensorInfo",
     "TextModel",
-    "cached_transform",
+    "TransformCache",
     "check_report",
     "check_weights",
     "is_artefact",

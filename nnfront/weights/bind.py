@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -30,7 +30,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
 
     def info(self, name: str) -> TensorType:
         """Return shape and dtype as the model sees them."""
-        stored = self._stored(name)
+        stored = self.stored(self.found.sources[name])
         return TensorType(tuple(stored.shape), self.found.casts.get(name, stored.dtype))
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -55,9 +55,10 @@ class BoundWeights(Mapping[str, torch.Tensor]):
             return self.weights.copied_bytes([self.found.sources[name] for name in names])
         return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
 
-    def check_ties(self) -> None:
-        """Compare the bytes of weights that are stored under two names. Raises LoadError that lists the pairs that differ."""
-        different = [pair for pair in self.found.ties if not self._are_equal(*pair)]
+    def check_ties(self, are_equal: Callable[[str, str], bool] | None = None) -> None:
+        """Compare the bytes of weights that are stored under two names, or ask `are_equal`. Raises LoadError that lists the pairs that differ."""
+        are_equal = are_equal or self._are_equal
+        different = [pair for pair in self.found.ties if not are_equal(*pair)]
         if different:
             raise LoadError(
                 "the checkpoint holds two values for one weight",
@@ -92,14 +93,16 @@ class BoundWeights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.found.sources)
 
-    def _stored(self, name: str) -> Stored:
-        source = self.found.sources[name]
-        if isinstance(self.weights, Checkpoint):
-            return self.weights.info(source)
-        return stored_type(self.weights[source])
+    def stored(self, source: str) -> Stored:
+        """Return shape and dtype of a tensor as it is stored, by its name there."""
+        return (
+            self.weights.info(source)
+            if isinstance(self.weights, Checkpoint)
+            else stored_type(self.weights[source])
+        )
 
     def _shape(self, name: str) -> list[int]:
-        return [int(size) for size in self._stored(name).shape]
+        return [int(size) for size in self.stored(self.found.sources[name]).shape]
 
     def _dtype(self, name: str) -> torch.dtype:
         dtype = getattr(torch, self.info(name).dtype)

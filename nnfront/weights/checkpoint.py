@@ -9,7 +9,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,26 @@ from nnfront.weights.safetensors import TensorInfo, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_BLOCK_BYTES = 1 << 20  # stays in a core's cache until it has been used
+
+
+class FileState(NamedTuple):
+    """What changes when a file does: two equal states are, short of a clock that was set back, one content.
+
+    A replaced file has another inode; the system sets `changed_ns` whenever bytes, or anything else about the file, are changed, and
+    nobody can set it back as they can the time of modification.
+    """
+
+    inode: int
+    size_bytes: int
+    modified_ns: int
+    changed_ns: int
+
+    @staticmethod
+    def of(file: Path | int) -> FileState:
+        """Return the state of a file, by path or open. Raises OSError."""
+        stat = os.stat(file)
+        return FileState(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):
@@ -37,6 +57,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self.metadata: dict[str, str] = {}
         self._infos: dict[str, TensorInfo] = {}
         self._fds: dict[Path, int] = {}
+        self._states: dict[Path, FileState] = {}
         files, index = _find_files(self.path)
         self.files: tuple[Path, ...] = tuple(files)
         problems: list[str] = []
@@ -50,9 +71,13 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def _add_file(self, file: Path, problems: list[str]) -> None:
         try:
+            self._states[file] = FileState.of(file)
             header = read_header(file, headers_only=self.headers_only)
         except LoadError as error:
             problems.extend(f"{file.name}: {detail}" for detail in error.details)
+            return
+        except OSError as error:
+            problems.append(f"{file.name}: it cannot be read: {error.strerror}")
             return
         self.metadata |= header.metadata
         for name, info in header.tensors.items():
@@ -144,11 +169,15 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         """Yield the bytes of a tensor in blocks, read without mapping the file; each is valid until the next is asked for."""
         info = self.info(name)
         fd = self._fd(info)
-        buffer = memoryview(bytearray(min(info.size_bytes, CHUNK_BYTES)))
-        for begin in range(0, info.size_bytes, CHUNK_BYTES):
-            size = min(CHUNK_BYTES, info.size_bytes - begin)
+        buffer = memoryview(bytearray(min(info.size_bytes, _BLOCK_BYTES)))
+        for begin in range(0, info.size_bytes, _BLOCK_BYTES):
+            size = min(_BLOCK_BYTES, info.size_bytes - begin)
             read_at(Piece(info.file, info.offset + begin, size), buffer[:size], fd)
             yield buffer[:size]
+
+    def state(self, name: str) -> FileState:
+        """Return the state of the file that holds a tensor. Raises LoadError if that is not the file whose header was read."""
+        return FileState.of(self._fd(self.info(name)))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._infos:
@@ -182,8 +211,14 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             fd = self._fds.setdefault(info.file, opened)  # another thread may have been faster
             if fd != opened:
                 os.close(opened)
-        if info.offset + info.size_bytes > os.fstat(fd).st_size:
+        state, known = FileState.of(fd), self._states[info.file]
+        if info.offset + info.size_bytes > state.size_bytes:
             raise LoadError(f"{info.file}: the file has become shorter since its header was read")
+        if state[:3] != known[:3]:
+            raise LoadError(
+                f"{info.file}: the file has been changed since its header was read",
+                help="open the checkpoint again",
+            )
         return fd
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -91,13 +91,14 @@ class Held:
     """One state of a session's weights. An update makes a new one, which shares what has not changed.
 
     `raw` are the weights that methods read as they are. `given` is what updates have brought that the results do not give back
-    and that a later update may need.
+    and that a later update may need; `updated` are the names of all that updates have brought.
     """
 
     layout: Layout
     raw: Mapping[str, Any]
     results: Results
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    updated: frozenset[str] = frozenset()
 
     @cached_property
     def weights(self) -> Mapping[str, Any]:
@@ -111,11 +112,21 @@ class Held:
         return MappingProxyType({**self.raw, **named})
 
     def with_values(
-        self, raw: Mapping[str, Any], results: Results, given: Mapping[str, torch.Tensor]
+        self,
+        names: Iterable[str],
+        raw: Mapping[str, Any],
+        results: Results,
+        given: Mapping[str, torch.Tensor],
     ) -> Held:
-        """Return the state with some values replaced."""
+        """Return the state with the weights `names`, and some values, replaced."""
         merged = {name: {**old, **results.get(name, {})} for name, old in self.results.items()}
-        return replace(self, raw={**self.raw, **raw}, results=merged, given={**self.given, **given})
+        return replace(
+            self,
+            raw={**self.raw, **raw},
+            results=merged,
+            given={**self.given, **given},
+            updated=self.updated.union(names),
+        )
 
 
 class WayBack:

@@ -10,11 +10,28 @@ from collections.abc import Iterable, Sequence
 _NUMBER = re.compile(r"\d+")
 _MOST = 2000
 """Names that are compared letter by letter: more take seconds."""
+SHOWN = 20
+"""Lines about one thing each that a message shows; more are grouped by the pattern of the names."""
 
 
 def pattern(name: str) -> str:
     """Return the name with `*` for each number: what the layers of a model have in common."""
     return _NUMBER.sub("*", name)
+
+
+def shortened(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """Return lines, each given with the name that it is about; of many, one for each pattern of names, with a count."""
+    if len(lines) <= SHOWN:
+        return [line for _, line in lines]
+    groups: dict[str, list[str]] = {}
+    for name, line in lines:
+        groups.setdefault(pattern(name), []).append(line)
+    shown = [
+        group[0] + (f" (and {len(group) - 1} more like {name!r})" if len(group) > 1 else "")
+        for name, group in list(groups.items())[:SHOWN]
+    ]
+    rest = list(groups.values())[SHOWN:]
+    return shown + ([f"and {sum(map(len, rest))} more"] if rest else [])
 
 
 def nearest(names: Iterable[str], others: Sequence[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
-from nnfront.weights.names import pattern
+from nnfront.weights.names import shortened
 
 Kind: TypeAlias = Literal["missing", "unexpected", "shape", "dtype", "tied", "dim"]
 
@@ -22,8 +22,6 @@ _TITLES: dict[Kind, str] = {
     "tied": "tied but different",
     "dim": "dims without a value",
 }
-SHOWN = 20
-"""Problems of one kind that are listed one by one; more are grouped by the pattern of their names."""
 
 
 class Stored(Protocol):
@@ -88,14 +86,4 @@ class CheckResult:
 
 
 def _lines(kind: Kind, problems: Sequence[Problem]) -> list[str]:
-    if len(problems) <= SHOWN:
-        return [f"{kind}: {problem.text}" for problem in problems]
-    groups: dict[str, list[Problem]] = {}
-    for problem in problems:
-        groups.setdefault(pattern(problem.name), []).append(problem)
-    lines = [
-        f"{kind}: {group[0].text}" + (f" (and {len(group) - 1} more like {name!r})" if len(group) > 1 else "")
-        for name, group in list(groups.items())[:SHOWN]
-    ]
-    rest = list(groups.values())[SHOWN:]
-    return lines + ([f"{kind}: and {sum(map(len, rest))} more"] if rest else [])
+    return [f"{kind}: {line}" for line in shortened([(p.name, p.text) for p in problems])]

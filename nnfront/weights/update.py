@@ -55,7 +55,7 @@ def renew(
     }
     beside = {n for names in stale.values() for parts in names.values() if len(parts) > 1 for n in parts}
     kept = {name: weights.tensor(name) for name in new if name in beside and not layout.is_kept(name)}
-    return Renewed(held.with_values(raw, results, kept), raw, results)
+    return Renewed(held.with_values(new, raw, results, kept), raw, results)
 
 
 class _Weights:
