@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from nnfront.ir import IRModule
 from nnfront.lower import CacheType, Program
 from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache import cache_sizes, describe, layout, make_cache
+from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
 from nnfront.weights import BoundWeights, Extras, Options, save_values
-from nnfront.weights.export_checkpoint import export_checkpoint
 from nnfront.weights.held import Held, Layout
 from nnfront.weights.update import renew
-from nnfront.weights.write import SHARD_BYTES
 
 
 class Session(Mapping[str, Method]):
@@ -127,28 +126,17 @@ class Session(Mapping[str, Method]):
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
         save_values(Path(folder), self._ir, self.program, values, dims, self.extras, Options())
 
-    def export_checkpoint(
-        self,
-        folder: str | Path,
-        *,
-        shard_bytes: int = SHARD_BYTES,
-        overwrite: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Path]:
-        """Write the weights as they are now as a checkpoint, in the layout, under the names and in the dtypes that it had; return the files.
+    def explain(self, method: str, *args: Any, **kwargs: Any) -> Explanation | CaseList:
+        """Say which special case of a method a call with these arguments takes, which checks fail for the others and why, and what
+        each check costs; nothing runs. Without arguments, list the cases and how often each was taken.
 
-        `shard_bytes`: from this size on there are several files and an index. `overwrite`: replace the weights in a folder that is not
-        empty; its other files stay. `progress` is told how many bytes of how many are written. The folder appears whole or not at all.
-        Raises LoadError that lists weights that cannot be had back (quantised ones), and if the folder cannot be written.
+        Raises RunError for a method that is not there, and if the arguments do not fit its signature.
         """
-        return export_checkpoint(
-            self._held,
-            self.sources,
-            Path(folder),
-            shard_bytes=shard_bytes,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        return self[method].explain(*args, **kwargs)
+
+    def hits(self, method: str) -> dict[str, int]:
+        """Return how many calls took each special case of a method, by the case's text, `general` for none of them."""
+        return self[method].hits
 
     def make_cache(self, **sizes: int) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.

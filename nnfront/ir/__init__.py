@@ -11,12 +11,10 @@ Read the files in this order; each imports only from those above it:
     equal     the first difference         summary  a module on two screens
     module    `Function` and `IRModule`    builder  make a function
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
-    narrow    what branches know of dims         conditions  when a special case applies
+    narrow    what branches know of dims         conditions  when a special case applies, with `coverage`
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
-    admit     text for other machines, and from them: parsed, verified and of bounded size
 """
 
-from nnfront.ir.admit import admit, release
 from nnfront.ir.builder import FunctionBuilder, Names, branch
 from nnfront.ir.conditions import (
     Case,
@@ -28,17 +26,15 @@ from nnfront.ir.conditions import (
     case_text,
     causal,
     condition_text,
-    covers,
     dim_bounds,
     from_plain,
-    is_covered,
     multiple_of,
-    overlap,
     parts_of,
     read_case,
     to_plain,
     zeros,
 )
+from nnfront.ir.coverage import covers, is_covered, overlap, refuse_unreachable
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
     NO_ATTRS,
@@ -131,7 +127,6 @@ __all__ = [
     "Var",
     "Visitor",
     "Zeros",
-    "admit",
     "atoms_of",
     "branch",
     "branch_facts",
@@ -162,7 +157,7 @@ __all__ = [
     "print_function",
     "print_module",
     "read_case",
-    "release",
+    "refuse_unreachable",
     "sizes_of",
     "substitute_atoms",
     "substitute_type",

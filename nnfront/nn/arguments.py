@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The IR types of a method's arguments, and what all arguments and parameters of an export say about each dim."""
+"""What all arguments and parameters of an export say about each dim."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from nnfront.dims import Dim, Size, Symbol, merge_facts, with_facts
-from nnfront.errors import SpecError
 from nnfront.ir import CacheLayerType, CacheType, ScalarType, TensorType, TupleType, Type, sizes_of
 from nnfront.nn import spec as specs
 from nnfront.nn.parameter import Parameter
@@ -18,7 +17,7 @@ def known_facts(spec: specs.ModuleSpec, parameters: Mapping[str, Parameter]) -> 
     places: list[tuple[Symbol, str]] = []
     for name, method in spec.methods.items():
         for arg, arg_spec in method.arguments.items():
-            places.extend(_symbols(argument_type(arg, arg_spec), f"argument {arg!r} of {name!r}"))
+            places.extend(_symbols(specs.argument_type(arg, arg_spec), f"argument {arg!r} of {name!r}"))
     for name, parameter in parameters.items():
         places.extend(_symbols(parameter.type, f"parameter {name!r}"))
     return {
@@ -30,31 +29,6 @@ def known_facts(spec: specs.ModuleSpec, parameters: Mapping[str, Parameter]) -> 
 
 def _symbols(type: Type, place: str) -> list[tuple[Symbol, str]]:
     return [(symbol, place) for size in sizes_of(type) if isinstance(size, Dim) for symbol in size.symbols]
-
-
-def argument_type(name: str, spec: specs.ArgumentSpec) -> Type:
-    """Return the IR type of an argument."""
-    match spec:
-        case specs.Tensor():
-            return TensorType(spec.shape, spec.dtype)
-        case specs.Int():
-            return ScalarType("int64", Dim(name))
-        case specs.Object():
-            object_type = getattr(spec.object_type, "object_type", None)
-            if object_type is None:
-                raise SpecError(f"{name!r}: {spec.object_type.__name__} is not derived from nn.Object")
-            made: Type = object_type()
-            return made
-        case specs.Tuple():
-            return TupleType(tuple(argument_type(f"{name}_{i}", e) for i, e in enumerate(spec.elements)))
-        case specs.Cache():
-            made_layers: dict[int | None, CacheLayerType] = {}
-            for window in spec.windows:
-                if window not in made_layers:
-                    made_layers[window] = CacheLayerType(
-                        spec.kv_heads, spec.head_size, spec.dtype, spec.batch, spec.max_seq, window
-                    )
-            return CacheType(tuple(made_layers[window] for window in spec.windows))
 
 
 def with_facts_attr(value: Any, facts: Mapping[Symbol, Symbol]) -> Any:

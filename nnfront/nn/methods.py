@@ -20,10 +20,11 @@ from nnfront.ir import (
     Provenance,
     Tuple,
     Var,
+    to_plain,
     walk_exprs,
 )
 from nnfront.nn import spec as specs
-from nnfront.nn.arguments import argument_type, known_facts, with_facts_type
+from nnfront.nn.arguments import known_facts, with_facts_type
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.effect import Effect
 from nnfront.nn.frame import Frame, Tree
@@ -69,7 +70,7 @@ class MethodTrace(Trace):
         if caches:
             joined = [self._join(cache) for cache in caches]
             result = frame.builder.emit(Tuple((result, *joined)), "results")
-        return self._finish(frame, result)
+        return self._finish(frame, result, spec)
 
     def _state(self, path: str, effect: Effect) -> tuple[Tensor, ...]:
         """Make the arguments that hold an effect's state."""
@@ -96,7 +97,7 @@ class MethodTrace(Trace):
 
     def _argument(self, name: str, spec: specs.ArgumentSpec) -> Any:
         builder = self.frame.builder
-        type_ = argument_type(name, spec)
+        type_ = specs.argument_type(name, spec)
         sized = type_ if not self.facts else with_facts_type(type_, self.facts)
         if isinstance(spec, specs.Object):
             return spec.object_type.traced(builder.param(name, sized, "input"))  # type: ignore[attr-defined]
@@ -139,13 +140,14 @@ class MethodTrace(Trace):
             help="return tensors, objects, dims, numbers, None, or tuples, lists and dicts of them",
         )
 
-    def _finish(self, frame: Frame, result: Atom) -> Function:
+    def _finish(self, frame: Frame, result: Atom, spec: specs.MethodSpec) -> Function:
         """Make the function; weights come after the inputs, in the order of the module's parameters."""
         order = {name: i for i, name in enumerate(self.tree.parameters)}
         frame.builder.params.sort(key=lambda p: order[p.name] if p.role == "weight" else -1)
-        return frame.builder.finish(
-            result, attrs={"derived": tuple(frame.derived)} if frame.derived else NO_ATTRS
-        )
+        attrs: dict[str, Any] = {"derived": tuple(frame.derived)} if frame.derived else {}
+        if spec.special_cases:
+            attrs["special_cases"] = tuple(to_plain(case) for case in spec.special_cases)
+        return frame.builder.finish(result, attrs=attrs or NO_ATTRS)
 
 
 def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:

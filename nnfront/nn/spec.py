@@ -5,20 +5,34 @@ A raw spec is a dict of dicts, read by `ModuleSpec.from_raw` without changing it
 
     {"prefill": {"tokens": spec.Tensor(["batch", "seq"], "int64"), "n": int, "cache": spec.Cache(...)}}
 
-The key `"$"` of a method may hold `param_mode` and `effect_mode` (`plain`, `packed` or `none`).
+The key `"$"` of a method may hold `param_mode` and `effect_mode` (`plain`, `packed` or `none`), and `special_cases`: a list of
+cases for which the compiled method gets variants, in order (see `nnfront.ir.conditions`).
 """
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from nnfront import dtypes
-from nnfront.dims import Dim, Size, to_size
-from nnfront.errors import NnfrontError, SpecError
+from nnfront.dims import Dim, Size, Symbol, merge_facts, to_size
+from nnfront.errors import DimError, NnfrontError, PassError, SpecError
+from nnfront.ir import (
+    CacheLayerType,
+    CacheType,
+    Case,
+    Conditions,
+    ScalarType,
+    TensorType,
+    TupleType,
+    Type,
+    read_case,
+    refuse_unreachable,
+    sizes_of,
+)
 
 Mode: TypeAlias = Literal["plain", "packed", "none"]
 
@@ -120,6 +134,31 @@ def convert(raw: Any, name: str) -> ArgumentSpec:
     )
 
 
+def argument_type(name: str, spec: ArgumentSpec) -> Type:
+    """Return the IR type of an argument."""
+    match spec:
+        case Tensor():
+            return TensorType(spec.shape, spec.dtype)
+        case Int():
+            return ScalarType("int64", Dim(name))
+        case Object():
+            object_type = getattr(spec.object_type, "object_type", None)
+            if object_type is None:
+                raise SpecError(f"{name!r}: {spec.object_type.__name__} is not derived from nn.Object")
+            made: Type = object_type()
+            return made
+        case Tuple():
+            return TupleType(tuple(argument_type(f"{name}_{i}", e) for i, e in enumerate(spec.elements)))
+        case Cache():
+            made_layers: dict[int | None, CacheLayerType] = {}
+            for window in spec.windows:
+                if window not in made_layers:
+                    made_layers[window] = CacheLayerType(
+                        spec.kv_heads, spec.head_size, spec.dtype, spec.batch, spec.max_seq, window
+                    )
+            return CacheType(tuple(made_layers[window] for window in spec.windows))
+
+
 @dataclass(frozen=True)
 class MethodSpec:
     """One method: its function, and the spec of each argument in the order of its signature."""
@@ -128,6 +167,7 @@ class MethodSpec:
     arguments: Mapping[str, ArgumentSpec]
     param_mode: Mode = "plain"
     effect_mode: Mode = "plain"
+    special_cases: tuple[Conditions, ...] = ()
 
     @property
     def arg_names(self) -> list[str]:
@@ -140,8 +180,8 @@ class MethodSpec:
         return list(self.arguments.values())
 
     @staticmethod
-    def from_raw(raw: Any, method: Callable[..., Any]) -> MethodSpec:
-        """Read the raw spec of one method against its Python signature.
+    def from_raw(raw: Any, method: Callable[..., Any], dims: Iterable[Symbol] = ()) -> MethodSpec:
+        """Read the raw spec of one method against its Python signature; `dims` are those of the module's parameters.
 
         Raises SpecError that lists every unknown, missing and ill-typed entry at once.
         """
@@ -151,7 +191,8 @@ class MethodSpec:
             raise SpecError(f"the spec is {raw!r}, not a dict from argument names to specs")
         problems: list[str] = []
         signature = inspect.signature(method)
-        modes = _modes(raw.get("$", {}), problems)
+        more = raw.get("$", {})
+        modes = _modes(more, problems)
         given = {key: value for key, value in raw.items() if key != "$"}
         arguments: dict[str, ArgumentSpec] = {}
         by_keyword = [
@@ -172,11 +213,13 @@ class MethodSpec:
                 near = difflib.get_close_matches(str(name), by_keyword, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 problems.append(f"{name!r} is not an argument{hint}")
+        cases = more.get("special_cases", ()) if isinstance(more, Mapping) else ()
+        declared = _special_cases(cases, method.__name__, arguments, dims, problems)
         if problems:
             raise SpecError(
                 "the spec does not fit the method", details=[*problems, f"signature: {signature}"]
             )
-        return MethodSpec(method, arguments, *modes)
+        return MethodSpec(method, arguments, *modes, declared)
 
 
 def _modes(raw: Any, problems: list[str]) -> tuple[Mode, Mode]:
@@ -184,7 +227,7 @@ def _modes(raw: Any, problems: list[str]) -> tuple[Mode, Mode]:
         problems.append(f"'$' is {raw!r}, not a dict")
         return "plain", "plain"
     for key in raw:
-        if key not in ("param_mode", "effect_mode"):
+        if key not in ("param_mode", "effect_mode", "special_cases"):
             problems.append(f"'$' has the unknown key {key!r}")
     modes = []
     for key in ("param_mode", "effect_mode"):
@@ -193,6 +236,33 @@ def _modes(raw: Any, problems: list[str]) -> tuple[Mode, Mode]:
             problems.append(f"'$' {key!r} is {mode!r}, not one of {', '.join(map(repr, get_args(Mode)))}")
         modes.append(mode)
     return modes[0], modes[1]
+
+
+def _special_cases(
+    raw: Any, method: str, arguments: Mapping[str, ArgumentSpec], dims: Iterable[Symbol], problems: list[str]
+) -> tuple[Conditions, ...]:
+    """Read the declared cases of a method."""
+    if not isinstance(raw, (list, tuple)):
+        problems.append(f"'$' 'special_cases' is {raw!r}, not a list of cases")
+        return ()
+    if not raw or problems:
+        return tuple(raw)
+    types = {name: argument_type(name, spec) for name, spec in arguments.items()}
+    sizes = [size for type in types.values() for size in sizes_of(type) if isinstance(size, Dim)]
+    own = [symbol for size in sizes for symbol in size.symbols]
+    try:
+        known = {s.name: s for s in merge_facts((s, method) for s in (*own, *dims)).values()}
+    except DimError:  # the trace says it in full
+        return tuple(raw)
+    read: list[Case] = []
+    for i, conditions in enumerate(raw):
+        try:
+            read.append(read_case(method, conditions, known, types))
+            refuse_unreachable(method, read)
+        except PassError as error:
+            more = "; ".join(part for part in (*error.details, error.help) if part)
+            problems.append(f"'$' 'special_cases' {i}: {error.what}" + (f" ({more})" if more else ""))
+    return tuple(dict(case.conditions) for case in read)
 
 
 @dataclass(frozen=True)
@@ -226,6 +296,7 @@ class ModuleSpec:
             raise SpecError(f"the spec is {raw!r}, not a dict from method names to specs")
         methods: dict[str, MethodSpec] = {}
         problems: list[str] = []
+        dims = _dims_of(module)
         for name, method_raw in raw.items():
             method = getattr(module, name, None) if isinstance(name, str) else None
             if not callable(method):
@@ -234,9 +305,16 @@ class ModuleSpec:
                 problems.append(f"{type(module).__name__} has no method {name!r}{hint}")
                 continue
             try:
-                methods[name] = MethodSpec.from_raw(method_raw, method)
+                methods[name] = MethodSpec.from_raw(method_raw, method, dims)
             except SpecError as error:
                 problems.extend(f"{name}: {line}" for line in (error.details or (error.what,)))
         if problems:
             raise SpecError("the spec does not fit the module", details=problems)
         return ModuleSpec(methods)
+
+
+def _dims_of(module: Any) -> list[Symbol]:
+    """The dims of a module's parameters."""
+    parameters = getattr(module, "parameters", None)
+    sizes = [size for p in (parameters() if callable(parameters) else ()) for size in sizes_of(p.type)]
+    return [symbol for size in sizes if isinstance(size, Dim) for symbol in size.symbols]

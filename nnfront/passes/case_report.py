@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from nnfront import dtypes
 from nnfront.dims import Size, product, total
-from nnfront.errors import PassError
-from nnfront.ir import Case, TensorType, covers, is_covered, overlap
+from nnfront.ir import Case, TensorType, is_covered, overlap
 
 
 @dataclass(frozen=True)
@@ -62,26 +61,9 @@ class SpecialCasesReport:
 def describe(function: str, cases: Sequence[Case]) -> CaseReport:
     """Return the report on one function."""
     pairs = [(i, j) for j in range(len(cases)) for i in range(j) if overlap(cases[i], cases[j])]
-    lost = [i for i, case in enumerate(cases) if is_covered(case, list(cases[:i]))]
+    lost = [i for i, case in enumerate(cases) if is_covered(case, cases[:i])]
     overlaps = tuple((i, j) for i, j in pairs if j not in lost)
     return CaseReport(function, tuple(map(_entry, cases)), overlaps, tuple(lost))
-
-
-def refuse_unreachable(function: str, cases: Sequence[Case]) -> None:
-    """Raise PassError for the first case that the ones before it leave nothing to."""
-    for i, case in enumerate(cases):
-        if is_covered(case, list(cases[:i])):
-            one = next((j for j in range(i) if covers(cases[j], case)), None)
-            taken = (
-                "the cases before it together take"
-                if one is None
-                else f"case {one}, '{cases[one].text}', takes"
-            )
-            raise PassError(
-                f"case {i} of {function}, '{case.text}', is never reached",
-                details=[f"{taken} all of its inputs"],
-                help="put it first, or leave it out",
-            )
 
 
 def _entry(case: Case) -> CaseEntry:

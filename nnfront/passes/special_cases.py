@@ -71,12 +71,13 @@ from nnfront.ir import (
     from_plain,
     parts_of,
     read_case,
+    refuse_unreachable,
     to_plain,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind_symbols, chosen_functions
-from nnfront.passes.case_report import SpecialCasesReport, describe, refuse_unreachable
+from nnfront.passes.case_report import SpecialCasesReport, describe
 from nnfront.passes.dispatch import GENERAL, Dispatch, known_value
 
 DECLARED = "special_cases"

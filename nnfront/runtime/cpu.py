@@ -189,6 +189,24 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
     return qkv_attention
 
 
+def _within(run: Run) -> Callable[..., Any]:
+    """The question of a special case as one Python expression: 0.2 us for a dim, where the reference takes 1.2."""
+    names = [f"v{i}" for i in range(len(run.inputs))]
+    asked = []
+    for name, (low, high, step) in zip(names, run.attrs["ranges"], strict=True):
+        if low is not None and low == high:
+            asked.append(f"{name} == {low!r}")
+        else:
+            asked += [f"{name} >= {low!r}"] if low is not None else []
+            asked += [f"{name} <= {high!r}"] if high is not None else []
+        asked += [f"{name} % {step!r} == 0"] if step is not None else []
+    numbers = "".join(f"    if {name}.__class__ is Tensor: {name} = {name}.item()\n" for name in names)
+    scope: dict[str, Any] = {"Tensor": torch.Tensor, "inf": float("inf"), "nan": float("nan")}
+    exec(f"def within({', '.join(names)}):\n{numbers}    return {' and '.join(asked) or 'True'}", scope)
+    within: Callable[..., Any] = scope["within"]
+    return within
+
+
 KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     PACK: _tuple,
     "linear_plain": _linear,
@@ -200,6 +218,7 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
     "qkv_attention": _qkv_attention,
+    "within": _within,
     "attention_cached": attention.cached,
     "attention_fused": attention.fused,
     "sdpa_fused": attention.sdpa,

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from nnfront.lower import MethodProgram
-from nnfront.runtime.check import compile_check, put
+from nnfront.errors import RunError
+from nnfront.lower import Block, MethodProgram
+from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call, only
 from nnfront.runtime.cpu import resolve
-from nnfront.runtime.execute import Frame, execute, prepare
+from nnfront.runtime.check import compile_check, put
+from nnfront.runtime.execute import Code, Frame, execute, prepare
+
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
 from nnfront.runtime.results import result_maker, split_results
 from nnfront.runtime.signature import Known, arrange
@@ -43,16 +47,52 @@ class Method:
         self.program = program
         self.name = program.name
         self._check = compile_check(program, known)
-        dims = {b.symbol: b.slot for b in program.dims} | matched_dims(program)
-        first, last = split_results(program.body)
-        self._setup = prepare(program.setup, program.slots, resolve, dims, self.name)
-        self._code = prepare(first, program.slots, resolve, dims, self.name)
-        self._last = prepare(last, program.slots, resolve, dims, self.name)
+        self._hits = Hits(program)
+        self._setup = self._prepared(program.setup)
+        self._code, self._last = map(self._prepared, split_results(program.body))
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
         self._shelf = shelf or Shelf()
         loaded = self._finished(loaded_frame(program, weights, known))
         self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
+
+    def _prepared(self, block: Block) -> Code:
+        dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
+        return prepare(
+            block, self.program.slots, lambda run: self._hits.resolve(run, resolve), dims, self.name
+        )
+
+    @property
+    def hits(self) -> dict[str, int]:
+        """How many calls took each special case, `general` for none of them; empty if the method has no cases."""
+        return self._hits.read()
+
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation | CaseList:
+        """Say which special case a call with these arguments takes and why; nothing runs. Without arguments, list the cases.
+
+        Raises RunError if the arguments do not fit the signature.
+        """
+        if self._count and not args and not kwargs:
+            return CaseList(self.name, self.hits)
+        frame = self._shelf.loaded[self.name].template.copy()
+        self._check(frame, tuple(arrange(self.program, args, kwargs)))
+        return explain_call(self.program, frame, self.hits)
+
+    def only(self, case: str) -> Method:
+        """Return this method with one special case, or `general`, taken in every call, whether it holds or not.
+
+        What it computes is right only for arguments that meet the case. Raises RunError for a case that the method does not have.
+        """
+        known = self.hits
+        if case not in known:
+            raise RunError(
+                f"{self.name} has no case {case!r}",
+                details=[f"its cases are {', '.join(map(repr, known)) or 'none'}"],
+            )
+        method = copy.copy(self)
+        method.program = only(self.program, case)
+        method._code, method._last = map(self._prepared, split_results(method.program.body))
+        return method
 
     def with_weights(self, changed: Values) -> Loaded:
         """Return what the method would run with if these weights, of the same types, were in the place of theirs."""
