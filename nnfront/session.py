@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
 from nnfront.weights import BoundWeights, Extras, Options, save_values
+from nnfront.weights.export_checkpoint import export_checkpoint
 from nnfront.weights.held import Held, Layout
 from nnfront.weights.update import renew
+from nnfront.weights.write import SHARD_BYTES
 
 
 class Session(Mapping[str, Method]):
@@ -125,6 +127,29 @@ class Session(Mapping[str, Method]):
         values = {"": held.raw, **held.results}
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
         save_values(Path(folder), self._ir, self.program, values, dims, self.extras, Options())
+
+    def export_checkpoint(
+        self,
+        folder: str | Path,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        overwrite: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Path]:
+        """Write the weights as they are now as a checkpoint, in the layout, under the names and in the dtypes that it had; return the files.
+
+        `shard_bytes`: from this size on there are several files and an index. `overwrite`: replace the weights in a folder that is not
+        empty; its other files stay. `progress` is told how many bytes of how many are written. The folder appears whole or not at all.
+        Raises LoadError that lists weights that cannot be had back (quantised ones), and if the folder cannot be written.
+        """
+        return export_checkpoint(
+            self._held,
+            self.sources,
+            Path(folder),
+            shard_bytes=shard_bytes,
+            overwrite=overwrite,
+            progress=progress,
+        )
 
     def explain(self, method: str, *args: Any, **kwargs: Any) -> Explanation | CaseList:
         """Say which special case of a method a call with these arguments takes, which checks fail for the others and why, and what
