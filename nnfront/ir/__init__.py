@@ -13,8 +13,10 @@ Read the files in this order; each imports only from those above it:
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
     narrow    what branches know of dims         conditions  when a special case applies, with `coverage`
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
+    admit     text for other machines, and from them: parsed, verified and of bounded size
 """
 
+from nnfront.ir.admit import admit, release
 from nnfront.ir.builder import FunctionBuilder, Names, branch
 from nnfront.ir.conditions import (
     Case,
@@ -127,6 +129,7 @@ __all__ = [
     "Var",
     "Visitor",
     "Zeros",
+    "admit",
     "atoms_of",
     "branch",
     "branch_facts",
@@ -158,6 +161,7 @@ __all__ = [
     "print_module",
     "read_case",
     "refuse_unreachable",
+    "release",
     "sizes_of",
     "substitute_atoms",
     "substitute_type",
