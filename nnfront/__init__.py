@@ -82,6 +82,8 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "op": ("nnfront.nn.functional", ""),
     "passes": ("nnfront.passes", ""),
     "register_extern": ("nnfront.ops", "register_extern"),
+    "register_kernel": ("nnfront.plugins", "register_kernel"),
+    "unregister_kernel": ("nnfront.plugins", "unregister_kernel"),
     "spec": ("nnfront.nn.spec", ""),
     "zeros": ("nnfront.passes", "zeros"),
 }

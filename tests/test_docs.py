@@ -11,6 +11,7 @@ import contextlib
 import io
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 
 import nnfront as nn
 from nnfront.cli import main
+from nnfront.ir import OPS
 from nnfront.ir import verify as rules
 
 PROJECT = Path(__file__).parents[1]
@@ -60,6 +62,16 @@ def run(block: Block, scope: dict[str, object], file: str) -> tuple[str, str]:
     return out.getvalue(), raised
 
 
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """Ops that a page declares are gone after it."""
+    known = set(OPS)
+    yield
+    for name in OPS.keys() - known:
+        del OPS[name]
+
+
+@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_examples_run_and_give_what_the_page_shows(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)

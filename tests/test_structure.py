@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sampling": BASE,
     "tokenizer": BASE,
     "models": BASE | {"ir", "nn"},
+    "plugins": BASE | {"lower", "runtime"},
     "session": BASE | ROOMS,
     "compiler": BASE | ROOMS | {"session"},
     "phases": set(),

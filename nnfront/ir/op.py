@@ -221,7 +221,7 @@ def op(
         signature = inspect.signature(rule)
         operands, attributes = [], {}
         for parameter in signature.parameters.values():
-            annotation = str(parameter.annotation)
+            annotation = _annotation(parameter)
             if "Type" in annotation:
                 operands.append(_operand(parameter, annotation))
             else:
@@ -238,6 +238,17 @@ def op(
         return declared
 
     return declare
+
+
+def _annotation(parameter: inspect.Parameter) -> str:
+    """The annotation as it is written, whether the file postpones the evaluation of annotations or not."""
+    if isinstance(parameter.annotation, str):
+        return parameter.annotation
+    return (
+        inspect.formatannotation(parameter.annotation)
+        .replace("nnfront.ir.types.", "")
+        .replace("collections.abc.", "")
+    )
 
 
 def _operand(parameter: inspect.Parameter, annotation: str) -> Operand:

@@ -22,12 +22,15 @@ from nnfront.ir import (  # the types and cases in a program, for those who run 
     type_text,
 )
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure
-from nnfront.lower.lower import KERNEL_TABLES, lower, lower_function
+from nnfront.lower.lower import lower, lower_function
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import reference
+from nnfront.lower.select import ACCEPTED, Context, Rule, View, as_is
 from nnfront.lower.signature import places
+from nnfront.lower.tables import KERNEL_TABLES, add_rule, remove_rule
 
 __all__ = [
+    "ACCEPTED",
     "KERNEL_TABLES",
     "PACK",
     "Argument",
@@ -36,12 +39,14 @@ __all__ = [
     "CacheLayerType",
     "CacheType",
     "Causal",
+    "Context",
     "DimBinding",
     "Instruction",
     "Match",
     "MethodProgram",
     "Place",
     "Program",
+    "Rule",
     "Run",
     "ScalarType",
     "ShapeType",
@@ -50,7 +55,10 @@ __all__ = [
     "TensorType",
     "TupleType",
     "Type",
+    "View",
     "Zeros",
+    "add_rule",
+    "as_is",
     "condition_text",
     "dim_bounds",
     "from_plain",
@@ -59,5 +67,6 @@ __all__ = [
     "parts_of",
     "places",
     "reference",
+    "remove_rule",
     "type_text",
 ]

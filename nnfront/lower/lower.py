@@ -36,16 +36,13 @@ from nnfront.ir import (
     sizes_of,
     substitute_type,
 )
-from nnfront.lower.cpu import CPU
 from nnfront.lower.frame import Frame, bare_symbol, dims_in
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
 from nnfront.lower.program import Argument, MethodProgram, Program
 from nnfront.lower.schedule import finish
-from nnfront.lower.select import Rule, select
+from nnfront.lower.select import select
 from nnfront.lower.signature import bind_dims
-
-KERNEL_TABLES: Mapping[str, tuple[Rule, ...]] = {"cpu": CPU}
-"""The kernel table of each target."""
+from nnfront.lower.tables import rules
 
 
 def lower(ir: IRModule, target: str = "cpu") -> Program:
@@ -76,7 +73,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
-    body = select(body, lowering.frame, KERNEL_TABLES[target])
+    body = select(body, lowering.frame, rules(target))
     load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.
     setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")

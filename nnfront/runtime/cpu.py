@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.lower import PACK, Run, reference
+from nnfront.lower import PACK, Run
 from nnfront.runtime import attention
 from nnfront.runtime.cache_layer import CacheLayer
 from nnfront.runtime.gemv import gemv
@@ -223,8 +223,3 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "attention_fused": attention.fused,
     "sdpa_fused": attention.sdpa,
 }
-
-
-def resolve(run: Run) -> Callable[..., Any]:
-    """Return the function that runs an instruction: operands by position, sized attributes by keyword."""
-    return KERNELS.get(run.kernel, reference)(run)

@@ -13,10 +13,9 @@ import torch
 from nnfront.errors import RunError
 from nnfront.lower import Block, MethodProgram
 from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call, only
-from nnfront.runtime.cpu import resolve
 from nnfront.runtime.check import compile_check, put
 from nnfront.runtime.execute import Code, Frame, execute, prepare
-
+from nnfront.runtime.kernels import resolve
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
 from nnfront.runtime.results import result_maker, split_results
 from nnfront.runtime.signature import Known, arrange

@@ -15,8 +15,8 @@ import torch
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
-from nnfront.runtime.cpu import resolve
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
+from nnfront.runtime.kernels import resolve
 from nnfront.runtime.row_blocks import run_in_blocks, works_on_rows
 from nnfront.runtime.signature import observed
 from nnfront.runtime.signature import resolve as resolve_dims

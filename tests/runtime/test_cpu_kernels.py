@@ -14,12 +14,13 @@ from nnfront.runtime import cpu
 from nnfront.runtime import gemv as gemv_module
 from nnfront.runtime.cache_layer import make_layer
 from nnfront.runtime.gemv import find_gemv
+from nnfront.runtime.kernels import resolve
 
 
 def both(kernel: str, op, operands, **attrs):
     """The kernel's result and the reference's."""
     run = Run(kernel, op.name, (), Structure(), attrs)
-    return cpu.resolve(run)(*operands), op.run(operands, attrs)
+    return resolve(run)(*operands), op.run(operands, attrs)
 
 
 def assert_same(got: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor | None = None) -> None:
@@ -133,8 +134,8 @@ def test_rms_norm_last_of_what_has_no_norm_is_what_the_reference_gives(rows, val
 def test_rope_by_tables_is_rope(dtype, tables, pairs):
     angles = torch.randn([n for n in tables if n] + [pairs])
     wide = "float64" if dtype == torch.float64 else "float32"
-    make = cpu.resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": wide}))
-    rotate = cpu.resolve(Run("rope_rotated", "rope", (), Structure(), {}))
+    make = resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": wide}))
+    rotate = resolve(Run("rope_rotated", "rope", (), Structure(), {}))
     x = torch.randn(2, 4, 3, 10).to(dtype)
     for part in (x, torch.randn(2, 4, 6, 10).to(dtype)[:, :, ::2]):
         kept = part.clone()
@@ -177,7 +178,7 @@ def test_a_chunk_after_stored_tokens_attends_in_blocks_to_all_of_them(h, g, befo
     q, k, v = heads(2, stored, stored, h, g)
     layer = make_layer(CacheLayerType(g, 8, "float32", 2, stored, window), {})
     layer.append(k[:, :before], v[:, :before])
-    attend = cpu.resolve(Run("attention_cached", "attention", (), Structure(), {}))
+    attend = resolve(Run("attention_cached", "attention", (), Structure(), {}))
     got, _ = attend(q[:, before:], k[:, before:], v[:, before:], layer, None)
     expected = ops.attention.run((q, k, v, None, None), {})[:, before:]
     assert_same(got, expected)
@@ -253,7 +254,7 @@ def test_a_gated_product_agrees_with_float64(rows, bias, act, dtype):
         torch.randn(14).to(dtype) if bias else None,
     )
     kept = x.clone()
-    got = cpu.resolve(run)(x, w, b)
+    got = resolve(run)(x, w, b)
     gate, up = torch.nn.functional.linear(x.double(), w.double(), None if b is None else b.double()).split(
         7, -1
     )
@@ -278,8 +279,8 @@ def test_attention_of_a_fused_projection_is_that_of_its_parts(seq, h, g, with_ca
     qkv = torch.randn(batch, seq, (h + 2 * g) * size)
     angles = torch.randn(1, seq, size // 2)
     cos, sin = angles.cos(), angles.sin()
-    tables = cpu.resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": "float32"}))(cos, sin)
-    fused = cpu.resolve(
+    tables = resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": "float32"}))(cos, sin)
+    fused = resolve(
         Run("qkv_attention", "qkv_attention", (), Structure(), {"heads": h, "groups": g, "scale": 0.3})
     )
     layer = make_layer(CacheLayerType(g, size, "float32", batch, seq), {}) if with_cache else None

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of a user's own: chosen like the project's, through the same table, without a change to it.
+
+    import nnfront as nn
+    from nnfront.ir import TensorType
+
+    @nn.ir.op()                                   # a new op: what it takes and gives ...
+    def double_relu(x: TensorType) -> TensorType:
+        return x
+
+    @double_relu.reference                        # ... what it means, which is what runs without a kernel ...
+    def _(x):
+        return x.relu() * 2
+
+    nn.register_kernel("double_relu", "my_double_relu", lambda run: launch, why="one pass")    # ... and what runs instead
+
+An op that nnfront has, or a region that `outline` makes by its pattern's name, gets another kernel in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nnfront.errors import LowerError
+from nnfront.lower import ACCEPTED, KERNEL_TABLES, Context, Rule, Run, View, add_rule, as_is, remove_rule
+from nnfront.runtime import KERNELS, Maker
+
+
+def _any_call(run: Run, context: Context) -> str:
+    return ACCEPTED
+
+
+def register_kernel(
+    op: str,
+    name: str,
+    make: Maker,
+    *,
+    target: str = "cpu",
+    why: str = "registered",
+    accepts: Callable[[Run, Context], str] = _any_call,
+    view: View = as_is,
+) -> None:
+    """Let calls of `op`, or of regions by that name, run a kernel of your own.
+
+    make: gets the instruction (`run.attrs` are its constant attributes) and returns the function to run: operands by position, None
+    for one that is absent, attributes that hold dims by keyword.
+    accepts: gets the instruction and what is known about its operands, and returns "" or the reason why the kernel cannot run it;
+    `exe.explain()` shows both. view: see the call as another one first.
+    The kernel registered last is asked first; the target's own come after all of them.
+    Raises LowerError for a target that does not exist and for a name that is taken.
+    """
+    if target not in KERNEL_TABLES:
+        known = ", ".join(map(repr, KERNEL_TABLES))
+        raise LowerError(
+            f"there is no target {target!r} to register a kernel for", help=f"targets are {known}"
+        )
+    if name in KERNELS:
+        raise LowerError(f"there is a kernel {name!r} already", help="choose another name")
+    KERNELS[name] = make
+    add_rule(target, Rule(op, name, why, accepts, view))
+
+
+def unregister_kernel(name: str, *, target: str = "cpu") -> None:
+    """Forget a registered kernel. What has been compiled keeps it. Raises LowerError for a name that was not registered."""
+    if not remove_rule(target, name):
+        raise LowerError(f"no kernel {name!r} was registered for {target!r}")
+    del KERNELS[name]

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All kernels by name: from an instruction to the function that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from nnfront.lower import Run, reference
+from nnfront.runtime import cpu
+
+Maker: TypeAlias = Callable[[Run], Callable[..., Any]]
+
+KERNELS: dict[str, Maker] = dict(cpu.KERNELS)
+"""Kernels of all targets, and those that users have registered. A kernel that is missing is the reference of its op."""
+
+
+def resolve(run: Run) -> Callable[..., Any]:
+    """Return the function that runs an instruction: operands by position, sized attributes by keyword."""
+    return KERNELS.get(run.kernel, reference)(run)
