@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from nnfront.artefact import session_of
 from nnfront.errors import LoadError, RunError
 from nnfront.folder import compile_folder
 from nnfront.phases import Phases
+from nnfront.runtime.transform_plan import TransformPlan
 from nnfront.sampling import Sampler, Sampling
 from nnfront.session import Session
 from nnfront.tokenizer import Tokenizer, until
@@ -46,12 +47,17 @@ class LLM:
         quant: str | None = None,
         *,
         model_file: str | Path | None = None,
+        cache: str | Path | None = None,
+        plan: Callable[[TransformPlan], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
-        An artefact has both in it, so neither is given with one.
+        cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
+        An artefact has all three in it, so none is given with one.
+        plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be.
         """
         if quant is not None:
@@ -62,10 +68,17 @@ class LLM:
                     f"{path} is an artefact: its dtype and its model are part of it",
                     help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE",
                 )
+            if cache is not None:
+                raise LoadError(
+                    f"{path} is an artefact: its weights are made already", help="leave the cache out"
+                )
             return _from_artefact(Path(path), device)
         phases = Phases()
         model = compile_folder(path, device, dtype, model_file, phases)
-        session = model.executable.load(model.checkpoint, cast=dtype is not None)
+        cast = dtype is not None
+        if plan is not None:
+            plan(model.executable.plan(model.checkpoint, cast=cast))
+        session = model.executable.load(model.checkpoint, cast=cast, cache=cache, progress=progress)
         session.extras = model.extras
         phases.end("load")
         return LLM(session, model.text, model.config, Path(path), phases)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import nnfront as nn
+from nnfront.cli.bar import progress_bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    bar = progress_bar("weights", "B", scale=True)
     phases = nn.artefact.export(
-        args.path, args.output, dtype=args.dtype, model_file=args.model, progress=_bar(), plan=_say
+        args.path, args.output, dtype=args.dtype, model_file=args.model, progress=bar, plan=_say
     )
     size = sum(file.stat().st_size for file in Path(args.output).iterdir())
     _say(f"{args.output}: {size / 1e6:.1f} MB\n\n{phases.table()}")
@@ -36,22 +37,3 @@ def main(args: argparse.Namespace) -> int:
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _bar() -> Callable[[int, int], None] | None:
-    """A progress bar on a terminal, if tqdm is installed."""
-    if not sys.stderr.isatty():
-        return None
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return None
-    bar = tqdm(unit="B", unit_scale=True, desc="weights")
-
-    def show(done: int, total: int) -> None:
-        bar.total = total
-        bar.update(done - bar.n)
-        if done == total:
-            bar.close()
-
-    return show

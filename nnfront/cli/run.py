@@ -7,6 +7,10 @@ import argparse
 import sys
 
 import nnfront as nn
+from nnfront.cli.bar import progress_bar
+
+WORTH_SAYING_BYTES = 64 << 20
+"""A load that takes more memory than this says so before it begins."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,11 +36,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
+    parser.add_argument(
+        "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    llm = nn.LLM.load(args.path, dtype=args.dtype, model_file=args.model)
+    llm = nn.LLM.load(
+        args.path,
+        dtype=args.dtype,
+        model_file=args.model,
+        cache=args.cache,
+        plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
+        progress=progress_bar("weights", "step"),
+    )
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = llm.generate(
         prompt,
@@ -57,3 +71,10 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     print(f"\n{llm.phases.table()}", file=sys.stderr)
     return 0
+
+
+def _say(peak_bytes: int) -> None:
+    if peak_bytes >= WORTH_SAYING_BYTES:
+        print(
+            f"loading takes at most {peak_bytes / 1e6:.1f} MB of memory besides mapped files", file=sys.stderr
+        )
