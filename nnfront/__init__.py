@@ -72,6 +72,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "LLM": ("nnfront.llm", "LLM"),
     "Session": ("nnfront.session", "Session"),
     "artefact": ("nnfront.artefact", ""),
+    "causal": ("nnfront.passes", "causal"),
     "compile": ("nnfront.compiler", "compile"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
@@ -85,6 +86,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "register_kernel": ("nnfront.plugins", "register_kernel"),
     "unregister_kernel": ("nnfront.plugins", "unregister_kernel"),
     "spec": ("nnfront.nn.spec", ""),
+    "verify_variants": ("nnfront.variants", "verify_variants"),
     "zeros": ("nnfront.passes", "zeros"),
 }
 

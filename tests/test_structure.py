@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "phases": set(),
     "folder": BASE | ROOMS | {"compiler", "models", "phases"},
     "artefact": BASE | ROOMS | {"compiler", "folder", "phases", "session"},
+    "variants": BASE | ROOMS | {"compiler", "session"},
     "llm": BASE | ROOMS | EDGE,
     "cli": BASE | EDGE | ROOMS,
 }

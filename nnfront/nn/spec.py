@@ -255,14 +255,22 @@ def _special_cases(
     except DimError:  # the trace says it in full
         return tuple(raw)
     read: list[Case] = []
-    for i, conditions in enumerate(raw):
+    for conditions in raw:
         try:
             read.append(read_case(method, conditions, known, types))
+        except PassError as error:
+            problems.append(_in_one_line(error))
+    if not problems:
+        try:
             refuse_unreachable(method, read)
         except PassError as error:
-            more = "; ".join(part for part in (*error.details, error.help) if part)
-            problems.append(f"'$' 'special_cases' {i}: {error.what}" + (f" ({more})" if more else ""))
+            problems.append(_in_one_line(error))
     return tuple(dict(case.conditions) for case in read)
+
+
+def _in_one_line(error: PassError) -> str:
+    more = "; ".join(part for part in (*error.details, error.help) if part)
+    return f"'$' 'special_cases': {error.what}" + (f" ({more})" if more else "")
 
 
 @dataclass(frozen=True)

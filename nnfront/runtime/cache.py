@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from nnfront.dims import Dim, describe_facts, evaluate, satisfies
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.runtime.cache_layer import CacheLayer, Chunk, make_layer
+from nnfront.runtime.cache_layer import CacheLayer, Chunk, LayerState, make_layer
 from nnfront.runtime.lengths import Lengths
 
 
@@ -78,6 +78,15 @@ class Cache(Sequence[CacheLayer]):
             types.setdefault(id(old), new.type) for old, new in zip(self.type.layers, layers, strict=True)
         )
         return Cache(CacheType(shared), layers)
+
+    def clone(self) -> Cache:
+        """A copy with buffers of its own."""
+        scratch: dict[int, Chunk] = {}
+        layers = [
+            CacheLayer(x.type, x._keys.clone(), x._values.clone(), LayerState(x.lengths, scratch), 0)
+            for x in self._layers
+        ]
+        return Cache(self.type, layers)
 
     def reset(self) -> None:
         """Forget all tokens."""

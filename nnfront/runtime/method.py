@@ -77,20 +77,27 @@ class Method:
         self._check(frame, tuple(arrange(self.program, args, kwargs)))
         return explain_call(self.program, frame, self.hits)
 
-    def only(self, case: str) -> Method:
-        """Return this method with one special case, or `general`, taken in every call, whether it holds or not.
+    def load_dims(self) -> dict[str, int]:
+        """The dims that weights have bound, by name."""
+        template = self._shelf.loaded[self.name].template
+        return {b.symbol.name: template[b.slot] for b in self.program.dims if template[b.slot] is not None}
 
-        What it computes is right only for arguments that meet the case. Raises RunError for a case that the method does not have.
+    def only(self, case: str | None) -> Method:
+        """Return this method with one special case, or `general`, taken in every call, whether it holds or not; None: as it is.
+
+        It counts its hits by itself. What it computes is right only for arguments that meet the case. Raises RunError for a case
+        that the method does not have.
         """
         known = self.hits
-        if case not in known:
+        if case is not None and case not in known:
             raise RunError(
                 f"{self.name} has no case {case!r}",
                 details=[f"its cases are {', '.join(map(repr, known)) or 'none'}"],
             )
         method = copy.copy(self)
-        method.program = only(self.program, case)
-        method._code, method._last = map(self._prepared, split_results(method.program.body))
+        method.program = self.program if case is None else only(self.program, case)
+        method._hits = Hits(self.program)
+        method._code, method._last = map(method._prepared, split_results(method.program.body))
         return method
 
     def with_weights(self, changed: Values) -> Loaded:

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random arguments for a method: dims inside their facts, values as a special case says."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nnfront.dims import Dim, Size, Symbol, evaluate
+from nnfront.errors import RunError
+from nnfront.lower import (
+    Argument,
+    CacheType,
+    Causal,
+    Run,
+    ScalarType,
+    TensorType,
+    TupleType,
+    Type,
+    Zeros,
+    dim_bounds,
+    from_plain,
+    parts_of,
+    places,
+)
+from nnfront.runtime.cache import Cache, make_cache
+
+if TYPE_CHECKING:
+    from nnfront.runtime.method import Method
+
+SPREAD = 48
+"""How far a dim without an upper bound may lie above its least number."""
+FILLED = 3
+"""Tokens that a cache holds before a call, where they fit."""
+
+
+class Draw:
+    """Draws the arguments of a method. `dims` are numbers by name, `ranges` those of integer arguments."""
+
+    def __init__(
+        self, method: Method, dims: Mapping[str, int], ranges: Mapping[str, tuple[int, int]], seed: int
+    ) -> None:
+        self.method = method
+        self.program = method.program
+        self.given = {**dims, **method.load_dims()}
+        self.ranges = {**_index_ranges(method), **ranges}
+        self.random = random.Random(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        found = [
+            (p, z) for a in self.program.arguments for p, z in places(a.type, a.name) if isinstance(z, Dim)
+        ]
+        symbols = {
+            s.name: s for b in self.program.dims for s in (b.symbol,) if b.symbol.name not in self.given
+        }
+        elsewhere = {s.name for place, size in found if place.axis != "max_seq" for s in size.symbols}
+        # A cache is to have room for what is appended: dims that only it has are drawn last, and large.
+        self.roomy = {name: s for name, s in symbols.items() if name not in elsewhere}
+        self.symbols = {name: s for name, s in symbols.items() if name in elsewhere}
+
+    def arguments(self, case: str | None, number: int) -> tuple[list[Any], dict[str, int]]:
+        """Return arguments that meet a case (None: any), and the numbers of their dims. The first two are the least and the greatest sizes."""
+        conditions = from_plain(self.program.cases[case]) if case is not None else {}
+        sizes = dict(self.given)
+        for name, symbol in self.symbols.items():
+            sizes[name] = self._number(symbol, conditions.get(name), number)
+        for name, symbol in self.roomy.items():
+            room = FILLED + max([8, *sizes.values()])
+            sizes[name] = self._number(symbol, conditions.get(name), 1, room)
+        args = [self._argument(a, conditions, sizes) for a in self.program.arguments]
+        return args, {b.symbol.name: sizes[b.symbol.name] for b in self.program.dims}
+
+    def _number(self, symbol: Symbol, condition: Any, number: int, least: int = 0) -> int:
+        low, high, step = symbol.low, symbol.high, symbol.multiple_of
+        for part in parts_of(condition) if condition is not None else ():
+            first, last, divisor = dim_bounds(part) or (0, None, 1)
+            low, step = max(low, first), math.lcm(step, divisor)
+            high = high if last is None else min(high, last)
+        first = -(-int(low) // step)
+        last = max(first, int(min(high, max(low + SPREAD, least, step)) // step))
+        chosen = (first, last)[number] if number < 2 else self.random.randint(first, last)
+        return chosen * step
+
+    def _argument(self, argument: Argument, conditions: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+        type, condition = argument.type, conditions.get(argument.name)
+        if isinstance(type, TensorType):
+            if isinstance(condition, Zeros):
+                return torch.zeros(_shape(type, sizes), dtype=_dtype(type))
+            if isinstance(condition, Causal):
+                is_bool = type.dtype == "bool"
+                full = torch.full(_shape(type, sizes), is_bool or condition.hidden, dtype=_dtype(type))
+                return full.tril() if is_bool else full.triu(1)
+            if condition is not None:
+                return torch.full(_shape(type, sizes), condition, dtype=_dtype(type))
+        if isinstance(type, ScalarType) and type.value is None and condition is not None:
+            return condition
+        return self._value(argument.name, type, sizes)
+
+    def _value(self, name: str, type: Type, sizes: Mapping[str, int]) -> Any:
+        match type:
+            case TensorType():
+                return self.tensor(type, sizes, self.generator, self.ranges.get(name, (0, 1)))
+            case ScalarType():
+                if type.value is not None:
+                    return evaluate(type.value, sizes)
+                choices = {"bool": (False, True), "int64": (0, 1, 2, 3), "float64": (0.0, 0.5, -1.5)}
+                return self.random.choice(choices[type.dtype])
+            case TupleType():
+                return tuple(self._value(f"{name}[{i}]", field, sizes) for i, field in enumerate(type.fields))
+            case CacheType():
+                return self._cache(type, sizes)
+            case _:
+                raise RunError(f"{self.program.name}: no random value for argument {name!r}")
+
+    def _cache(self, type: CacheType, sizes: Mapping[str, int]) -> Cache:
+        """A cache with some tokens in it, random ones."""
+        cache = make_cache(type, sizes)
+        appended = max([1, *(n for name, n in sizes.items() if name not in self.roomy)])
+        filled = min(FILLED, cache.max_seq - appended)
+        for layer in cache if filled > 0 else ():
+            shape = (layer.batch, filled, layer.type.kv_heads, layer.type.head_size)
+            dtype = getattr(torch, layer.type.dtype)
+            layer.append(*(torch.randn(shape, generator=self.generator).to(dtype) for _ in range(2)))
+        return cache
+
+    @staticmethod
+    def tensor(
+        type: TensorType, sizes: Mapping[str, int], generator: torch.Generator, integers: tuple[int, int]
+    ) -> torch.Tensor:
+        """Return a random tensor: normal floats, integers in a range with its ends."""
+        shape, dtype = _shape(type, sizes), _dtype(type)
+        if dtype == torch.bool:
+            return torch.rand(shape, generator=generator) < 0.5
+        if not dtype.is_floating_point:
+            return torch.randint(integers[0], integers[1] + 1, shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator).to(dtype)
+
+
+def copied(value: Any) -> Any:
+    """Return an argument that a call may write to."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, tuple):
+        return tuple(map(copied, value))
+    return value.clone() if isinstance(value, Cache) else value
+
+
+def _index_ranges(method: Method) -> dict[str, tuple[int, int]]:
+    """The integer arguments that select from a table of known length, and their ranges."""
+    program, found = method.program, dict[str, tuple[int, int]]()
+    names = {a.structure.slot: a.name for a in program.arguments if a.structure.is_leaf}
+    for run in program.body.walk():
+        if isinstance(run, Run) and run.op == "take" and run.inputs[1] in names:
+            table = program.slots[run.inputs[0]].type
+            size: Size = table.shape[run.attrs.get("axis") or 0] if isinstance(table, TensorType) else 0
+            if isinstance(size, int) and size > 0:
+                found[names[run.inputs[1]]] = (0, size - 1)
+    return found
+
+
+def _shape(type: TensorType, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(evaluate(size, sizes) for size in type.shape)
+
+
+def _dtype(type: TensorType) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, type.dtype)
+    return dtype
