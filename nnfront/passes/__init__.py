@@ -10,16 +10,19 @@ from collections.abc import Sequence
 
 from nnfront.errors import PassError
 from nnfront.ir import IRModule, causal, multiple_of, zeros
+from nnfront.passes.apply_dtype_policy import apply_dtype_policy
 from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims
 from nnfront.passes.bind_params import bind_params
 from nnfront.passes.canonicalize import canonicalize
+from nnfront.passes.dtype_policy import POLICY
 from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
 from nnfront.passes.eliminate_dead_code import eliminate_dead_code
 from nnfront.passes.fold_constants import fold_constants
 from nnfront.passes.inline import inline
 from nnfront.passes.lift_transform_params import lift_transform_params
 from nnfront.passes.outline import outline
+from nnfront.passes.pack_weights import pack_weights
 from nnfront.passes.patterns import Pattern
 from nnfront.passes.regions import PATTERNS
 from nnfront.passes.special_cases import special_cases
@@ -35,8 +38,10 @@ __all__ = [
     "PASSES",
     "PATTERNS",
     "PIPELINES",
+    "POLICY",
     "Pass",
     "Pattern",
+    "apply_dtype_policy",
     "bind_dims",
     "bind_params",
     "canonicalize",
@@ -49,6 +54,7 @@ __all__ = [
     "module_pass",
     "multiple_of",
     "outline",
+    "pack_weights",
     "run",
     "special_cases",
     "zeros",

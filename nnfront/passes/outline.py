@@ -11,7 +11,7 @@ before:
     }
 after:
     fused def product[n](x: input float32[n, 4], weight: input float32[8, 4], residual: input float32[n, 8])
-            -> float32[n, 8] attrs(activation="silu", kind="linear", operands=("x", "weight", "bias", "residual"), region="product") {
+            -> float32[n, 8] attrs(activation="silu", kind="linear", operands=("x", "weight", "bias", "scale", "residual"), region="product") {
         linear: float32[n, 8] = linear(x, weight, None)
         silu: float32[n, 8] = silu(linear)
         add: float32[n, 8] = add(residual, silu)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store weights the way a GPU's kernels read them: the order becomes one more formula, for lifting to move into the transform.
+
+before:
+    fused def gated_product[n](x: input float16[n, 4], weight: input float16[6, 4])
+            -> float16[n, 3] attrs(activation="silu", kind="linear", region="gated_product", operands=("x", "weight", "bias")) {
+        linear: float16[n, 6] = linear(x, weight)
+        split: (float16[n, 3], float16[n, 3]) = split(linear, indices_or_sections=2, axis=1)
+        gate: float16[n, 3] = split[0]
+        up: float16[n, 3] = split[1]
+        silu: float16[n, 3] = silu(gate)
+        multiply: float16[n, 3] = multiply(silu, up)
+        return multiply
+    }
+    def main[n](x: input float16[n, 4], w: weight float16[6, 4]) -> float16[n, 3] {
+        y: float16[n, 3] = @gated_product(x, w)
+        return y
+    }
+after:
+    fused def gated_product[n](x: input float16[n, 4], weight: input float16[6, 4])
+            -> float16[n, 3] attrs(activation="silu", kind="linear", region="gated_product", operands=("x", "weight", "bias")) {
+        linear: float16[n, 6] = linear(x, weight)
+        split: (float16[n, 3], float16[n, 3]) = split(linear, indices_or_sections=2, axis=1)
+        gate: float16[n, 3] = split[0]
+        up: float16[n, 3] = split[1]
+        silu: float16[n, 3] = silu(gate)
+        multiply: float16[n, 3] = multiply(silu, up)
+        return multiply
+    }
+    fused def interleaved_product[n](x: input float16[n, 4], weight: input float16[6, 4])
+            -> float16[n, 3] attrs(activation="silu", kind="linear", region="interleaved_product", operands=("x", "weight", "bias")) {
+        reshape: float16[3, 2, 4] = reshape(weight, shape=(3, 2, 4))
+        permute_dims: float16[2, 3, 4] = permute_dims(reshape, axes=(1, 0, 2))
+        reshape_1: float16[6, 4] = reshape(permute_dims, shape=(6, 4))
+        gated_product: float16[n, 3] = @gated_product(x, reshape_1)
+        return gated_product
+    }
+    def main[n](x: input float16[n, 4], w: weight float16[6, 4]) -> float16[n, 3] {
+        reshape: float16[2, 3, 4] = reshape(w, shape=(2, 3, 4))
+        permute_dims: float16[3, 2, 4] = permute_dims(reshape, axes=(1, 0, 2))
+        reshape_1: float16[6, 4] = reshape(permute_dims, shape=(6, 4))
+        y: float16[n, 3] = @interleaved_product(x, reshape_1)
+        return y
+    }
+
+gated_product      gate and up rows alternate: a tile of the product holds both partners
+quantized_product  4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N]
+
+A region is rewritten only if the operands that are packed depend on weights alone. What the new function computes is said by the
+old one over the order undone, so a target without a kernel for it is right as well, if slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from nnfront import ops
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Block,
+    Function,
+    FunctionBuilder,
+    FunctionCall,
+    IRModule,
+    Mutator,
+    Names,
+    Scalar,
+    TensorType,
+    Var,
+    used_vars,
+    walk_bindings,
+)
+from nnfront.ops.constants import constant
+from nnfront.passes.base import module_pass
+
+INT4_GROUPS = (32, 64, 128)
+# Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.
+ORDER = (0, 2, 1, 3)
+
+Step: TypeAlias = Callable[[FunctionBuilder, Var], Var]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How operands of a region are stored, and how that is undone, by the operand's name."""
+
+    region: str
+    pack: Mapping[str, Step]
+    unpack: Mapping[str, Step] = field(default_factory=dict)
+
+
+@module_pass(sees_primitive=True)
+def pack_weights(ir: IRModule) -> IRModule:
+    """Rewrite regions whose kernels want weights in an order of their own."""
+    packings = {f.name: p for f in ir.functions if f.kind == "fused" and (p := _packing(f)) is not None}
+    if not packings:
+        return ir
+    names = Names(ir)
+    made: dict[str, Function] = {}
+    functions: list[Function] = []
+    for function in ir.functions:
+        if function.kind not in ("public", "private"):
+            functions.append(function)
+            continue
+        packer = _Packer(function, ir, packings, made, names)
+        known = len(made)
+        new = packer.function(function)
+        functions += [*list(made.values())[known:], new]
+    return ir.with_functions(functions) if made else ir
+
+
+def _packing(function: Function) -> Packing | None:
+    """How a fused function's weights are to be stored; None if as they are."""
+    attrs, types = function.attrs, {p.name: p.type for p in function.params}
+    weight = types.get("weight")
+    if not isinstance(weight, TensorType) or not all(isinstance(size, int) for size in weight.shape):
+        return None
+    if attrs.get("region") == "gated_product" and attrs.get("kind") == "linear":
+        return Packing(
+            "interleaved_product",
+            dict.fromkeys(("weight", "bias"), _interleave),
+            dict.fromkeys(("weight", "bias"), _apart),
+        )
+    if (
+        attrs.get("region") == "quantized_product"
+        and attrs.get("kind") == "linear"
+        and attrs.get("axis") == 1
+    ):
+        turned = dict.fromkeys(("scales", "zero_points"), _turn)
+        if "packed_axis" not in attrs:
+            return Packing("int8_product", turned, turned) if "zero_points" not in types else None
+        group = attrs.get("group_size")
+        if (
+            attrs["packed_axis"] == 1
+            and group in INT4_GROUPS
+            and attrs["signed"] == ("zero_points" not in types)
+        ):
+            return _int4(group, signed=attrs["signed"])
+    return None
+
+
+def _interleave(builder: FunctionBuilder, x: Var) -> Var:
+    """[2 F, ...], gate above up, to [2 F, ...], row by row."""
+    return _exchange(builder, x, lambda size: (2, size // 2))
+
+
+def _apart(builder: FunctionBuilder, x: Var) -> Var:
+    """What `_interleave` undoes."""
+    return _exchange(builder, x, lambda size: (size // 2, 2))
+
+
+def _exchange(builder: FunctionBuilder, x: Var, split: Callable[[int], tuple[int, int]]) -> Var:
+    """Exchange two axes that the first one is made of."""
+    assert isinstance(x.type, TensorType)
+    first, *rest = x.type.shape
+    assert isinstance(first, int)
+    apart = builder.call(ops.reshape, x, shape=(*split(first), *rest))
+    swapped = builder.call(ops.permute_dims, apart, axes=(1, 0, *range(2, 2 + len(rest))))
+    return builder.call(ops.reshape, swapped, shape=x.type.shape)
+
+
+def _turn(builder: FunctionBuilder, x: Var) -> Var:
+    return builder.call(ops.permute_dims, x, axes=(1, 0))
+
+
+def _int4(group: int, *, signed: bool) -> Packing:
+    """From the order of `pack_int4` (neighbours in one byte) to halves of a group in one byte, middle bytes exchanged."""
+
+    def pack(builder: FunctionBuilder, x: Var) -> Var:
+        nibbles = builder.call(ops.unpack_int4, x, axis=1, signed=signed)
+        if signed:
+            nibbles = builder.call(ops.astype, builder.call(ops.add, nibbles, Scalar(8)), dtype="uint8")
+        return _through(builder, nibbles, (2, group // 8, 4), (0, 1, 3, 4, 2), last=3)
+
+    def unpack(builder: FunctionBuilder, x: Var) -> Var:
+        nibbles = builder.call(ops.unpack_int4, x, axis=1, signed=False)
+        if signed:
+            nibbles = builder.call(ops.subtract, builder.call(ops.astype, nibbles, dtype="int8"), Scalar(8))
+        return _through(builder, nibbles, (group // 8, 4, 2), (0, 1, 4, 2, 3), last=4)
+
+    def _through(
+        builder: FunctionBuilder, nibbles: Var, parts: tuple[int, ...], axes: tuple[int, ...], last: int
+    ) -> Var:
+        """Reorder the nibbles of each group; `last` is the axis of the four neighbours afterwards."""
+        assert isinstance(nibbles.type, TensorType)
+        rows, depth = nibbles.type.shape
+        grouped = builder.call(ops.reshape, nibbles, shape=(rows, -1, *parts))
+        moved = builder.call(ops.permute_dims, grouped, axes=axes)
+        chosen = builder.call(ops.take, moved, constant(torch.tensor(ORDER)), axis=last)
+        return builder.call(ops.pack_int4, builder.call(ops.reshape, chosen, shape=(rows, depth)), axis=1)
+
+    turned = dict.fromkeys(("scales", "zero_points"), _turn)
+    return Packing("int4_product", {"weight": pack, **turned}, {"weight": unpack, **turned})
+
+
+class _Packer(Mutator):
+    """Rewrites one function's calls of regions."""
+
+    def __init__(
+        self,
+        function: Function,
+        ir: IRModule,
+        packings: Mapping[str, Packing],
+        made: dict[str, Function],
+        names: Names,
+    ) -> None:
+        super().__init__()
+        self.ir = ir
+        self.packings = packings
+        self.made = made
+        self.names = names
+        self.taken = [
+            *(p.name for p in function.params),
+            *(b.var.name for b in walk_bindings(function.bindings)),
+        ]
+        self.local = Names(self.taken)
+        self.weights: set[Var] = {p for p in function.params if p.role in ("weight", "transformed")}
+        self.packed: dict[tuple[Var, str], Var] = {}
+
+    def block(self, block: Block) -> Block:
+        for binding in block.bindings:  # what depends on weights alone
+            reads = used_vars(binding.value)
+            if reads and self.weights.issuperset(reads):
+                self.weights.add(binding.var)
+        outside = dict(self.packed)
+        new = super().block(block)
+        self.packed = outside
+        return new
+
+    def binding(self, binding: Binding) -> list[Binding]:
+        call = binding.value
+        if not isinstance(call, FunctionCall) or call.function not in self.packings:
+            return list(super().binding(binding))
+        packing, callee = self.packings[call.function], self.ir[call.function]
+        operands = dict(zip((p.name for p in callee.params), call.args, strict=True))
+        wanted = {name: v for name, v in operands.items() if name in packing.pack}
+        if not all(isinstance(v, Var) and v in self.weights for v in wanted.values()):
+            return list(super().binding(binding))
+        if call.function not in self.made:
+            self.made[call.function] = _packed(callee, packing, self.names, self.ir)
+        bindings: list[Binding] = []
+        args = []
+        for name, arg in operands.items():
+            args.append(
+                self._stored(arg, name, packing, binding, bindings) if name in wanted else self.atom(arg)
+            )
+        new = FunctionCall(self.made[call.function].name, tuple(args))
+        return [*bindings, Binding(binding.var, new, binding.provenance)]
+
+    def _stored(
+        self, arg: Atom, name: str, packing: Packing, binding: Binding, bindings: list[Binding]
+    ) -> Atom:
+        """The operand in its new order: made once in each block."""
+        assert isinstance(arg, Var)
+        key = (arg, f"{packing.region}.{name}")
+        if key not in self.packed:
+            builder = FunctionBuilder("")
+            builder.names = self.local
+            builder.place = binding.provenance
+            self.packed[key] = packing.pack[name](builder, arg)
+            bindings += builder.finish(self.packed[key]).bindings
+        return self.packed[key]
+
+
+def _packed(callee: Function, packing: Packing, names: Names, ir: IRModule) -> Function:
+    """The function over operands in their new order: it undoes the order and calls the old one."""
+    builder = FunctionBuilder(names.unique(packing.region), ir)
+    args: list[Atom] = []
+    stored = FunctionBuilder("")
+    for param in callee.params:
+        type = param.type
+        if param.name in packing.pack:
+            type = packing.pack[param.name](stored, stored.param(param.name, param.type, "weight")).type
+        args.append(builder.param(param.name, type, param.role))
+    for i, param in enumerate(callee.params):
+        if param.name in packing.unpack:
+            old = args[i]
+            assert isinstance(old, Var)
+            args[i] = packing.unpack[param.name](builder, old)
+    result = builder.emit(FunctionCall(callee.name, tuple(args)), callee.name)
+    return builder.finish(result, "fused", {**callee.attrs, "region": packing.region})

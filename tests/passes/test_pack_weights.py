@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed weights: the orders are those of the kernels, results stay the same, and one copy is what the transform gives."""
+
+from __future__ import annotations
+
+import nnfront_kernels.quantized as stored
+import pytest
+import torch
+from nnfront_kernels.epilogue import interleave
+from pass_checks import expect_same_results
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.ir import first_difference, parse
+from nnfront.passes import lift_transform_params, outline, pack_weights
+
+D, F, GROUP = 64, 6, 32
+X = spec.Tensor(["n", D], "float32")
+
+
+class Gated(nn.Module):
+    def __init__(self, bias: bool = True) -> None:
+        self.gate, self.up = nn.Linear(D, F, bias=bias), nn.Linear(D, F, bias=bias)
+        self.weight = op.concat([self.gate.weight, self.up.weight], 0)
+        self.bias = op.concat([self.gate.bias, self.up.bias], 0) if bias else None
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        gate, up = op.split(op.linear(x, self.weight, self.bias), 2, -1)
+        return op.silu(gate) * up
+
+
+class Quantized(nn.Module):
+    """A linear over a weight that is quantised when it is loaded."""
+
+    def __init__(self, bits: int, symmetric: bool = True) -> None:
+        self.proj = nn.Linear(D, F, bias=False)
+        self.bits = bits
+        found = op.quantize(self.proj.weight, bits, GROUP, symmetric=symmetric)
+        self.q, self.scales, self.zeros = (*found, None) if symmetric else found
+        if bits == 4:
+            self.q = op.pack_int4(self.q)
+        self.symmetric = symmetric
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        q = op.unpack_int4(self.q, signed=self.symmetric) if self.bits == 4 else self.q
+        return op.linear(x, op.dequantize(q, self.scales, self.zeros, GROUP))
+
+
+MODELS = {
+    "gated": (Gated, "interleaved_product"),
+    "gated without bias": (lambda: Gated(False), "interleaved_product"),
+    "int4": (lambda: Quantized(4), "int4_product"),
+    "int4 with zero points": (lambda: Quantized(4, symmetric=False), "int4_product"),
+    "int8": (lambda: Quantized(8), "int8_product"),
+}
+
+
+def lifted(name: str):
+    model = MODELS[name][0]()
+    return outline(lift_transform_params(model.export({"forward": {"x": X}}), shared_transform=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_results_stay_the_same_packed_and_lifted_again(name):
+    ir = lifted(name)
+    packed = pack_weights(ir)
+    assert MODELS[name][1] in [f.attrs.get("region") for f in packed.functions]
+    expect_same_results(ir, packed)
+    assert first_difference(parse(str(packed)), packed) is None
+    assert pack_weights(packed) is packed
+    again = lift_transform_params(packed, shared_transform=True)
+    expect_same_results(ir, again)
+    # Nothing of the order is left to compute on a call.
+    assert [type(b.value).__name__ for b in again["forward"].bindings] == ["FunctionCall"]
+
+
+def transformed(name: str) -> tuple[dict, torch.Tensor, torch.Tensor | None]:
+    torch.manual_seed(0)
+    ir = lift_transform_params(pack_weights(lifted(name)), shared_transform=True)
+    executable = nn.compile(ir)
+    weights = {
+        w.name: torch.randn(*w.type.shape) for t in executable.program.transforms.values() for w in t.weights
+    }
+    results = executable.transform_params(weights)
+    call = ir["forward"].bindings[-1].value
+    names = [p.name for p in ir[call.function].params]
+    return (
+        {n: results.get(getattr(a, "name", "")) for n, a in zip(names, call.args, strict=True)},
+        weights,
+        executable,
+    )
+
+
+def test_gate_and_up_alternate_as_the_epilogue_wants_them():
+    operands, weights, _ = transformed("gated")
+    assert torch.equal(operands["weight"], interleave(weights["gate.weight"], weights["up.weight"]))
+    assert torch.equal(operands["bias"], interleave(weights["gate.bias"], weights["up.bias"]))
+
+
+@pytest.mark.parametrize("name", ["int4", "int4 with zero points"])
+def test_4_bit_weights_lie_as_the_kernel_unpacks_them(name):
+    operands, weights, _ = transformed(name)
+    weight = weights["proj.weight"]
+    assert operands["weight"].dtype == torch.uint8
+    dense = stored.dequantize_int4(operands["weight"], operands["scales"], operands.get("zero_points"), GROUP)
+    # The kernel's own unpacking gives what quantising the weight and dequantising it gives.
+    symmetric = name == "int4"
+    quantized = [t for t in op.quantize(weight, 4, GROUP, symmetric=symmetric)]
+    expected = op.dequantize(*quantized, *([None] if symmetric else []), GROUP)
+    torch.testing.assert_close(dense, expected)
+    most = (weight.unflatten(1, (-1, GROUP)).abs().amax(-1) / 7).repeat_interleave(GROUP, 1)
+    assert ((dense - weight).abs() <= most).all()
+
+
+def test_scales_of_8_bit_weights_are_turned():
+    operands, weights, _ = transformed("int8")
+    dense = stored.dequantize_int8(operands["weight"], operands["scales"])
+    assert ((dense - weights["proj.weight"]).abs() <= operands["scales"].amax() * 0.51).all()
+
+
+def test_packing_adds_no_bytes():
+    for name in MODELS:
+        ir = lifted(name)
+        before, after = (
+            sum(p.type.shape[0] * p.type.shape[-1] for p in i["forward"].weights)
+            for i in (ir, lift_transform_params(pack_weights(ir), shared_transform=True))
+        )
+        assert before == after, name
+
+
+def test_a_weight_that_is_an_input_stays_as_it_is():
+    class Given(nn.Module):
+        def forward(self, x: nn.Tensor, w: nn.Tensor) -> nn.Tensor:
+            gate, up = op.split(op.linear(x, w), 2, -1)
+            return op.silu(gate) * up
+
+    ir = outline(Given().export({"forward": {"x": X, "w": spec.Tensor([2 * F, D], "float32")}}))
+    assert [f.attrs["region"] for f in ir.functions if f.kind == "fused"] == ["gated_product"]
+    assert pack_weights(ir) is ir
+
+
+def test_methods_and_shared_layers_read_one_packed_copy():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.layers = [Gated(), Gated()]
+            self.back = nn.Linear(F, D, bias=False)
+
+        def run(self, x: nn.Tensor) -> nn.Tensor:
+            for layer in self.layers:
+                x = self.back(layer(x))
+            return x
+
+        def one(self, x: nn.Tensor) -> nn.Tensor:
+            return self.run(x)
+
+        def two(self, x: nn.Tensor) -> nn.Tensor:
+            return self.run(x) * 2.0
+
+    ir = Model().export({"one": {"x": X}, "two": {"x": spec.Tensor([3, D], "float32")}})
+    ir = outline(lift_transform_params(ir, shared_transform=True))
+    again = lift_transform_params(pack_weights(ir), shared_transform=True)
+    expect_same_results(ir, again)
+    packed = [p.name for p in again["one"].weights]
+    assert packed == [p.name for p in again["two"].weights]
+    assert len(packed) == 5
