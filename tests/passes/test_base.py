@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The driver: what passes see of primitive functions, checks after every pass, dumps, pipelines."""
+"""The driver: declarations in the place of primitive functions, checks after every pass, dumps, pipelines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pass_checks import module
 
 from nnfront.errors import PassError, VerifyError
 from nnfront.ir import IRModule, first_difference, parse
-from nnfront.passes import PASSES, PIPELINES, bind_dims, canonicalize, run
+from nnfront.passes import PIPELINES, bind_dims, canonicalize, run
 from nnfront.passes.base import Pass
 from nnfront.passes.effects import Declaration, impure_functions
 
@@ -41,34 +41,6 @@ def main[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] {{
     return c
 }}
 """
-OPTIONS = {
-    "bind_dims": {"dims": {"n": 3}},
-    "bind_params": {"params": {"w": [[0.0] * 4] * 4}},
-    "special_cases": {"function": "main", "cases": [{"n": 3}]},
-}
-
-
-@pytest.mark.parametrize("name", sorted(PASSES))
-def test_primitive_functions_come_back_untouched(name):
-    ir = module(MODULE)
-    options = {"functions": ["body"]} if name == "inline" else OPTIONS.get(name, {})
-    after = PASSES[name](ir, **options)
-    assert after is not ir
-    assert after["kernel"] is ir["kernel"]
-    assert after["plugin"] is ir["plugin"]
-
-
-@pytest.mark.parametrize("name", sorted(PASSES))
-def test_external_functions_come_back_untouched_even_if_primitive_ones_are_asked_for(name):
-    ir = module(MODULE)
-    assert PASSES[name](ir, **OPTIONS.get(name, {}))["plugin"] is ir["plugin"]
-
-
-def test_only_passes_that_ask_see_primitive_functions():
-    assert {name for name, declared in PASSES.items() if declared.sees_primitive} == {
-        "eliminate_dead_code",
-        "inline",
-    }
 
 
 def spoiled(ir):
