@@ -64,7 +64,7 @@ class MemoryReport:
         most = max(self.methods.values(), key=lambda m: m.plan.peak, default=None)
         if most is not None and most.plan.at_peak:
             lines += _peak(most.plan)
-        return "\n".join(lines) + "\n"
+        return "\n".join(lines)
 
 
 def report_memory(

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
+import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.ir import OPS, Op
 
 Treatment: TypeAlias = Literal["compute", "wide", "first", "follow", "result", "given"]

@@ -274,7 +274,7 @@ def test_a_report_says_what_is_alive_at_the_peak():
         "total 2.00 MiB\n"
         "main takes most, at tanh in act:\n"
         "  1.00 MiB  h  proj\n"
-        "  1.00 MiB  y  act\n"
+        "  1.00 MiB  y  act"
     )
     assert report.total == 2 * 1024 * 1024 + 4096
 
