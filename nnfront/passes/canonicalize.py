@@ -24,10 +24,12 @@ keeps:   types, effects, and what nobody reads any more, which is for dead code 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from nnfront import dtypes, ops
+from nnfront.dims import same_shape
 from nnfront.ir import (
     Atom,
     Binding,
@@ -172,6 +174,45 @@ def _only_part(call: Call, type: Type, definitions: Definitions) -> Expr | None:
     return call.args[0] if len(call.args) == 1 else None
 
 
+def _known_mask(call: Call, type: Type, definitions: Definitions) -> Expr | None:
+    """Attention under a mask that is made here: zeros are no mask, and the causal one is `is_causal`."""
+    query, key, value, mask = call.args
+    made = definitions.get(mask) if isinstance(mask, Var) else None
+    if not isinstance(made, Call) or query is None or key is None:
+        return None
+    is_causal = _makes_causal_mask(made, definitions)
+    if not is_causal and not (made.op is ops.zeros and made.attrs.get("dtype") != "bool"):
+        return None
+    assert isinstance(mask, Var)
+    assert isinstance(query.type, TensorType)
+    assert isinstance(key.type, TensorType)
+    assert isinstance(mask.type, TensorType)
+    sizes = (query.type.shape[1], key.type.shape[1])
+    if is_causal and not same_shape(mask.type.shape[-2:], sizes):
+        return None
+    full = {name: call.attrs.get(name, default) for name, default in call.op.attributes.items()}
+    if is_causal:
+        full["is_causal"] = True
+    args = (query, key, value, None)
+    return Call(call.op, args, call.op.canonical_attrs([None if a is None else a.type for a in args], full))
+
+
+def _makes_causal_mask(made: Call, definitions: Definitions) -> bool:
+    """Whether a call makes a mask under which query i sees keys 0 ... i."""
+    inner = definitions.get(made.args[0]) if made.args and isinstance(made.args[0], Var) else None
+    if not isinstance(inner, Call):
+        return False
+    if made.op is ops.tril and made.attrs.get("diagonal", 0) == 0:
+        return inner.op is ops.ones and inner.attrs.get("dtype") == "bool"
+    fill = inner.args[0] if inner.op is ops.full else None
+    return (
+        made.op is ops.triu
+        and made.attrs.get("diagonal", 0) == 1
+        and isinstance(fill, Scalar)
+        and fill.value == -math.inf
+    )
+
+
 def _operand(call: Call, definitions: Definitions) -> Call | None:
     """The call of the same op that makes the first operand."""
     made = definitions.get(call.args[0]) if isinstance(call.args[0], Var) else None
@@ -185,5 +226,6 @@ RULES: Mapping[Op, tuple[Rule, ...]] = {
     ops.getitem: (_whole,),
     ops.permute_dims: (_permuted_twice,),
     ops.reshape: (_same_type, _reshape_of_reshape),
+    ops.scaled_dot_product_attention: (_known_mask,),
     ops.squeeze: (_same_type,),
 }

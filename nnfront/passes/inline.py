@@ -29,16 +29,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from nnfront.dims import Dim, Symbol, of_symbol, same, substitute
+from nnfront.dims import Size, Symbol, as_symbol, of_symbol, substitute
 from nnfront.errors import PassError
 from nnfront.ir import (
     Binding,
+    Expr,
     Function,
     FunctionCall,
+    If,
     IRModule,
     Mutator,
     Names,
     Provenance,
+    Var,
+    known_where,
     symbols_in,
     walk_bindings,
 )
@@ -100,9 +104,24 @@ class _Inlining(Mutator):
         self._caller = function
         self._names: Names | None = None
         self._dims: Names | None = None
+        self._values: dict[Var, Expr] = {}
+        self._facts: Mapping[Symbol, Size] = {}  # what the branch that is being rewritten knows
+
+    def expr(self, expr: Expr) -> Expr:
+        if not isinstance(expr, If):
+            return super().expr(expr)
+        outer = self._facts
+        condition = self.atom(expr.condition)
+        self._facts = {**outer, **known_where(condition, self._values)}
+        then = self.block(expr.then)
+        self._facts = outer
+        otherwise = self.block(expr.otherwise)
+        is_same = condition is expr.condition and then is expr.then and otherwise is expr.otherwise
+        return expr if is_same else If(condition, then, otherwise)
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
+        self._values[binding.var] = value
         if isinstance(value, FunctionCall) and value.function in self.chosen:
             return self._body(binding, value)
         return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
@@ -113,6 +132,7 @@ class _Inlining(Mutator):
         resizer = Resizer(
             self._sizes(callee, call), self.functions, names.unique, _within(binding.provenance)
         )
+        resizer.facts = dict(self._facts)
         resizer.replaced.update(zip(callee.params, call.args, strict=True))
         bindings = list(resizer.block(callee.body).bindings)
         result = resizer.atom(callee.result)
@@ -141,9 +161,15 @@ class _Inlining(Mutator):
             if self._dims is None:
                 self._dims = Names(symbol.name for symbol in symbols_in(self._caller))
             bound.update({s: of_symbol(Symbol(self._dims.unique(s.name), 0, *s.facts)) for s in own})
-        if all(isinstance(size, Dim) and same(size, of_symbol(symbol)) for symbol, size in bound.items()):
+        if all(_is_itself(symbol, size) for symbol, size in bound.items()):
             return None
         return lambda size: substitute(size, bound)
+
+
+def _is_itself(symbol: Symbol, size: Size) -> bool:
+    """Whether a callee's dim is the caller's of the same name, and as much is known of both."""
+    own = as_symbol(size)
+    return own == symbol and own is not None and own.facts == symbol.facts
 
 
 def _within(outer: Provenance | None) -> Callable[[Provenance | None], Provenance | None]:
