@@ -16,6 +16,7 @@ from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
+from nnfront.runtime.heap import give_back
 from nnfront.runtime.kernels import resolve
 from nnfront.runtime.row_blocks import run_in_blocks, works_on_rows
 from nnfront.runtime.signature import observed
@@ -54,18 +55,24 @@ def stream_transform(
     dims = weight_dims(program, weights)
     frame = _initial_frame(program, dims)
     slots = dict(_dim_slots(program))
+    has_computed = False
     for done, step in enumerate(steps, 1):
         with torch.no_grad():
             if isinstance(step.action, Fetch):
                 frame[step.action.slot] = _fetch(program, weights, step.action, dims)
             elif isinstance(step.action, Run) and _is_blockwise(step.action, frame):
+                has_computed = True
                 _run_in_blocks(step.action, frame)
             elif not isinstance(step.action, Give):
+                has_computed = True
                 execute(prepare(Block((step.action,)), program.slots, resolve, slots, program.name), frame)
         if progress is not None:
             progress(done, len(steps))
         if isinstance(step.action, Give):
             yield step.action.name, _released(frame, step)
+            if has_computed:
+                give_back()
+            has_computed = False
         else:
             _free(frame, step)
 

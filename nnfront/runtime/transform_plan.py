@@ -196,7 +196,7 @@ class _Memory:
 
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)
-        shared = inputs if run.op in VIEWS | MAYBE_VIEWS else frozenset()
+        shared = inputs if run.op in VIEWS | MAYBE_VIEWS and not self.is_conversion(run) else frozenset()
         elements = 0
         if run.op not in VIEWS | MOVES:
             elements = max(
@@ -215,6 +215,11 @@ class _Memory:
         for slot, size in zip(run.outputs, sizes, strict=True):
             self.made.add(len(self.sizes))
             self.allocate([slot], size, shared)
+
+    def is_conversion(self, run: Run) -> bool:
+        """Whether an `astype` changes the dtype, and so never returns its operand."""
+        types = [self.program.slots[i].type for i in (*run.inputs, *run.outputs)]
+        return run.op == "astype" and len({type.dtype for type in types if isinstance(type, TensorType)}) > 1
 
     def reserve(self, size: int) -> None:
         """Note that this much more memory than is held is needed for a moment."""

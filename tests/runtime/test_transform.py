@@ -267,6 +267,39 @@ class TestPlan:
                 del value
         assert memory.peak == plan.peak_bytes
 
+    def test_a_conversion_does_not_keep_what_it_converts(self):
+        weights = {"a": torch.ones(100, 100)}
+        program = transform(
+            types_of(weights), lambda m: {"x": m.astype(m.flip(m.w["a"], axis=(0,)), dtype="bfloat16")}
+        )
+        plan = plan_transform(program, weights)
+        assert (plan.resident_bytes, plan.peak_kept_bytes) == (20_000, 60_000)
+        with LiveBytes() as memory:
+            kept = run_transform(program, weights)
+            assert memory.now == plan.resident_bytes
+        del kept
+
+    def test_what_ops_compute_is_told_from_weights_in_a_row(self):
+        weights = {"a": torch.ones(100, 100), "b": torch.ones(100, 100)}
+        plan = plan_transform(transform(types_of(weights), lambda m: {
+            "raw": m.w["a"],
+            "joined": m.concat(m.w["a"], m.w["b"]),
+            "turned": m.permute_dims(m.concat(m.w["a"], m.w["b"])),
+            "q": m.builder.emit(Projection(parts := m.quantize(m.w["a"]), 0)),
+            "scale": m.builder.emit(Projection(parts, 1)),
+            "view": m.permute_dims(m.relu(m.w["b"])),
+        }), weights)  # fmt: skip
+        computed = {result.name: result.is_computed for result in plan.results}
+        assert computed == {
+            "raw": False,
+            "joined": False,
+            "turned": False,
+            "q": True,
+            "scale": True,
+            "view": True,
+        }
+        assert next(r for r in plan.results if r.name == "scale").new_bytes == 100 * 4
+
     @pytest.mark.parametrize("copies", [False, True], ids=["views of weights", "weights that are read"])
     @given(data=st.data())
     @settings(max_examples=60, deadline=None)
