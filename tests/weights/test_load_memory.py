@@ -61,7 +61,7 @@ class Model(nn.Module):
         pairs = list(zip(self.a, self.b, strict=True))
         self.fused = [op.concat([a.weight, b.weight], dim=0) for a, b in pairs]
         self.packed = [op.quantize(each, bits=4, group_size=64) for each in self.fused]
-        self.half = [op.astype(op.permute_dims(each)[: size // 8] * 2.0, "bfloat16") for each in self.fused]
+        self.half = [op.astype(op.permute_dims(each)[: size // 32] * 2.0, "bfloat16") for each in self.fused]
 
     def forward(self, x):
         for (packed, scale, *zero), half in zip(self.packed, self.half, strict=True):
@@ -120,7 +120,7 @@ def test_a_load_takes_no_more_memory_than_was_printed_before(folder: Path, tmp_p
     weights = nn.Checkpoint(folder)
     for layer in range(LAYERS):
         both = torch.cat([weights[f"{part}.{layer}.weight"] for part in "ab"])
-        half = (both.T[: 1536 // 8] * 2).bfloat16()
+        half = (both.T[: 1536 // 32] * 2).bfloat16()
         assert found["sums"][f"half.{layer}"] == float(half.double().sum())
 
 
