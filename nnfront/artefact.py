@@ -6,7 +6,7 @@ Loading parses, verifies and lowers the program's text; it imports no model file
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from nnfront.compiler import TARGETS
@@ -41,17 +41,18 @@ def session_of(files: ArtefactFiles) -> Session:
         raise LoadError(
             f"{files.folder} was made for the target {manifest.target!r}",
             details=[f"targets of this build are {', '.join(map(repr, TARGETS))}"],
+            help="export the model again for one of them",
         )
     ir = _admitted(files)
     program = _lowered(files, ir)
     try:
         places = restored(program, manifest.weights)
         values, dims = read_weights(program, places, manifest.orders, files.tensors)
-        known = {Symbol(name): number for name, number in manifest.dims.items()}
+        known = _joined({Symbol(name): number for name, number in manifest.dims.items()}, dims)
     except NnfrontError as error:
         raise _about(files.folder, error) from None
     extras = Extras(manifest.llm, files.copies)
-    return Session(program, values.pop(""), values, known | dims, ir=ir, extras=extras)
+    return Session(program, values.pop(""), values, known, ir=ir, extras=extras)
 
 
 def program_of(path: str | Path) -> IRModule:
@@ -79,13 +80,14 @@ def export(
     *,
     target: str = "cpu",
     dtype: str | None = None,
+    quant: str | None = None,
     model_file: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     plan: Callable[[str], None] = lambda text: None,
 ) -> Phases:
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
-    dtype: compute in it instead of the checkpoint's dtype. `progress` is told how many bytes of how many are written, `plan`, before
+    dtype: compute in it instead of the checkpoint's dtype. quant: as for `LLM.load`. `progress` is told how many bytes of how many are written, `plan`, before
     anything is, what it will take. Raises LoadError if the folder is not what it should be or the output cannot be written.
     """
     if is_artefact(path):
@@ -93,7 +95,7 @@ def export(
             f"{path} is an artefact already", help="give the Hugging Face folder that it was made of"
         )
     phases = Phases()
-    folder = compile_folder(path, target, dtype, model_file, phases)
+    folder = compile_folder(path, target, dtype, model_file, phases, quant)
     size = folder.checkpoint.size_bytes
 
     def tell(peak_bytes: int) -> None:
@@ -130,6 +132,16 @@ def _lowered(files: ArtefactFiles, ir: IRModule) -> Program:
             ],
         )
     return program
+
+
+def _joined(written: Mapping[Symbol, int], said: Mapping[Symbol, int]) -> dict[Symbol, int]:
+    """The sizes that are written down, and those that the weights say."""
+    for symbol, number in written.items():
+        if said.get(symbol, number) != number:
+            raise LoadError(
+                f"the manifest says that dim '{symbol}' is {number}, the weights that it is {said[symbol]}"
+            )
+    return {**written, **said}
 
 
 def _about(file: Path, error: NnfrontError) -> LoadError:

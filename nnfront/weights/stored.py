@@ -111,7 +111,8 @@ def read_weights(
             type = tensor_type(types[origin][name])
             wanted.setdefault(stored, permuted(type, _checked_order(orders, stored, type)))
     found = check_weights(wanted, tensors.infos)
-    found.raise_if_wrong(str(tensors.path.parent))
+    if not found.fits:
+        raise LoadError("the weights are not those that the program declares", details=found.lines())
     loaded = {stored: _restored(tensors[stored], orders.get(stored)) for stored in wanted}
     values = {
         origin: {n: _value(types[origin][n], loaded[stored]) for n, stored in names.items()}

@@ -139,12 +139,19 @@ def outputs(session: nn.Session) -> list[torch.Tensor]:
 def rehash(folder: Path, **changes: Any) -> None:
     """Write the hashes of the files as they are now into the manifest, as whoever forges an artefact would; `changes` are fields."""
     file = folder / "nnfront.json"
-    fields = json.loads(file.read_text()) | changes
+    fields = json.loads(file.read_text())
     files = sorted(f for f in folder.iterdir() if f != file)
-    if "files" not in changes:
-        fields["files"] = {
-            f.name: {"bytes": d.size_bytes, "sha256": d.sha256, "crc32": [f"{c:08x}" for c in d.crc32]}
-            for f, d in zip(files, digest_files(files), strict=True)
-        }
-    fields["sha256"] = digest_of_fields(fields)
-    file.write_text(json.dumps(fields))
+    fields["files"] = {
+        f.name: {"bytes": d.size_bytes, "sha256": d.sha256, "crc32": [f"{c:08x}" for c in d.crc32]}
+        for f, d in zip(files, digest_files(files), strict=True)
+    }
+    file.write_text(json.dumps(fields | changes))
+    reseal(folder)
+
+
+def reseal(folder: Path) -> None:
+    """Make the manifest's own hash right, if it is a JSON object."""
+    file = folder / "nnfront.json"
+    fields = json.loads(file.read_text())
+    if isinstance(fields, dict):
+        file.write_text(json.dumps({**fields, "sha256": digest_of_fields(fields)}))

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A spoiled artefact is refused in words or loads and is right: no crash, no hang, no other exception, no memory without end.
+
+Each file is spoiled a thousand times, as it is, where any change must be found; and with the hashes forged, so that what lies behind
+them is reached, where a change may be another model that is as good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import resource
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from artefact_cases import outputs, rehash, reseal, varied_session, write_folder
+from artefact_mutations import spoil_bytes, spoil_json, spoil_words
+
+import nnfront as nn
+from nnfront.errors import NnfrontError
+
+W = "nnfront-weights-00001-of-00001.safetensors"
+INDEX = "nnfront-weights.safetensors.index.json"
+SECONDS = 10  # of one load; a machine may be busy
+ROOM_BYTES = 1 << 30
+
+Spoil = Callable[[random.Random, bytes], bytes]
+
+
+class Hang(BaseException):
+    """A load took too long."""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: Any) -> Path:
+    folder = Path(tmp_path_factory.mktemp("small")) / "a"
+    varied_session().save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: Any) -> Path:
+    place = Path(tmp_path_factory.mktemp("llm"))
+    nn.LLM.load(write_folder(place / "hf")).save(place / "a")
+    return place / "a"
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+    """End what takes too long, and refuse memory beyond some room: either is an exception that no test expects."""
+
+    def stop(signum: int, frame: Any) -> None:
+        raise Hang
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    before = signal.signal(signal.SIGALRM, stop)
+    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, hard))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def spoil_and_load(
+    folder: Path,
+    name: str,
+    spoil: Spoil,
+    is_forged: bool,
+    count: int,
+    is_right: Callable[[nn.Session], bool],
+    first: int = 0,
+) -> Counter[str]:
+    """Count what came of it; raises what is no NnfrontError, with the number of the case in a note."""
+    file, manifest = folder / name, folder / "nnfront.json"
+    original, hashes = file.read_bytes(), manifest.read_bytes()
+    found: Counter[str] = Counter()
+    try:
+        with limits():
+            for case in range(first, first + count):
+                spoiled = spoil(random.Random(f"{name} {case}"), original)
+                file.write_bytes(spoiled)
+                if is_forged:
+                    reseal(folder) if file == manifest else rehash(folder)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+                    session = nn.load(folder)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    assert is_right(session)
+                    found["loaded"] += 1
+                except NnfrontError as error:
+                    found[type(error).__name__] += 1
+                except BaseException as error:
+                    error.add_note(f"case {case} of {name} by {spoil.__name__}")
+                    raise
+                manifest.write_bytes(hashes)
+    finally:
+        file.write_bytes(original)
+        manifest.write_bytes(hashes)
+    return found
+
+
+CASES = [
+    pytest.param("nnfront.json", spoil_bytes, False, id="bytes of the manifest"),
+    pytest.param("nnfront.json", spoil_json, False, id="values of the manifest"),
+    pytest.param("nnfront.json", spoil_json, True, id="values of the manifest, forged"),
+    pytest.param("program.nnir", spoil_bytes, False, id="bytes of the program"),
+    pytest.param("program.nnir", spoil_bytes, True, id="bytes of the program, forged"),
+    pytest.param("program.nnir", spoil_words, True, id="words of the program, forged"),
+    pytest.param(W, spoil_bytes, False, id="bytes of the weights"),
+    pytest.param(W, spoil_bytes, True, id="bytes of the weights, forged"),
+    pytest.param(INDEX, spoil_bytes, False, id="bytes of the index"),
+    pytest.param(INDEX, spoil_bytes, True, id="bytes of the index, forged"),
+    pytest.param(INDEX, spoil_json, True, id="values of the index, forged"),
+]
+
+
+def check_case(folder: Path, name: str, spoil: Spoil, is_forged: bool, count: int, first: int = 0) -> None:
+    expected = outputs(nn.load(folder))
+
+    def is_right(session: nn.Session) -> bool:
+        return is_forged or all(map(torch.equal, outputs(session), expected))
+
+    found = spoil_and_load(folder, name, spoil, is_forged, count, is_right, first)
+    assert found["loaded"] + found["LoadError"] == found.total()
+    assert found["LoadError"] > (0.3 if is_forged else 0.8) * found.total()
+
+
+@pytest.mark.parametrize(("name", "spoil", "is_forged"), CASES)
+def test_a_spoiled_artefact_is_refused_or_right(
+    small: Path, name: str, spoil: Spoil, is_forged: bool
+) -> None:
+    check_case(small, name, spoil, is_forged, 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spoil", "is_forged"), CASES)
+def test_a_spoiled_artefact_is_refused_or_right_a_thousand_times(
+    small: Path, name: str, spoil: Spoil, is_forged: bool
+) -> None:
+    check_case(small, name, spoil, is_forged, 1000, first=100)
+
+
+LLM_CASES = [
+    pytest.param("program.nnir", spoil_words, 1000, id="words of the program"),
+    pytest.param("program.nnir", spoil_bytes, 1000, id="bytes of the program"),
+    pytest.param("tokenizer.json", spoil_json, 1000, id="values of the tokenizer"),
+    pytest.param("tokenizer.json", spoil_bytes, 1000, id="bytes of the tokenizer"),
+    pytest.param("config.json", spoil_bytes, 1000, id="bytes of the config"),
+]
+
+
+def spoil_language_model(folder: Path, name: str, spoil: Spoil, count: int) -> None:
+    def can_encode(session: nn.Session) -> bool:
+        llm = nn.LLM(session, session.extras.text, None, folder)
+        return isinstance(llm.tokenizer.encode("a b"), list)
+
+    found = spoil_and_load(folder, name, spoil, True, count, can_encode)
+    assert found["loaded"] + found["LoadError"] == found.total()
+
+
+@pytest.mark.parametrize(("name", "spoil", "count"), LLM_CASES)
+def test_a_spoiled_language_model_is_refused_or_loads(
+    language_model: Path, name: str, spoil: Spoil, count: int
+) -> None:
+    spoil_language_model(language_model, name, spoil, count // 50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spoil", "count"), LLM_CASES)
+def test_a_spoiled_language_model_is_refused_or_loads_a_thousand_times(
+    language_model: Path, name: str, spoil: Spoil, count: int
+) -> None:
+    spoil_language_model(language_model, name, spoil, count)
