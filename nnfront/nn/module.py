@@ -215,6 +215,13 @@ class Module:
             elif isinstance(item, Effect) and first == path:
                 effects[path] = item
             elif isinstance(item, Parameter):
+                other = parameters.get(aliases.get(path, path), item)
+                if other is not item:
+                    raise TraceError(
+                        f"two parameters have the checkpoint name {path!r}",
+                        details=[f"{other!r} and {item!r}"],
+                        help="the name of an attribute, or the key of a dict, with a dot in it reads like a path: rename it",
+                    )
                 if first == path:
                     parameters[path] = item
                 else:

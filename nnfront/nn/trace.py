@@ -255,7 +255,7 @@ class Trace:
         var = frame.weights.get(id(call))
         with builder.outermost():
             if var is None:
-                atoms = tuple([self._formula_operand(a, frame) for a in call.args])
+                atoms = self._formula_operands(call, name, frame)
                 file, _, line = call.where.rpartition(":")
                 attrs = self.known_attrs(call.attrs)
                 type_ = self._formula_type(call, attrs, [None if a is None else a.type for a in atoms])
@@ -281,6 +281,16 @@ class Trace:
                 raise located(error, call.op, types, call.where) from None
             self._formula_types[key] = known
         return known
+
+    def _formula_operands(self, call: FormulaCall, name: str, frame: Frame) -> tuple[Atom | None, ...]:
+        try:
+            return tuple([self._formula_operand(a, frame) for a in call.args])
+        except TraceError as error:
+            if error.details:  # a formula inside this one has said it
+                raise
+            formula = f"the derived tensor {name!r}" if name else "a formula"
+            said = f"it is an operand of {call.op.name} in {formula}, written at {call.where}"
+            raise TraceError(error.what, details=[said], where=error.where, help=error.help) from None
 
     def _formula_operand(self, x: Any, frame: Frame) -> Atom | None:
         if isinstance(x, Tensor):

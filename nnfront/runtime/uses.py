@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nnfront.lower import Program, TensorType
+from nnfront.errors import LoadError
+from nnfront.lower import MethodProgram, Program, TensorType, type_text
 from nnfront.runtime.formula import formulas
 
 
@@ -41,22 +42,48 @@ class WeightUses:
 
 
 def weight_uses(program: Program) -> WeightUses:
-    """Return what a program wants of a checkpoint. Transforms that no method names are left out."""
+    """Return what a program wants of a checkpoint. Transforms that no method names are left out.
+
+    Raises LoadError if two of its functions want one weight in different dtypes or shapes.
+    """
     readers: dict[tuple[str, str], list[str]] = {}  # (transform, or "" for raw; name) -> methods
     for method in program.methods.values():
         for weight in method.weights:
             origin = method.transform or "" if weight.role == "transformed" else ""
             readers.setdefault((origin, weight.name), []).append(method.name)
     wanted: dict[str, TensorType] = {}
+    wanted_by: dict[str, str] = {}
     uses = [
         Use(name, name, (name,), tuple(methods)) for (origin, name), methods in readers.items() if not origin
     ]
     used = {method.transform for method in program.methods.values()}
     for transform in (t for t in program.transforms.values() if t.name in used):
-        wanted |= {w.name: w.type for w in transform.weights if isinstance(w.type, TensorType)}
+        _want(wanted, wanted_by, transform)
         for name, _, text, sources in formulas(transform):
             uses.append(Use(name, text, sources, tuple(readers.get((transform.name, name), ()))))
     for method in program.methods.values():
-        raw = (w for w in method.weights if w.role == "weight")
-        wanted |= {w.name: w.type for w in raw if isinstance(w.type, TensorType)}
+        _want(wanted, wanted_by, method)
     return WeightUses(wanted, tuple(uses))
+
+
+def _want(wanted: dict[str, TensorType], wanted_by: dict[str, str], program: MethodProgram) -> None:
+    """Add the raw weights that a method or transform reads."""
+    for weight in program.weights:
+        type = weight.type
+        if weight.role != "weight" or not isinstance(type, TensorType):
+            continue
+        other = wanted.setdefault(weight.name, type)
+        by = wanted_by.setdefault(weight.name, program.name)
+        if not _may_be_one(type, other):
+            raise LoadError(
+                f"{by} and {program.name} want different things of weight {weight.name!r}",
+                details=[f"{by}: {type_text(other)}", f"{program.name}: {type_text(type)}"],
+            )
+
+
+def _may_be_one(one: TensorType, two: TensorType) -> bool:
+    """Whether a tensor can be of both types; of dims the checkpoint decides."""
+    if one.dtype != two.dtype or one.ndim != two.ndim:
+        return False
+    pairs = zip(one.shape, two.shape, strict=True)
+    return not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)

@@ -220,7 +220,12 @@ def test_a_formula_over_a_foreign_parameter_is_refused_by_name() -> None:
         def forward(self, x: nn.Tensor) -> nn.Tensor:
             return x @ self.w
 
-    with pytest.raises(TraceError, match="is not part of the module that is exported"):
+    with pytest.raises(
+        TraceError,
+        match=r"<Parameter float32\[8, 8\]> is not part of the module that is exported\n"
+        r"  it is an operand of add in the derived tensor 'w', written at .*test_derived\.py:\d+\n"
+        r"  at .*\n  help: assign it to an attribute of the module, or of one below it",
+    ):
         Bad().export(SPEC)
 
 
