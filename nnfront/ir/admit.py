@@ -67,6 +67,11 @@ def _check_attributes(module: IRModule) -> None:
     if not (isinstance(unread, tuple) and _are_texts(unread)):
         raise VerifyError("the attribute 'unread' of a module is a tuple of names")
     for function in module.values():
+        declared, cases = function.attrs.get("special_cases", ()), function.attrs.get("cases", {})
+        if not isinstance(declared, tuple) or not all(isinstance(case, dict) for case in declared):
+            raise VerifyError(f"{function.name}: the attribute 'special_cases' is a tuple of cases")
+        if not isinstance(cases, dict) or not all(isinstance(case, dict) for case in cases.values()):
+            raise VerifyError(f"{function.name}: the attribute 'cases' maps texts to cases")
         transform = function.attrs.get("transform")
         if transform is None:
             continue

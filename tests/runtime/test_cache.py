@@ -203,3 +203,17 @@ def test_an_empty_chunk_changes_nothing():
     q, k, v = tokens(2, 0)
     assert attention(cache[0], q, k, v, use_kernel=True).shape == (2, 0, HEADS, SIZE)
     assert cache.lengths == [0, 0]
+
+
+def test_a_clone_has_the_same_tokens_in_buffers_of_its_own():
+    cache = new_cache(batch=3, max_seq=8, windows=(None, None))
+    for part in cache:
+        part.append(*tokens(3, 2)[1:])
+    for original in (cache, cache.rows(1, 3)):
+        clone, before = original.clone(), [x.keys().clone() for x in original]
+        assert clone.lengths == original.lengths
+        for part in clone:
+            part.append(*tokens(clone.batch, 1)[1:])
+            part.keys().zero_()
+        assert [n - 1 for n in clone.lengths] == original.lengths
+        assert all(torch.equal(x.keys(), kept) for x, kept in zip(original, before, strict=True))
