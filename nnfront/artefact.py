@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from nnfront.compiler import TARGETS
+from nnfront.compiler import TARGETS, compile
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.folder import compile_folder
 from nnfront.ir import IRModule, admit
-from nnfront.lower import Program, lower
+from nnfront.lower import Program
+from nnfront.passes import inline
 from nnfront.phases import Phases
 from nnfront.session import Session
 from nnfront.weights import Extras, Options, is_artefact
@@ -44,7 +45,7 @@ def session_of(files: ArtefactFiles) -> Session:
             help="export the model again for one of them",
         )
     ir = _admitted(files)
-    program = _lowered(files, ir)
+    program = _compiled(files, ir)
     try:
         places = restored(program, manifest.weights)
         values, dims = read_weights(program, places, manifest.orders, files.tensors)
@@ -121,8 +122,13 @@ def _admitted(files: ArtefactFiles) -> IRModule:
         raise _about(files.folder / PROGRAM, error) from None
 
 
-def _lowered(files: ArtefactFiles, ir: IRModule) -> Program:
-    program = lower(ir, files.manifest.target)
+def _compiled(files: ArtefactFiles, ir: IRModule) -> Program:
+    """The program. What a fused function says that its body computes is not taken on trust: it is found again in the body."""
+    fused = [function.name for function in ir.functions if function.kind == "fused"]
+    try:
+        program = compile(inline(ir, fused), files.manifest.target).program
+    except NnfrontError as error:
+        raise _about(files.folder / PROGRAM, error) from None
     if sorted(program.methods) != sorted(files.manifest.methods):
         raise LoadError(
             f"{files.folder}: the program does not have the methods that the manifest lists",

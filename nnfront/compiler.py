@@ -15,7 +15,6 @@ from nnfront.ir import IRModule
 from nnfront.lower import MethodProgram, Program, lower
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
-from nnfront.passes import PIPELINES
 from nnfront.passes import run as run_passes
 from nnfront.runtime.transform import run_transform
 from nnfront.runtime.transform_plan import TransformPlan, plan_load
@@ -35,7 +34,8 @@ from nnfront.weights import (
     tensor_types,
 )
 
-TARGETS = ("cpu",)
+ARCHS = ("sm_80", "sm_90", "sm_100")
+TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHS))
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -46,15 +46,10 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
     Raises LowerError for a target that this build does not have, and for IR that cannot run.
     """
     if target not in TARGETS:
-        known = ", ".join(map(repr, TARGETS))
-        if target.partition(":")[0] == "cuda":
-            raise LowerError(
-                f"target {target!r}: this build has no CUDA runtime yet", help=f"targets are {known}"
-            )
-        raise LowerError(f"unknown target {target!r}", help=f"targets are {known}")
-    if target in PIPELINES:
-        ir = run_passes(ir, target)
-    return Executable(ir, lower(ir, target))
+        raise LowerError(f"unknown target {target!r}", help=f"targets are {', '.join(map(repr, TARGETS))}")
+    source = ir
+    ir = run_passes(ir, target.partition(":")[0])
+    return Executable(ir, lower(ir, target), source)
 
 
 class TransformedWeights(dict[str, Any]):
@@ -62,10 +57,14 @@ class TransformedWeights(dict[str, Any]):
 
 
 class Executable:
-    """A compiled module. `load` gives it weights, `explain` says what it will run, `program` is the plan itself."""
+    """A compiled module. `load` gives it weights, `explain` says what it will run, `program` is the plan itself.
 
-    def __init__(self, ir: IRModule, program: Program) -> None:
+    `source` is the module that was compiled, `ir` what the target's passes have made of it.
+    """
+
+    def __init__(self, ir: IRModule, program: Program, source: IRModule) -> None:
         self.ir = ir
+        self.source = source
         self.program = program
         self.target = program.target
 
@@ -95,7 +94,7 @@ class Executable:
             sources.check_ties(kept.are_equal)
             transformed = {name: kept.transform(t, progress=progress) for name, t in transforms}
         return Session(
-            self.program, sources, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.ir
+            self.program, sources, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.source
         )
 
     def plan(
@@ -150,7 +149,7 @@ class Executable:
         results = (
             {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
         )
-        return Session(self.program, weights or {}, results, ir=self.ir)
+        return Session(self.program, weights or {}, results, ir=self.source)
 
     def save(
         self,
@@ -167,7 +166,7 @@ class Executable:
         `extras` goes into the artefact as well; `options` says how to write, and who is told of the progress. Raises LoadError like both.
         """
         sources = self._checked(weights, ignored, cast)
-        save_stream(Path(folder), self.ir, self.program, sources, extras or Extras(), options or Options())
+        save_stream(Path(folder), self.source, self.program, sources, extras or Extras(), options or Options())
 
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""

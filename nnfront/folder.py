@@ -51,10 +51,11 @@ def compile_folder(
     dtype: str | None = None,
     model_file: str | Path | None = None,
     phases: Phases | None = None,
+    quant: str | None = None,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant: store the weights of linear layers in `int4` or `int8`. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = Path(path), phases or Phases()
@@ -73,6 +74,8 @@ def compile_folder(
     phases.end("read")
     module = model.export(spec)
     phases.end("export")
+    if quant is not None:
+        module = passes.quantize_weights(module, quant)
     module = passes.lift_transform_params(module, shared_transform=True)
     phases.end("lift")
     executable = compile(module, target=target)

@@ -54,19 +54,18 @@ class LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
+        quant: store the weights of linear layers in 4 bits (`int4`, a scale for 32 of them) or 8 (`int8`, a scale for each output).
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
-        An artefact has all three in it, so none is given with one.
+        An artefact has all of these in it, so none is given with one.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be.
         """
-        if quant is not None:
-            raise LoadError(f"quant={quant!r} is not supported", help="leave it out")
         if is_artefact(path):
-            if dtype is not None or model_file is not None:
+            if dtype is not None or model_file is not None or quant is not None:
                 raise LoadError(
-                    f"{path} is an artefact: its dtype and its model are part of it",
-                    help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE",
+                    f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
+                    help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
                 )
             if cache is not None:
                 raise LoadError(
@@ -74,7 +73,7 @@ class LLM:
                 )
             return _from_artefact(Path(path), device)
         phases = Phases()
-        model = compile_folder(path, device, dtype, model_file, phases)
+        model = compile_folder(path, device, dtype, model_file, phases, quant)
         cast = dtype is not None
         if plan is not None:
             plan(model.executable.plan(model.checkpoint, cast=cast))

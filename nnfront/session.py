@@ -17,6 +17,7 @@ from nnfront.lower import CacheType, Program
 from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache import cache_sizes, describe, layout, make_cache
 from nnfront.runtime.cases import CaseList, Explanation
+from nnfront.runtime.device import device_of, stored
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
@@ -44,15 +45,21 @@ class Session(Mapping[str, Method]):
         """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs.
 
         `dims` are sizes that weights have said which are not among these; `sources` is the checkpoint that all this was made of,
-        where there is one; `ir` is what the program was lowered from, `extras` what `save` adds to an artefact. Raises LoadError for weights that do not fit.
+        where there is one; `ir` is the module that was compiled, `extras` what `save` adds to an artefact. Raises LoadError for weights that do not fit.
         """
         self.program = program
         self.sources = sources
         self.extras = extras or Extras()
         self._ir = ir
-        results = transformed or {}
+        self._device = device_of(program.target)
+        results = {
+            name: {key: stored(value, program.target) for key, value in found.items()}
+            for name, found in (transformed or {}).items()
+        }
         read = [w.name for method in program.methods.values() for w in method.weights if w.role == "weight"]
-        weights = {name: weights[name] for name in dict.fromkeys(read) if name in weights}
+        weights = {
+            name: stored(weights[name], program.target) for name in dict.fromkeys(read) if name in weights
+        }
         values: dict[str, Values] = {
             name: {"weight": weights, "transformed": results.get(method.transform or "", {})}
             for name, method in program.methods.items()
@@ -182,4 +189,4 @@ class Session(Mapping[str, Method]):
             )
         type = next(iter(types))
         known = {symbol.name: number for symbol, (number, _) in self._known.items()}
-        return make_cache(type, cache_sizes(type, sizes, known))
+        return make_cache(type, cache_sizes(type, sizes, known), self._device)

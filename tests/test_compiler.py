@@ -190,14 +190,30 @@ def test_a_module_without_a_transform_has_none_to_run():
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        ("cuda", "target 'cuda': this build has no CUDA runtime yet\n  help: targets are 'cpu'"),
-        ("cuda:sm_90", "target 'cuda:sm_90': this build has no CUDA runtime yet"),
-        ("tpu", "unknown target 'tpu'\n  help: targets are 'cpu'"),
+        (
+            "tpu",
+            "unknown target 'tpu'\n  help: targets are 'cpu', 'cuda', 'cuda:sm_80', 'cuda:sm_90', 'cuda:sm_100'",
+        ),
+        ("cuda:sm_70", "unknown target 'cuda:sm_70'"),
     ],
 )
 def test_a_target_that_is_not_there_is_refused(target, message):
     with pytest.raises(LowerError, match=message):
         compile(unlifted(), target)
+
+
+@pytest.mark.parametrize("target", ["cuda", "cuda:sm_90"])
+def test_a_program_for_cuda_is_made_anywhere_and_loaded_on_a_gpu(target, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    executable = compile(unlifted(), target)
+    assert executable.target == target
+    with pytest.raises(LoadError) as caught:
+        executable.load(weights())
+    assert str(caught.value) == (
+        f"target {target!r} needs a GPU, and torch finds none\n"
+        "  help: compile for 'cpu'; TRITON_INTERPRET=1, set before the start, runs the kernels without a GPU, slowly"
+    )
 
 
 def test_a_dim_that_only_the_checkpoint_knows_binds_calls_too():
@@ -223,7 +239,7 @@ def test_a_dim_that_only_the_checkpoint_knows_binds_calls_too():
 
 def test_explain_lists_transforms_and_methods():
     text = compile(lifted(["forward"])).explain(batch=2)
-    assert text.splitlines()[0].split() == ["method", "op", "kernel", "bytes", "flops", "why", "module"]
+    assert text.splitlines()[0].split() == ["method", "op", "kernel", "bytes", "flops", "module", "why"]
     assert {line.split()[0] for line in text.splitlines()[1:]} == {"transform_params", "forward", "raw"}
     assert repr(compile(lifted())) == "<Executable for cpu: forward, raw>"
 

@@ -149,14 +149,13 @@ def test_run_continues_a_prompt(exported: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == shown
 
 
-def test_show_prints_the_methods_as_they_were_compiled(
-    exported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["show", str(exported), "--method", "decode"]) == 0
-    lifted = nn.passes.lift_transform_params(nn.export_folder(FOLDER), shared_transform=True)
-    assert capsys.readouterr().out == nn.compile(lifted).ir["decode"].text() + "\n"
-    assert main(["show", str(exported)]) == 0
-    assert "  decode: " in capsys.readouterr().out
+def test_show_prints_the_lifted_methods(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--method", "decode"]):
+        assert main(["show", str(exported), *options]) == 0
+        shown = capsys.readouterr().out
+        assert main(["show", str(FOLDER), "--lifted", *options]) == 0
+        assert capsys.readouterr().out == shown
+        assert "decode" in shown
 
 
 def test_check_says_whether_it_is_whole(
@@ -220,3 +219,19 @@ def test_another_target_than_the_artefacts_is_said(exported: Path) -> None:
     with pytest.raises(LoadError) as error:
         nn.LLM.load(exported, device="cuda")
     assert str(error.value) == f"{exported} was made for the target 'cpu', not for 'cuda'"
+
+
+def test_a_tokenizer_without_a_token_for_a_text_says_so(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "hf"))
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[unk]"},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(RunError) as error:
+        nn.LLM.load(folder).generate("b")
+    assert str(error.value) == (
+        "the tokenizer cannot encode this text\n  WordLevel error: Missing [UNK] token from the vocabulary"
+    )

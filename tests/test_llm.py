@@ -17,7 +17,7 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront.cli import main
-from nnfront.errors import LoadError, NnfrontError, RunError
+from nnfront.errors import LoadError, NnfrontError, PassError, RunError
 from nnfront.tokenizer import until
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
@@ -220,7 +220,7 @@ def test_a_broken_tokenizer_is_refused(folder: Path) -> None:
 
 
 def test_an_unknown_quantisation_or_device_is_refused() -> None:
-    with pytest.raises(LoadError, match="quant='int3' is not supported"):
+    with pytest.raises(PassError, match="there is no scheme 'int3' to quantise weights with"):
         nn.LLM.load(FOLDER, quant="int3")
     with pytest.raises(NnfrontError, match="target 'tpu'"):
         nn.LLM.load(FOLDER, device="tpu")

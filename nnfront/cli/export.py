@@ -21,13 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to put it; an artefact there is replaced in one step",
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
+    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4 or int8")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     bar = progress_bar("weights", "B", scale=True)
     phases = nn.artefact.export(
-        args.path, args.output, dtype=args.dtype, model_file=args.model, progress=bar, plan=_say
+        args.path,
+        args.output,
+        dtype=args.dtype,
+        quant=args.quant,
+        model_file=args.model,
+        progress=bar,
+        plan=_say,
     )
     size = sum(file.stat().st_size for file in Path(args.output).iterdir())
     _say(f"{args.output}: {size / 1e6:.1f} MB\n\n{phases.table()}")

@@ -93,6 +93,7 @@ def _attention(operands: Tensors, results: Tensors) -> Size:
 _RULES: dict[str, Callable[[Tensors, Tensors], Size]] = {
     "matmul": _product,
     "linear": _product,
+    "product": _product,
     "attention": _attention,
     "scaled_dot_product_attention": _attention,
 }

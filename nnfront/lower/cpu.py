@@ -14,7 +14,7 @@ from nnfront.lower.select import ACCEPTED, Context, Rule
 LARGE = 1 << 20
 
 
-def _as_linear(run: Run, context: Context) -> Run | str:
+def as_linear(run: Run, context: Context) -> Run | str:
     """A product with a matrix that is a transpose, or a weight, as `linear`, which has the weight the other way around."""
     x, right = run.inputs
     if not isinstance(context.type(right), TensorType) or context.tensor(right).ndim != 2:
@@ -170,10 +170,10 @@ CPU: tuple[Rule, ...] = (
     Rule("linear", "linear_bfloat16", _GEMV, _bfloat16),
     Rule("linear", "linear_float32", _ONEDNN, _large_float32),
     Rule("linear", "linear_wide", _PIECES, _widened),
-    Rule("matmul", "linear_bfloat16", _GEMV, _bfloat16, _as_linear),
-    Rule("matmul", "linear_float32", _ONEDNN, _large_float32, _as_linear),
-    Rule("matmul", "linear_plain", _TRANSPOSED, _plain, _as_linear),
-    Rule("matmul", "linear_wide", _PIECES, _widened, _as_linear),
+    Rule("matmul", "linear_bfloat16", _GEMV, _bfloat16, as_linear),
+    Rule("matmul", "linear_float32", _ONEDNN, _large_float32, as_linear),
+    Rule("matmul", "linear_plain", _TRANSPOSED, _plain, as_linear),
+    Rule("matmul", "linear_wide", _PIECES, _widened, as_linear),
     Rule("rms_norm", "rms_norm_last", "half the passes over the rows, rounded once", _over_last_axis),
     Rule("rope", "rope_rotated", "tables made once for all layers, then three calls", _always, _as_rotated),
     Rule(

@@ -50,9 +50,9 @@ def lower(ir: IRModule, target: str = "cpu") -> Program:
 
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
-    programs = {
-        f.name: lower_function(f, ir, target) for f in ir.functions if f.kind in ("public", "transform")
-    }
+    programs = {f.name: lower_function(f, ir, target) for f in ir.functions if f.kind == "public"}
+    # Weights are transformed on the CPU, where they are read.
+    programs |= {f.name: lower_function(f, ir, "cpu") for f in ir.functions if f.kind == "transform"}
     return Program(
         target,
         {f.name: programs[f.name] for f in ir.functions if f.kind == "public"},
@@ -73,7 +73,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
-    body = select(body, lowering.frame, rules(target))
+    body = select(body, lowering.frame, rules(target), target)
     load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.
     setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")
@@ -87,6 +87,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         body,
         result,
         function.attrs.get("transform"),
+        target,
         cases=function.attrs.get("cases", {}),
     )
 

@@ -82,6 +82,7 @@ class MethodProgram:
     body: Block
     result: Structure
     transform: str | None = None
+    target: str = "cpu"
     cases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __str__(self) -> str:

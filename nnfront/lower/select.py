@@ -26,6 +26,7 @@ class Context:
 
     frame: Frame
     makers: dict[int, Run]
+    target: str = "cpu"
     shared: dict[Any, tuple[int, ...]] = field(
         default_factory=dict
     )  # what rules have emitted for several calls
@@ -33,7 +34,7 @@ class Context:
 
     def inside(self) -> Context:
         """The context of a branch: what is made there is not there afterwards."""
-        return Context(self.frame, dict(self.makers), dict(self.shared))
+        return Context(self.frame, dict(self.makers), self.target, dict(self.shared))
 
     def type(self, slot: int) -> Type | None:
         """Type of a slot."""
@@ -98,12 +99,12 @@ class Rule:
     view: View = as_is
 
 
-def select(block: Block, frame: Frame, table: Sequence[Rule]) -> Block:
+def select(block: Block, frame: Frame, table: Sequence[Rule], target: str = "cpu") -> Block:
     """Return the block with the kernels that the table chooses."""
     rules: dict[str, list[Rule]] = {}
     for rule in table:
         rules.setdefault(rule.op, []).append(rule)
-    return _select(block, rules, Context(frame, {}))
+    return _select(block, rules, Context(frame, {}, target))
 
 
 def _select(block: Block, rules: Mapping[str, Sequence[Rule]], context: Context) -> Block:

@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nnfront.lower.cpu import CPU
+from nnfront.lower.cuda import CUDA
 from nnfront.lower.select import Rule
 
-KERNEL_TABLES: Mapping[str, tuple[Rule, ...]] = {"cpu": CPU}
+KERNEL_TABLES: Mapping[str, tuple[Rule, ...]] = {"cpu": CPU, "cuda": CUDA}
 """What a target comes with."""
 
 _REGISTERED: dict[str, tuple[Rule, ...]] = {}
 
 
 def rules(target: str) -> tuple[Rule, ...]:
-    """Return the rules of a target in the order in which they are asked: the one added last, then those before it, then the table."""
-    return (*_REGISTERED.get(target, ()), *KERNEL_TABLES[target])
+    """Return the rules of a target (`cuda:sm_90` is a `cuda`) in the order in which they are asked: the one added last, then those before it, then the table."""
+    kind = target.partition(":")[0]
+    return (*_REGISTERED.get(kind, ()), *KERNEL_TABLES[kind])
 
 
 def add_rule(target: str, rule: Rule) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from nnfront.errors import PassError
 from nnfront.ir import IRModule, causal, multiple_of, zeros
@@ -24,6 +25,7 @@ from nnfront.passes.lift_transform_params import lift_transform_params
 from nnfront.passes.outline import outline
 from nnfront.passes.pack_weights import pack_weights
 from nnfront.passes.patterns import Pattern
+from nnfront.passes.quantize_weights import quantize_weights
 from nnfront.passes.regions import PATTERNS
 from nnfront.passes.special_cases import special_cases
 
@@ -32,6 +34,8 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
     "simplify": (fold_constants, canonicalize, eliminate_common_subexpressions, eliminate_dead_code),
     # What `compile` runs for a target, before kernels are chosen.
     "cpu": (special_cases, outline),
+    # The order that kernels want weights in is one more formula, which the second lifting moves into the transform.
+    "cuda": (special_cases, outline, pack_weights, partial(lift_transform_params, shared_transform=True)),
 }
 
 __all__ = [
@@ -55,6 +59,7 @@ __all__ = [
     "multiple_of",
     "outline",
     "pack_weights",
+    "quantize_weights",
     "run",
     "special_cases",
     "zeros",

@@ -44,7 +44,7 @@ after:
     }
 
 gated_product      gate and up rows alternate: a tile of the product holds both partners
-quantized_product  4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N]
+quantized_product  also gated: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N]
 
 A region is rewritten only if the operands that are packed depend on weights alone. What the new function computes is said by the
 old one over the order undone, so a target without a kernel for it is right as well, if slow.
@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -127,21 +127,41 @@ def _packing(function: Function) -> Packing | None:
             dict.fromkeys(("weight", "bias"), _apart),
         )
     if (
-        attrs.get("region") == "quantized_product"
+        str(attrs.get("region")).startswith("quantized")
         and attrs.get("kind") == "linear"
-        and attrs.get("axis") == 1
+        and attrs["axis"] == 1
     ):
-        turned = dict.fromkeys(("scales", "zero_points"), _turn)
-        if "packed_axis" not in attrs:
-            return Packing("int8_product", turned, turned) if "zero_points" not in types else None
-        group = attrs.get("group_size")
-        if (
-            attrs["packed_axis"] == 1
-            and group in INT4_GROUPS
-            and attrs["signed"] == ("zero_points" not in types)
-        ):
-            return _int4(group, signed=attrs["signed"])
+        packing = _quantized(attrs, has_zeros="zero_points" in types)
+        return packing if packing is None or attrs["region"] == "quantized_product" else _gated(packing)
     return None
+
+
+def _quantized(attrs: Mapping[str, Any], *, has_zeros: bool) -> Packing | None:
+    """How the weight of a quantised product is to be stored."""
+    turned = dict.fromkeys(("scales", "zero_points"), _turn)
+    if "packed_axis" not in attrs:
+        return None if has_zeros else Packing("int8_product", turned, turned)
+    group, signed = attrs.get("group_size", 0), attrs["signed"]
+    if group in INT4_GROUPS and attrs["packed_axis"] == 1 and signed != has_zeros:
+        return _int4(group, signed=signed)
+    return None
+
+
+def _gated(packing: Packing) -> Packing:
+    """The same with gate and up rows that alternate."""
+
+    def after(first: Step | None, second: Step | None) -> Step:
+        def both(builder: FunctionBuilder, x: Var) -> Var:
+            for step in (first, second):
+                x = x if step is None else step(builder, x)
+            return x
+
+        return both
+
+    names = ("weight", "scales", "zero_points", "bias")
+    pack = {name: after(_interleave, packing.pack.get(name)) for name in names}
+    unpack = {name: after(packing.unpack.get(name), _apart) for name in names}
+    return Packing(packing.region.replace("product", "gated_product"), pack, unpack)
 
 
 def _interleave(builder: FunctionBuilder, x: Var) -> Var:

@@ -94,16 +94,19 @@ def optional(tree: Callable[[Part], Tree], inner: Part) -> Either:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A region by the name under which kernels know it. `where` is a condition on its named operands and attributes."""
+    """A region by the name under which kernels know it: one of several trees, the first that fits.
+
+    `where` is a condition on its named operands and attributes.
+    """
 
     name: str
-    tree: Tree
+    trees: tuple[Tree, ...]
     where: Callable[[Mapping[str, Any]], bool] | None = None
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The names of all operands, in the order in which the tree has them."""
-        return tuple(dict.fromkeys(_names(self.tree)))
+        """The names of all operands of all trees, in the order in which these have them."""
+        return tuple(dict.fromkeys(name for tree in self.trees for name in _names(tree)))
 
 
 def _names(part: Part) -> Iterator[str]:
@@ -136,11 +139,12 @@ class Match:
 
 def matches(pattern: Pattern, root: Binding, made: Mapping[Var, Binding]) -> Iterator[Match]:
     """Yield the ways in which the region that ends in `root` fits; `made` are the bindings that may be inside of it."""
-    for found in _call(pattern.tree, root, made, Match(), is_root=True):
-        own = {b.var for b in found.bindings.values()}
-        is_outside = own.isdisjoint(a for a in found.operands.values() if isinstance(a, Var))
-        if is_outside and (pattern.where is None or pattern.where({**found.operands, **found.attrs})):
-            yield found
+    for tree in pattern.trees:
+        for found in _call(tree, root, made, Match(), is_root=True):
+            own = {b.var for b in found.bindings.values()}
+            is_outside = own.isdisjoint(a for a in found.operands.values() if isinstance(a, Var))
+            if is_outside and (pattern.where is None or pattern.where({**found.operands, **found.attrs})):
+                yield found
 
 
 def _part(part: Part, atom: Atom | None, made: Mapping[Var, Binding], found: Match) -> Iterator[Match]:

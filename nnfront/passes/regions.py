@@ -84,8 +84,8 @@ def _is_halves(call: Call) -> bool:
     )
 
 
-def _gated_products() -> tuple[Tree, ...]:
-    halves = apply(ops.split, _product("weight"), where=_is_halves)
+def _gated_products(weight: Part) -> tuple[Tree, ...]:
+    halves = apply(ops.split, _product(weight), where=_is_halves)
     gate, up = field(halves, 0), field(halves, 1)
     return (
         apply(ops.multiply, _activation(gate), up, commutes=True),
@@ -169,7 +169,8 @@ def _patterns() -> tuple[Pattern, ...]:
             apply(ops.attention, _rope("q"), _rope("k"), "v", "cache", "sinks", keeps=_ATTENTION),
         ),
         "softmax_attention": (_softmax_attention(),),
-        "gated_product": _gated_products(),
+        "quantized_gated_product": _gated_products(_dequantized()),
+        "gated_product": _gated_products("weight"),
         "gated_pair": _gated_pairs(),
         "quantized_product": _quantized_products(),
         "product": _finished(_product("weight")),
@@ -185,7 +186,7 @@ def _patterns() -> tuple[Pattern, ...]:
         "sampling": (_sampling(),),
         "embedding": _embeddings(),
     }
-    return tuple(Pattern(name, tree) for name, trees in table.items() for tree in trees)
+    return tuple(Pattern(name, trees) for name, trees in table.items())
 
 
 PATTERNS: tuple[Pattern, ...] = _patterns()

@@ -15,10 +15,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+import torch
+
 from nnfront.dims import Dim, describe_facts, evaluate, satisfies
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.runtime.cache_layer import CacheLayer, Chunk, LayerState, make_layer
+from nnfront.runtime.device import CPU
 from nnfront.runtime.lengths import Lengths
 
 
@@ -136,7 +139,7 @@ class Cache(Sequence[CacheLayer]):
         )
 
 
-def make_cache(type: CacheType, sizes: Mapping[str, int]) -> Cache:
+def make_cache(type: CacheType, sizes: Mapping[str, int], device: torch.device = CPU) -> Cache:
     """Make an empty cache of `type`, with a number for each of its dims by name."""
     scratch: dict[int, Chunk] = {}
     made: dict[CacheLayerType, CacheLayerType] = {}
@@ -146,7 +149,7 @@ def make_cache(type: CacheType, sizes: Mapping[str, int]) -> Cache:
             made[layer] = replace(
                 layer, batch=evaluate(layer.batch, sizes), max_seq=evaluate(layer.max_seq, sizes)
             )
-        layers.append(make_layer(made[layer], scratch))
+        layers.append(make_layer(made[layer], scratch, device))
     return Cache(CacheType(tuple(layer.type for layer in layers)), layers)
 
 

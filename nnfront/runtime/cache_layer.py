@@ -10,6 +10,7 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType
+from nnfront.runtime.device import CPU
 from nnfront.runtime.lengths import Lengths
 
 # Keys, values and their positions, while a chunk of tokens attends that turns a ring over.
@@ -151,12 +152,12 @@ class LayerState:
         self.scratch = scratch
 
 
-def make_layer(type: CacheLayerType, scratch: dict[int, Chunk]) -> CacheLayer:
+def make_layer(type: CacheLayerType, scratch: dict[int, Chunk], device: torch.device = CPU) -> CacheLayer:
     """Make an empty layer. Layers of one cache share `scratch`."""
     assert isinstance(type.batch, int)
     assert isinstance(type.max_seq, int)
     capacity = type.max_seq if type.window is None else min(type.window, type.max_seq)
     shape = (type.batch, type.kv_heads, capacity, type.head_size)
     # Zeroed, as attention multiplies empty slots by 0 and 0 times what happens to lie in memory may be NaN.
-    keys, values = (torch.zeros(shape, dtype=getattr(torch, type.dtype)) for _ in range(2))
+    keys, values = (torch.zeros(shape, dtype=getattr(torch, type.dtype), device=device) for _ in range(2))
     return CacheLayer(type, keys, values, LayerState(Lengths((0,) * type.batch), scratch), 0)

@@ -39,20 +39,21 @@ from nnfront.lower import (
     places,
 )
 from nnfront.runtime.cache import Cache, layout
+from nnfront.runtime.device import CPU
 from nnfront.runtime.signature import Known, bind
 
 Check: TypeAlias = Callable[[list[Any], Sequence[Any]], None]
 
 
-def compile_check(program: MethodProgram, known: Known) -> Check:
+def compile_check(program: MethodProgram, known: Known, device: torch.device = CPU) -> Check:
     """Return the function that checks the arguments of a call and puts them and the dims into a frame.
 
-    `known` are the dims that the weights have bound, each with its number and the place that said it.
+    `known` are the dims that the weights have bound, each with its number and the place that said it; `device` is where tensors have to be.
     """
     slow = _slow(program, known)
     if any(b.is_solved and b.symbol not in known for b in program.dims):
         return slow
-    writer = _Writer(program, known)
+    writer = _Writer(program, known, device)
     for i, argument in enumerate(program.arguments):
         writer.value(f"a{i}", argument.type, argument.structure)
     writer.sizes()
@@ -82,14 +83,16 @@ def put(frame: list[Any], structure: Structure, value: Any) -> None:
 class _Writer:
     """Collects the source of the quick check."""
 
-    def __init__(self, program: MethodProgram, known: Known) -> None:
+    def __init__(self, program: MethodProgram, known: Known, device: torch.device) -> None:
         self.program = program
+        self.device = device
         self.known = known
         self.unpack: list[str] = []
         self.conditions: list[str] = []
         self.stores: list[str] = []
         self.scope: dict[str, Any] = {
             "Cache": Cache,
+            "device": device,
             "strided": torch.strided,
             "refused": (TypeError, ValueError, AttributeError, IndexError),
         }
@@ -104,7 +107,7 @@ class _Writer:
                 self.scope[f"t_{type.dtype}"] = getattr(torch, type.dtype)
                 self.conditions += [
                     f"{name}.dtype is t_{type.dtype}",
-                    f"{name}.is_cpu",
+                    f"{name}.is_cpu" if self.device.type == "cpu" else f"{name}.device == device",
                     f"{name}.layout is strided",
                 ]
             case ScalarType():

@@ -24,6 +24,7 @@ from nnfront.lower import (
     type_text,
 )
 from nnfront.runtime.cache import Cache, describe, layout
+from nnfront.runtime.device import CPU, device_of
 
 
 def convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
@@ -82,12 +83,14 @@ def _tensor(program: MethodProgram, name: str, type: TensorType, value: Any) -> 
             f"argument {name} is {dtype}, {expected}",
             help=f"convert it with .to(torch.{type.dtype})",
         )
-    if not value.is_cpu or value.layout is not torch.strided:
-        found = f"on {value.device}" if not value.is_cpu else str(value.layout)
+    device = device_of(program.target)
+    if value.device != device or value.layout is not torch.strided:
+        found = f"on {value.device}" if value.device != device else str(value.layout)
+        where = "the CPU" if device == CPU else str(device)
         raise call_error(
             program,
-            f"argument {name} is {found}, expected a dense tensor on the CPU",
-            help="move it with .cpu()",
+            f"argument {name} is {found}, expected a dense tensor on {where}",
+            help="move it with .cpu()" if device == CPU else f"move it with .to({str(device)!r})",
         )
     if value.ndim != type.ndim:
         raise call_error(

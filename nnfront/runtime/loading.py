@@ -12,6 +12,7 @@ from nnfront.dims import Size, Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Argument, Match, MethodProgram, Place, TensorType, type_text
 from nnfront.runtime.check import put
+from nnfront.runtime.device import CPU, on_device
 from nnfront.runtime.execute import Frame, initial_frame
 from nnfront.runtime.signature import Known, observed, resolve
 
@@ -36,9 +37,9 @@ def learn_dims(known: Known, program: MethodProgram, weights: Values) -> None:
     known.update((b.symbol, (bound[b.symbol][0], f"weight {b.place}")) for b in bindings)
 
 
-def loaded_frame(program: MethodProgram, weights: Values, known: Known) -> Frame:
-    """Return a frame with constants, weights and their dims in place."""
-    frame = initial_frame(program.slots)
+def loaded_frame(program: MethodProgram, weights: Values, known: Known, device: torch.device = CPU) -> Frame:
+    """Return a frame with constants, weights and their dims in place; the weights are on the device already."""
+    frame = [on_device(value, device) for value in initial_frame(program.slots)]
     for argument in program.weights:
         put(frame, argument.structure, weights[argument.role][argument.name])
     for binding in program.dims:

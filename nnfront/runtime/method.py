@@ -12,12 +12,14 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.lower import Block, MethodProgram
-from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call, only
+from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
 from nnfront.runtime.check import compile_check, put
+from nnfront.runtime.device import default_device, device_of
 from nnfront.runtime.execute import Code, Frame, execute, prepare
 from nnfront.runtime.kernels import resolve
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
-from nnfront.runtime.results import result_maker, split_results
+from nnfront.runtime.results import result_maker
+from nnfront.runtime.route import find_route
 from nnfront.runtime.signature import Known, arrange
 
 
@@ -45,14 +47,15 @@ class Method:
         """`known` are the dims that weights bind, those of this method and of others; methods that change together share a shelf."""
         self.program = program
         self.name = program.name
-        self._check = compile_check(program, known)
+        self._device = device_of(program.target)
+        self._check = compile_check(program, known, self._device)
         self._hits = Hits(program)
         self._setup = self._prepared(program.setup)
-        self._code, self._last = map(self._prepared, split_results(program.body))
+        self._route = find_route(program.body, self._prepared)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
         self._shelf = shelf or Shelf()
-        loaded = self._finished(loaded_frame(program, weights, known))
+        loaded = self._finished(loaded_frame(program, weights, known, self._device))
         self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
 
     def _prepared(self, block: Block) -> Code:
@@ -95,9 +98,9 @@ class Method:
                 details=[f"its cases are {', '.join(map(repr, known)) or 'none'}"],
             )
         method = copy.copy(self)
-        method.program = self.program if case is None else only(self.program, case)
         method._hits = Hits(self.program)
-        method._code, method._last = map(method._prepared, split_results(method.program.body))
+        route = find_route(self.program.body, method._prepared)
+        method._route = route if case is None else route.only(case)
         return method
 
     def with_weights(self, changed: Values) -> Loaded:
@@ -109,7 +112,7 @@ class Method:
         return self._finished(template)
 
     def _finished(self, template: Frame) -> Loaded:
-        with torch.inference_mode():
+        with default_device(self._device), torch.inference_mode():
             execute(self._setup, template)
         return Loaded(template, result_maker(self.program, template))
 
@@ -126,10 +129,14 @@ class Method:
         self._check(frame, args)
         marks = [args[i].mark() for i in self._states]
         try:
-            with torch.inference_mode():
-                execute(self._code, frame)
-            with torch.no_grad():
-                execute(self._last, frame)
+            with default_device(self._device), torch.inference_mode():
+                route = self._route
+                execute(route.code, frame)
+                while route.condition >= 0:
+                    route = route.ways[bool(frame[route.condition])]
+                    execute(route.code, frame)
+            with default_device(self._device), torch.no_grad():
+                execute(route.last, frame)
                 return loaded.result(frame)
         except BaseException:
             for i, mark in zip(self._states, marks, strict=True):

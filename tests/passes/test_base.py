@@ -140,4 +140,4 @@ def test_a_pipeline_runs_by_its_name():
 def test_a_pipeline_that_is_not_there_is_named():
     with pytest.raises(PassError) as caught:
         run(module(MODULE), "simplfy")
-    assert str(caught.value) == "there is no pipeline 'simplfy'\n  help: use one of 'simplify', 'cpu'"
+    assert str(caught.value) == "there is no pipeline 'simplfy'\n  help: use one of 'simplify', 'cpu', 'cuda'"

@@ -11,8 +11,8 @@ from pass_checks import expect, expect_same_results, module
 
 from nnfront.passes import PASSES
 
-# Passes that give inputs a value change the signature, and another dtype rounds otherwise; the others keep what is computed.
-CHANGING = {"apply_dtype_policy", "bind_dims", "bind_params"}
+# Passes that give inputs a value change the signature, and other dtypes round otherwise; the others keep what is computed.
+CHANGING = {"apply_dtype_policy", "bind_dims", "bind_params", "quantize_weights"}
 
 
 def block(name, doc):

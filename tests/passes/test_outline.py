@@ -15,8 +15,8 @@ from nnfront.passes import Pattern, inline, outline
 from nnfront.passes.patterns import apply
 
 EVERYTHING = (
-    Pattern("sum_of_product", apply(ops.add, apply((ops.matmul, ops.multiply)), None, commutes=True)),
-    Pattern("thin", apply(ops.tanh, apply(ops.permute_dims))),
+    Pattern("sum_of_product", (apply(ops.add, apply((ops.matmul, ops.multiply)), None, commutes=True),)),
+    Pattern("thin", (apply(ops.tanh, apply(ops.permute_dims)),)),
 )
 PRODUCT = "x: input float32[4, 4], w: input float32[4, 4]"
 
@@ -115,7 +115,7 @@ def test_equal_regions_share_a_function_and_others_get_their_own():
 
 
 def test_a_dim_that_no_operand_of_a_region_defines_is_handed_to_it():
-    pattern = Pattern("wide", apply(ops.multiply, apply(ops.zeros), None, commutes=True))
+    pattern = Pattern("wide", (apply(ops.multiply, apply(ops.zeros), None, commutes=True),))
     check(
         lambda ir: outline(ir, [pattern]),
         """

@@ -55,6 +55,7 @@ OPTIONS = {
     "apply_dtype_policy": {"dtype": "bfloat16"},
     "bind_dims": {"dims": {"n": 3}},
     "bind_params": {"params": {"w": [[0.0] * 4] * 4}},
+    "quantize_weights": {"scheme": "int8"},
     "special_cases": {"function": "elsewhere", "cases": [{"n": 3}]},
 }
 

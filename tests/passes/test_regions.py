@@ -57,9 +57,13 @@ def qkv_attention(qkv, cos, sin):
     )
 
 
-def gated(x, w, act=op.silu):
-    gate, up = op.split(op.linear(x, w), 2, -1)
+def gated_of(both, act=op.silu):
+    gate, up = op.split(both, 2, -1)
     return up * act(gate)
+
+
+def gated(x, w):
+    return gated_of(op.linear(x, w))
 
 
 LINEAR = {"kind": "linear"}
@@ -136,6 +140,12 @@ CASES = {
         {"x": X, "q": spec.Tensor([F, D // 2], "uint8"), "s": spec.Tensor([F, D // 4], "float32")},
         "quantized_product",
         {**LINEAR, "group_size": 4, "axis": 1, "packed_axis": 1, "signed": True},
+    ),
+    "gate and up in one, in 8 bits": (
+        lambda x, q, s: gated_of(op.linear(x, op.dequantize(q, s))),
+        {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
+        "quantized_gated_product",
+        {**LINEAR, "axis": 1, "activation": "silu"},
     ),
     "int8 weight with an end": (
         lambda x, q, s: op.silu(op.linear(x, op.dequantize(q, s))),

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel table of CUDA: products on the Triton kernels of `nnfront_kernels`, all else in torch on the device.
+
+Whether a kernel takes a call is the kernel's own `accepts`, asked for the weight's sizes and the target's architecture. How many rows there
+are is known on a call only: then `nnfront.runtime.cuda` takes the kernel for few rows or that for many.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nnfront.ir import TensorType
+from nnfront.lower import cpu
+from nnfront.lower.instructions import Run
+from nnfront.lower.select import ACCEPTED, Context, Rule
+
+ACTIVATIONS = {
+    ("silu", None): "silu",
+    ("gelu", "none"): "gelu",
+    ("gelu", None): "gelu",
+    ("gelu", "tanh"): "gelu_tanh",
+}
+OUT_DTYPES = ("float16", "bfloat16", "float32")
+
+
+def arch_of(target: str) -> str:
+    """The architecture that a target names (`cuda:sm_90`), or that of the GPU at hand; without one that of Triton's interpreter."""
+    named = target.partition(":")[2]
+    if named:
+        return named
+    if torch.cuda.is_available():
+        major, minor = torch.cuda.get_device_capability()
+        return f"sm_{major}{minor}"
+    return "sm_80"
+
+
+def _module(name: str) -> Any:
+    """A kernel's module; Triton is imported only where a table that needs it is asked."""
+    return importlib.import_module(f"nnfront_kernels.{name}")
+
+
+def _as_product(run: Run, context: Context) -> Run | str:
+    """A plain product as one without an end."""
+    seen = cpu.as_linear(run, context) if run.op == "matmul" else run
+    if isinstance(seen, str):
+        return seen
+    absent = context.frame.constant(None)
+    attrs = {"kind": "linear", **({"dtype": run.attrs["out_dtype"]} if "out_dtype" in run.attrs else {})}
+    return replace(seen, op="product", inputs=(*seen.inputs, absent, absent), attrs=attrs)
+
+
+def _ends(run: Run, context: Context, residual: int | None) -> str:
+    """Why the kernels cannot do what comes after the product; "" if they can."""
+    attrs = run.attrs
+    if attrs.get("kind") != "linear":
+        return "the weight is not [out, in]"
+    if "product_dtype" in attrs:
+        return "the product has a dtype of its own"
+    if "activation" in attrs and (attrs["activation"], attrs.get("approximate")) not in ACTIVATIONS:
+        return f"there is no {attrs['activation']} in the kernel"
+    if attrs.get("dtype", "float32") not in OUT_DTYPES:
+        return f"the result is {attrs['dtype']}"
+    if residual is not None and not context.is_none(residual):
+        if context.tensor(residual).shape != context.tensor(run.outputs[0]).shape:
+            return "the residual is broadcast"
+    return ACCEPTED
+
+
+def _scale(run: Run, context: Context, bias: int, scale: int) -> str:
+    if not context.is_none(scale):
+        return "the scale is a tensor"
+    if "scale" in run.attrs and ("activation" in run.attrs or not context.is_none(bias)):
+        return "the scale comes after bias and activation"
+    return ACCEPTED
+
+
+def _asked(module: str, x: TensorType, weight: TensorType, context: Context, **facts: Any) -> str:
+    """What a kernel's own `accepts` says to one row of x."""
+    n, k = weight.shape[0], x.shape[-1]
+    if not isinstance(n, int) or not isinstance(k, int):
+        return "the weight's sizes are not known"
+    shape = _module("tiles").MatmulShape(1, n, k, aligned=k % 16 == 0, **facts)
+    reason: str | None = _module(module).accepts(shape, x.dtype, arch_of(context.target))
+    return reason or ACCEPTED
+
+
+def _dense(run: Run, context: Context) -> str:
+    x, weight, bias, scale, residual = run.inputs
+    types = context.tensor(x), context.tensor(weight)
+    if types[0].dtype != types[1].dtype:
+        return "operands differ in dtype"
+    return (
+        _ends(run, context, residual)
+        or _scale(run, context, bias, scale)
+        or _asked("matmul", *types, context)
+    )
+
+
+def _gated(run: Run, context: Context) -> str:
+    x, weight, _ = run.inputs
+    types = context.tensor(x), context.tensor(weight)
+    if types[0].dtype != types[1].dtype:
+        return "operands differ in dtype"
+    return _ends(run, context, None) or _asked("matmul", *types, context, gated=True)
+
+
+def _quantized(kernel: str, *, gated: bool = False) -> Any:
+    def accepts(run: Run, context: Context) -> str:
+        x, weight, scales, zeros, bias, *ends = run.inputs
+        groups, depth = context.tensor(scales).shape[0], context.tensor(x).shape[-1]
+        if not isinstance(groups, int) or not isinstance(depth, int):
+            return "the weight's sizes are not known"
+        group = 0 if groups == 1 and kernel == "matmul_int8" else depth // groups
+        facts = {"group": group, "zero_points": not context.is_none(zeros), "gated": gated}
+        scale, residual = ends or (None, None)
+        return (
+            _ends(run, context, residual)
+            or (ACCEPTED if scale is None else _scale(run, context, bias, scale))
+            or _asked(kernel, context.tensor(x), context.tensor(weight), context, **facts)
+        )
+
+    return accepts
+
+
+_ROWS = (
+    "few rows: K split over all SMs, summed in order; more: tiles with the end of the product in registers"
+)
+_TILES = "gate and its partner in one tile: one pass, no intermediate"
+_NIBBLES = "weights stay packed in memory and are unpacked in registers, scaled after the dot"
+
+CUDA: tuple[Rule, ...] = (
+    Rule("interleaved_product", "triton_gated", _TILES, _gated),
+    Rule("int4_product", "triton_int4", _NIBBLES, _quantized("matmul_int4")),
+    Rule("int8_product", "triton_int8", _NIBBLES, _quantized("matmul_int8")),
+    Rule("int4_gated_product", "triton_int4", _NIBBLES, _quantized("matmul_int4", gated=True)),
+    Rule("int8_gated_product", "triton_int8", _NIBBLES, _quantized("matmul_int8", gated=True)),
+    Rule("product", "triton_product", _ROWS, _dense),
+    Rule("linear", "triton_product", _ROWS, _dense, _as_product),
+    Rule("matmul", "triton_product", _ROWS, _dense, _as_product),
+    *(rule for rule in cpu.CPU if rule.op in ("attention", "scaled_dot_product_attention", "rope")),
+)

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Store the weights of linear products as small integers: quantising them is one more formula, which lifting moves to load time.
+
+example: quantize_weights(ir, "int4", group_size=2)
+before:
+    def main[n](x: input float32[n, 4], w: weight float32[6, 4]) -> float32[n, 6] {
+        y: float32[n, 6] = linear(x, w)
+        return y
+    }
+after:
+    def main[n](x: input float32[n, 4], w: weight float32[6, 4]) -> float32[n, 6] attrs(derived=("w.int4", "w.scales")) {
+        quantize: (int8[6, 4], float32[6, 2]) = quantize(w, bits=4, group_size=2, axis=1)
+        quantize_1: int8[6, 4] = quantize[0]
+        w.scales: float32[6, 2] = quantize[1]
+        w.int4: uint8[6, 2] = pack_int4(quantize_1, axis=1)
+        unpack_int4: int8[6, 4] = unpack_int4(w.int4, axis=1)
+        dequantize: float32[6, 4] = dequantize(unpack_int4, w.scales, group_size=2, axis=1)
+        y: float32[n, 6] = linear(x, dequantize)
+        return y
+    }
+
+int4   symmetric, a scale for each group of `group_size` along the input axis (32 by default)
+int8   symmetric, a scale for each output channel, or for each group if `group_size` is given
+
+Run it before lifting, which keeps the stored values as it keeps tensors that a module derives. A weight is taken if it depends on weights alone, has constant sizes, and its input axis divides into groups; `skip` are
+module paths, with `*`, whose products stay as they are.
+
+leaves:  products whose weight is dequantised already; so twice is once.
+raises:  PassError for a scheme that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from nnfront import ops
+from nnfront.errors import PassError
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Block,
+    Call,
+    Function,
+    FunctionBuilder,
+    IRModule,
+    Mutator,
+    Names,
+    Projection,
+    TensorType,
+    Var,
+    used_vars,
+    walk_bindings,
+)
+from nnfront.passes.base import module_pass
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How weights are stored: bits of each, and the size of a group if none is given; None for a whole row."""
+
+    bits: int
+    group_size: int | None
+
+
+SCHEMES = {"int4": Scheme(4, 32), "int8": Scheme(8, None)}
+SKIPPED = ("lm_head", "*.lm_head")
+
+
+@module_pass()
+def quantize_weights(
+    ir: IRModule, scheme: str, group_size: int | None = None, skip: Sequence[str] = SKIPPED
+) -> IRModule:
+    """Quantise the weights of `linear` products."""
+    if scheme not in SCHEMES:
+        raise PassError(
+            f"there is no scheme {scheme!r} to quantise weights with",
+            help=f"use one of {', '.join(map(repr, SCHEMES))}",
+        )
+    found = SCHEMES[scheme]
+    chosen = Scheme(found.bits, group_size or found.group_size)
+    functions = [
+        _Quantizing(f, scheme, chosen, skip).function(f) if f.kind in ("public", "private") else f
+        for f in ir.functions
+    ]
+    if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
+        return ir
+    return ir.with_functions(functions)
+
+
+class _Quantizing(Mutator):
+    """Rewrites one function."""
+
+    def __init__(self, function: Function, name: str, scheme: Scheme, skip: Sequence[str]) -> None:
+        super().__init__()
+        self.name = name
+        self.scheme = scheme
+        self.skip = skip
+        bound = [b.var.name for b in walk_bindings(function.bindings)]
+        self.names = Names([*(p.name for p in function.params), *bound])
+        self.weights: set[Var] = {p for p in function.params if p.role in ("weight", "transformed")}
+        self.made: dict[Var, Binding] = {}
+        self.known: dict[Var, Var] = {}
+        self.derived: list[str] = []
+
+    def function(self, function: Function) -> Function:
+        new = super().function(function)
+        if new is function:
+            return function
+        derived = (*function.attrs.get("derived", ()), *sorted(self.derived))
+        return new.with_(attrs={**function.attrs, "derived": derived})
+
+    def block(self, block: Block) -> Block:
+        for binding in block.bindings:
+            self.made[binding.var] = binding
+            reads = used_vars(binding.value)
+            if reads and self.weights.issuperset(reads):
+                self.weights.add(binding.var)
+        outside = dict(self.known)
+        new = super().block(block)
+        self.known = outside
+        return new
+
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        call = binding.value
+        if (
+            not isinstance(call, Call)
+            or call.op is not ops.linear
+            or not self._is_wanted(call.args[1], binding)
+        ):
+            return super().binding(binding)
+        x, weight, *rest = call.args
+        assert isinstance(weight, Var)
+        builder = FunctionBuilder("")
+        builder.names = self.names
+        builder.place = binding.provenance
+        if weight not in self.known:
+            self.known[weight] = self._stored(builder, weight)
+        new = Call(call.op, (x, self.known[weight], *rest), call.attrs)
+        return [*builder.finish(self.known[weight]).bindings, Binding(binding.var, new, binding.provenance)]
+
+    def _is_wanted(self, weight: Atom | None, binding: Binding) -> bool:
+        if (
+            not isinstance(weight, Var)
+            or weight not in self.weights
+            or not isinstance(weight.type, TensorType)
+        ):
+            return False
+        made = self.made.get(weight)
+        if made is not None and isinstance(made.value, Call) and made.value.op is ops.dequantize:
+            return False
+        module = "" if binding.provenance is None else binding.provenance.module
+        if any(fnmatchcase(module, pattern) for pattern in self.skip):
+            return False
+        rows, depth = weight.type.shape
+        whole = isinstance(rows, int) and isinstance(depth, int)
+        group = self.scheme.group_size or 1
+        return whole and int(depth) % group == 0 and (self.scheme.bits == 8 or int(depth) % 2 == 0)
+
+    def _stored(self, builder: FunctionBuilder, weight: Var) -> Var:
+        """The weight after it has been stored and read back."""
+        group = self.scheme.group_size
+        found = builder.call(ops.quantize, weight, bits=self.scheme.bits, group_size=group, axis=1)
+        is_packed = self.scheme.bits == 4
+        q = builder.emit(Projection(found, 0), "quantize" if is_packed else f"{weight.name}.{self.name}")
+        scales = builder.emit(Projection(found, 1), f"{weight.name}.scales")
+        stored = q
+        if is_packed:
+            attrs = ops.pack_int4.canonical_attrs([q.type], {"axis": 1})
+            stored = builder.emit(Call(ops.pack_int4, (q,), attrs), f"{weight.name}.{self.name}")
+            q = builder.call(ops.unpack_int4, stored, axis=1)
+        self.derived += [stored.name, scales.name]
+        return builder.call(ops.dequantize, q, scales, None, group_size=group, axis=1)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of CUDA: launches of `nnfront_kernels`. `nnfront.lower.cuda` says when each is used.
+
+All of them run in Triton's interpreter as well (TRITON_INTERPRET=1), on tensors on the CPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nnfront.lower import Run
+from nnfront.lower.cuda import ACTIVATIONS
+
+# Rows up to which the kernel that splits K is taken; it takes no more.
+FEW_ROWS = 64
+
+
+def _module(name: str) -> Any:
+    """A kernel's module; Triton is imported only where a program has a kernel of it."""
+    return importlib.import_module(f"nnfront_kernels.{name}")
+
+
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    """x as a matrix whose rows have adjacent elements."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
+
+
+def _epilogue(run: Run) -> dict[str, Any]:
+    """What the kernel does to a finished tile, from the region's attributes."""
+    attrs = run.attrs
+    options: dict[str, Any] = {}
+    if "activation" in attrs:
+        options["activation"] = ACTIVATIONS[attrs["activation"], attrs.get("approximate")]
+    if "scale" in attrs:
+        options["scale"] = float(attrs["scale"])
+    if "dtype" in attrs:
+        options["out_dtype"] = getattr(torch, attrs["dtype"])
+    return options
+
+
+def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A result in rows with the leading axes of x."""
+    return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _product(run: Run) -> Callable[..., Any]:
+    few, many, options = _module("matmul_small_m"), _module("matmul"), _epilogue(run)
+
+    def triton_product(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scale: None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        rows = _rows(x)
+        kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
+        added = None if residual is None else _rows(residual)
+        return _like(x, kernel.launch(rows, weight, bias=bias, residual=added, **options))
+
+    return triton_product
+
+
+def _gated(run: Run) -> Callable[..., Any]:
+    few, many, options = _module("matmul_small_m"), _module("matmul"), _epilogue(run)
+
+    def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows = _rows(x)
+        kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
+        return _like(x, kernel.launch(rows, weight, bias=bias, gated=True, **options))
+
+    return triton_gated
+
+
+def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
+    def make(run: Run) -> Callable[..., Any]:
+        kernel, options = _module(name), _epilogue(run)
+        options["gated"] = run.op.endswith("gated_product")
+
+        def triton_quantized(
+            x: torch.Tensor,
+            weight: torch.Tensor,
+            scales: torch.Tensor,
+            zeros: torch.Tensor | None,
+            bias: torch.Tensor | None,
+            scale: None = None,
+            residual: torch.Tensor | None = None,
+        ) -> torch.Tensor:
+            added = None if residual is None else _rows(residual)
+            stored = (weight, scales) if zeros is None else (weight, scales, zeros)
+            return _like(x, kernel.launch(_rows(x), *stored, bias=bias, residual=added, **options))
+
+        return triton_quantized
+
+    return make
+
+
+KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
+    "triton_product": _product,
+    "triton_gated": _gated,
+    "triton_int4": _quantized("matmul_int4"),
+    "triton_int8": _quantized("matmul_int8"),
+}
