@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nnfront.dims import evaluate, parse
 from nnfront.lower import (
-    Block,
-    Branch,
     Causal,
     MethodProgram,
     Run,
@@ -25,9 +23,7 @@ from nnfront.lower import (
     parts_of,
 )
 from nnfront.runtime.execute import Frame, Resolve
-
-ENTER = "enter_case"
-"""The op that says which case runs."""
+from nnfront.runtime.route import ENTER, entered
 
 GENERAL = "general"
 
@@ -36,11 +32,9 @@ class Hits:
     """Counts calls by case, from several threads: a count is one call of a function written in C, which no other thread interrupts."""
 
     def __init__(self, program: MethodProgram) -> None:
-        entered = [
-            run.attrs["case"] for run in program.body.walk() if isinstance(run, Run) and run.op == ENTER
-        ]
-        ordered = [text for text in program.cases if text in entered]
-        self._counts = {text: itertools.count() for text in dict.fromkeys([*ordered, *entered])}
+        found = entered(program.body)
+        ordered = [text for text in program.cases if text in found]
+        self._counts = {text: itertools.count() for text in dict.fromkeys([*ordered, *found])}
         self._reads = dict.fromkeys(self._counts, 0)
         self._lock = threading.Lock()
 
@@ -187,32 +181,6 @@ def _tensor_check(name: str, condition: Any, value: torch.Tensor, is_open: bool)
             else f"all {value.numel()} elements are right"
         )
     return CheckResult(text, not differs, got, cost)
-
-
-def only(program: MethodProgram, case: str) -> MethodProgram:
-    """Return the method with one case taken in every call, whether it holds or not: for tests of variants against one another."""
-    return replace(program, body=_forced(program.body, case))
-
-
-def _forced(block: Block, case: str) -> Block:
-    instructions = []
-    for instruction in block.instructions:
-        if isinstance(instruction, Branch) and any(_entered(instruction)):
-            taken = (
-                instruction.then if case in _entered(instruction, instruction.then) else instruction.otherwise
-            )
-            taken = _forced(taken, case)
-            instruction = replace(instruction, then=taken, otherwise=taken)
-        instructions.append(instruction)
-    return replace(block, instructions=tuple(instructions))
-
-
-def _entered(branch: Branch, *blocks: Block) -> Iterator[str]:
-    """Yield the cases that the blocks of a branch, by default both, enter."""
-    for block in blocks or (branch.then, branch.otherwise):
-        for instruction in block.walk():
-            if isinstance(instruction, Run) and instruction.op == ENTER:
-                yield instruction.attrs["case"]
 
 
 def _taken(hits: Mapping[str, int], text: str) -> str:
