@@ -54,15 +54,26 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The results, the bytes of each piece of memory that they take, and the bytes that are held besides while it runs."""
+    """The results, the bytes of each piece of memory that they take, and the bytes that are held besides while it runs.
+
+    `remembered` are bytes that the first of alike instructions leaves behind for the others, until the method returns.
+    """
 
     results: tuple[Result, ...]
     made: tuple[int, ...]
     workspace: int
+    remembered: int = 0
 
 
-# What a kernel holds besides operands and results: from the instruction and its operands to bytes.
-Workspace: TypeAlias = Callable[..., int]
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """What a kernel holds besides operands and results: functions from the instruction and its operands to bytes.
+
+    `held` while it runs; `remembered`: left behind by the first of alike instructions until the method returns.
+    """
+
+    held: Callable[..., int]
+    remembered: Callable[..., int] | None = None
 
 
 class Footprints:
@@ -97,7 +108,8 @@ class Footprints:
     ) -> Footprint:
         rule = self._workspaces.get(run.kernel)
         if rule is not None:
-            return _anew(declared, rule(run, *operands))
+            remembered = 0 if rule.remembered is None else rule.remembered(run, *operands)
+            return _anew(declared, rule.held(run, *operands), remembered)
         if _is_plain(run, operands, declared):
             return _anew(declared, 0)
         op = OPS.get(run.kernel)
@@ -109,7 +121,7 @@ class Footprints:
         return _anew(declared, 0)
 
 
-def _anew(declared: Sequence[Layout | None], workspace: int) -> Footprint:
+def _anew(declared: Sequence[Layout | None], workspace: int, remembered: int = 0) -> Footprint:
     """Every tensor of the result in memory of its own."""
     results: list[Result] = []
     made: list[int] = []
@@ -117,7 +129,7 @@ def _anew(declared: Sequence[Layout | None], workspace: int) -> Footprint:
         results.append(Result(layout, (), None if layout is None else len(made)))
         if layout is not None:
             made.append(layout.size_bytes)
-    return Footprint(tuple(results), tuple(made), workspace)
+    return Footprint(tuple(results), tuple(made), workspace, remembered)
 
 
 def _is_plain(run: Run, operands: Sequence[Operand], declared: Sequence[Layout | None]) -> bool:

@@ -60,6 +60,7 @@ class Lifetimes:
         self._footprints = footprints
         self._layouts: dict[int, Layout | None] = {}
         self._held: dict[int, tuple[Piece, ...]] = {}  # by slot; absent: memory that is not the call's
+        self._remembered: set[tuple[str, int]] = set()  # kernels, and the bytes that they have left behind
         # Slots whose memory the session holds: weights, constants, what was computed at load, and views of these.
         self._sessions = {i for i, slot in enumerate(method.slots) if slot.kind in ("weight", "constant")}
         self._setup()
@@ -104,6 +105,10 @@ class Lifetimes:
             self.pieces.append(
                 Piece(f"in {run.kernel}", run.module, footprint.workspace, "workspace", [(step, step)])
             )
+        if footprint.remembered and (run.kernel, footprint.remembered) not in self._remembered:
+            self._remembered.add((run.kernel, footprint.remembered))
+            name = f"of {run.kernel}, for the next"
+            self.pieces.append(Piece(name, run.module, footprint.remembered, "value", since=step))
         made = [Piece("", run.module, size, "value", since=step) for size in footprint.made]
         self.pieces += made
         for slot, result in zip(outputs, footprint.results, strict=True):

@@ -59,11 +59,15 @@ def _window_mask(q: Layout) -> int:
     return pairs * q.item + max(2 * pairs - q.size_bytes, 0)
 
 
-def _in_blocks(q: Layout, groups: int) -> int:
-    """Of a block of queries: its mask, the queries themselves and the result, in the order in which they are computed."""
+def _block(q: Layout) -> int:
+    """Of a block of queries the queries themselves and the result, in the order in which they are computed."""
     batch, seq, heads, size = q.shape
-    count = min(BLOCK, seq)
-    return (count * seq * heads // groups + 2 * batch * count * heads * size) * q.item
+    return 2 * batch * min(BLOCK, seq) * heads * size * q.item
+
+
+def _block_mask(q: Layout, groups: int) -> int:
+    """The mask of a block."""
+    return min(BLOCK, q.shape[1]) * q.shape[1] * q.shape[2] // groups * q.item
 
 
 def _attention_fused(run: Run, q: Layout, k: Layout, *operands: object) -> int:
@@ -72,30 +76,51 @@ def _attention_fused(run: Run, q: Layout, k: Layout, *operands: object) -> int:
     if window is not None and window < seq:
         return _window_mask(q)
     is_blocked = run.attrs.get("is_causal", True) and seq == k.shape[1] and seq > FOLDED
-    return _in_blocks(q, k.shape[2]) if is_blocked else 0
+    return _block(q) + _block_mask(q, k.shape[2]) if is_blocked else 0
+
+
+def _hides(run: Run, q: Layout, layer: Layer) -> bool:
+    """Whether a window hides some of the new tokens from others."""
+    windows = [w for w in (run.attrs.get("window"), layer.window) if w is not None]
+    return min(windows, default=q.shape[1]) < q.shape[1]
 
 
 def _attention_cached(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: None) -> int:
-    """As without a cache; and keys and values of the new tokens, if the ring cannot hold them."""
-    seq = q.shape[1]
-    windows = [w for w in (run.attrs.get("window"), layer.window) if w is not None]
-    if seq == 1:
-        return 0
-    if min(windows, default=seq) >= seq:
-        return _in_blocks(q, k.shape[2]) if seq > FOLDED else 0
-    return _window_mask(q) + (k.size_bytes + v.size_bytes if layer.capacity < seq else 0)
+    """A block at a time; keys and values of the new tokens, if the ring cannot hold them."""
+    if _hides(run, q, layer):
+        return k.size_bytes + v.size_bytes if layer.capacity < q.shape[1] else 0
+    return _block(q) if q.shape[1] > FOLDED else 0
+
+
+def _remembered_mask(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: None) -> int:
+    """The mask of a block, or of a window that hides anything: all layers use it."""
+    if _hides(run, q, layer):
+        return _window_mask(q)
+    return _block_mask(q, k.shape[2]) if q.shape[1] > FOLDED else 0
+
+
+def _heads(run: Run, qkv: Layout) -> tuple[Layout, Layout, Layout]:
+    """q, k, and both next to each other."""
+    heads, groups = run.attrs["heads"], run.attrs["groups"]
+    batch, seq, width = qkv.shape
+    size = width // (heads + 2 * groups)
+    q, k, both = (contiguous((batch, seq, n, size), qkv.dtype) for n in (heads, groups, heads + groups))
+    return q, k, both
 
 
 def _qkv_attention(run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: None) -> int:
     """Rotated q and k, and first what rotating them takes, then what attention takes."""
-    heads, groups = run.attrs["heads"], run.attrs["groups"]
-    batch, seq, width = qkv.shape
-    q, k, rotated = (
-        contiguous((batch, seq, n, width // (heads + 2 * groups)), qkv.dtype)
-        for n in (heads, groups, heads + groups)
-    )
+    q, k, both = _heads(run, qkv)
     attending = _attention_fused(run, q, k) if layer is None else _attention_cached(run, q, k, k, layer, None)
-    return rotated.size_bytes + max(_rope_rotated(run, rotated, cos, sin) - q.size_bytes, attending)
+    return both.size_bytes + max(_rope_rotated(run, both, cos, sin) - q.size_bytes, attending)
+
+
+def _remembered_by_qkv(
+    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: None
+) -> int:
+    """The mask that attention remembers."""
+    q, k, _ = _heads(run, qkv)
+    return 0 if layer is None else _remembered_mask(run, q, k, k, layer, None)
 
 
 def _gated_product(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
@@ -113,17 +138,17 @@ def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) 
 
 
 WORKSPACES: Mapping[str, Workspace] = {
-    "linear_plain": _nothing,
-    "linear_bfloat16": _nothing,
-    "linear_float32": _nothing,
-    "linear_wide": _linear_wide,
-    "rms_norm_last": _rms_norm_last,
-    "rope_tables": _rope_tables,
-    "rope_rotated": _rope_rotated,
-    "gated_product": _gated_product,
-    "qkv_attention": _qkv_attention,
-    "attention_cached": _attention_cached,
-    "attention_fused": _attention_fused,
-    "sdpa_fused": _sdpa_fused,
+    "linear_plain": Workspace(_nothing),
+    "linear_bfloat16": Workspace(_nothing),
+    "linear_float32": Workspace(_nothing),
+    "linear_wide": Workspace(_linear_wide),
+    "rms_norm_last": Workspace(_rms_norm_last),
+    "rope_tables": Workspace(_rope_tables),
+    "rope_rotated": Workspace(_rope_rotated),
+    "gated_product": Workspace(_gated_product),
+    "qkv_attention": Workspace(_qkv_attention, _remembered_by_qkv),
+    "attention_cached": Workspace(_attention_cached, _remembered_mask),
+    "attention_fused": Workspace(_attention_fused),
+    "sdpa_fused": Workspace(_sdpa_fused),
 }
-"""For each kernel that is more than a reference: from the instruction and its operands to bytes."""
+"""For each kernel that is more than a reference what it holds."""
