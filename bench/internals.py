@@ -47,7 +47,7 @@ def main() -> None:
             ("verify", best(lambda: nn.ir.verify(module))),
             ("print", best(lambda: str(module), 3)),
             ("parse", best(lambda: nn.ir.parse(text), 3)),
-            ("equal", best(lambda: module == module.with_functions(module.functions), 3)),
+            ("equal", best(lambda: module == nn.ir.IRModule(module.functions, module.attrs), 3)),
         )
     ]
     shapes = {"a": ["batch", "seq", 64], "b": ["batch", "seq"], "c": ["seq", 64], "d": ["batch", 8]}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -137,8 +138,10 @@ class IRModule(Mapping[str, Function]):
         return aliases
 
     def with_functions(self, functions: Iterable[Function]) -> IRModule:
-        """Return a module with these functions and the same attributes."""
-        return IRModule(functions, self.attrs)
+        """Return a module with these functions and the same attributes: this one if they are its own, in their order."""
+        new = tuple(functions)
+        is_same = len(new) == len(self) and all(map(operator.is_, new, self.functions))
+        return self if is_same else IRModule(new, self.attrs)
 
     def text(self, *, provenance: bool = False) -> str:
         """Return the text form; `ir.parse` reads it back."""

@@ -142,10 +142,7 @@ class _Versions:
             made = self._made.get(old.name, [])
             functions += [old] if old.name in self._kept or not made else []
             functions += made
-        is_same = len(functions) == len(self.ir) and all(
-            new is old for new, old in zip(functions, self.ir.functions, strict=True)
-        )
-        return self.ir if is_same else self.ir.with_functions(functions)
+        return self.ir.with_functions(functions)
 
 
 class _Rewriting:

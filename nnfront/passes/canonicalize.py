@@ -58,12 +58,7 @@ Rule: TypeAlias = Callable[[Call, Type, Definitions], Expr | None]
 @module_pass()
 def canonicalize(ir: IRModule) -> IRModule:
     """Bring every function to canonical form."""
-    functions = [_Canonical().function(f) for f in ir.functions]
-    return (
-        ir
-        if all(new is old for new, old in zip(functions, ir.functions, strict=True))
-        else ir.with_functions(functions)
-    )
+    return ir.with_functions(_Canonical().function(f) for f in ir.functions)
 
 
 class _Canonical(Mutator):

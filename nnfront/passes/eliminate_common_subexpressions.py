@@ -34,12 +34,7 @@ from nnfront.passes.keys import atom_key, expr_key
 def eliminate_common_subexpressions(ir: IRModule) -> IRModule:
     """Share equal values within each function."""
     impure = impure_functions(ir)
-    functions = [_Sharing(impure).function(f) for f in ir.functions]
-    return (
-        ir
-        if all(new is old for new, old in zip(functions, ir.functions, strict=True))
-        else ir.with_functions(functions)
-    )
+    return ir.with_functions(_Sharing(impure).function(f) for f in ir.functions)
 
 
 class _Sharing(Mutator):

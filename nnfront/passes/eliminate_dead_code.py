@@ -36,9 +36,7 @@ def eliminate_dead_code(ir: IRModule) -> IRModule:
     impure = impure_functions(ir)
     functions = [f if f.is_primitive else without_dead_bindings(f, impure) for f in ir.functions]
     live = _reached(functions)
-    kept = [f for f in functions if f.name in live]
-    is_same = len(kept) == len(ir) and all(new is old for new, old in zip(kept, ir.functions, strict=True))
-    return ir if is_same else ir.with_functions(kept)
+    return ir.with_functions(f for f in functions if f.name in live)
 
 
 def without_dead_bindings(function: Function, impure: set[str]) -> Function:

@@ -42,12 +42,7 @@ _NEVER = frozenset({ops.empty, ops.stop_lift_params})
 @module_pass()
 def fold_constants(ir: IRModule) -> IRModule:
     """Fold constants in every function."""
-    functions = [_Folding().function(f) for f in ir.functions]
-    return (
-        ir
-        if all(new is old for new, old in zip(functions, ir.functions, strict=True))
-        else ir.with_functions(functions)
-    )
+    return ir.with_functions(_Folding().function(f) for f in ir.functions)
 
 
 class _Folding(Mutator):

@@ -141,3 +141,10 @@ def test_a_pipeline_that_is_not_there_is_named():
     with pytest.raises(PassError) as caught:
         run(module(MODULE), "simplfy")
     assert str(caught.value) == "there is no pipeline 'simplfy'\n  help: use one of 'simplify', 'cpu', 'cuda'"
+
+
+def test_a_module_with_its_own_functions_in_their_order_is_itself():
+    ir = module(MODULE)
+    assert ir.with_functions(list(ir.functions)) is ir
+    assert list(ir.with_functions(reversed(ir.functions))) == list(reversed(list(ir)))
+    assert list(ir.with_functions(ir.functions[:-1])) == list(ir)[:-1]
