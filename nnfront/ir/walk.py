@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from nnfront.dims import Dim, Symbol
+from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir.expr import (
     Atom,
     Binding,
@@ -41,10 +41,16 @@ def walk_exprs(function: Function) -> Iterator[Expr]:
 
 
 def undefined_symbols(function: Function) -> list[Symbol] | None:
-    """Return the dims that the body uses and no parameter's type defines; None if it uses a variable that is not its own."""
+    """Return the dims of the function that a call does not define; None if its body uses a variable that is not its own.
+
+    A parameter of size `n` defines n, one of `2*n` too, but one of `n*m` neither.
+    """
     own = {id(param) for param in function.params}
-    defined = set(function.symbols)
-    missing: dict[Symbol, None] = {}
+    sizes = [size for param in function.params for size in sizes_of(param.type)]
+    solved: dict[Symbol, Size] = {}
+    unify(sizes, sizes, solved)
+    defined = set(solved)
+    missing: dict[Symbol, None] = {s: None for s in function.symbols if s not in defined}
     for binding in walk_bindings(function.bindings):
         own.add(id(binding.var))
         if isinstance(binding.value, MatchShape):

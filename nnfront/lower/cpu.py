@@ -167,6 +167,7 @@ CPU: tuple[Rule, ...] = (
         _gated,
         _as_gated,
     ),
+    Rule("moe_mlp", "moe_mlp_sorted", "the experts that were chosen, each with its tokens at once", _always),
     Rule("linear", "linear_bfloat16", _GEMV, _bfloat16),
     Rule("linear", "linear_float32", _ONEDNN, _large_float32),
     Rule("linear", "linear_wide", _PIECES, _widened),

@@ -126,6 +126,26 @@ def _quantized(kernel: str, *, gated: bool = False) -> Any:
     return accepts
 
 
+def _experts(run: Run, context: Context) -> str:
+    x, gate_up, down, experts, _ = run.inputs
+    hidden, top_k = context.tensor(x).shape[1], context.tensor(experts).shape[1]
+    count, size, _ = context.tensor(gate_up).shape
+    if not all(isinstance(n, int) for n in (hidden, count, size, top_k)):
+        return "sizes of the experts are not known"
+    if (run.attrs["activation"], None) not in ACTIVATIONS and run.attrs["activation"] != "gelu_tanh":
+        return f"there is no {run.attrs['activation']} in the kernel"
+    module, arch, dtype = _module("grouped_matmul"), arch_of(context.target), context.tensor(x).dtype
+    routing = _module("moe_routing")
+    shapes = (
+        module.GroupedShape(1, top_k, count, size, hidden, gated=True, gather=True),
+        module.GroupedShape(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False),
+    )
+    reasons = [module.accepts(shape, dtype, arch) for shape in shapes]
+    reasons.append(routing.accepts(routing.RoutingShape(1, top_k, count), "int32", arch))
+    return next((reason for reason in reasons if reason), ACCEPTED)
+
+
+_SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
 _ROWS = (
     "few rows: K split over all SMs, summed in order; more: tiles with the end of the product in registers"
 )
@@ -138,6 +158,7 @@ CUDA: tuple[Rule, ...] = (
     Rule("int8_product", "triton_int8", _NIBBLES, _quantized("matmul_int8")),
     Rule("int4_gated_product", "triton_int4", _NIBBLES, _quantized("matmul_int4", gated=True)),
     Rule("int8_gated_product", "triton_int8", _NIBBLES, _quantized("matmul_int8", gated=True)),
+    Rule("interleaved_experts", "triton_experts", _SEGMENTS, _experts),
     Rule("product", "triton_product", _ROWS, _dense),
     Rule("linear", "triton_product", _ROWS, _dense, _as_product),
     Rule("matmul", "triton_product", _ROWS, _dense, _as_product),

@@ -94,6 +94,7 @@ from nnfront.ops.logic import (
     where,
 )
 from nnfront.ops.matmul import einsum, linear, matmul
+from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
 from nnfront.ops.quant import dequantize, pack_int4, quantize, unpack_int4
 from nnfront.ops.reduce import (
@@ -197,6 +198,7 @@ __all__ = [
     "min",
     "minimum",
     "mish",
+    "moe_mlp",
     "multinomial_from_uniform",
     "multiply",
     "negative",

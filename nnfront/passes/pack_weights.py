@@ -43,7 +43,7 @@ after:
         return y
     }
 
-gated_product      gate and up rows alternate: a tile of the product holds both partners
+gated_product      gate and up rows alternate: a tile of the product holds both partners; `experts` likewise, for each expert
 quantized_product  also gated: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N]
 
 A region is rewritten only if the operands that are packed depend on weights alone. What the new function computes is said by the
@@ -117,6 +117,8 @@ def pack_weights(ir: IRModule) -> IRModule:
 def _packing(function: Function) -> Packing | None:
     """How a fused function's weights are to be stored; None if as they are."""
     attrs, types = function.attrs, {p.name: p.type for p in function.params}
+    if attrs.get("region") == "experts":
+        return Packing("interleaved_experts", {"gate_up": _interleave_each}, {"gate_up": _apart_each})
     weight = types.get("weight")
     if not isinstance(weight, TensorType) or not all(isinstance(size, int) for size in weight.shape):
         return None
@@ -174,13 +176,26 @@ def _apart(builder: FunctionBuilder, x: Var) -> Var:
     return _exchange(builder, x, lambda size: (size // 2, 2))
 
 
-def _exchange(builder: FunctionBuilder, x: Var, split: Callable[[int], tuple[int, int]]) -> Var:
-    """Exchange two axes that the first one is made of."""
+def _interleave_each(builder: FunctionBuilder, x: Var) -> Var:
+    """[experts, 2 F, ...], gate above up, to rows that alternate."""
+    return _exchange(builder, x, lambda size: (2, size // 2), axis=1)
+
+
+def _apart_each(builder: FunctionBuilder, x: Var) -> Var:
+    """What `_interleave_each` undoes."""
+    return _exchange(builder, x, lambda size: (size // 2, 2), axis=1)
+
+
+def _exchange(
+    builder: FunctionBuilder, x: Var, split: Callable[[int], tuple[int, int]], axis: int = 0
+) -> Var:
+    """Exchange the two axes that an axis is made of."""
     assert isinstance(x.type, TensorType)
-    first, *rest = x.type.shape
-    assert isinstance(first, int)
-    apart = builder.call(ops.reshape, x, shape=(*split(first), *rest))
-    swapped = builder.call(ops.permute_dims, apart, axes=(1, 0, *range(2, 2 + len(rest))))
+    before, size, after = x.type.shape[:axis], x.type.shape[axis], x.type.shape[axis + 1 :]
+    assert isinstance(size, int)
+    apart = builder.call(ops.reshape, x, shape=(*before, *split(size), *after))
+    axes = (*range(axis), axis + 1, axis, *range(axis + 2, axis + 2 + len(after)))
+    swapped = builder.call(ops.permute_dims, apart, axes=axes)
     return builder.call(ops.reshape, swapped, shape=x.type.shape)
 
 

@@ -6,7 +6,8 @@ rope_attention     the same from separate q, k and v
 softmax_attention  attention written by hand, as products and a softmax
 gated_product      one product with gate and up side by side, activation, multiplication
 gated_pair         the same with two products
-quantized_product  a product with a weight that is dequantised, and what `product` has
+experts            the feed-forward layers of a mixture of experts
+quantized_product  a product with a weight that is dequantised, and what `product` has; quantized_gated_product likewise
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm; the region returns both
 sampling           a token drawn from logits
@@ -172,6 +173,11 @@ def _patterns() -> tuple[Pattern, ...]:
         "quantized_gated_product": _gated_products(_dequantized()),
         "gated_product": _gated_products("weight"),
         "gated_pair": _gated_pairs(),
+        "experts": (
+            apply(
+                ops.moe_mlp, "x", "gate_up", "down", "experts", "weights", keeps={"activation": "activation"}
+            ),
+        ),
         "quantized_product": _quantized_products(),
         "product": _finished(_product("weight")),
         "norm_residual": (

@@ -146,6 +146,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": partial(F.silu, inplace=True),
     "relu": torch.relu_,
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 
 
@@ -207,6 +208,32 @@ def _within(run: Run) -> Callable[..., Any]:
     return within
 
 
+def _moe_mlp_sorted(run: Run) -> Callable[..., Any]:
+    """One product for each expert that was chosen, over the tokens that chose it; shares are added in the order of the choices."""
+    activate = _ACTIVATIONS[run.attrs.get("activation", "silu")]
+
+    def moe_mlp_sorted(
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        tokens, top_k = experts.shape
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        shares = x.new_zeros(tokens * top_k, x.shape[1], dtype=wide)
+        chosen, order = experts.reshape(-1).sort(stable=True)
+        first = 0
+        for expert, count in enumerate(torch.bincount(chosen.clamp(-1, len(gate_up)) + 1).tolist(), -1):
+            slots, first = order[first : first + count], first + count
+            if count and 0 <= expert < len(gate_up):
+                gate, up = F.linear(x[slots // top_k], gate_up[expert]).chunk(2, -1)
+                shares[slots] = F.linear(activate(gate).mul_(up), down[expert]).to(wide)
+        return shares.view(tokens, top_k, x.shape[1]).mul_(weights.to(wide).unsqueeze(-1)).sum(1).to(x.dtype)
+
+    return moe_mlp_sorted
+
+
 KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     PACK: _tuple,
     "linear_plain": _linear,
@@ -217,6 +244,7 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "rope_tables": _rope_tables,
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
+    "moe_mlp_sorted": _moe_mlp_sorted,
     "qkv_attention": _qkv_attention,
     "within": _within,
     "attention_cached": attention.cached,

@@ -100,9 +100,36 @@ def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
     return make
 
 
+def _experts(run: Run) -> Callable[..., Any]:
+    routing, grouped, combine = _module("moe_routing"), _module("grouped_matmul"), _module("moe_combine")
+    activation = run.attrs["activation"]
+
+    def triton_experts(
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        count, size, hidden = gate_up.shape
+        chosen = experts.to(torch.int32).contiguous()
+        shape = grouped.GroupedShape(len(x), chosen.shape[1], count, size, hidden, gated=True)
+        config = grouped.choose(
+            shape, str(x.dtype).removeprefix("torch."), _module("common").arch_of(x.device)
+        )
+        slots = routing.launch(chosen, num_experts=count, block_m=config.block_m)
+        hidden_rows = grouped.launch(_rows(x), gate_up, slots, gather=True, gated=True, activation=activation)
+        shares = grouped.launch(hidden_rows, down, slots, scatter=True)
+        y: torch.Tensor = combine.launch(shares, weights, chosen, num_experts=count)
+        return y
+
+    return triton_experts
+
+
 KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "triton_product": _product,
     "triton_gated": _gated,
     "triton_int4": _quantized("matmul_int4"),
     "triton_int8": _quantized("matmul_int8"),
+    "triton_experts": _experts,
 }

@@ -129,6 +129,15 @@ def _gated_product(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> 
     return 2 * half if x.count == x.shape[-1] else half
 
 
+def _moe_mlp_sorted(
+    run: Run, x: Layout, gate_up: Layout, down: Layout, experts: Layout, weights: Layout
+) -> int:
+    """All shares in float32, the order of the slots, and what one expert takes, to which all tokens may go."""
+    slots, hidden, size = experts.count, x.shape[-1], down.shape[-1]
+    one_expert = slots * (x.item * (hidden + 2 * size + hidden) + (4 * hidden if x.is_half else 0))
+    return slots * (4 * hidden + 3 * 8) + one_expert
+
+
 def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) -> int:
     """The causal mask, and what it makes of the given one."""
     if mask is None or not run.attrs.get("is_causal", False):
@@ -146,6 +155,7 @@ WORKSPACES: Mapping[str, Workspace] = {
     "rope_tables": Workspace(_rope_tables),
     "rope_rotated": Workspace(_rope_rotated),
     "gated_product": Workspace(_gated_product),
+    "moe_mlp_sorted": Workspace(_moe_mlp_sorted),
     "qkv_attention": Workspace(_qkv_attention, _remembered_by_qkv),
     "attention_cached": Workspace(_attention_cached, _remembered_mask),
     "attention_fused": Workspace(_attention_fused),

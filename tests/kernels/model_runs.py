@@ -7,12 +7,13 @@ import dataclasses
 from typing import Any
 
 import torch
-from nnfront_models import llama
+from nnfront_models import llama, qwen3_moe
 
 import nnfront as nn
 
-VARIANTS = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "experts": {},
     "biases, gelu, tied": {
         "attention_bias": True,
         "mlp_bias": True,
@@ -26,9 +27,10 @@ def run(variant: str, quant: str | None, seq: int) -> dict[str, Any]:
     """Largest differences between the Triton path and the CPU's, relative to the largest logit; and the kernels that ran."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    config = dataclasses.replace(llama.TINY, dtype="float16", **VARIANTS[variant])
-    model = llama.build(config)
-    ir = model.export(llama.export_spec(config))
+    file: Any = qwen3_moe if variant == "experts" else llama
+    config = dataclasses.replace(file.TINY, dtype="float16", **VARIANTS[variant])
+    model = file.build(config)
+    ir = model.export(file.export_spec(config))
     if quant is not None:
         ir = nn.passes.quantize_weights(ir, quant)
     ir = nn.passes.lift_transform_params(ir, shared_transform=True)

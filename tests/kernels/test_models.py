@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny Llama, compiled for CUDA, in Triton's interpreter: every product runs on a Triton kernel, and the logits are the CPU's."""
+"""A tiny Llama and a tiny mixture of experts, compiled for CUDA, in Triton's interpreter: every product runs on a Triton kernel, and logits are the CPU's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from model_runs import run
         ("biases, gelu, tied", None, 5, "triton_gated"),
         ("plain", "int4", 5, "triton_int4"),
         ("plain", "int8", 5, "triton_int8"),
+        ("experts", None, 5, "triton_experts"),
     ],
     ids=lambda value: str(value),
 )

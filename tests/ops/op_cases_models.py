@@ -151,6 +151,24 @@ def _(draw: Draw, name: str) -> Case:
     )
 
 
+@case("moe_mlp")
+def _(draw: Draw, name: str) -> Case:
+    tokens, hidden, size, count, top_k = draw(SIZES), draw(SOME), draw(SOME), draw(SOME), draw(SOME)
+    dtype = getattr(torch, draw(st.sampled_from(FLOATS)))
+    return Case(
+        (
+            torch.randn(tokens, hidden).to(dtype),
+            torch.randn(count, 2 * size, hidden).to(dtype),
+            torch.randn(count, hidden, size).to(dtype),
+            torch.randint(-1, count + 1, (tokens, top_k)).to(
+                getattr(torch, draw(st.sampled_from(("int32", "int64"))))
+            ),
+            torch.rand(tokens, top_k).to(getattr(torch, draw(st.sampled_from(FLOATS)))),
+        ),
+        {"activation": draw(st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]))},
+    )
+
+
 def _probabilities(draw: Draw) -> torch.Tensor:
     prob = torch.rand(draw(SOME), draw(SOME))
     return (prob / prob.sum(-1, keepdim=True)).to(getattr(torch, draw(st.sampled_from(FLOATS))))

@@ -153,6 +153,18 @@ CASES = {
         "quantized_product",
         {**LINEAR, "axis": 1, "activation": "silu"},
     ),
+    "experts": (
+        lambda x, g, d, e, w: op.moe_mlp(x, g, d, e, w, activation="relu"),
+        {
+            "x": X,
+            "g": spec.Tensor([3, 2 * F, D], "float32"),
+            "d": spec.Tensor([3, D, F], "float32"),
+            "e": spec.Tensor([N, 2], "int64"),
+            "w": spec.Tensor([N, 2], "float32"),
+        },
+        "experts",
+        {"activation": "relu"},
+    ),
     "scaled embedding": (
         lambda t, table: op.take(table, t, axis=0) * 3.0,
         {"t": spec.Tensor([N], "int64"), "table": spec.Tensor([9, D], "float32")},
@@ -313,3 +325,16 @@ def test_equal_regions_of_different_modules_share_a_function_that_names_none():
     after = outline(Two().export({"forward": {"x": X}}))
     (fused,) = [f for f in after.functions if f.kind == "fused"]
     assert [b.provenance for b in fused.bindings] == [None, None]
+
+
+def test_dims_that_operands_name_in_products_only_are_handed_to_the_region():
+    """[b * s, D] says neither b nor s."""
+    ir = exported(
+        lambda x, w: op.silu(op.linear(op.reshape(x, (x.shape[0] * x.shape[1], D)), w)),
+        x=spec.Tensor(["b", "s", D], "float32"),
+        w=W,
+    )
+    after = outline(ir)
+    (fused,) = [f for f in after.functions if f.kind == "fused"]
+    assert [p.name for p in fused.params] == ["x", "weight", "b", "s"]
+    expect_same_results(ir, after)
