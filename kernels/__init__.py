@@ -2,16 +2,28 @@
 """GPU kernels in Triton. `KERNELS` lists the record of each; a kernel file stands alone and its docstring says what it does.
 
 common.py     the records (Kernel, Config, Cost, Plan), limits of the GPUs, checks
-tiles.py      how a tile is chosen;  epilogue.py  what happens to a finished tile
+measured.py   configs that won measurements;  tiles.py  how a tile is chosen without one
+walk.py       in which order tiles are computed;  epilogue.py  what happens to a finished one
 split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
 inspect.py    compile for a GPU that is not there and read the machine code
-matmul*.py    one kernel each
+the others    one kernel each; a mixture of experts is moe_routing, grouped_matmul twice, moe_combine
 """
 
 from __future__ import annotations
 
-from nnfront_kernels import matmul, matmul_int4, matmul_int8, matmul_small_m, matmul_tma
+from nnfront_kernels import (
+    grouped_matmul,
+    matmul,
+    matmul_fp8,
+    matmul_int4,
+    matmul_int8,
+    matmul_small_m,
+    matmul_tma,
+    moe_combine,
+    moe_routing,
+    quantize_fp8,
+)
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
 KERNELS: tuple[Kernel, ...] = (
@@ -20,6 +32,11 @@ KERNELS: tuple[Kernel, ...] = (
     matmul_small_m.KERNEL,
     matmul_int4.KERNEL,
     matmul_int8.KERNEL,
+    matmul_fp8.KERNEL,
+    quantize_fp8.KERNEL,
+    moe_routing.KERNEL,
+    grouped_matmul.KERNEL,
+    moe_combine.KERNEL,
 )
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

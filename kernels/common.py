@@ -110,9 +110,12 @@ class Kernel:
 
     name: str
     op: str
+    typical: (
+        Any  # a shape to look at the kernel with; accepts, choose, cost and example take others of its class
+    )
     accepts: Callable[..., str | None]
     choose: Callable[..., Config]
-    configs: dict[str, tuple[Config, ...]]  # by arch: what choose picks from for aligned 16-bit operands
+    configs: dict[str, tuple[Config, ...]]  # by arch: what choose picks from for aligned operands
     shared_bytes: Callable[[Config], int]  # what choose reckons a config needs at most
     plan: Callable[..., Plan]
     launch: Callable[..., torch.Tensor]
@@ -121,6 +124,12 @@ class Kernel:
     example: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     fallbacks: tuple[Config, ...] = ()  # and what it picks otherwise
     dtypes: tuple[str, ...] = ("float16", "bfloat16")
+    candidates: Callable[..., tuple[Config, ...]] | None = (
+        None  # (shape, arch): the configs for this shape, if not all
+    )
+    shape_for: Callable[..., Any] = lambda shape, config: (
+        shape
+    )  # (shape, config): the like shape that a config is for
     groups: tuple[int, ...] = field(default=(0,))  # sizes of quantisation groups along K; 0 is none
 
 

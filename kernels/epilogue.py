@@ -58,6 +58,17 @@ class Epilogue:
         require_matrix("out", out, x.shape[0], columns, self.out_dtype or x.dtype)
         return out
 
+    def arguments(self, y: torch.Tensor) -> dict[str, Any]:
+        """The run-time arguments that `write_tile` reads, but for M and N."""
+        return {
+            "y_ptr": y,
+            "bias_ptr": self.bias,
+            "residual_ptr": self.residual,
+            "scale": self.scale,
+            "stride_ym": y.stride(0),
+            "stride_rm": 0 if self.residual is None else self.residual.stride(0),
+        }
+
     def constants(self) -> dict[str, Any]:
         """The constexpr arguments that `finish_tile` reads, but for the tile's sizes."""
         return {"ACTIVATION": self.activation, "GATED": self.gated}

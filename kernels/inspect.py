@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ import torch
 import triton
 from nnfront_kernels import KERNELS
 from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, is_divisible
-from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -32,6 +31,7 @@ POINTERS = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8",
     torch.uint8: "u8",
     torch.int32: "i32",
@@ -137,7 +137,7 @@ def _nvidia_report(compiled: Any, arch: str) -> Report:
         shared_bytes=compiled.metadata.shared,
         spills=sum(count for opcode, count in opcodes.items() if opcode.split(".")[0] in ("LDL", "STL")),
         instructions=len(lines),
-        mma=dict(_families(opcodes, ("HMMA", "HGMMA", "UTCHMMA", "IMMA", "QGMMA"))),
+        mma=dict(_families(opcodes, ("HMMA", "HGMMA", "UTCHMMA", "UTCQMMA", "IMMA", "QMMA", "QGMMA"))),
         loads=dict(sorted(loads.items())),
         serialized="C7510" in log or "C7511" in log,
         loop=dict(_innermost_loop(lines)),
@@ -205,7 +205,7 @@ def _run(*command: object) -> str:
 
 
 def plan_for(
-    kernel: Kernel, shape: MatmulShape, dtype: str, arch: str, config: Config | None = None, **options: Any
+    kernel: Kernel, shape: Any, dtype: str, arch: str, config: Config | None = None, **options: Any
 ) -> Plan:
     """The plan of a kernel on tensors without values; `config` instead of the kernel's choice."""
     arguments, needed = kernel.example(shape, dtype)
@@ -218,24 +218,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("kernel", choices=[kernel.name for kernel in KERNELS])
     parser.add_argument("--arch", choices=list(ARCHS), help="one instead of all")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--shape", default="4096,4096,4096", help="M,N,K; default %(default)s")
-    parser.add_argument("--group", type=int, help="quantisation group along K; default the kernel's first")
+    parser.add_argument("--dtype", help="default bfloat16, or the kernel's first")
+    parser.add_argument(
+        "--shape", help="the shape's first numbers, e.g. M,N,K; default the kernel's typical ones"
+    )
+    parser.add_argument("--group", type=int, help="quantisation group along K")
     parser.add_argument(
         "--loop", action="store_true", help="also list the opcodes of the longest innermost loop"
     )
     options = parser.parse_args(argv)
     kernel = next(kernel for kernel in KERNELS if kernel.name == options.kernel)
-    group = kernel.groups[0] if options.group is None else options.group
-    shape = replace(MatmulShape(*map(int, options.shape.split(","))), group=group)
+    dtype = options.dtype or ("bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0])
+    shape = kernel.typical
+    if options.shape:
+        names = [field.name for field in fields(shape)]
+        shape = replace(shape, **dict(zip(names, map(int, options.shape.split(",")), strict=False)))
+    if options.group is not None:
+        shape = replace(shape, group=options.group)
     for arch in [options.arch] if options.arch else kernel.configs:
-        refusal = kernel.accepts(shape, options.dtype, arch)
+        refusal = kernel.accepts(shape, dtype, arch)
         if refusal:
             print(f"{arch}: refused: {refusal}")
             continue
-        chosen = kernel.choose(shape, options.dtype, arch)
+        chosen = kernel.choose(shape, dtype, arch)
         for config in kernel.configs[arch]:
-            found = report(plan_for(kernel, shape, options.dtype, arch, config), arch)
+            found = report(plan_for(kernel, kernel.shape_for(shape, config), dtype, arch, config), arch)
             sizes = " ".join(f"{name}={value}" for name, value in asdict(config).items())
             print(f"{arch}{' *' if config == chosen else '  '} {sizes}")
             print(

@@ -28,6 +28,7 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.tiles import MatmulShape, best, cdiv, shared_bytes
+from nnfront_kernels.walk import tile_at
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -90,7 +91,7 @@ def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
         return FLOAT32
     if not shape.aligned:
         return UNALIGNED
-    return best(CONFIGS[arch], shape, ARCHS[arch], 16, 16)
+    return best("matmul", CONFIGS[arch], shape, dtype, arch, 16, 16)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -116,15 +117,7 @@ def matmul_kernel(
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    # Blocks that run together cover GROUP_M tile rows, so that they share tiles of w in L2.
-    num_m = tl.cdiv(M, BLOCK_M)
-    num_n = tl.cdiv(N, BLOCK_N)
-    pid = tl.program_id(0)
-    first_row = pid // (GROUP_M * num_n) * GROUP_M
-    rows = tl.minimum(num_m - first_row, GROUP_M)
-    pid_m = first_row + pid % (GROUP_M * num_n) % rows
-    pid_n = pid % (GROUP_M * num_n) // rows
-
+    pid_m, pid_n = tile_at(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -190,17 +183,12 @@ def plan(
         arguments={
             "x_ptr": x,
             "w_ptr": w,
-            "y_ptr": y,
-            "bias_ptr": epi.bias,
-            "residual_ptr": epi.residual,
-            "scale": epi.scale,
+            **epi.arguments(y),
             "M": m,
             "N": n,
             "K": k,
             "stride_xm": x.stride(0),
             "stride_wn": w.stride(0),
-            "stride_ym": y.stride(0),
-            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
         },
         constants={
             "BLOCK_M": config.block_m,
@@ -254,4 +242,5 @@ KERNEL = Kernel(
     cost=cost,
     example=example,
     dtypes=DTYPES,
+    typical=MatmulShape(4096, 4096, 4096),
 )

@@ -15,13 +15,11 @@ against the same definition, the assembly by a small model of its instructions.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels import split_k
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -37,8 +35,8 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int4
-from nnfront_kernels.split_k import Workspace, sum_splits
-from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, splits
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
 
@@ -63,8 +61,18 @@ def reference(
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
     "sm_80": (Config(16, 128, 128, 4, 3), Config(32, 128, 128, 4, 3), Config(64, 128, 128, 8, 3)),
-    "sm_90": (Config(16, 128, 128, 4, 4), Config(32, 128, 128, 4, 4), Config(64, 128, 128, 8, 3)),
-    "sm_100": (Config(16, 128, 128, 4, 4), Config(32, 128, 128, 4, 4), Config(64, 128, 128, 8, 3)),
+    "sm_90": (
+        Config(16, 128, 128, 4, 4),
+        Config(32, 128, 128, 4, 4),
+        Config(64, 128, 128, 8, 3),
+        Config(128, 128, 128, 8, 4),
+    ),
+    "sm_100": (
+        Config(16, 128, 128, 4, 4),
+        Config(32, 128, 128, 4, 4),
+        Config(64, 128, 128, 8, 3),
+        Config(128, 128, 128, 8, 3),
+    ),
     "gfx942": (Config(16, 128, 128, 4, 2), Config(32, 128, 128, 4, 2), Config(64, 64, 128, 4, 2)),
 }
 
@@ -76,12 +84,14 @@ def shared_bytes(config: Config) -> int:
     return pipeline + (2 * config.block_k * config.block_n if config.block_m >= 64 else 0)
 
 
+def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
+    """What choose picks from. With zero points, summing x leaves too few registers for 128 rows."""
+    return tuple(c for c in CONFIGS[arch] if c.block_m < 128 or not shape.zero_points)
+
+
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
-    m = bucket(shape.m)
-    config = next((c for c in CONFIGS[arch] if c.block_m >= m), CONFIGS[arch][-1])
-    config = replace(config, block_k=shape.group)
-    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+    return smallest("matmul_int4", candidates(shape, arch), shape, dtype, arch)
 
 
 # Four bytes in, eight 16-bit numbers out. $0 and $1 are the low nibbles, $2 and $3 the high ones, minus 8.
@@ -260,46 +270,32 @@ def plan(
     require_matrix("scales", scales, k // group, n, None)
     if zeros is not None:
         require_matrix("zeros", zeros, k // group, n, torch.uint8)
-    epi.check(m, n)
     loads = {"x_ptr": x, "w_ptr": w, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
     shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=group, zero_points=zeros is not None)
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "matmul_int4")
-    y = epi.output(out, x, n)
     config = config or choose(shape, dtype_name(x), arch)
-    return Plan(
-        kernel=matmul_int4_kernel,
-        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
-        arguments={
-            "x_ptr": x,
+    return plan_tiles(
+        matmul_int4_kernel,
+        shape,
+        config,
+        epi,
+        x,
+        out,
+        workspace,
+        weights={
             "w_ptr": w,
             "scales_ptr": scales,
             "zeros_ptr": zeros,
-            "y_ptr": y,
-            "bias_ptr": epi.bias,
-            "residual_ptr": epi.residual,
-            **split_k.pointers(workspace, split_k.workspace(config, m, n, x.device)),
-            "scale": epi.scale,
-            "M": m,
-            "N": n,
-            "K": k,
-            "stride_xm": x.stride(0),
             "stride_wn": w.stride(0),
             "stride_sg": scales.stride(0),
             "stride_zg": 0 if zeros is None else zeros.stride(0),
-            "stride_ym": y.stride(0),
-            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
         },
         constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
             "GROUP": group,
             "LOP3": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
-            **epi.constants(),
         },
-        config=config,
-        output=y,
         divisible=tuple(loads),
     )
 
@@ -345,6 +341,7 @@ KERNEL = Kernel(
     accepts=accepts,
     choose=choose,
     configs=CONFIGS,
+    candidates=candidates,
     shared_bytes=shared_bytes,
     plan=plan,
     launch=launch,
@@ -352,4 +349,5 @@ KERNEL = Kernel(
     cost=cost,
     example=example,
     groups=(128, 64, 32),
+    typical=MatmulShape(16, 4096, 4096, group=128),
 )

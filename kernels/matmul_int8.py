@@ -8,13 +8,11 @@ scale per row (then K is any multiple of 16); see `quantized.py`. Epilogue as in
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels import split_k
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -30,8 +28,8 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int8
-from nnfront_kernels.split_k import Workspace, sum_splits
-from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, splits
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
 
@@ -53,8 +51,18 @@ def reference(
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
     "sm_80": (Config(16, 64, 128, 4, 4), Config(32, 64, 128, 4, 4), Config(64, 64, 128, 4, 3)),
-    "sm_90": (Config(16, 64, 128, 4, 4), Config(32, 64, 128, 4, 4), Config(64, 128, 128, 8, 4)),
-    "sm_100": (Config(16, 64, 128, 4, 4), Config(32, 64, 128, 4, 4), Config(64, 128, 128, 8, 4)),
+    "sm_90": (
+        Config(16, 64, 128, 4, 4),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 128, 128, 8, 4),
+        Config(128, 128, 128, 8, 3),
+    ),
+    "sm_100": (
+        Config(16, 64, 128, 4, 4),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 128, 128, 8, 4),
+        Config(128, 128, 128, 8, 3),
+    ),
     "gfx942": (Config(16, 64, 128, 4, 2), Config(32, 64, 128, 4, 2), Config(64, 64, 128, 4, 2)),
 }
 
@@ -67,10 +75,7 @@ def shared_bytes(config: Config) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
-    m = bucket(shape.m)
-    config = next((c for c in CONFIGS[arch] if c.block_m >= m), CONFIGS[arch][-1])
-    config = replace(config, block_k=shape.group or config.block_k)
-    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+    return smallest("matmul_int8", CONFIGS[arch], shape, dtype, arch)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -190,46 +195,32 @@ def plan(
         raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
     groups = scales.shape[0]
     require_matrix("scales", scales, groups, n, None)
-    epi.check(m, n)
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
     group = 0 if groups == 1 else k // groups
     shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=group)
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "matmul_int8")
-    y = epi.output(out, x, n)
     config = config or choose(shape, dtype_name(x), arch)
-    return Plan(
-        kernel=matmul_int8_kernel,
-        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
-        arguments={
-            "x_ptr": x,
+    return plan_tiles(
+        matmul_int8_kernel,
+        shape,
+        config,
+        epi,
+        x,
+        out,
+        workspace,
+        weights={
             "w_ptr": w,
             "scales_ptr": scales,
-            "y_ptr": y,
-            "bias_ptr": epi.bias,
-            "residual_ptr": epi.residual,
-            **split_k.pointers(workspace, split_k.workspace(config, m, n, x.device)),
-            "scale": epi.scale,
-            "M": m,
-            "N": n,
-            "K": k,
-            "stride_xm": x.stride(0),
             "stride_wn": w.stride(0),
             "stride_sg": scales.stride(0),
-            "stride_ym": y.stride(0),
-            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
         },
         constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
             "GROUPED": groups > 1,
             "EVEN_K": k % config.block_k == 0,
-            **epi.constants(),
         },
-        config=config,
-        output=y,
         divisible=tuple(loads),
     )
 
@@ -278,4 +269,5 @@ KERNEL = Kernel(
     cost=cost,
     example=example,
     groups=(0, 128, 64, 32),
+    typical=MatmulShape(16, 4096, 4096),
 )

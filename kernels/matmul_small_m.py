@@ -8,14 +8,13 @@ time, and the parts are added in a fixed order (`split_k.py`): results are repea
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels import matmul, split_k
+from nnfront_kernels import matmul
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -28,8 +27,8 @@ from nnfront_kernels.common import (
     require_matrix,
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
-from nnfront_kernels.split_k import Workspace, sum_splits
-from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, shared_bytes, splits
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
 DTYPES = ("float16", "bfloat16")
 MOST_ROWS = 64
@@ -68,9 +67,7 @@ UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded t
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, and K split until two blocks for each SM have work."""
-    m = bucket(shape.m)
-    config = next(c for c in CONFIGS[arch] if c.block_m >= m) if shape.aligned else UNALIGNED
-    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+    return smallest("matmul_small_m", CONFIGS[arch] if shape.aligned else (UNALIGNED,), shape, dtype, arch)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -172,42 +169,22 @@ def plan(
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
     (m, k), n = x.shape, w.shape[0]
-    epi.check(m, n)
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
     shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned)
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "matmul_small_m")
-    y = epi.output(out, x, n)
     config = config or choose(shape, dtype_name(x), arch)
-    return Plan(
-        kernel=matmul_small_m_kernel,
-        grid=(cdiv(n, config.block_n), cdiv(m, config.block_m), config.split_k),
-        arguments={
-            "x_ptr": x,
-            "w_ptr": w,
-            "y_ptr": y,
-            "bias_ptr": epi.bias,
-            "residual_ptr": epi.residual,
-            **split_k.pointers(workspace, split_k.workspace(config, m, n, x.device)),
-            "scale": epi.scale,
-            "M": m,
-            "N": n,
-            "K": k,
-            "stride_xm": x.stride(0),
-            "stride_wn": w.stride(0),
-            "stride_ym": y.stride(0),
-            "stride_rm": 0 if epi.residual is None else epi.residual.stride(0),
-        },
-        constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "EVEN_K": k % config.block_k == 0,
-            **epi.constants(),
-        },
-        config=config,
-        output=y,
+    return plan_tiles(
+        matmul_small_m_kernel,
+        shape,
+        config,
+        epi,
+        x,
+        out,
+        workspace,
+        weights={"w_ptr": w, "stride_wn": w.stride(0)},
+        constants={"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0},
         divisible=tuple(loads) if aligned else (),
     )
 
@@ -234,4 +211,5 @@ KERNEL = Kernel(
     reference=reference,
     cost=matmul.cost,
     example=matmul.example,
+    typical=MatmulShape(16, 4096, 4096),
 )

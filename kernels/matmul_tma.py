@@ -32,6 +32,7 @@ from nnfront_kernels.common import (
 from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
 from nnfront_kernels.tiles import MatmulShape, best, cdiv
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
+from nnfront_kernels.walk import tile_at
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 DTYPES = ("float16", "bfloat16")
@@ -58,7 +59,7 @@ def shared_bytes(config: Config, moved: int = 2) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The config for a shape. Depends on M only through `tiles.bucket`."""
-    return best(CONFIGS[arch], shape, ARCHS[arch], 16, 16)
+    return best("matmul_tma", CONFIGS[arch], shape, dtype, arch, 16, 16)
 
 
 def with_room(config: Config, moved: int, arch: str) -> Config:
@@ -93,10 +94,8 @@ def matmul_tma_kernel(
     num_m = tl.cdiv(M, BLOCK_M)
     num_n = tl.cdiv(N, BLOCK_N)
     for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
-        first_row = tile // (GROUP_M * num_n) * GROUP_M
-        rows = tl.minimum(num_m - first_row, GROUP_M)
-        first_m = (first_row + tile % (GROUP_M * num_n) % rows) * BLOCK_M
-        pid_n = tile % (GROUP_M * num_n) // rows
+        pid_m, pid_n = tile_at(tile, num_m, num_n, GROUP_M)
+        first_m = pid_m * BLOCK_M
         first_n = pid_n * BLOCK_N
 
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
@@ -222,4 +221,5 @@ KERNEL = Kernel(
     reference=reference,
     cost=matmul.cost,
     example=matmul.example,
+    typical=MatmulShape(4096, 4096, 4096),
 )

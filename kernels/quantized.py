@@ -8,7 +8,11 @@ k + 3. Then `word >> 4 * i & 0x000F000F` on four bytes is a pair of neighbours i
 
 int8: a weight row of K bytes q in -128..127 stands for q * scale, one scale for each group of K or for the whole row.
 
-Scales are stored [K // G, N] and zeros likewise, so that the scales of one group are adjacent along N.
+Their scales are stored [K // G, N] and zeros likewise, so that the scales of one group are adjacent along N.
+
+fp8: e4m3 without infinities ("e4m3fn": largest 448, NaN 0x7F and 0xFF). A matrix [R, K] has one float32 scale for each
+block of `rows` x `columns`, stored [ceil(R / rows), ceil(K / columns)]; a block may be the whole matrix, a row, 1 x 128
+or 128 x 128.
 """
 
 from __future__ import annotations
@@ -90,6 +94,34 @@ def dequantize_int8(
 ) -> torch.Tensor:
     """The weight [N, K] that int8 values stand for, in `dtype`."""
     return q.to(dtype) * _per_weight(scales.to(dtype), q.shape[1] // scales.shape[0])
+
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
+FP8_SMALLEST = (
+    2.0**-100
+)  # a block whose largest magnitude is below this counts as having it: no division by zero
+
+
+def quantize_fp8(x: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round [R, K] to fp8 [R, K] and scales [ceil(R / rows), ceil(K / columns)]. The largest magnitude becomes 448."""
+    depth = x.shape[1]
+    down, across = -(-x.shape[0] // rows), -(-depth // columns)
+    padded = x.new_zeros(down * rows, across * columns, dtype=torch.float32)
+    padded[: x.shape[0], :depth] = x
+    blocks = padded.reshape(down, rows, across, columns)
+    largest = blocks.abs().amax(dim=(1, 3)).clamp(min=FP8_SMALLEST)
+    inverse = torch.full_like(largest, FP8_MAX) / largest  # torch rounds `448 / largest` twice
+    q = (blocks * inverse[:, None, :, None]).clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return q.reshape(padded.shape)[: x.shape[0], :depth].contiguous(), largest / FP8_MAX
+
+
+def dequantize_fp8(
+    q: torch.Tensor, scales: torch.Tensor, rows: int, columns: int, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The matrix [R, K] that fp8 values stand for, in `dtype`."""
+    per_value = scales.repeat_interleave(rows, 0)[: q.shape[0]].repeat_interleave(columns, 1)[:, : q.shape[1]]
+    return q.to(dtype) * per_value.to(dtype)
 
 
 def _grouped(w: torch.Tensor, group: int) -> torch.Tensor:

@@ -8,13 +8,14 @@ the next launch. No second kernel and no floating-point atomics.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, KernelError
-from nnfront_kernels.tiles import cdiv
+from nnfront_kernels.common import Config, KernelError, Plan
+from nnfront_kernels.epilogue import Epilogue
+from nnfront_kernels.tiles import MatmulShape, cdiv
 
 
 class Workspace(NamedTuple):
@@ -48,6 +49,45 @@ def pointers(given: Workspace | None, needed: Workspace | None) -> dict[str, tor
             f"got {given.partial.numel()} and {given.arrived.numel()}"
         )
     return {"partial_ptr": given.partial, "arrived_ptr": given.arrived}
+
+
+def plan_tiles(
+    kernel: Any,
+    shape: MatmulShape,
+    config: Config,
+    epi: Epilogue,
+    x: torch.Tensor,
+    out: torch.Tensor | None,
+    given: Workspace | None,
+    *,
+    weights: dict[str, Any],
+    constants: dict[str, Any],
+    divisible: tuple[str, ...],
+) -> Plan:
+    """The launch of a matmul kernel that ends in `sum_splits` and `write_tile`: a grid of columns, rows and splits.
+
+    `weights` and `constants` are the arguments that only this kernel has.
+    """
+    epi.check(shape.m, shape.n)
+    y = epi.output(out, x, shape.n)
+    return Plan(
+        kernel=kernel,
+        grid=(cdiv(shape.n, config.block_n), cdiv(shape.m, config.block_m), config.split_k),
+        arguments={
+            "x_ptr": x,
+            **weights,
+            **epi.arguments(y),
+            **pointers(given, workspace(config, shape.m, shape.n, x.device)),
+            "M": shape.m,
+            "N": shape.n,
+            "K": shape.k,
+            "stride_xm": x.stride(0),
+        },
+        constants={"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, **constants, **epi.constants()},
+        config=config,
+        output=y,
+        divisible=divisible,
+    )
 
 
 @triton.jit

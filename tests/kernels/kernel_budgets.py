@@ -9,19 +9,21 @@ budgets_triton_<major>_<minor>.json, which holds what was found when it was writ
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import nnfront_kernels
 import torch
 import triton
-from kernel_cases import SPLIT
+from kernel_cases import MATMULS, SPLIT
 from nnfront_kernels.common import ARCHS, Config, Kernel
 from nnfront_kernels.inspect import Report, plan_for, report
-from nnfront_kernels.tiles import MatmulShape
+from nnfront_kernels.tiles import MatmulShape, accumulators
 
 FILE = Path(__file__).with_name("budgets_triton_{}_{}.json".format(*triton.__version__.split(".")))
 DRIFT = 1.10  # code may grow by this factor before somebody looks
@@ -34,13 +36,16 @@ class Build:
     kernel: str
     arch: str
     config: Config
-    shape: MatmulShape
+    shape: Any
     dtype: str = "bfloat16"
     wide: bool = False  # float32 output and residual
 
     def __str__(self) -> str:
         c, s = self.config, self.shape
         tile = f"{c.block_m}x{c.block_n}x{c.block_k}-w{c.num_warps}-s{c.num_stages}-k{c.split_k}"
+        if not isinstance(s, MatmulShape):
+            sizes = [f"{name}{int(value)}" for name, value in asdict(s).items()]
+            return "-".join([self.kernel, self.arch, tile, self.dtype, *sizes])
         flags = [f"k{s.k}", *(name for name in ("gated", "zero_points") if getattr(s, name))]
         flags += ["wide"] * self.wide
         flags += [f"group{s.group}"] * bool(s.group) + ["unaligned"] * (not s.aligned)
@@ -51,24 +56,38 @@ def builds(kernel: Kernel) -> list[Build]:
     """Every shipped config: the plain shape first, then a K that is no multiple of a tile, a gated pair, and
     a float32 residual and output.
     """
+    if kernel not in MATMULS:
+        return others(kernel)
     made = []
-    for arch, configs in kernel.configs.items():
-        if kernel.name in SPLIT:
-            configs = tuple(replace(config, split_k=4) for config in configs)
-        for group in kernel.groups:
-            if group:
-                configs = tuple(replace(config, block_k=group) for config in configs)
-            plain = MatmulShape(SPLIT.get(kernel.name, 4096), 4096, 4096, group=group)
-            shapes = [plain]
-            if group == kernel.groups[0]:
-                shapes.append(replace(plain, gated=True))
-            if group == 0:
-                shapes.append(replace(plain, k=4096 + 16))
-            if kernel.name == "matmul_int4":
-                shapes.append(replace(plain, zero_points=True))
-            made += [Build(kernel.name, arch, config, shape) for shape in shapes for config in configs]
-            if group == kernel.groups[0]:
-                made += [Build(kernel.name, arch, config, plain, wide=True) for config in configs]
+    dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
+    for arch, group in itertools.product(kernel.configs, kernel.groups):
+        plain = MatmulShape(SPLIT.get(kernel.name, 4096), 4096, 4096, group=group)
+        shapes = [plain]
+        if group == kernel.groups[0]:
+            shapes.append(replace(plain, gated=True))
+        if group == 0:
+            shapes.append(replace(plain, k=4096 + 16))
+        if kernel.name == "matmul_int4":
+            shapes.append(replace(plain, zero_points=True))
+        for shape in shapes:
+            configs = kernel.candidates(shape, arch) if kernel.candidates else kernel.configs[arch]
+            if kernel.name in SPLIT:
+                configs = tuple(replace(c, split_k=4, block_k=group or c.block_k) for c in configs)
+            wides = [False, True] if shape == plain and group == kernel.groups[0] else [False]
+            made += [Build(kernel.name, arch, c, shape, dtype, wide) for wide in wides for c in configs]
+    return made
+
+
+def others(kernel: Kernel) -> list[Build]:
+    """Every config of a kernel with shapes of its own."""
+    dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
+    made = []
+    for arch, config in ((arch, config) for arch, configs in kernel.configs.items() for config in configs):
+        shape = kernel.shape_for(kernel.typical, config)
+        shapes = [shape]
+        if kernel.name == "grouped_matmul":
+            shapes += [replace(shape, gated=False, gather=False), replace(shape, k=shape.k + 16)]
+        made += [Build(kernel.name, arch, config, each, dtype) for each in shapes]
     return made
 
 
@@ -93,14 +112,27 @@ def broken_rules(build: Build, found: Report) -> list[str]:
         broken.append(f"{found.registers} registers, the limit is {arch.registers}")
     if found.serialized:
         broken.append("wgmma is serialized")
-    tensor_cores = {"sm_80": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "gfx942": "v_mfma"}[build.arch]
+    fp8 = build.dtype == "float8_e4m3fn"
+    tensor_cores = {
+        "sm_80": "HMMA",
+        "sm_90": "QGMMA" if fp8 else "HGMMA",
+        "sm_100": "UTCQMMA" if fp8 else "UTCHMMA",
+        "gfx942": "v_mfma",
+    }[build.arch]
     if build.config.block_m < 64 and build.arch != "gfx942":
         tensor_cores = "HMMA"  # wgmma and tcgen05 work on 64 rows or more
-    if build.config.block_m >= 16 and set(found.mma) != {tensor_cores}:
+    if build.config.block_m >= 16 and "matmul" in build.kernel and set(found.mma) != {tensor_cores}:
         broken.append(f"tensor-core instructions {found.mma}, expected {tensor_cores}")
+    if fp8 and build.arch == "sm_90" and build.config.block_m >= 64:
+        # Two-level sums: each accumulator of a thread takes part in one addition for each step of K.
+        sums = found.loop.get("FADD", 0) + found.loop.get("FFMA", 0)
+        if sums < accumulators(build.config, arch):
+            broken.append(f"{sums} float32 additions in the loop: sums stay in the tensor core")
     wide = {name for name in found.loads if name.endswith((".128", "UTMALDG"))}
     # The others also load partial sums, scales or a single row of x.
-    if not wide or (build.kernel in ("matmul", "matmul_tma") and set(found.loads) != wide):
+    if (build.kernel != "moe_routing" and not wide) or (
+        build.kernel in ("matmul", "matmul_tma") and set(found.loads) != wide
+    ):
         broken.append(f"narrow loads {found.loads}")
     return broken
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+import nnfront_kernels
 import torch
 from kernel_checks import EPS32, SUM, Guarded, assert_close, surrounded
 from kernel_memory import watched
 from nnfront_kernels.quantized import pack_int4
 from nnfront_kernels.split_k import Workspace
+from nnfront_kernels.tiles import MatmulShape
 
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
 POISONS = (0xFF, 0x5A)  # NaN in every float dtype; a plausible number
@@ -72,40 +74,44 @@ def grid(sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return list(itertools.product(sizes, repeat=3))
 
 
-def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
-    """Launch a case on poisoned buffers and raise AssertionError if anything about the result is wrong."""
+def run(package: ModuleType, name: str, case: Case, arch: str | None = None) -> None:
+    """Launch a case twice on poisoned buffers and raise AssertionError if anything about the result is wrong.
+
+    Tensors lie on torch's default device. With `arch`, the case's config is one of that arch only.
+    """
     kernel = next(kernel for kernel in package.KERNELS if kernel.name == name)
     generator = torch.Generator().manual_seed(hash((case.m, case.n, case.k)) % 2**31)
     dtype = getattr(torch, case.dtype)
     rows = 2 * case.n if case.gated else case.n
 
     def normal(*size: int, dtype: torch.dtype = dtype) -> torch.Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64).to(dtype)
+        values = torch.randn(*size, generator=generator, dtype=torch.float64, device="cpu")
+        return values.to(torch.get_default_device(), dtype)
 
     def place(values: torch.Tensor) -> torch.Tensor:
         return surrounded(values, gap(name, case, values.shape[1], values.dtype), offset(name, case))
 
-    x = place(normal(case.m, case.k))
-    weights, dense, widened = WEIGHTS[name](case, rows, normal, place)
+    x, dense_x, weights, dense, widened = OPERANDS[name](case, rows, normal, place)
+    kind = getattr(torch, case.out_dtype or ("float16" if dtype == FP8 else case.dtype))
+    beside = torch.float16 if dtype == FP8 else dtype
     options: dict[str, Any] = {
-        "bias": normal(rows) if case.bias else None,
+        "bias": normal(rows, dtype=beside) if case.bias else None,
         "activation": case.activation,
         "gated": case.gated,
-        "residual": place(normal(case.m, case.n)) if case.residual else None,
+        "residual": place(normal(case.m, case.n, dtype=beside)) if case.residual else None,
         "scale": case.scale,
-        "out_dtype": getattr(torch, case.out_dtype) if case.out_dtype else None,
+        "out_dtype": kind if kind != dtype else None,
     }
-    configs = [(arch, config) for arch, row in kernel.configs.items() for config in row]
+    configs = [(a, config) for a, row in kernel.configs.items() if arch in (None, a) for config in row]
     arch, config = (configs[0][0], None) if case.config is None else configs[case.config % len(configs)]
     if config is not None and config.block_m == 1 and case.m > 2:
         config = kernel.configs[arch][1]  # thousands of blocks of one row each take the interpreter a minute
     if config is not None and name in SPLIT:
         config = replace(config, split_k=1 + case.config % 3, block_k=case.group or config.block_k)
-    expected, drift = answer(x.double(), dense, widened, case, options)
+    expected, drift = answer(dense_x, dense, widened, case, options)
 
     results = []
-    for repeat in range(repeats):
-        kind = options["out_dtype"] or dtype
+    for repeat in range(2):
         between, before = gap(name, case, case.n, kind), offset(name, case)
         out = Guarded(case.m, case.n, kind, between, before, POISONS[repeat % 2])
         plan = kernel.plan(x, *weights, **options, out=out.view, arch=arch, config=config)
@@ -127,14 +133,16 @@ def run(package: ModuleType, name: str, case: Case, repeats: int = 2) -> None:
     assert_close(actual=stated, expected=expected, drift=drift)
 
 
+# Kernels with operands and epilogues like matmul's; the others have tests of their own.
+MATMULS = tuple(kernel for kernel in nnfront_kernels.KERNELS if isinstance(kernel.typical, MatmulShape))
 # Kernels whose blocks walk over several tiles: with three blocks they do so on these small shapes too.
 PERSISTENT = ("matmul_tma",)
 # Kernels whose blocks share tiles, and how many rows they take at most.
-SPLIT = {"matmul_small_m": 64, "matmul_int4": 257, "matmul_int8": 257}
+SPLIT = {"matmul_small_m": 64, "matmul_int4": 257, "matmul_int8": 257, "matmul_fp8": 257}
 # Kernels whose rows must start at a multiple of 16 bytes.
 ALIGNED = ("matmul_tma",)
 # Kernels whose rows of x and w must start at a multiple of 16 elements.
-QUANTIZED = ("matmul_int4", "matmul_int8")
+QUANTIZED = ("matmul_int4", "matmul_int8", "matmul_fp8")
 
 
 def gap(name: str, case: Case, columns: int, dtype: torch.dtype) -> int:
@@ -195,9 +203,9 @@ def _curve(z: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def _dense(case: Case, rows: int, normal: Any, place: Any) -> Any:
-    """A plain weight: launch's arguments after x, the same in float64, and its magnitude."""
-    w = place(normal(rows, case.k))
-    return (w,), w.double(), w.double().abs()
+    """A plain weight: x, the same in float64, launch's arguments after x, the weight in float64, and its magnitude."""
+    x, w = place(normal(case.m, case.k)), place(normal(rows, case.k))
+    return x, x.double(), (w,), w.double(), w.double().abs()
 
 
 def _int4(case: Case, rows: int, normal: Any, place: Any) -> Any:
@@ -219,7 +227,9 @@ def _int4(case: Case, rows: int, normal: Any, place: Any) -> Any:
         place(scales),
         place(zeros.to(torch.uint8)) if case.zero_points else None,
     )
-    return weights, (nibbles - zero) * per_weight, ((nibbles - 8).abs() + (8 - zero).abs()) * per_weight
+    x = place(normal(case.m, case.k))
+    widened = ((nibbles - 8).abs() + (8 - zero).abs()) * per_weight
+    return x, x.double(), weights, (nibbles - zero) * per_weight, widened
 
 
 def _int8(case: Case, rows: int, normal: Any, place: Any) -> Any:
@@ -230,13 +240,37 @@ def _int8(case: Case, rows: int, normal: Any, place: Any) -> Any:
         torch.float32 if case.gap else torch.float16
     )
     dense = q.double() * scales.double().T.repeat_interleave(case.k // groups, 1)
-    return (place(q), place(scales)), dense, dense.abs()
+    x = place(normal(case.m, case.k))
+    return x, x.double(), (place(q), place(scales)), dense, dense.abs()
 
 
-WEIGHTS = {
+def _fp8(case: Case, rows: int, normal: Any, place: Any) -> Any:
+    """Random codes of many magnitudes, and scales for blocks of 128, for rows, or for a whole matrix."""
+
+    def codes(count: int) -> torch.Tensor:
+        magnitudes = torch.exp2(4 * normal(count, case.k, dtype=torch.float64)).clamp(2.0**-9, 448)
+        return (magnitudes * normal(count, case.k, dtype=torch.float64).sign()).to(FP8)
+
+    def scaled(q: torch.Tensor, tall: int, wide: int) -> tuple[torch.Tensor, torch.Tensor]:
+        down, across = -(-q.shape[0] // tall), -(-q.shape[1] // wide)
+        scales = normal(down, across, dtype=torch.float32).abs() / 512 + 1 / 2048
+        spread = torch.kron(scales.double(), torch.ones(tall, wide, dtype=torch.float64))
+        return place(scales), q.double() * spread[: q.shape[0], : q.shape[1]]
+
+    whole = (case.m + case.n) % 3 == 0
+    x, w = codes(case.m), codes(rows)
+    wide = case.group or case.k
+    x_scales, dense_x = scaled(x, case.m if whole and not case.group else 1, wide)
+    w_scales, dense = scaled(w, case.group or (rows if whole else 1), wide)
+    return place(x), dense_x, (place(w), x_scales, w_scales), dense, dense.abs()
+
+
+FP8 = torch.float8_e4m3fn
+OPERANDS = {
     "matmul": _dense,
     "matmul_tma": _dense,
     "matmul_small_m": _dense,
     "matmul_int4": _int4,
     "matmul_int8": _int8,
+    "matmul_fp8": _fp8,
 }

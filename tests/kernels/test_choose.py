@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import nnfront_kernels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnfront_kernels.common import ARCHS, Config
+from nnfront_kernels.grouped_matmul import GroupedShape
+from nnfront_kernels.inspect import specialize
+from nnfront_kernels.measured import MEASURED, TRITON, Key, Measurement, look_up
 from nnfront_kernels.tiles import MatmulShape, bucket, fits, model_seconds, shared_bytes
 
 CASES = [(kernel, arch) for kernel in nnfront_kernels.KERNELS for arch in kernel.configs]
@@ -17,15 +20,23 @@ IDS = [f"{kernel.name}-{arch}" for kernel, arch in CASES]
 SIZES = st.integers(min_value=1, max_value=1 << 17).map(lambda n: 128 * n if n < 1024 else n // 128 * 128)
 
 
+def with_rows(kernel, m: int, n: int, k: int):
+    """The kernel's typical shape with other sizes, as far as it has them."""
+    sizes = {"m": m, "tokens": m, "n": n, "k": k, "group": kernel.groups[0]}
+    names = {field.name for field in fields(kernel.typical)}
+    return replace(kernel.typical, **{name: size for name, size in sizes.items() if name in names})
+
+
 @pytest.mark.parametrize(("kernel", "arch"), CASES, ids=IDS)
 @settings(max_examples=30, deadline=None)
 @given(m=st.integers(min_value=1, max_value=9000), n=SIZES, k=SIZES)
 def test_config_is_within_the_limits_and_the_same_for_the_whole_bucket(kernel, arch, m, n, k):
-    shape = MatmulShape(m, n, k, group=kernel.groups[0])
-    if kernel.accepts(shape, "bfloat16", arch) is None:
-        config = kernel.choose(shape, "bfloat16", arch)
+    shape = with_rows(kernel, m, n, k)
+    dtype = kernel.dtypes[-1]
+    if kernel.accepts(shape, dtype, arch) is None:
+        config = kernel.choose(shape, dtype, arch)
         assert kernel.shared_bytes(config) <= ARCHS[arch].shared_bytes
-        assert kernel.choose(replace(shape, m=bucket(m)), "bfloat16", arch) == config
+        assert kernel.choose(with_rows(kernel, bucket(m), n, k), dtype, arch) == config
 
 
 @pytest.mark.parametrize(("kernel", "arch"), CASES, ids=IDS)
@@ -89,3 +100,96 @@ def test_unaligned_rows_get_the_fallback():
     assert (
         choose(MatmulShape(64, 64, 33, aligned=False), "float16", "sm_90") == nnfront_kernels.matmul.UNALIGNED
     )
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+@pytest.mark.parametrize(("name", "group"), [("matmul_int4", 128), ("matmul_int8", 0), ("matmul_fp8", 0)])
+def test_many_rows_of_quantised_weights_get_tiles_of_128_by_128(name, group, arch):
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
+    config = kernel.choose(MatmulShape(4096, 8192, 4096, group=group), kernel.dtypes[0], arch)
+    assert (config.block_m, config.block_n, config.num_warps, config.split_k) == (128, 128, 8, 1)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "block_m"), [(1, 16), (64, 16), (256, 16), (512, 32), (1024, 64), (2048, 128), (65536, 128)]
+)
+def test_experts_get_tiles_as_tall_as_their_share_of_the_tokens(tokens, block_m):
+    config = nnfront_kernels.grouped_matmul.choose(
+        GroupedShape(tokens, 8, 128, 1536, 2048), "bfloat16", "sm_90"
+    )
+    assert config.block_m == block_m
+
+
+def test_both_matmuls_of_an_expert_use_the_tile_of_the_routing():
+    choose = nnfront_kernels.grouped_matmul.choose
+    for rows in (16, 32, 64, 128):
+        shape = GroupedShape(300, 8, 128, 2048, 768, gather=False, block_m=rows)
+        assert choose(shape, "bfloat16", "sm_90").block_m == rows
+
+
+# The shipped table is empty, so the mechanism is tested with a row that nobody measured.
+ROW = Key("sm_90", "matmul", "bfloat16", 4096, 4096, 0, 128, TRITON)
+WON = Measurement(Config(64, 64, 64, 4, 3), 10.0, 12.0, "a test")
+
+
+def test_a_measured_config_goes_before_the_model(monkeypatch):
+    choose = nnfront_kernels.matmul.choose
+    shape = MatmulShape(100, 4096, 4096)
+    modelled = choose(shape, "bfloat16", "sm_90")
+    assert modelled != WON.config
+    monkeypatch.setitem(MEASURED, ROW, WON)
+    assert choose(shape, "bfloat16", "sm_90") == WON.config
+    others = [(shape, "float16", "sm_90"), (shape, "bfloat16", "sm_100")]
+    others += [(replace(shape, **{name: 256}), "bfloat16", "sm_90") for name in ("m", "n", "k")]
+    with_row = [choose(*other) for other in others]
+    monkeypatch.delitem(MEASURED, ROW)
+    assert with_row == [choose(*other) for other in others]
+
+
+def test_unaligned_rows_are_not_looked_up(monkeypatch):
+    monkeypatch.setitem(MEASURED, ROW, WON)
+    shape = MatmulShape(100, 4096, 4096, aligned=False)
+    assert nnfront_kernels.matmul.choose(shape, "bfloat16", "sm_90") == nnfront_kernels.matmul.UNALIGNED
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "dtype"),
+    [
+        ("matmul_tma", MatmulShape(100, 4096, 4096), "bfloat16"),
+        ("matmul_small_m", MatmulShape(50, 4096, 4096), "bfloat16"),
+        ("matmul_int4", MatmulShape(100, 4096, 4096, group=64), "bfloat16"),
+        ("matmul_int8", MatmulShape(100, 4096, 4096), "bfloat16"),
+        ("matmul_fp8", MatmulShape(100, 4096, 4096), "float8_e4m3fn"),
+        ("grouped_matmul", GroupedShape(100, 8, 16, 1024, 512), "bfloat16"),
+    ],
+)
+def test_every_matmul_looks_for_a_measured_config(monkeypatch, kernel, shape, dtype):
+    group, m = (16, 64) if kernel == "grouped_matmul" else (shape.group, bucket(shape.m))
+    key = Key("sm_90", kernel, dtype, shape.n, shape.k, group, m, TRITON)
+    monkeypatch.setitem(MEASURED, key, WON)
+    record = next(record for record in nnfront_kernels.KERNELS if record.name == kernel)
+    assert record.choose(shape, dtype, "sm_90") == WON.config
+
+
+def test_another_version_of_triton_has_rows_of_its_own():
+    facts = {"n": 4096, "k": 4096, "m": 128}
+    assert look_up("matmul", "bfloat16", "sm_90", **facts, table={ROW: WON}) == WON.config
+    assert look_up("matmul", "bfloat16", "sm_90", **facts, table={ROW._replace(triton="0.1"): WON}) is None
+
+
+def test_the_shipped_table_is_empty_because_nothing_has_been_measured():
+    assert MEASURED == {}
+
+
+@pytest.mark.parametrize("kernel", nnfront_kernels.KERNELS, ids=lambda kernel: kernel.name)
+def test_no_kernel_is_compiled_anew_for_another_number_of_rows(kernel):
+    """M, or what follows from it, must not change the signature, the constants or the hints that Triton compiles for."""
+
+    config = kernel.configs["sm_90"][-1]
+
+    def compiled_for(rows: int):
+        shape = kernel.shape_for(with_rows(kernel, rows, 4096, 4096), config)
+        tensors, options = kernel.example(shape, kernel.dtypes[-1])
+        return specialize(kernel.plan(*tensors, **options, arch="sm_90", config=config))
+
+    assert compiled_for(1) == compiled_for(48) == compiled_for(49)

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import nnfront_kernels
 import pytest
@@ -12,21 +15,27 @@ import torch
 import triton
 from kernel_budgets import Build, broken_rules, builds, compile_build, load, over_budget
 from kernel_mutants import Mutant, package
+from nnfront_kernels import moe_routing
 from nnfront_kernels.common import ARCHS, Config, Plan
-from nnfront_kernels.inspect import plan_for, specialize
+from nnfront_kernels.grouped_matmul import GroupedShape
+from nnfront_kernels.inspect import main as inspect_main
+from nnfront_kernels.inspect import plan_for, report, specialize
 from nnfront_kernels.matmul import matmul_kernel
+from nnfront_kernels.moe_combine import CombineShape
+from nnfront_kernels.moe_routing import RoutingShape
+from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
 ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
 # The default run compiles the first config of each kernel on each arch.
-FEW = list(
-    {
-        (b.kernel, b.arch): b
-        for b in reversed(ALL)
-        if b.shape.k == 4096 and not b.shape.gated and not b.wide and not b.shape.zero_points
-    }.values()
-)
+PLAIN = [
+    b
+    for b in ALL
+    if not isinstance(b.shape, MatmulShape)
+    or (b.shape.k == 4096 and not b.shape.gated and not b.wide and not b.shape.zero_points)
+]
+FEW = list({(b.kernel, b.arch): b for b in reversed(PLAIN)}.values())
 FALLBACKS = [
     Build("matmul_small_m", "sm_90", nnfront_kernels.matmul_small_m.UNALIGNED, MatmulShape(64, 4095, 4095)),
     Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
@@ -64,6 +73,18 @@ def test_choose_reckons_with_the_shared_memory_that_is_used(compiled, build):
     assert found <= reckoned + 64  # barriers
 
 
+def routing_spills(arch: str) -> list[int]:
+    (experts,), options = moe_routing.example(moe_routing.KERNEL.typical, "int32")
+    plans = moe_routing.launches(experts, **options, arch=arch).plans
+    return [report(plan, arch).spills for plan in plans]
+
+
+@pytest.mark.ahead.with_args(routing_spills)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_no_kernel_of_the_routing_spills(compiled, arch):
+    assert compiled(routing_spills, arch) == [0, 0, 0]
+
+
 def spills(build: Build) -> int:
     return compile_build(build).spills
 
@@ -74,10 +95,11 @@ def test_fallback_for_unaligned_rows_does_not_spill(compiled, build):
     assert compiled(spills, build) == 0
 
 
-def specialized_by_us_and_by_triton(name: str, shape: MatmulShape, arch: str) -> tuple[object, object]:
+def specialized_by_us_and_by_triton(name: str, shape: Any, arch: str) -> tuple[object, object]:
     """The signature and the hints that `inspect` derives for a plan, and those of Triton's own launch path."""
     kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
-    plan = plan_for(kernel, shape, "bfloat16", arch)
+    dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
+    plan = plan_for(kernel, shape, dtype, arch)
     seen: dict[str, object] = {}
 
     def note(**facts: object) -> bool:
@@ -114,6 +136,12 @@ SPECIALIZED = [
     ("matmul_small_m", MatmulShape(17, 33, 31)),
     ("matmul_int4", MatmulShape(1, 4096, 4096, group=128, zero_points=True)),
     ("matmul_int8", MatmulShape(3, 4097, 48)),
+    ("matmul_fp8", MatmulShape(3, 4097, 48)),
+    ("matmul_fp8", MatmulShape(1, 256, 256, group=128)),
+    ("quantize_fp8", QuantizeShape(3, 129, 128)),
+    ("grouped_matmul", GroupedShape(9, 2, 5, 64, 33)),
+    ("moe_routing", RoutingShape(9, 2, 5)),
+    ("moe_combine", CombineShape(9, 2, 33)),
 ]
 
 
@@ -128,7 +156,11 @@ def rules_broken_by(mutant: Mutant, build: Build) -> list[str]:
 
 
 SM_90 = Build("matmul", "sm_90", Config(128, 256, 64, 8, 4), MatmulShape(4096, 4096, 4096))
+FP8_SM_90 = Build(
+    "matmul_fp8", "sm_90", Config(128, 128, 128, 8, 4), MatmulShape(4096, 4096, 4096), "float8_e4m3fn"
+)
 MUTANTS = [
+    ("sums_left_in_the_tensor_core", "BLOCK if arch == \"sm_90\" and not blocks else 0", "0", FP8_SM_90, "sums stay in the tensor core"),
     ("divisibility_lost", "do_not_specialize=[\"M\"]", "do_not_specialize=[\"M\", \"stride_wn\", \"K\"]", SM_90, "narrow loads"),
     ("too_large_a_tile", "", "", replace(SM_90, config=Config(256, 256, 64, 8, 4)), "bytes of shared memory"),
     ("too_few_warps", "", "", replace(SM_90, config=Config(128, 256, 64, 4, 3)), "spill instructions"),
@@ -138,7 +170,7 @@ MUTANTS = [
 
 @pytest.mark.parametrize(("name", "old", "new", "build", "complaint"), MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_bad_machine_code_is_caught(compiled, name, old, new, build, complaint):
-    broken = compiled(rules_broken_by, Mutant(name, "matmul.py" if old else "", old, new), build)
+    broken = compiled(rules_broken_by, Mutant(name, f"{build.kernel}.py" if old else "", old, new), build)
     assert any(complaint in rule for rule in broken), broken
 
 
@@ -154,3 +186,21 @@ def test_a_config_that_counts_on_a_lost_hint_is_refused():
             w,
             divisible=("w_ptr", "stride_wn"),
         )
+
+
+def inspected(name: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        inspect_main([name, "--arch", "sm_90"])
+    return out.getvalue()
+
+
+@pytest.mark.ahead.with_args(inspected)
+@pytest.mark.parametrize(
+    "name", ["matmul_fp8", "quantize_fp8", "moe_routing", "grouped_matmul", "moe_combine"]
+)
+def test_inspect_shows_a_line_for_each_config_and_marks_the_choice(compiled, name):
+    text = compiled(inspected, name)
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
+    assert text.count("registers ") == len(kernel.configs["sm_90"])
+    assert text.count("sm_90 * ") == 1

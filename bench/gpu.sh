@@ -1,0 +1,23 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Kernels on a GPU: right first (edges, full sizes, compute-sanitizer), then how fast. One call, under ten minutes, no network.
+#
+#     bench/gpu.sh [--only NAME ...] [--parts edges,full,sanitizer,speed] [--configs] [--seconds 540] [--out FILE]
+#     bench/gpu.sh --dry          # every case small, in Triton's interpreter, on a machine without a GPU
+#
+# Needs python3 (or $PYTHON) with torch and triton. Writes bench/results/gpu.json and a table.
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+case " $* " in
+*" --dry "*) export TRITON_INTERPRET=1 ;;
+*)
+    if ! "$python" -m pip install --quiet --no-index --no-deps --no-build-isolation -e .; then
+        # No pip or no setuptools: the kernels need only their import name.
+        names=$(mktemp -d)
+        ln -s "$PWD/kernels" "$names/nnfront_kernels"
+        export PYTHONPATH="$names${PYTHONPATH:+:$PYTHONPATH}"
+    fi
+    ;;
+esac
+exec "$python" bench/gpu/run.py "$@"

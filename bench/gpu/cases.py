@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is run on the GPU: edge cases of every kernel, and full sizes from models, with and without quantised weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
+from nnfront_kernels import KERNELS, Kernel
+from nnfront_kernels.grouped_matmul import GroupedShape
+from nnfront_kernels.moe_combine import CombineShape
+from nnfront_kernels.moe_routing import RoutingShape
+from nnfront_kernels.quantize_fp8 import QuantizeShape
+from nnfront_kernels.tiles import MatmulShape
+
+
+@dataclass(frozen=True)
+class Run:
+    """One kernel on one shape, at full size."""
+
+    kernel: str
+    shape: Any
+    dtype: str
+
+    def __str__(self) -> str:
+        shown = {name: value for name, value in vars(self.shape).items() if value not in (False, True, 0)}
+        return f"{self.kernel} {self.dtype} " + " ".join(f"{name}={value}" for name, value in shown.items())
+
+
+# N, K of Llama-3.1-8B: attention output, gate and up, down, and head; and one square.
+LLAMA = ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+SQUARE = (8192, 8192)
+# Qwen3-30B-A3B: 128 experts, 8 of them for a token, 768 wide, in a stream of 2048.
+EXPERTS = {"top_k": 8, "experts": 128}
+
+
+def full(arch: str) -> list[Run]:
+    """The runs of every kernel that accepts them on an arch."""
+    runs = []
+    for kernel in KERNELS:
+        dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
+        runs += [Run(kernel.name, shape, dtype) for shape in _shapes(kernel)]
+        if kernel.name in ("matmul", "matmul_tma"):
+            runs.append(Run(kernel.name, MatmulShape(4096, 4096, 4096), "float16"))
+    records = {kernel.name: kernel for kernel in KERNELS}
+    return [run for run in runs if records[run.kernel].accepts(run.shape, run.dtype, arch) is None]
+
+
+def _shapes(kernel: Kernel) -> list[Any]:
+    name = kernel.name
+    if name in ("matmul", "matmul_tma"):
+        return [MatmulShape(m, n, k) for m in (512, 4096) for n, k in LLAMA[:3]] + [
+            MatmulShape(8192, *SQUARE)
+        ]
+    if name == "matmul_small_m":
+        return [MatmulShape(m, n, k) for m in (1, 16, 64) for n, k in LLAMA]
+    if kernel in MATMULS:
+        return [
+            MatmulShape(m, n, k, group=group)
+            for m in (1, 16, 64, 4096)
+            for n, k in LLAMA[1:3]
+            for group in kernel.groups[:2]
+        ]
+    tokens = (1, 32, 4096)
+    if name == "grouped_matmul":
+        return [
+            shape
+            for t in tokens
+            for shape in (
+                GroupedShape(t, n=1536, k=2048, gated=True, **EXPERTS),
+                GroupedShape(t, n=2048, k=768, gather=False, **EXPERTS),
+            )
+        ]
+    if name == "moe_routing":
+        return [RoutingShape(t, **EXPERTS) for t in tokens]
+    if name == "moe_combine":
+        return [CombineShape(t, 8, 2048) for t in tokens]
+    assert name == "quantize_fp8", name
+    return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
+
+
+def small(run: Run) -> Run:
+    """The same run with sizes for the interpreter, which knows no bfloat16."""
+    sizes = {"m": 17, "tokens": 9, "n": 64, "k": 128, "top_k": 2, "experts": 4, "width": 64}
+    shape = replace(run.shape, **{name: size for name, size in sizes.items() if name in vars(run.shape)})
+    return Run(run.kernel, shape, "float16" if run.dtype == "bfloat16" else run.dtype)
+
+
+def edges(names: list[str]) -> list[tuple[str, Case]]:
+    """Odd sizes, epilogues, layouts and configs of the matmuls, in every dtype that a kernel has."""
+    sizes = ((1, 1, 1), (2, 63, 17), (15, 129, 64), (17, 16, 257), (64, 257, 15), (65, 127, 128), (129, 65, 63), (257, 128, 129))  # fmt: skip
+    made = []
+    for kernel in (kernel for kernel in MATMULS if kernel.name in names):
+        for index, (m, n, k) in enumerate(sizes):
+            facts: dict[str, Any] = {}
+            if kernel.groups != (0,):
+                group = kernel.groups[index % len(kernel.groups)]
+                k = max(group, 16) * (1 + index % 4)
+                facts = {"group": group, "zero_points": kernel.name == "matmul_int4" and index % 2 == 1}
+            facts |= EPILOGUES[index % 7] | LAYOUTS[index % 5]
+            rows = min(m, SPLIT.get(kernel.name, m))
+            dtype = kernel.dtypes[index % len(kernel.dtypes)]
+            made.append((kernel.name, Case(rows, n, k, dtype=dtype, config=index, **facts)))
+    return made

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a kernel takes on this device: replayed from a CUDA graph, with caches cold, against torch in the same run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from cases import Run
+from nnfront_kernels import moe_routing
+from nnfront_kernels.common import Config
+from right import RECORDS, operands
+
+COPIES = 10  # launches in one graph
+REPEATS = 5
+
+
+class Clock:
+    """Times work in microseconds. Before each launch a buffer larger than the L2 cache is overwritten."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        if device != "cpu":
+            cache = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)
+            self.buffer = torch.empty(2 * max(cache, 64 << 20), dtype=torch.uint8, device=device)
+            self.empty_us = self._graph_us(lambda: None)
+
+    def us(self, work: Callable[[], Any]) -> float:
+        """The median time of `work`, without that of the overwriting. On the CPU: of one call, which says nothing."""
+        if self.device == "cpu":
+            start = time.perf_counter()
+            work()
+            return (time.perf_counter() - start) * 1e6
+        work()
+        return max(self._graph_us(work) - self.empty_us, 0.0) / COPIES
+
+    def _graph_us(self, work: Callable[[], Any]) -> float:
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(COPIES):
+                self.buffer.zero_()
+                work()
+        times = []
+        for _ in range(REPEATS + 1):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e3)
+        return statistics.median(times[1:])
+
+
+def ceilings(clock: Clock) -> dict[str, float]:
+    """GB/s of a copy and of a sum over one buffer far larger than the caches."""
+    size = 1 << 30 if clock.device != "cpu" else 1 << 16
+    x = torch.randn(size // 4, device=clock.device)
+    y = torch.empty_like(x)
+    return {
+        "copy_gb_s": 2 * size / clock.us(lambda: y.copy_(x)) / 1e3,
+        "read_gb_s": size / clock.us(lambda: x.sum()) / 1e3,
+    }
+
+
+def baseline(run: Run, arguments: tuple[Any, ...]) -> tuple[str, Callable[[], Any]] | None:
+    """What torch does for the same result, or for the nearest thing that it has."""
+    shape = run.shape
+    if run.kernel in ("matmul", "matmul_tma", "matmul_small_m"):
+        x, w = arguments[:2]
+        return "torch", lambda: x @ w.T
+    if run.kernel == "matmul_fp8" and not shape.group and arguments[0].is_cuda:
+        x, w, x_scales, w_scales = arguments
+        return "torch fp8", lambda: torch._scaled_mm(
+            x, w.T, scale_a=x_scales, scale_b=w_scales.T.contiguous(), out_dtype=torch.bfloat16
+        )
+    if run.kernel.startswith("matmul"):
+        x = torch.randn(shape.m, shape.k, device=arguments[0].device, dtype=torch.bfloat16)
+        w = torch.randn(shape.n, shape.k, device=arguments[0].device, dtype=torch.bfloat16)
+        return "torch bf16", lambda: x @ w.T
+    if run.kernel == "grouped_matmul":
+        slots = shape.tokens * shape.top_k
+        experts = min(shape.experts, slots)
+        w = arguments[1][:experts]
+        x = torch.randn(experts, -(-slots // experts), shape.k, device=w.device, dtype=w.dtype)
+        return "torch bmm, even shares", lambda: torch.bmm(x, w.transpose(1, 2))
+    return None
+
+
+def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[str, Any]]:
+    """One row for the chosen config, and one for each other if asked."""
+    kernel = RECORDS[run.kernel]
+    arguments, options = operands(run, arch, clock.device)
+    chosen = kernel.choose(run.shape, run.dtype, arch)
+    configs: list[Config] = [chosen]
+    if every_config and run.kernel.startswith("matmul"):
+        block_k = getattr(run.shape, "group", 0)
+        configs += [
+            c
+            for c in kernel.configs[arch]
+            if c.block_m >= chosen.block_m and (c.block_k == block_k or not block_k)
+        ]
+    versus = baseline(run, arguments)
+    versus_us = clock.us(versus[1]) if versus else None
+    cost = kernel.cost(run.shape, run.dtype)
+    rows = []
+    for config in dict.fromkeys(configs):
+        if run.kernel == "moe_routing":
+            plans = moe_routing.launches(*arguments, **options, arch=arch).plans
+        else:
+            plans = (kernel.plan(*arguments, **options, arch=arch, config=config),)
+        time_us = clock.us(lambda plans=plans: [plan.launch() for plan in plans])
+        rows.append(
+            {
+                "kernel": run.kernel,
+                "dtype": run.dtype,
+                "shape": asdict(run.shape),
+                "config": asdict(config),
+                "chosen": config == chosen,
+                "us": time_us,
+                "tflop_s": cost.flops / max(time_us, 1e-9) / 1e6,
+                "gb_s": cost.bytes / max(time_us, 1e-9) / 1e3,
+                "versus": versus[0] if versus else "",
+                "versus_us": versus_us,
+            }
+        )
+    return rows

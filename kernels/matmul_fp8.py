@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""y = epilogue(x @ w.T) with x and w stored in 8-bit floating point (e4m3fn) and float32 scales.
+
+Shapes: x [M, K], w [N, K], both float8_e4m3fn; K a multiple of 16. Scales, in one of two forms:
+    outside   x_scales [M, 1] or [1, 1], w_scales [N, 1] or [1, 1]: one for a row or for all; applied to the sums
+    blocks    x_scales [M, ceil(K / 128)], w_scales [ceil(N / 128), ceil(K / 128)]: applied to the product of each 128
+              of K, as in DeepSeek-V3 (arXiv 2412.19437, section 3.3.2)
+`quantized.quantize_fp8` makes them, for activations on the GPU `quantize_fp8.py`. Epilogue as in `epilogue.py`; the
+output is bfloat16 unless out_dtype says otherwise.
+
+sm_90 and sm_100 multiply fp8 natively. Hopper's tensor cores keep about 14 bits of a sum of fp8 products (same paper,
+section 3.5.2), so there the sum of each 128 of K is added to a float32 one on the ordinary cores. sm_80 has no fp8, and
+gfx942's fp8 is another format (e4m3fnuz: bias 8, no minus zero, largest 240), so on both the codes are decoded to
+float16 by integer arithmetic, exactly, and multiplied as float16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    is_divisible,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.quantized import dequantize_fp8
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.tiles import MatmulShape, cdiv, smallest
+from nnfront_kernels.tiles import shared_bytes as operand_bytes
+
+DTYPES = ("float8_e4m3fn",)
+BLOCK = 128  # a side of a scaled block of w, and how much of K is summed in a tensor core
+NATIVE = ("sm_90", "sm_100")
+
+
+def reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scales: torch.Tensor,
+    w_scales: torch.Tensor,
+    *,
+    compute: torch.dtype = torch.float32,
+    **epilogue: Any,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`. Takes what `launch` takes."""
+    dense = []
+    for q, scales, side in ((x, x_scales, 1), (w, w_scales, BLOCK)):
+        whole = scales.shape == (1, 1)
+        rows = len(q) if whole else side if _in_blocks(x_scales, w_scales, len(w)) else 1
+        columns = q.shape[1] if scales.shape[1] == 1 else BLOCK
+        dense.append(dequantize_fp8(q, scales, max(rows, 1), columns, compute))
+    return Epilogue(**epilogue).reference(dense[0] @ dense[1].T, torch.bfloat16)
+
+
+def _in_blocks(x_scales: torch.Tensor, w_scales: torch.Tensor, n: int) -> bool:
+    """Which of the two forms the scales have. Where K is at most 128 a block of x is a row."""
+    return x_scales.shape[1] > 1 or w_scales.shape[1] > 1 or w_scales.shape[0] not in (1, n)
+
+
+# Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
+# Tiles are at most 128 columns wide, so that one scale of a block of w serves a tile. split_k is added by choose.
+CONFIGS: dict[str, tuple[Config, ...]] = {
+    # block_m, block_n, block_k, num_warps, num_stages
+    "sm_80": (
+        Config(16, 64, 128, 4, 4),
+        Config(32, 64, 128, 4, 3),
+        Config(64, 64, 128, 4, 3),
+        Config(128, 64, 128, 8, 3),
+    ),
+    "sm_90": (
+        Config(16, 64, 128, 4, 4),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 128, 128, 4, 4),
+        Config(128, 128, 128, 8, 4),
+    ),
+    "sm_100": (
+        Config(16, 128, 128, 4, 4),
+        Config(32, 64, 128, 4, 4),
+        Config(64, 128, 128, 4, 4),
+        Config(128, 128, 128, 8, 4),
+    ),
+    "gfx942": (
+        Config(16, 64, 128, 4, 2),
+        Config(32, 64, 128, 4, 2),
+        Config(64, 64, 128, 4, 2),
+        Config(128, 128, 128, 8, 2),
+    ),
+}
+
+
+def shared_bytes(config: Config) -> int:
+    """Every stage of the codes; they are decoded in registers."""
+    return operand_bytes(config, 8, 8)
+
+
+def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
+    """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
+    return smallest("matmul_fp8", CONFIGS[arch], shape, dtype, arch)
+
+
+@triton.jit
+def decode(codes):
+    """e4m3fn codes in uint8 to the float16 that equals them, NaN to NaN.
+
+    The exponent and the mantissa, moved to where float16 has them, stand for the value divided by 2 ** (15 - 7), for
+    subnormal codes too.
+    """
+    bits = codes.to(tl.uint16)
+    moved = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    value = moved.to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), value)
+
+
+@triton.jit(do_not_specialize=["M", "stride_xsm", "stride_xsk"])
+def matmul_fp8_kernel(
+    x_ptr,
+    w_ptr,
+    x_scales_ptr,
+    w_scales_ptr,
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    partial_ptr,
+    arrived_ptr,
+    scale,
+    M,
+    N,
+    K,
+    stride_xm,
+    stride_wn,
+    stride_xsm,  # 0 where one scale serves all rows
+    stride_xsk,
+    stride_wsn,
+    stride_wsk,
+    stride_ym,
+    stride_rm,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCKS: tl.constexpr,  # scales are for blocks of 128
+    DECODE: tl.constexpr,
+    PROMOTE: tl.constexpr,  # how many products a tensor core may sum before float32 takes over; 0 is any
+    EVEN_K: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    pid_n = tl.program_id(0)
+    pid_m = tl.program_id(1)
+    split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
+    num_steps = tl.cdiv(K, BLOCK_K)
+    depth = tl.cdiv(num_steps, num_splits)
+    first = split * depth
+    end = tl.minimum(first + depth, num_steps)
+
+    offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    inside_m = offs_m < M
+    inside_n = offs_n < N
+    x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
+    w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None] + offs_k[None, :]  # [BLOCK_N, BLOCK_K]
+    x_scales_ptrs = x_scales_ptr + offs_m.to(tl.int64) * stride_xsm
+    if BLOCKS:
+        # The scales of the next block are loaded one step early: Triton pipelines only what a dot reads.
+        w_scales_ptr += (pid_n * BLOCK_N // 128).to(tl.int64) * stride_wsn
+        at = tl.minimum(first, num_steps - 1).to(tl.int64)
+        x_scales = tl.load(x_scales_ptrs + at * stride_xsk, mask=inside_m, other=0.0)
+        scales = x_scales * tl.load(w_scales_ptr + at * stride_wsk)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for step in range(first, end):
+        if EVEN_K:
+            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m[:, None], other=0.0)
+            w = tl.load(w_ptrs + step * BLOCK_K, mask=inside_n[:, None], other=0.0)
+        else:
+            inside_k = (offs_k < K - step * BLOCK_K)[None, :]
+            x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m[:, None] & inside_k, other=0.0)
+            w = tl.load(w_ptrs + step * BLOCK_K, mask=inside_n[:, None] & inside_k, other=0.0)
+        if DECODE:
+            x = decode(x)
+            w = decode(w)
+        if BLOCKS:
+            at = tl.minimum(step + 1, num_steps - 1).to(tl.int64)
+            next_x = tl.load(x_scales_ptrs + at * stride_xsk, mask=inside_m, other=0.0)
+            next_w = tl.load(w_scales_ptr + at * stride_wsk)
+            acc += tl.dot(x, w.T) * scales[:, None]
+            scales = next_x * next_w
+        elif PROMOTE:
+            acc = tl.dot(x, w.T, acc, max_num_imprecise_acc=PROMOTE)
+        else:
+            acc = tl.dot(x, w.T, acc)
+    if not BLOCKS:
+        w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=inside_n, other=0.0)
+        acc = acc * tl.load(x_scales_ptrs, mask=inside_m, other=0.0)[:, None] * w_scales[None, :]
+
+    last = True
+    if partial_ptr is not None:
+        tile = pid_m * tl.num_programs(0) + pid_n
+        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+    if last:
+        write_tile(
+            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
+            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+
+
+def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses. group 128 means scales for blocks of 128, 0 scales outside of the sums."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be float8_e4m3fn, got '{dtype}'"
+    if shape.group not in (0, BLOCK):
+        return f"scales are for rows or for blocks of {BLOCK}, got groups of {shape.group}"
+    if shape.k == 0 or shape.k % 16:
+        return f"K must be a multiple of 16 and at least 16, got {shape.k}"
+    if not shape.aligned:
+        return "rows of x and w must start at multiples of 16 bytes, and so must both pointers"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scales: torch.Tensor,
+    w_scales: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+    workspace: Workspace | None = None,
+    out_dtype: torch.dtype | None = None,
+    **epilogue: Any,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    epi = Epilogue(**epilogue, out_dtype=out_dtype or torch.bfloat16)
+    require_matrix("x", x, None, x.shape[-1], None)
+    (m, k), n = x.shape, w.shape[0]
+    require_matrix("w", w, n, k, x.dtype)
+    blocks = _in_blocks(x_scales, w_scales, n)
+    _require_scales("x_scales", x_scales, m, m, cdiv(k, BLOCK), blocks)
+    _require_scales("w_scales", w_scales, n, cdiv(n, BLOCK), cdiv(k, BLOCK), blocks)
+    loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
+    aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
+    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=BLOCK if blocks else 0)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "matmul_fp8")
+    config = config or choose(shape, dtype_name(x), arch)
+    if arch not in NATIVE:
+        x, w = x.view(torch.uint8), w.view(torch.uint8)
+    return plan_tiles(
+        matmul_fp8_kernel,
+        shape,
+        config,
+        epi,
+        x,
+        out,
+        workspace,
+        weights={
+            "w_ptr": w,
+            "x_scales_ptr": x_scales,
+            "w_scales_ptr": w_scales,
+            "stride_wn": w.stride(0),
+            "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
+            "stride_xsk": x_scales.stride(1),
+            "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
+            "stride_wsk": w_scales.stride(1),
+        },
+        constants={
+            "BLOCK_K": config.block_k,
+            "BLOCKS": blocks,
+            "DECODE": arch not in NATIVE,
+            "PROMOTE": BLOCK if arch == "sm_90" and not blocks else 0,
+            "EVEN_K": k % config.block_k == 0,
+        },
+        divisible=tuple(loads),
+    )
+
+
+def _require_scales(
+    name: str, scales: torch.Tensor, rows: int, block_rows: int, block_columns: int, blocks: bool
+) -> None:
+    """Raise KernelError unless scales are float32 of the shape that their form asks for."""
+    allowed = [(block_rows, block_columns)] if blocks else [(rows, 1), (1, 1)]
+    if tuple(scales.shape) not in allowed:
+        want = " or ".join(str(list(shape)) for shape in allowed)
+        raise KernelError(f"{name} must have shape {want}, got {list(scales.shape)}")
+    if scales.dtype != torch.float32:
+        raise KernelError(f"{name} must be torch.float32, got {scales.dtype}")
+
+
+def launch(
+    x: torch.Tensor, w: torch.Tensor, x_scales: torch.Tensor, w_scales: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
+    and a `split_k.Workspace` to use instead of a new one.
+
+    Raises KernelError if an argument does not fit or `accepts` refuses.
+    """
+    return plan(x, w, x_scales, w_scales, **options).launch()
+
+
+def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
+    """The least work of a launch with a 16-bit output."""
+    columns = shape.n // 2 if shape.gated else shape.n
+    depth = cdiv(shape.k, BLOCK) if shape.group else 1
+    scales = (shape.m + (cdiv(shape.n, BLOCK) if shape.group else shape.n)) * depth
+    return Cost(
+        flops=2 * shape.m * shape.n * shape.k,
+        bytes=(shape.m + shape.n) * shape.k + 4 * scales + 2 * shape.m * columns * (2 if residual else 1),
+    )
+
+
+def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    depth = cdiv(shape.k, BLOCK) if shape.group else 1
+    tensors = (
+        torch.empty(shape.m, shape.k, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(shape.n, shape.k, dtype=torch.float8_e4m3fn, device=device),
+        torch.empty(shape.m, depth, dtype=torch.float32, device=device),
+        torch.empty(
+            cdiv(shape.n, BLOCK) if shape.group else shape.n, depth, dtype=torch.float32, device=device
+        ),
+    )
+    return tensors, {"gated": shape.gated}
+
+
+KERNEL = Kernel(
+    name="matmul_fp8",
+    op="matmul_fp8",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    shared_bytes=shared_bytes,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    groups=(0, BLOCK),
+    typical=MatmulShape(4096, 4096, 4096),
+)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""y[t] = sum over j of weights[t, j] * x[t * top_k + j]: the shares of a token's experts, added up in order.
+
+Shapes: x [T * top_k, H] 16-bit or float32, as `grouped_matmul` scatters it; weights [T, top_k] of any float dtype; experts
+[T, top_k] int32; y [T, H] like x. Choices outside of 0 <= expert < num_experts add nothing, and their rows of x are not
+read. Sums are float32, from j = 0 upwards: repeatable bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.tiles import cdiv
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class CombineShape:
+    tokens: int
+    top_k: int
+    width: int
+
+
+def reference(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    num_experts: int,
+    *,
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`."""
+    used = ((experts >= 0) & (experts < num_experts))[..., None]
+    shares = x.to(compute).unflatten(0, tuple(experts.shape)) * weights.to(compute)[..., None]
+    return torch.where(used, shares, torch.zeros((), dtype=compute)).sum(1).to(x.dtype)
+
+
+# 16 bytes for each thread; not yet measured.
+CONFIGS = {arch.name: (Config(1, 32 * arch.warp_size, 1, 4, 1),) for arch in ARCHS.values()}
+
+
+def choose(shape: CombineShape, dtype: str, arch: str) -> Config:
+    """The one config of an arch."""
+    return CONFIGS[arch][0]
+
+
+@triton.jit
+def moe_combine_kernel(
+    x_ptr,
+    weights_ptr,
+    experts_ptr,
+    y_ptr,
+    H,
+    stride_xm,
+    stride_wm,
+    stride_em,
+    stride_ym,
+    TOP_K: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for j in tl.static_range(TOP_K):
+        expert = tl.load(experts_ptr + token * stride_em + j)
+        used = (expert >= 0) & (expert < E)
+        weight = tl.load(weights_ptr + token * stride_wm + j).to(tl.float32)
+        x = tl.load(x_ptr + (token * TOP_K + j) * stride_xm + at, mask=at < tl.where(used, H, 0), other=0.0)
+        total += tl.where(used, weight, 0.0) * x.to(tl.float32)
+    tl.store(y_ptr + token * stride_ym + at, total.to(y_ptr.dtype.element_ty), mask=at < H)
+
+
+def accepts(shape: CombineShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    experts: torch.Tensor,
+    num_experts: int,
+    *,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    require_matrix("experts", experts, None, experts.shape[-1], torch.int32)
+    tokens, top_k = experts.shape
+    require_matrix("x", x, tokens * top_k, x.shape[-1], None)
+    require_matrix("weights", weights, tokens, top_k, None)
+    width = x.shape[1]
+    arch = arch or arch_of(x.device)
+    require(accepts(CombineShape(tokens, top_k, width), dtype_name(x), arch), "moe_combine")
+    config = config or choose(CombineShape(tokens, top_k, width), dtype_name(x), arch)
+    if out is None:
+        out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
+    require_matrix("out", out, tokens, width, x.dtype)
+    return Plan(
+        kernel=moe_combine_kernel,
+        grid=(tokens, cdiv(width, config.block_n)),
+        arguments={
+            "x_ptr": x,
+            "weights_ptr": weights,
+            "experts_ptr": experts,
+            "y_ptr": out,
+            "H": width,
+            "stride_xm": x.stride(0),
+            "stride_wm": weights.stride(0),
+            "stride_em": experts.stride(0),
+            "stride_ym": out.stride(0),
+        },
+        constants={"TOP_K": top_k, "E": num_experts, "BLOCK": config.block_n},
+        config=config,
+        output=out,
+    )
+
+
+def launch(
+    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, num_experts: int, **options: Any
+) -> torch.Tensor:
+    """Compute y [T, H]. Option: out. Raises KernelError if an argument does not fit."""
+    return plan(x, weights, experts, num_experts, **options).launch()
+
+
+def cost(shape: CombineShape, dtype: str) -> Cost:
+    """A multiplication and an addition for each value of x; each tensor moved once."""
+    size = 4 if dtype == "float32" else 2
+    rows = shape.tokens * shape.top_k
+    return Cost(2 * rows * shape.width, size * (rows + shape.tokens) * shape.width + 8 * rows)
+
+
+def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    kind = getattr(torch, dtype)
+    rows = (shape.tokens, shape.top_k)
+    x = torch.empty(shape.tokens * shape.top_k, shape.width, dtype=kind, device=device)
+    weights = torch.empty(rows, dtype=torch.float32, device=device)
+    return (x, weights, torch.empty(rows, dtype=torch.int32, device=device), 128), {}
+
+
+KERNEL = Kernel(
+    name="moe_combine",
+    op="moe_combine",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    shared_bytes=lambda config: 0,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    typical=CombineShape(4096, 8, 2048),
+)

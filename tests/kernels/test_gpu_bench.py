@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/gpu.sh as far as it goes without a GPU: its cases, the order of its parts, its results file and its table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nnfront_kernels
+
+SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
+ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(SCRIPT), *arguments], capture_output=True, text=True, env=ENVIRONMENT, check=False
+    )
+
+
+def test_every_kernel_runs_small_and_gets_a_line(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = bench("--dry", "--parts", "full,sanitizer,speed", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(out.read_text())
+    assert {row["kernel"] for row in results["rows"]} == {k.name for k in nnfront_kernels.KERNELS}
+    assert results["wrong"] == []
+    assert results["skipped"] == ["compute-sanitizer: a dry run"]
+    assert set(results["machine"]) == {"date", "card", "python", "torch", "triton", "cuda"}
+    assert "interpreter" in results["machine"]["card"]
+    for row in results["rows"]:
+        assert f"| {row['kernel']} {row['dtype']} |" in done.stdout
+
+
+def test_edge_cases_run_for_the_kernels_that_are_asked_for():
+    done = bench("--dry", "--parts", "edges", "--only", "matmul_small_m")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "edges: " in done.stdout
+    assert "WRONG" not in done.stdout
+
+
+def test_what_there_is_no_time_for_is_listed():
+    done = bench("--dry", "--parts", "full", "--only", "moe_combine", "--seconds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("skipped moe_combine") == 1
+
+
+def test_a_wrong_result_is_reported_and_fails():
+    code = "import run, nnfront_kernels, right\n" + (
+        "record = right.RECORDS['moe_combine']\n"
+        "object.__setattr__(record, 'launch', lambda *a, **o: record.plan(*a, **o).launch().mul_(2))\n"
+        "raise SystemExit(run.main(['--dry', '--parts', 'full', '--only', 'moe_combine']))"
+    )
+    folder = str(SCRIPT.parent / "gpu")
+    environment = {**ENVIRONMENT, "TRITON_INTERPRET": "1", "PYTHONPATH": folder}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WRONG moe_combine" in done.stdout
+
+
+def test_an_unknown_part_is_refused():
+    done = bench("--dry", "--parts", "ful")
+    assert done.returncode == 2
+    assert "parts are edges, full, sanitizer, speed, got ful" in done.stderr
+
+
+def test_full_sizes_cover_every_kernel_of_each_arch():
+    code = (
+        "import json, run, cases\n"
+        f"archs = {list(nnfront_kernels.ARCHS)}\n"
+        "print(json.dumps({arch: [run.kernel for run in cases.full(arch)] for arch in archs}))"
+    )
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(SCRIPT.parent / "gpu")}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
+    )
+    found = {arch: set(names) for arch, names in json.loads(done.stdout).items()}
+    assert found == {
+        arch: {k.name for k in nnfront_kernels.KERNELS if arch in k.configs} for arch in nnfront_kernels.ARCHS
+    }
