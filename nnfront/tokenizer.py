@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nnfront.errors import LoadError
+from nnfront.errors import LoadError, RunError
 
 
 class Tokenizer:
@@ -27,8 +27,11 @@ class Tokenizer:
         self._stream: Any = tokenizers.decoders.DecodeStream
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the special tokens that the tokenizer adds."""
-        ids: list[int] = self._tokenizer.encode(text).ids
+        """Return the tokens of a text, with the special tokens that the tokenizer adds. Raises RunError if it has none for it."""
+        try:
+            ids: list[int] = self._tokenizer.encode(text).ids
+        except Exception as error:  # as above
+            raise RunError("the tokenizer cannot encode this text", details=[str(error)]) from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from nnfront.dims import Symbol, evaluate
-from nnfront.ir import IRModule, TensorType, release, type_text
+from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
 from nnfront.runtime.transform import stream_transform, weight_dims
 from nnfront.runtime.transform_plan import plan_transform
@@ -131,10 +131,12 @@ def _write(
         orders,
         extras.text,
     )
+    text = release(ir)
+    admit(text)  # what could not be read back is better refused now
     write_artefact(
         folder,
         manifest,
-        release(ir),
+        text,
         {name: permuted(t, orders.get(name, range(t.ndim))) for name, t in contents.types.items()},
         ((name, t.permute(orders[name]) if name in orders else t) for name, t in contents.tensors),
         copies=extras.files,

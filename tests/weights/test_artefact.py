@@ -25,7 +25,7 @@ from artefact_cases import (
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.errors import LoadError, RunError
+from nnfront.errors import LoadError, RunError, VerifyError
 from nnfront.weights import Options
 
 WEIGHTS = "nnfront-weights-00001-of-00001.safetensors"
@@ -288,3 +288,13 @@ def test_calls_of_a_loaded_session_are_checked_as_ever(tmp_path: Path) -> None:
     ids, flag = varied_inputs()["look"]
     with pytest.raises(RunError, match="argument 'ids' is float32, expected int64"):
         loaded["look"](ids.float(), flag)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    ir = nn.ir.parse("def forward[n](x: input float32[n]) -> float32[n] { y: float32[n] = silu(x) return y }")
+    session = nn.compile(ir).load({})
+    wrong = nn.ir.parse(str(ir).replace("silu(x)", "sum(x, axis=0)"))
+    bad = nn.Session(session.program, {}, ir=wrong)
+    with pytest.raises(VerifyError, match="V"):
+        bad.save(tmp_path / "a")
+    assert not (tmp_path / "a").exists()

@@ -15,6 +15,7 @@ import torch
 from artefact_cases import outputs, rehash, varied_session
 
 import nnfront as nn
+from nnfront.compiler import TARGETS
 from nnfront.errors import LoadError
 
 W = "nnfront-weights-00001-of-00001.safetensors"
@@ -143,8 +144,8 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         "  help: session.save(DIR) or `nnfront export` makes one",
     ),
     "a target of another build": (
-        forged(target="cuda:sm_90"),
-        "a was made for the target 'cuda:sm_90'\n  targets of this build are 'cpu'\n"
+        forged(target="abacus"),
+        f"a was made for the target 'abacus'\n  targets of this build are {', '.join(map(repr, TARGETS))}\n"
         "  help: export the model again for one of them",
     ),
     "methods of another program": (
