@@ -169,7 +169,7 @@ def _tensor_check(name: str, condition: Any, value: torch.Tensor, is_open: bool)
     if isinstance(condition, Zeros):
         expected = 0
     elif isinstance(condition, Causal):
-        full = torch.full(value.shape, value.dtype == torch.bool or condition.hidden, dtype=value.dtype)
+        full = torch.full(value.shape, value.dtype == torch.bool or condition.hidden).to(value)
         expected = full.tril() if value.dtype == torch.bool else full.triu(1)
     differs = int((value != expected).sum())
     if not value.ndim:

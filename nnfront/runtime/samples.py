@@ -28,6 +28,7 @@ from nnfront.lower import (
     places,
 )
 from nnfront.runtime.cache import Cache, make_cache
+from nnfront.runtime.device import device_of, on_device
 
 if TYPE_CHECKING:
     from nnfront.runtime.method import Method
@@ -46,6 +47,7 @@ class Draw:
     ) -> None:
         self.method = method
         self.program = method.program
+        self.device = device_of(method.program.target)
         self.given = {**dims, **method.load_dims()}
         self.ranges = {**_index_ranges(method), **ranges}
         self.random = random.Random(seed)
@@ -70,7 +72,7 @@ class Draw:
         for name, symbol in self.roomy.items():
             room = FILLED + max([8, *sizes.values()])
             sizes[name] = self._number(symbol, conditions.get(name), 1, room)
-        args = [self._argument(a, conditions, sizes) for a in self.program.arguments]
+        args = [_moved(self._argument(a, conditions, sizes), self.device) for a in self.program.arguments]
         return args, {b.symbol.name: sizes[b.symbol.name] for b in self.program.dims}
 
     def _number(self, symbol: Symbol, condition: Any, number: int, least: int = 0) -> int:
@@ -117,13 +119,14 @@ class Draw:
 
     def _cache(self, type: CacheType, sizes: Mapping[str, int]) -> Cache:
         """A cache with some tokens in it, random ones."""
-        cache = make_cache(type, sizes)
+        cache = make_cache(type, sizes, self.device)
         appended = max([1, *(n for name, n in sizes.items() if name not in self.roomy)])
         filled = min(FILLED, cache.max_seq - appended)
         for layer in cache if filled > 0 else ():
             shape = (layer.batch, filled, layer.type.kv_heads, layer.type.head_size)
             dtype = getattr(torch, layer.type.dtype)
-            layer.append(*(torch.randn(shape, generator=self.generator).to(dtype) for _ in range(2)))
+            kv = [torch.randn(shape, generator=self.generator).to(self.device, dtype) for _ in range(2)]
+            layer.append(*kv)
         return cache
 
     @staticmethod
@@ -137,6 +140,12 @@ class Draw:
         if not dtype.is_floating_point:
             return torch.randint(integers[0], integers[1] + 1, shape, generator=generator).to(dtype)
         return torch.randn(shape, generator=generator).to(dtype)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_moved(part, device) for part in value)
+    return on_device(value, device)
 
 
 def copied(value: Any) -> Any:
