@@ -51,13 +51,23 @@ def _grouped(method: MethodProgram, sizes: Mapping[str, int]) -> Iterator[tuple[
 def _runs(block: Block, prefix: str) -> Iterator[tuple[str, Run]]:
     for instruction in block.instructions:
         match instruction:
+            case Run(op="enter_case"):
+                pass
             case Run():
                 yield prefix, instruction
             case Branch():
-                yield from _runs(instruction.then, f"{prefix}if: ")
-                yield from _runs(instruction.otherwise, f"{prefix}else: ")
+                yield from _runs(instruction.then, _inside(prefix, "if", instruction.then))
+                yield from _runs(instruction.otherwise, _inside(prefix, "else", instruction.otherwise))
             case Match():
                 pass
+
+
+def _inside(prefix: str, word: str, block: Block) -> str:
+    """What stands before the ops of a branch: the special case that it is, if it is one."""
+    for instruction in block.instructions:
+        if isinstance(instruction, Run) and instruction.op == "enter_case":
+            return f"{instruction.attrs['case']}: "
+    return f"{prefix}{word}: "
 
 
 def _row(method: MethodProgram, found: tuple[str, Run], sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -265,3 +265,52 @@ def test_text_from_outside_with_cases_that_are_none_is_refused(attribute, what):
     with pytest.raises(VerifyError) as caught:
         nn.ir.admit(text)
     assert caught.value.what == what
+
+
+def test_the_table_of_what_runs_names_the_case_of_each_op():
+    ir = nn.passes.special_cases(Model().export(raw(())), "forward", [{"batch": 1}, {"batch": 2}])
+    rows = [line.split("  ")[1:] for line in nn.compile(ir).explain().splitlines()]
+    ops_of = {next(cell for cell in row if cell).strip() for row in rows}
+    assert {"within", "else: within", "batch == 1: linear", "batch == 2: linear", "general: linear"} <= ops_of
+    assert not any("enter_case" in op for op in ops_of)
+
+
+IF = """
+def main(x: input float32[2], flag: input {type}) -> float32[2] {{
+    y: float32[2] = if flag {{ a: float32[2] = relu(x) yield a }} else {{ b: float32[2] = negative(x) yield b }}
+    return y
+}}
+"""
+
+
+@pytest.mark.parametrize(("type", "make"), [("bool", bool), ("bool[]", torch.tensor)])
+@pytest.mark.parametrize("flag", [True, False])
+def test_a_host_boolean_and_a_tensor_choose_a_branch(type, make, flag):
+    method = nn.compile(nn.ir.parse(IF.format(type=type))).load({})["main"]
+    x = torch.tensor([-1.0, 2.0])
+    assert torch.equal(method(x, make(flag)), x.relu() if flag else -x)
+
+
+def test_a_call_of_sixteen_in_hand_written_ir_runs_where_the_dim_is_sixteen():
+    text = """
+    private def sixteen(x: input float32[16]) -> float32[4, 4] { y: float32[4, 4] = reshape(x, shape=(4, 4)) return y }
+    def main[n](x: input float32[n]) -> float32[n] {
+        c: bool = within(dim(n), ranges=((16, 16, None),))
+        y: float32[n] = if c {
+            a: float32[4, 4] = @sixteen(x)
+            b: float32[4, 4] = permute_dims(a, axes=(1, 0))
+            d: float32[n] = reshape(b, shape=(n,))
+            yield d
+        } else {
+            yield x
+        }
+        return y
+    }
+    """
+    ir = nn.ir.parse(text)
+    for module in (ir, nn.passes.inline(ir), nn.passes.run(ir, "simplify")):
+        nn.ir.verify(module)
+        method = nn.compile(module).load({})["main"]
+        for n in (15, 16):
+            x = torch.arange(float(n))
+            assert torch.equal(method(x), x.reshape(4, 4).T.reshape(-1) if n == 16 else x)
