@@ -83,6 +83,9 @@ from nnfront.passes.dispatch import GENERAL, Dispatch, known_value
 DECLARED = "special_cases"
 """The attribute of a function whose spec declares cases."""
 
+MOST_CASES = 60
+"""Cases that a function may have: each is a branch inside another, and text from outside is read to a certain depth only."""
+
 
 @module_pass()
 def special_cases(
@@ -98,6 +101,12 @@ def special_cases(
     for name, read in _plan(ir, function, cases).items():
         refuse_unreachable(name, read)
         method = done[name]
+        count = len(read) + len(method.attrs.get("cases", ()))
+        if count > MOST_CASES:
+            raise PassError(
+                f"{name} has {count} special cases, {MOST_CASES} are the most",
+                help="let ranges and multiple_of(number) stand for several",
+            )
         new = _specialised(method, read, done) if read else [_undeclared(method)]
         done = done.with_functions(f for old in done.functions for f in (new if old is method else [old]))
     return done

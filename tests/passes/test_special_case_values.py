@@ -11,7 +11,7 @@ from pass_checks import expect_same_results, module
 from pass_evaluator import run_method
 
 from nnfront.errors import PassError
-from nnfront.ir import causal, first_difference, multiple_of, parse, verify, zeros
+from nnfront.ir import admit, causal, first_difference, multiple_of, parse, verify, zeros
 from nnfront.passes import (
     bind_dims,
     bind_params,
@@ -280,6 +280,19 @@ def test_mistakes_are_named(arguments, message):
     with pytest.raises(PassError) as caught:
         special_cases(module(DIMS), *arguments)
     assert str(caught.value) == message
+
+
+def test_as_many_cases_as_text_from_outside_may_have_are_allowed():
+    ir = module(DIMS)
+    most = special_cases(ir, "main", [{"a": i} for i in range(1, 61)])
+    assert first_difference(admit(str(most)), most) is None
+    with pytest.raises(PassError) as caught:
+        special_cases(ir, "main", [{"a": i} for i in range(1, 62)])
+    assert str(caught.value) == (
+        "main has 61 special cases, 60 are the most\n  help: let ranges and multiple_of(number) stand for several"
+    )
+    with pytest.raises(PassError, match=r"^main has 61 special cases"):
+        special_cases(most, "main", [{"b": 2}])
 
 
 def test_a_case_in_which_an_op_is_not_defined_is_named():
