@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +58,14 @@ from nnfront.ir import (
     Tuple,
     TupleType,
     Var,
+    atoms_of,
     map_expr,
     undefined_symbols,
     used_vars,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
+from nnfront.passes.keys import atom_key, attr_key, expr_key
 from nnfront.passes.patterns import Match, Pattern, matches
 from nnfront.passes.regions import PATTERNS
 
@@ -133,7 +135,7 @@ class _Made:
         self.functions: list[Function] = []
         self.calls = 0
         self._names = names
-        self._known: dict[str, int] = {}
+        self._known: dict[Hashable, int] = {}
 
     def call(self, region: _Region) -> FunctionCall:
         """Return the call that computes a region's results: the value of its end, or a tuple of all that it returns."""
@@ -171,10 +173,10 @@ class _Made:
 
     def _once(self, function: Function) -> str:
         """Add a function unless there is one like it; return its name."""
-        text = str(function)
-        place = self._known.get(text)
+        key = _function_key(function)
+        place = self._known.get(key)
         if place is None:
-            self._known[text] = len(self.functions)
+            self._known[key] = len(self.functions)
             self.functions.append(function.with_(name=self._names.unique(function.name)))
             return self.functions[-1].name
         known = self.functions[place]
@@ -184,6 +186,23 @@ class _Made:
                 bindings=tuple(Binding(b.var, b.value) for b in known.bindings)
             )
         return known.name
+
+
+def _function_key(function: Function) -> Hashable:
+    """Equal for functions that differ in nothing but their name, the names of their values, and provenance."""
+    numbers: dict[Atom | None, Hashable] = {p: i for i, p in enumerate(function.params)}
+    bindings: list[Hashable] = []
+    for binding in function.bindings:
+        operands = [numbers[a] if a in numbers else ("atom", atom_key(a)) for a in atoms_of(binding.value)]
+        numbers[binding.var] = len(numbers)
+        bindings.append((binding.var.type, expr_key(binding.value, operands)))
+    return (
+        tuple((p.name, p.role, p.type) for p in function.params),
+        tuple((symbol, symbol.facts) for symbol in function.symbols),
+        tuple(bindings),
+        numbers[function.result],
+        attr_key(function.attrs),
+    )
 
 
 def _no_block(block: Block) -> Block:
