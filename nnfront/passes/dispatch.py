@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nnfront import ops
-from nnfront.dims import of_symbol
+from nnfront.dims import as_symbol, of_symbol
 from nnfront.ir import (
     Atom,
     Call,
@@ -19,7 +19,9 @@ from nnfront.ir import (
     If,
     IRModule,
     Op,
+    Param,
     Scalar,
+    ScalarType,
     TensorType,
     Type,
     Var,
@@ -130,10 +132,16 @@ class Dispatch:
 
     def _call(self, variant: Function) -> Var:
         """Emit the call of a variant."""
-        args = tuple(self.params[p.name] for p in variant.params)
+        args = tuple(self.params.get(p.name) or self._dim(p) for p in variant.params)
         # The variant's dims are called like the method's, which does not know what holds in the case.
         type = substitute_type(variant.result_type, {own: of_symbol(own) for own in self.method.symbols})
         return self.builder.emit(FunctionCall(variant.name, args), variant.name, None, type)
+
+    def _dim(self, param: Param) -> Scalar:
+        """A dim that the variant is handed as a number, with the facts that it has in the method."""
+        assert isinstance(param.type, ScalarType)
+        symbol = None if param.type.value is None else as_symbol(param.type.value)
+        return Scalar(of_symbol(next(own for own in self.method.symbols if own == symbol)))
 
 
 def known_value(type: Type, value: Any, emit: Callable[[Call, Type], Var]) -> Var:

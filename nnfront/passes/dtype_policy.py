@@ -22,7 +22,7 @@ from nnfront.ir import OPS, Op
 Treatment: TypeAlias = Literal["compute", "wide", "first", "follow", "result", "given"]
 
 _NAMES: Mapping[Treatment, str] = {
-    "compute": "matmul linear einsum conv1d conv1d_transpose conv2d conv3d attention scaled_dot_product_attention",
+    "compute": "matmul linear einsum conv1d conv1d_transpose conv2d conv3d attention scaled_dot_product_attention moe_mlp",
     "wide": "softmax log_softmax sum mean prod var cumsum exp log erf power square sqrt rsqrt reciprocal cos sin",
     "first": "rms_norm layer_norm group_norm rope",
     "follow": (

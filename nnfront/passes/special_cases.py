@@ -73,6 +73,7 @@ from nnfront.ir import (
     read_case,
     refuse_unreachable,
     to_plain,
+    undefined_symbols,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
@@ -261,7 +262,13 @@ def _variant(
             mutator.replaced[param] = _known(param, values[param.name], first, taken)
     body = mutator.block(bound.body)
     params = tuple(p for p in bound.params if p.name not in values)
-    return bound.with_(params=params, bindings=(*first, *body.bindings), result=body.result)
+    variant = bound.with_(params=params, bindings=(*first, *body.bindings), result=body.result)
+    # A tensor whose elements are known may be the only one that says what a dim is: then the dim is handed over.
+    dims = (
+        Param(taken.unique(symbol.name), ScalarType("int64", of_symbol(symbol)), "input")
+        for symbol in undefined_symbols(variant) or ()
+    )
+    return variant.with_(params=(*params, *dims))
 
 
 def _known(param: Param, given: ValueCase, first: list[Binding], names: Names) -> Atom:

@@ -399,3 +399,19 @@ def test_a_size_that_is_computed_from_a_known_dim_is_known():
     expect_same_results(ir, after, {"a": 4, "b": 5})
     lifted = lift_transform_params(after)
     verify(lifted)
+
+
+def test_a_known_tensor_still_says_the_dims_that_nothing_else_says():
+    ir = module(
+        """
+        def main[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] {
+            y: float32[n, 4] = linear(x, w)
+            z: float32[n, 4] = add(y, x)
+            return z
+        }
+        """
+    )
+    after = special_cases(ir, "main", [{"n": 2}, {"x": zeros}])
+    verify(after)
+    expect_same_results(ir, after, {"n": 3})
+    assert [p.name for p in after["main_case_1"].params] == ["w", "n"]
