@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test setup lint types tests test-kernels clean
+.PHONY: demo test setup lint types tests test-kernels test-artefacts clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,10 @@ tests: $(READY)
 # The long forms: every kernel configuration and every shape.
 test-kernels: $(READY)
 	$(BIN)/python -m pytest tests/kernels -m "slow or not slow"
+
+# A thousand mutations of every file of an artefact.
+test-artefacts: $(READY)
+	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py -m "slow or not slow"
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
