@@ -166,7 +166,9 @@ class Executable:
         `extras` goes into the artefact as well; `options` says how to write, and who is told of the progress. Raises LoadError like both.
         """
         sources = self._checked(weights, ignored, cast)
-        save_stream(Path(folder), self.source, self.program, sources, extras or Extras(), options or Options())
+        save_stream(
+            Path(folder), self.source, self.program, sources, extras or Extras(), options or Options()
+        )
 
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""
