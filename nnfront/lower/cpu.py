@@ -142,6 +142,23 @@ def _gated(run: Run, context: Context) -> str:
     return ACCEPTED if context.tensor(weight).dtype == context.tensor(x).dtype else "operands differ in dtype"
 
 
+def _per_channel_int8(run: Run, context: Context) -> str:
+    x, weight, scales, zeros, *_ = run.inputs
+    attrs = run.attrs
+    if attrs["kind"] != "linear" or "product_dtype" in attrs:
+        return "it is not a plain linear"
+    if "packed_axis" in attrs or "group_size" in attrs or attrs["axis"] != 1 or not context.is_none(zeros):
+        return "the weight has no single scale for each output"
+    kinds = {context.tensor(slot).dtype for slot in (x, scales)}
+    if (
+        context.tensor(weight).dtype != "int8"
+        or len(kinds) > 1
+        or not kinds <= {"float32", "float16", "bfloat16"}
+    ):
+        return "operands differ in dtype"
+    return ACCEPTED
+
+
 def _rotated_heads(run: Run, context: Context) -> str:
     cos, sinks = run.inputs[1], run.inputs[4]
     if not context.is_none(sinks):
@@ -156,6 +173,7 @@ _GEMV = "one row: torch's own gemv, which reads at memory speed; more rows: oneD
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
+_BYTES = "few rows: torch's product with int8, which reads half the bytes; more: weights widened once, scales on the result"
 _FLASH = "torch's flash attention: no matrix of scores"
 
 CPU: tuple[Rule, ...] = (
@@ -167,6 +185,8 @@ CPU: tuple[Rule, ...] = (
         _gated,
         _as_gated,
     ),
+    Rule("quantized_product", "int8_product", _BYTES, _per_channel_int8),
+    Rule("quantized_gated_product", "int8_gated_product", _BYTES, _per_channel_int8),
     Rule("moe_mlp", "moe_mlp_sorted", "the experts that were chosen, each with its tokens at once", _always),
     Rule("linear", "linear_bfloat16", _GEMV, _bfloat16),
     Rule("linear", "linear_float32", _ONEDNN, _large_float32),

@@ -20,6 +20,8 @@ from nnfront.runtime.gemv import gemv
 
 # Elements of a weight that are widened at a time: 4 MiB of float32.
 PIECE = 1 << 20
+# Rows up to which torch's product with int8 weights is the faster way.
+FEW_ROWS = 8
 
 
 def _tuple(run: Run) -> Callable[..., Any]:
@@ -170,6 +172,76 @@ def _gated_product(run: Run) -> Callable[..., Any]:
     return gated_product
 
 
+def _times_int8(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """x @ (weight * scales).T + bias, scales [out, 1].
+
+    9728 x 896 in bfloat16, one thread: 1 row 1.3 ms against 2.3 of a bfloat16 weight, 8 rows 3.4 against 2.9. For more rows the integers are
+    widened, which is exact, and the products scaled.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if 0 < len(rows) <= FEW_ROWS and weight.is_contiguous():
+        y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
+    elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
+        y = F.linear(rows, weight.to(x.dtype).mul_(scales))
+    else:
+        y = F.linear(rows, weight.to(x.dtype)).mul_(scales.view(-1))
+    y = y.view(*x.shape[:-1], len(weight))
+    return y if bias is None else y.add_(bias)
+
+
+def _int8_product(run: Run) -> Callable[..., Any]:
+    finish = _finish(run)
+
+    def int8_product(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: None,
+        bias: torch.Tensor | None,
+        scale: torch.Tensor | None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        return finish(_times_int8(x, weight, scales, bias), scale, residual)
+
+    return int8_product
+
+
+def _finish(run: Run) -> Callable[..., torch.Tensor]:
+    """What comes after a product, in the order in which regions have it: activation, scale, residual, cast."""
+    attrs = run.attrs
+    activate = _ACTIVATIONS[attrs["activation"]] if "activation" in attrs else None
+    if "approximate" in attrs:
+        activate = partial(F.gelu, approximate=attrs["approximate"])
+    factor = attrs.get("scale")
+    dtype: torch.dtype | None = getattr(torch, attrs["dtype"]) if "dtype" in attrs else None
+
+    def finish(y: torch.Tensor, scale: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+        y = y if activate is None else activate(y)
+        by = factor if scale is None else scale
+        y = y if by is None else y * by
+        y = y if residual is None else y + residual
+        return y if dtype is None else y.to(dtype)
+
+    return finish
+
+
+def _int8_gated_product(run: Run) -> Callable[..., Any]:
+    activate = _ACTIVATIONS[run.attrs["activation"]]
+    if "approximate" in run.attrs:
+        activate = partial(F.gelu, approximate=run.attrs["approximate"])
+
+    def int8_gated_product(
+        x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        both = _times_int8(x, weight, scales, bias)
+        half = len(weight) // 2
+        return activate(both.narrow(-1, 0, half)).mul_(both.narrow(-1, half, half))
+
+    return int8_gated_product
+
+
 def _qkv_attention(run: Run) -> Callable[..., Any]:
     """Rotate q and k, which lie next to each other, at once; append k and v to the cache, if there is one; attend.
 
@@ -245,6 +317,8 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
     "moe_mlp_sorted": _moe_mlp_sorted,
+    "int8_product": _int8_product,
+    "int8_gated_product": _int8_gated_product,
     "qkv_attention": _qkv_attention,
     "within": _within,
     "attention_cached": attention.cached,

@@ -15,7 +15,7 @@ from nnfront.lower import Run
 from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
 from nnfront.runtime.attention import BLOCK, FOLDED
-from nnfront.runtime.cpu import PIECE
+from nnfront.runtime.cpu import FEW_ROWS, PIECE
 
 
 def _nothing(run: Run, *operands: object) -> int:
@@ -138,6 +138,13 @@ def _moe_mlp_sorted(
     return slots * (4 * hidden + 3 * 8) + one_expert
 
 
+def _int8_product(run: Run, x: Layout, weight: Layout, scales: Layout, *rest: Layout | None) -> int:
+    """For more than a few rows the weight in the dtype of x; the whole product, before what comes after it."""
+    rows = x.count // max(x.shape[-1], 1)
+    product = rows * weight.shape[0] * x.item
+    return product + (weight.count * x.item if rows > FEW_ROWS else 0)
+
+
 def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) -> int:
     """The causal mask, and what it makes of the given one."""
     if mask is None or not run.attrs.get("is_causal", False):
@@ -156,6 +163,8 @@ WORKSPACES: Mapping[str, Workspace] = {
     "rope_rotated": Workspace(_rope_rotated),
     "gated_product": Workspace(_gated_product),
     "moe_mlp_sorted": Workspace(_moe_mlp_sorted),
+    "int8_product": Workspace(_int8_product),
+    "int8_gated_product": Workspace(_int8_product),
     "qkv_attention": Workspace(_qkv_attention, _remembered_by_qkv),
     "attention_cached": Workspace(_attention_cached, _remembered_mask),
     "attention_fused": Workspace(_attention_fused),

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from nnfront_models import llama
 
 import nnfront as nn
 from nnfront import op, ops
@@ -292,3 +293,49 @@ def test_attention_of_a_fused_projection_is_that_of_its_parts(seq, h, g, with_ca
     if layer is not None:
         torch.testing.assert_close(layer.keys(), k.transpose(1, 2))
         assert torch.equal(layer.values(), v.transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [0, 1, 8, 9])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_products_with_int8_weights_agree_with_float64(rows, bias, dtype):
+    x, q = torch.randn(rows, 32).to(dtype), torch.randint(-127, 128, (14, 32), dtype=torch.int8)
+    scales, b, residual = (
+        torch.rand(14, 1).to(dtype),
+        torch.randn(14).to(dtype) if bias else None,
+        torch.randn(rows, 14).to(dtype),
+    )
+    run = Run(
+        "int8_product",
+        "quantized_product",
+        (),
+        Structure(),
+        {"activation": "silu", "scale": 0.5, "dtype": "float32"},
+    )
+    got = resolve(run)(x, q, scales, None, b, None, residual)
+    product = x.double() @ (q.double() * scales.double()).T + (0 if b is None else b.double())
+    exact = torch.nn.functional.silu(product) * 0.5 + residual.double()
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        got.double(), exact, rtol=8 * eps, atol=16 * eps * max([1.0, *product.abs().flatten().tolist()])
+    )
+    assert got.dtype == torch.float32
+    gated = resolve(
+        Run("int8_gated_product", "quantized_gated_product", (), Structure(), {"activation": "relu"})
+    )
+    gate, up = product.split(7, -1)
+    torch.testing.assert_close(
+        gated(x, q, scales, None, b).double(),
+        gate.relu() * up,
+        rtol=8 * eps,
+        atol=16 * eps * max([1.0, *(gate * up).abs().flatten().tolist()]),
+    )
+
+
+def test_a_language_model_in_int8_runs_on_int8_kernels_on_a_cpu():
+    model = llama.build(llama.TINY)
+    ir = nn.passes.quantize_weights(model.export(llama.export_spec(llama.TINY)), "int8")
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    runs = [i for m in executable.program.methods.values() for i in m.body.walk() if isinstance(i, Run)]
+    assert {"int8_product", "int8_gated_product"} <= {run.kernel for run in runs}
+    assert not [run for run in runs if run.op == "dequantize"]
