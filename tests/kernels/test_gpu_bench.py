@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import nnfront_kernels
+import pytest
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -63,23 +65,20 @@ def test_a_wrong_result_is_reported_and_fails():
     assert "WRONG moe_combine" in done.stdout
 
 
-def test_an_unknown_part_is_refused():
-    done = bench("--dry", "--parts", "ful")
-    assert done.returncode == 2
-    assert "parts are edges, full, sanitizer, speed, got ful" in done.stderr
+@pytest.fixture
+def parts(monkeypatch):
+    """The modules of bench/gpu, without running anything."""
+    monkeypatch.syspath_prepend(SCRIPT.parent / "gpu")
+    return importlib.import_module("run"), importlib.import_module("cases")
 
 
-def test_full_sizes_cover_every_kernel_of_each_arch():
-    code = (
-        "import json, run, cases\n"
-        f"archs = {list(nnfront_kernels.ARCHS)}\n"
-        "print(json.dumps({arch: [run.kernel for run in cases.full(arch)] for arch in archs}))"
-    )
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(SCRIPT.parent / "gpu")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True
-    )
-    found = {arch: set(names) for arch, names in json.loads(done.stdout).items()}
-    assert found == {
-        arch: {k.name for k in nnfront_kernels.KERNELS if arch in k.configs} for arch in nnfront_kernels.ARCHS
-    }
+def test_an_unknown_part_is_refused(parts, capsys):
+    with pytest.raises(SystemExit):
+        parts[0].parse(["--parts", "ful"])
+    assert "parts are edges, full, sanitizer, speed, got ful" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arch", nnfront_kernels.ARCHS)
+def test_full_sizes_cover_every_kernel_of_an_arch(parts, arch):
+    names = {run.kernel for run in parts[1].full(arch)}
+    assert names == {kernel.name for kernel in nnfront_kernels.KERNELS if arch in kernel.configs}

@@ -107,7 +107,7 @@ def route(package: ModuleType, layer: Layer) -> None:
 
 ROUTES = [
     *(Layer(t, k, e) for t in (1, 2, 15, 16, 17, 129, 257) for k, e in ((1, 1), (2, 8), (8, 60))),
-    *(Layer(300, 8, 256, choice=c, block_m=b) for c, b in (("random", 16), ("one", 64), ("ends", 128), ("elsewhere", 32), ("nowhere", 16))),
+    *(Layer(160, 8, 256, choice=c, block_m=b) for c, b in (("random", 16), ("one", 64), ("ends", 128), ("elsewhere", 32), ("nowhere", 16))),
     *(Layer(43, k, 9, block_m=32) for k in range(1, 9)),
     Layer(0, 4, 8),
     Layer(130, 3, 512),
@@ -227,11 +227,11 @@ LAYERS = [
     Layer(1, 8, 60, width=128, hidden=64),
     Layer(0, 2, 4),
     Layer(33, 1, 1, width=17, hidden=15, gap=3, bias=True),
-    Layer(65, 3, 7, width=95, hidden=65, block_m=32, bias=True),
+    Layer(65, 2, 7, width=65, hidden=33, block_m=32, bias=True),
     Layer(64, 8, 16, width=64, hidden=48, gap=16, block_m=64, choice="elsewhere"),
     Layer(129, 2, 5, width=96, hidden=33, block_m=64, choice="ends", bias=True),
     Layer(150, 2, 3, width=80, hidden=64, block_m=128, arch="sm_90"),
-    Layer(12, 4, 256, width=32, hidden=32),
+    Layer(9, 4, 256, width=16, hidden=16),
     Layer(31, 2, 6, choice="one", block_m=32, arch="sm_90"),
     Layer(9, 2, 4, choice="nowhere"),
     *(Layer(10 + k, k, 8, width=65, hidden=63, gap=k, arch="gfx942") for k in range(3, 8)),
@@ -248,7 +248,7 @@ def test_a_layer_of_experts_matches_float64(interpreted, layer):
     interpreted(feed_forward_here, layer)
 
 
-HERE = Layer(37, 3, 5, width=65, hidden=40, gap=3, bias=True, choice="elsewhere")
+HERE = Layer(23, 2, 5, width=33, hidden=24, gap=3, bias=True, choice="elsewhere")
 LONG = Layer(129, 3, 40, block_m=16)
 MUTANTS = [
     (Mutant("ranks_of_a_chunk_all_zero", "moe_routing.py", "(lane[None, :] < lane[:, None])", "(lane[None, :] < 0)"), route, LONG),
