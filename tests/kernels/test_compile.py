@@ -197,7 +197,13 @@ def inspected(name: str) -> str:
 
 @pytest.mark.ahead.with_args(inspected)
 @pytest.mark.parametrize(
-    "name", ["matmul_fp8", "quantize_fp8", "moe_routing", "grouped_matmul", "moe_combine"]
+    "name",
+    [
+        "quantize_fp8",
+        "moe_routing",
+        "moe_combine",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("matmul_fp8", "grouped_matmul")),
+    ],
 )
 def test_inspect_shows_a_line_for_each_config_and_marks_the_choice(compiled, name):
     text = compiled(inspected, name)
