@@ -23,6 +23,7 @@ from nnfront_kernels import (
     moe_combine,
     moe_routing,
     quantize_fp8,
+    rms_norm,
 )
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
@@ -37,6 +38,7 @@ KERNELS: tuple[Kernel, ...] = (
     moe_routing.KERNEL,
     grouped_matmul.KERNEL,
     moe_combine.KERNEL,
+    rms_norm.KERNEL,
 )
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

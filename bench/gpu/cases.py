@@ -12,6 +12,7 @@ from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
+from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.tiles import MatmulShape
 
 
@@ -76,13 +77,25 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [RoutingShape(t, **EXPERTS) for t in tokens]
     if name == "moe_combine":
         return [CombineShape(t, 8, 2048) for t in tokens]
+    if name == "rms_norm":
+        return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
     assert name == "quantize_fp8", name
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
 
 
 def small(run: Run) -> Run:
     """The same run with sizes for the interpreter, which knows no bfloat16."""
-    sizes = {"m": 17, "tokens": 9, "n": 64, "k": 128, "top_k": 2, "experts": 4, "width": 64}
+    sizes = {
+        "m": 17,
+        "tokens": 9,
+        "n": 64,
+        "k": 128,
+        "top_k": 2,
+        "experts": 4,
+        "width": 64,
+        "rows": 9,
+        "size": 64,
+    }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if name in vars(run.shape)})
     return Run(run.kernel, shape, "float16" if run.dtype == "bfloat16" else run.dtype)
 

@@ -24,6 +24,7 @@ from nnfront_kernels.matmul import matmul_kernel
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
+from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
@@ -142,6 +143,8 @@ SPECIALIZED = [
     ("grouped_matmul", GroupedShape(9, 2, 5, 64, 33)),
     ("moe_routing", RoutingShape(9, 2, 5)),
     ("moe_combine", CombineShape(9, 2, 33)),
+    ("rms_norm", NormShape(3, 17)),
+    ("rms_norm", NormShape(1, 64, residual=True)),
 ]
 
 

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Divide rows by their root mean square, after an optional addition.
+
+    s[r, i] = x[r, i] + residual[r, i]                      rounded to x's dtype; s = x without a residual
+    y[r, i] = s[r, i] / sqrt(mean(s[r, :]^2) + eps) * w[i]          with plus_one: * (1 + w[i])
+
+Shapes: x, residual, s and y [rows, size] or [tokens, heads, size], adjacent along size, any strides between rows; w [size]
+of any float dtype. Statistics and products are float32, and y is rounded once. s may be residual: each element is read
+before it is written. Rows up to 8192 are read once, longer ones twice. Sums are in a fixed order: repeatable bit for bit.
+
+Source: Zhang and Sennrich, arXiv 1910.07467, eq. 4; 1 + w as in Gemma.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_vector,
+)
+from nnfront_kernels.tiles import cdiv
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class NormShape:
+    """`rows` vectors of `size` values; `residual` says that another tensor is added first."""
+
+    rows: int
+    size: int
+    residual: bool = False
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    plus_one: bool = False,
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The definition, in float32 or in `compute`: y, or (s, y) with a residual."""
+    s = x if residual is None else (x.to(compute) + residual.to(compute)).to(x.dtype)
+    wide = s.to(compute)
+    scaled = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
+    y = (scaled * (weight.to(compute) + (1 if plus_one else 0))).to(x.dtype)
+    return y if residual is None else (s, y)
+
+
+# Rows x columns of a block: the narrowest that holds a row, else the last, in several steps. By arithmetic: 16 bytes or
+# more in flight for each thread; not yet measured.
+CONFIGS = (
+    Config(1, 4096, 1, 8, 1),
+    Config(16, 128, 1, 4, 1),
+    Config(4, 512, 1, 4, 1),
+    Config(1, 2048, 1, 4, 1),
+    Config(1, 8192, 1, 8, 1),
+)
+
+
+def choose(shape: NormShape, dtype: str, arch: str) -> Config:
+    """The narrowest config that holds a row, else the widest."""
+    widths = sorted(CONFIGS, key=lambda config: config.block_n)
+    return next((config for config in widths if config.block_n >= shape.size), widths[-1])
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def rms_norm_kernel(
+    x_ptr,
+    w_ptr,
+    residual_ptr,
+    s_ptr,
+    y_ptr,
+    ROWS,
+    HEADS,
+    SIZE,
+    stride_xt,
+    stride_xh,
+    stride_rt,
+    stride_rh,
+    stride_st,
+    stride_sh,
+    stride_yt,
+    stride_yh,
+    eps,
+    PLUS_ONE: tl.constexpr,
+    ONE_STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside_m = (row < ROWS)[:, None]
+    token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    x_rows = x_ptr + (token * stride_xt + head * stride_xh)[:, None]
+    y_rows = y_ptr + (token * stride_yt + head * stride_yh)[:, None]
+    residual_rows = None
+    s_rows = None
+    if residual_ptr is not None:
+        residual_rows = residual_ptr + (token * stride_rt + head * stride_rh)[:, None]
+        s_rows = s_ptr + (token * stride_st + head * stride_sh)[:, None]
+    at = tl.arange(0, BLOCK_N)
+    if ONE_STEP:
+        inside = inside_m & (at < SIZE)[None, :]
+        s = load_sum(x_rows, residual_rows, at[None, :], inside)
+        squares = tl.sum(s * s, axis=1)
+        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
+        write(s, inverse, s_rows, y_rows, w_ptr, at, at < SIZE, inside, PLUS_ONE)
+    else:
+        partial = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for first in range(0, SIZE, BLOCK_N):
+            inside = inside_m & (first + at < SIZE)[None, :]
+            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
+            partial += s * s
+        inverse = 1.0 / tl.sqrt_rn(tl.sum(partial, axis=1) / SIZE + eps)
+        for first in range(0, SIZE, BLOCK_N):
+            inside_n = first + at < SIZE
+            inside = inside_m & inside_n[None, :]
+            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
+            write(s, inverse, s_rows, y_rows, w_ptr, first + at, inside_n, inside, PLUS_ONE)
+
+
+@triton.jit
+def load_sum(x_rows, residual_rows, at, inside):
+    """x + residual as the dtype of x holds it, in float32; 0 outside."""
+    x = tl.load(x_rows + at, mask=inside, other=0.0)
+    s = x.to(tl.float32)
+    if residual_rows is not None:
+        s = (
+            (s + tl.load(residual_rows + at, mask=inside, other=0.0).to(tl.float32))
+            .to(x.dtype)
+            .to(tl.float32)
+        )
+    return s
+
+
+@triton.jit
+def write(s, inverse, s_rows, y_rows, w_ptr, at, inside_n, inside, PLUS_ONE: tl.constexpr):
+    w = tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)
+    if PLUS_ONE:
+        w += 1.0
+    if s_rows is not None:
+        tl.store(s_rows + at[None, :], s.to(s_rows.dtype.element_ty), mask=inside)
+    y = s * inverse[:, None] * w[None, :]
+    tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
+
+
+def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.size < 1:
+        return "rows must have at least 1 element, got 0"
+    if shape.rows >= 2**31:
+        return f"there must be less than 2^31 rows, got {shape.rows}"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    plus_one: bool = False,
+    out: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    if x.ndim not in (2, 3):
+        raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
+    size, rows = x.shape[-1], x.shape[:-1].numel()
+    shape = NormShape(rows, size, residual is not None)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "rms_norm")
+    if total is not None and residual is None:
+        raise KernelError("total is for the sum with a residual, and there is none")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    if residual is not None and total is None:
+        total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    require_vector("weight", weight, size)
+    strides = {"x": x, "r": residual, "s": total, "y": out}
+    for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
+        require_rows(name, tensor, x)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=rms_norm_kernel,
+        grid=(cdiv(rows, config.block_m),),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": weight,
+            "residual_ptr": residual,
+            "s_ptr": total,
+            "y_ptr": out,
+            "ROWS": rows,
+            "HEADS": x.shape[1] if x.ndim == 3 else 1,
+            "SIZE": size,
+            **{f"stride_{name}t": 0 if t is None else t.stride(0) for name, t in strides.items()},
+            **{
+                f"stride_{name}h": t.stride(1) if t is not None and t.ndim == 3 else 0
+                for name, t in strides.items()
+            },
+            "eps": eps,
+        },
+        constants={
+            "PLUS_ONE": plus_one,
+            "ONE_STEP": size <= config.block_n,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+        },
+        config=config,
+        output=out,
+    )
+
+
+def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> None:
+    """Raise KernelError unless `tensor`, if there is one, has the shape and dtype of `like` and adjacent elements in a row."""
+    if tensor is None:
+        return
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise KernelError(
+            f"{name} must be {like.dtype} {list(like.shape)}, got {tensor.dtype} {list(tensor.shape)}"
+        )
+    if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise KernelError(
+            f"{name} must have adjacent elements along its last axis, got strides {list(tensor.stride())}\n"
+            f"  help: {name}.contiguous()"
+        )
+
+
+def launch(
+    x: torch.Tensor, weight: torch.Tensor, **options: Any
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Normalise rows: y, or with a residual (s, y).
+
+    Options: eps, must be given; residual; plus_one; out and total, to write y and s to. Raises KernelError if an argument
+    does not fit.
+    """
+    made = plan(x, weight, **options)
+    y = made.launch()
+    return y if made.arguments["s_ptr"] is None else (made.arguments["s_ptr"], y)
+
+
+def cost(shape: NormShape, dtype: str) -> Cost:
+    """Four operations for each value; each tensor moved once, the weight as wide as the rows."""
+    size = 4 if dtype == "float32" else 2
+    values = shape.rows * shape.size
+    return Cost(
+        (5 if shape.residual else 4) * values, size * ((4 if shape.residual else 2) * values + shape.size)
+    )
+
+
+def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+
+    def make(*size: int) -> torch.Tensor:
+        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
+
+    options: dict[str, Any] = {"eps": 1e-6}
+    if shape.residual:
+        options["residual"] = make(shape.rows, shape.size)
+    return (make(shape.rows, shape.size), make(shape.size)), options
+
+
+KERNEL = Kernel(
+    name="rms_norm",
+    op="rms_norm",
+    accepts=accepts,
+    choose=choose,
+    configs={arch: CONFIGS for arch in ARCHS},
+    shared_bytes=lambda config: 4 * config.block_m * config.num_warps,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    shape_for=lambda shape, config: replace(shape, size=config.block_n),
+    typical=NormShape(4096, 4096, residual=True),
+)
