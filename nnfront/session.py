@@ -15,7 +15,8 @@ from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
 from nnfront.lower import CacheType, Program
 from nnfront.runtime import Cache, Method
-from nnfront.runtime.cache import cache_sizes, describe, layout, make_cache
+from nnfront.runtime.cache_type import cache_sizes, describe, layout
+from nnfront.runtime.caches import make_cache
 from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.device import device_of, stored
 from nnfront.runtime.loading import Values, learn_dims
@@ -170,10 +171,12 @@ class Session(Mapping[str, Method]):
         """Return how many calls took each special case of a method, by the case's text, `general` for none of them."""
         return self[method].hits
 
-    def make_cache(self, **sizes: int) -> Cache:
+    def make_cache(self, *, pages: int | None = None, page_size: int | None = None, **sizes: int) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.
 
-        Raises RunError for a dim that is missing, unknown or outside its range, and if no method takes a cache.
+        With a `page_size`, a power of two, its sequences take pages of so many tokens from a pool when they need them; `pages` is how
+        many the pool has, by default enough for all sequences at their longest. Raises RunError for a dim that is missing, unknown
+        or outside its range, for pages that cannot be, and if no method takes a cache.
         """
         types = {
             a.type: None
@@ -189,4 +192,5 @@ class Session(Mapping[str, Method]):
             )
         type = next(iter(types))
         known = {symbol.name: number for symbol, (number, _) in self._known.items()}
-        return make_cache(type, cache_sizes(type, sizes, known), self._device)
+        found = cache_sizes(type, sizes, known)
+        return make_cache(type, found, self._device, pages=pages, page_size=page_size)

@@ -129,7 +129,7 @@ def _mask(
             queries, keys = queries[:1], keys[:1]
         return _hidden(queries, keys, window, dtype)
 
-    return before.remember(("mask", seq, layer.capacity, window, dtype, layer.has_chunk), make)
+    return before.remember(("mask", seq, layer.slot_order, window, dtype), make)
 
 
 def _hidden(

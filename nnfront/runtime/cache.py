@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contiguous key/value cache of a method: for each layer two buffers [batch, kv_heads, capacity, head_size].
+"""What the caches of a method have in common: layers, one length for each sequence, and ways back.
 
-A buffer is a ring: the token at position p lies in slot p % capacity. Capacity is `max_seq`, or the layer's window if that is less,
-so a ring turns over only where older tokens can no longer be seen. Sequences of one batch may have different lengths; as long as
-they have the same one, everything is a view: no masks, no gathers.
-
-A cache belongs to one caller. Tokens are written in place.
+There are two: `RingCache`, whose sequences have a buffer each (`nnfront.runtime.caches`), and `PagedCache`, whose sequences share a pool
+of pages (`nnfront.runtime.paged`). A cache belongs to one caller. Tokens are written in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any, TypeAlias
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import torch
 
-from nnfront.dims import Dim, describe_facts, evaluate, satisfies
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.runtime.cache_layer import CacheLayer, Chunk, LayerState, make_layer
-from nnfront.runtime.device import CPU
+from nnfront.runtime.cache_layer import CacheLayer
+from nnfront.runtime.cache_type import layout
 from nnfront.runtime.lengths import Lengths
 
 
@@ -31,7 +26,7 @@ class Cache(Sequence[CacheLayer]):
     `batch` sequences of up to `max_seq` tokens. Iterates over its layers.
     """
 
-    __slots__ = ("_layers", "_states", "batch", "layout", "max_seq", "type")
+    __slots__ = ("_layers", "batch", "layout", "max_seq", "type")
 
     def __init__(self, type: CacheType, layers: Sequence[CacheLayer]) -> None:
         self.type = type
@@ -63,11 +58,36 @@ class Cache(Sequence[CacheLayer]):
         return self._layers[0].lengths if self._layers else Lengths(())
 
     @property
+    @abstractmethod
+    def lengths_tensor(self) -> torch.Tensor:
+        """How many tokens each sequence has: int32 [batch], on the device of the cache."""
+
+    @property
+    @abstractmethod
     def nbytes(self) -> int:
         """Size of all buffers in bytes."""
-        return sum(layer._keys.nbytes + layer._values.nbytes for layer in self._layers)
 
-    def rows(self, first: int, stop: int | None = None) -> Cache:
+    @abstractmethod
+    def clone(self) -> Self:
+        """A copy with buffers of its own."""
+
+    def fork(self, sequences: int | Sequence[int]) -> Self:
+        """A cache whose sequences begin with the tokens of these, one each, in this order; a sequence may occur more than once.
+
+        What is appended to either afterwards the other does not see. Raises RunError for a sequence that the cache does not have.
+        """
+        chosen = (sequences,) if isinstance(sequences, int) else tuple(sequences)
+        for i in chosen:
+            if not 0 <= i < self.batch:
+                raise RunError(f"sequence {i} is not in a cache of {self.batch} sequences")
+        if not chosen:
+            raise RunError("fork needs at least one sequence")
+        return self._fork(chosen)
+
+    @abstractmethod
+    def _fork(self, sequences: tuple[int, ...]) -> Self: ...
+
+    def rows(self, first: int, stop: int | None = None) -> Self:
         """Some sequences in a row, `first` alone by default, as a cache that shares their storage and lengths.
 
         Raises RunError for sequences that the cache does not have.
@@ -75,21 +95,15 @@ class Cache(Sequence[CacheLayer]):
         stop = first + 1 if stop is None else stop
         if not 0 <= first < stop <= self.batch:
             raise RunError(f"rows {first} to {stop} are not in a cache of {self.batch} sequences")
-        layers = [layer.part(first, stop - first) for layer in self._layers]
+        return self._with([layer.part(first, stop - first) for layer in self._layers])
+
+    def _with(self, layers: Sequence[CacheLayer]) -> Self:
+        """The cache of other layers; those of one type share theirs again."""
         types: dict[int, CacheLayerType] = {}
         shared = tuple(
             types.setdefault(id(old), new.type) for old, new in zip(self.type.layers, layers, strict=True)
         )
-        return Cache(CacheType(shared), layers)
-
-    def clone(self) -> Cache:
-        """A copy with buffers of its own."""
-        scratch: dict[int, Chunk] = {}
-        layers = [
-            CacheLayer(x.type, x._keys.clone(), x._values.clone(), LayerState(x.lengths, scratch), 0)
-            for x in self._layers
-        ]
-        return Cache(self.type, layers)
+        return type(self)(CacheType(shared), layers)
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -109,7 +123,7 @@ class Cache(Sequence[CacheLayer]):
     def restore(self, mark: Lengths) -> None:
         """Forget what was appended after `mark`, in every layer; for a call that failed half way.
 
-        If a window's tokens have been overwritten meanwhile, nothing can be kept: the cache is reset.
+        If a window's tokens have been dropped meanwhile, nothing can be kept: the cache is reset.
         """
         try:
             self._cut(mark)
@@ -118,88 +132,17 @@ class Cache(Sequence[CacheLayer]):
 
     def _cut(self, lengths: Lengths) -> None:
         for layer in self._layers:
-            for now, wanted in zip(layer.lengths.values, lengths.values, strict=True):
-                if now > layer.capacity and wanted < now - 1:
+            for row, (now, wanted) in enumerate(zip(layer.lengths.values, lengths.values, strict=True)):
+                if wanted < now and not layer.keeps(row, wanted):
                     raise RunError(
-                        f"the cache cannot be cut to {wanted} tokens: it has {now}, and a window keeps only the last {layer.capacity}",
+                        f"the cache cannot be cut to {wanted} tokens: it has {now}, and a window keeps only the last {layer.window}",
                         help="call cache.reset() and give the tokens again",
                     )
         self._set(lengths)
 
     def _set(self, lengths: Lengths) -> None:
         for layer in self._layers:
-            layer.release()
-            state, first = layer._state, layer._first
-            old = state.lengths.values
-            state.lengths = Lengths(old[:first] + lengths.values + old[first + layer.batch :])
+            layer.set_lengths(lengths)
 
     def __repr__(self) -> str:
-        return (
-            f"<Cache {len(self)} layers, batch {self.batch}, max_seq {self.max_seq}, lengths {self.lengths}>"
-        )
-
-
-def make_cache(type: CacheType, sizes: Mapping[str, int], device: torch.device = CPU) -> Cache:
-    """Make an empty cache of `type`, with a number for each of its dims by name."""
-    scratch: dict[int, Chunk] = {}
-    made: dict[CacheLayerType, CacheLayerType] = {}
-    layers = []
-    for layer in type.layers:
-        if layer not in made:
-            made[layer] = replace(
-                layer, batch=evaluate(layer.batch, sizes), max_seq=evaluate(layer.max_seq, sizes)
-            )
-        layers.append(make_layer(made[layer], scratch, device))
-    return Cache(CacheType(tuple(layer.type for layer in layers)), layers)
-
-
-Layout: TypeAlias = tuple[tuple[int, int, str, int | None], ...]
-
-
-def layout(type: CacheType) -> Layout:
-    """What a cache must have in common with another to be used in its place: heads, head size, dtype and window of each layer."""
-    return _interned(tuple((x.kv_heads, x.head_size, x.dtype, x.window) for x in type.layers))
-
-
-@lru_cache(maxsize=1024)
-def _interned(value: Layout) -> Layout:
-    return value
-
-
-def describe(value: Layout) -> str:
-    """A layout in words."""
-    parts = []
-    for heads, size, dtype, window in dict.fromkeys(value):
-        count = value.count((heads, size, dtype, window))
-        seen = "" if window is None else f", window {window}"
-        parts.append(f"{count} layers of {heads} heads of {size} {dtype}{seen}")
-    return "; ".join(parts) or "no layers"
-
-
-def cache_sizes(cache: CacheType, given: Mapping[str, int], known: Mapping[str, int]) -> dict[str, int]:
-    """Check the dims of a cache: all that the weights do not bind, each inside its range."""
-    symbols = {
-        s.name: s
-        for layer in cache.layers
-        for size in (layer.batch, layer.max_seq)
-        if isinstance(size, Dim)
-        for s in size.symbols
-    }
-    needed = [name for name in symbols if name not in known]
-    missing = [name for name in needed if name not in given]
-    if missing:
-        raise RunError(
-            f"make_cache needs {', '.join(repr(n) for n in missing)}",
-            help=f"make_cache({', '.join(f'{n}=...' for n in needed)})",
-        )
-    for name, number in given.items():
-        if name not in needed:
-            raise RunError(
-                f"make_cache: {name!r} is not a dim of the cache",
-                help=f"make_cache({', '.join(f'{n}=...' for n in needed)})",
-            )
-        if type(number) is not int or satisfies(number, symbols[name]) is False:
-            raise RunError(
-                f"make_cache: {name!r} is {number!r}, expected {describe_facts(*symbols[name].facts)}"
-            )
-    return {**known, **given}
+        return f"<{type(self).__name__} {len(self)} layers, batch {self.batch}, max_seq {self.max_seq}, lengths {self.lengths}>"

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One layer of a contiguous key/value cache: what `nnfront.ops.attention` wants of it, over a ring of slots."""
+"""One layer of a key/value cache: what `nnfront.ops.attention` wants of it, and the layer that keeps its tokens in a ring of slots."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 
@@ -17,23 +19,18 @@ from nnfront.runtime.lengths import Lengths
 Chunk: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-class CacheLayer:
-    """One layer of a cache, for `batch` sequences in a row of those that the buffers hold."""
+class CacheLayer(ABC):
+    """One layer of a cache, for `batch` sequences in a row of those that its state knows."""
 
-    __slots__ = ("_first", "_keys", "_state", "_values", "batch", "capacity", "max_seq", "type", "window")
+    __slots__ = ("_first", "_state", "batch", "max_seq", "type", "window")
 
-    def __init__(
-        self, type: CacheLayerType, keys: torch.Tensor, values: torch.Tensor, state: LayerState, first: int
-    ) -> None:
+    def __init__(self, type: CacheLayerType, state: LayerState, first: int) -> None:
         assert isinstance(type.batch, int)
         assert isinstance(type.max_seq, int)
         self.type = type
         self.batch: int = type.batch
         self.max_seq: int = type.max_seq
         self.window = type.window
-        self.capacity: int = keys.shape[2]
-        self._keys = keys
-        self._values = values
         self._state = state
         self._first = first
 
@@ -48,18 +45,75 @@ class CacheLayer:
         # A copy, as the lengths remember theirs and a method may return it.
         return self.lengths.positions(seq).clone()
 
+    @abstractmethod
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         """Store more tokens: k and v [batch, seq, kv_heads, head_size].
 
         Raises RunError, before anything is written, if they do not fit.
         """
+
+    @abstractmethod
+    def keys(self) -> torch.Tensor:
+        """Keys of the stored tokens: [batch, kv_heads, stored, head_size]."""
+
+    @abstractmethod
+    def values(self) -> torch.Tensor:
+        """Values of the stored tokens: [batch, kv_heads, stored, head_size]."""
+
+    @abstractmethod
+    def key_positions(self) -> torch.Tensor:
+        """Position of the token in each slot: int64 [batch, stored], -1 for an empty slot."""
+
+    @property
+    @abstractmethod
+    def slot_order(self) -> Hashable:
+        """What, with the lengths, says which position lies in which slot of `keys()`."""
+
+    @abstractmethod
+    def keeps(self, row: int, length: int) -> bool:
+        """Whether all that the next token would see is there, if a sequence were cut to `length` tokens."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give back what only the attention of the last appended tokens needed."""
+
+    @abstractmethod
+    def part(self, first: int, count: int) -> Self:
+        """The same layer for some of its sequences."""
+
+    def set_lengths(self, lengths: Lengths) -> None:
+        """Say how many tokens each sequence has from now on, never more than it had."""
+        self.release()
+        self._state.lengths = self._state.lengths.replaced(self._first, lengths)
+
+    def _full(self, before: Lengths, seq: int) -> RunError:
+        return RunError(
+            f"cache is full: 'max_seq' = {self.max_seq} holds {before.longest} tokens, {seq} more do not fit",
+            help="make a cache with a larger max_seq, or call cache.reset()",
+        )
+
+
+class RingLayer(CacheLayer):
+    """Two buffers [batch, kv_heads, capacity, head_size]. The token at position p lies in slot p % capacity.
+
+    Capacity is `max_seq`, or the layer's window if that is less, so a ring turns over only where older tokens can no longer be seen.
+    """
+
+    __slots__ = ("_keys", "_values", "capacity")
+
+    def __init__(
+        self, type: CacheLayerType, keys: torch.Tensor, values: torch.Tensor, state: LayerState, first: int
+    ) -> None:
+        super().__init__(type, state, first)
+        self.capacity: int = keys.shape[2]
+        self._keys = keys
+        self._values = values
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         state, seq = self._state, k.shape[1]
         before = self.lengths
         if before.longest + seq > self.max_seq:
-            raise RunError(
-                f"cache is full: 'max_seq' = {self.max_seq} holds {before.longest} tokens, {seq} more do not fit",
-                help="make a cache with a larger max_seq, or call cache.reset()",
-            )
+            raise self._full(before, seq)
         self.release()
         if before.longest + seq <= self.capacity:
             self._write(before, k, v, seq)
@@ -68,22 +122,18 @@ class CacheLayer:
         state.lengths = state.lengths.grow(self._first, self.batch, seq)
 
     def keys(self) -> torch.Tensor:
-        """Keys of the stored tokens: [batch, kv_heads, stored, head_size]."""
         chunk = self._chunk
         return self._keys.narrow(2, 0, self._used()) if chunk is None else chunk[0]
 
     def values(self) -> torch.Tensor:
-        """Values of the stored tokens: [batch, kv_heads, stored, head_size]."""
         chunk = self._chunk
         return self._values.narrow(2, 0, self._used()) if chunk is None else chunk[1]
 
     def key_positions(self) -> torch.Tensor:
-        """Position of the token in each slot: int64 [batch, stored], -1 for an empty slot."""
         chunk = self._chunk
         return self.lengths.stored(self.capacity) if chunk is None else chunk[2]
 
     def release(self) -> None:
-        """Give back what only the attention of the last appended tokens needed."""
         if self._chunk is not None:
             self._state.scratch.clear()
 
@@ -93,14 +143,12 @@ class CacheLayer:
         return scratch.get(id(self)) if scratch else None
 
     @property
-    def is_turned(self) -> bool:
-        """Whether a token has been overwritten, so that slots are not in the order of positions."""
-        return self.lengths.longest > self.capacity
+    def slot_order(self) -> Hashable:
+        return self.capacity, self._chunk is not None
 
-    @property
-    def has_chunk(self) -> bool:
-        """Whether keys and values are those of the ring before the last append, followed by the appended ones."""
-        return self._chunk is not None
+    def keeps(self, row: int, length: int) -> bool:
+        now = self.lengths.values[row]
+        return now <= self.capacity or length >= now - 1
 
     def _used(self) -> int:
         return min(self.lengths.longest, self.capacity)
@@ -136,10 +184,9 @@ class CacheLayer:
         self._keys[rows, :, slots] = k
         self._values[rows, :, slots] = v
 
-    def part(self, first: int, count: int) -> CacheLayer:
-        """The same layer for some of its sequences."""
+    def part(self, first: int, count: int) -> RingLayer:
         keys, values = (buffer.narrow(0, first, count) for buffer in (self._keys, self._values))
-        return CacheLayer(replace(self.type, batch=count), keys, values, self._state, self._first + first)
+        return RingLayer(replace(self.type, batch=count), keys, values, self._state, self._first + first)
 
 
 class LayerState:
@@ -152,7 +199,7 @@ class LayerState:
         self.scratch = scratch
 
 
-def make_layer(type: CacheLayerType, scratch: dict[int, Chunk], device: torch.device = CPU) -> CacheLayer:
+def make_layer(type: CacheLayerType, scratch: dict[int, Chunk], device: torch.device = CPU) -> RingLayer:
     """Make an empty layer. Layers of one cache share `scratch`."""
     assert isinstance(type.batch, int)
     assert isinstance(type.max_seq, int)
@@ -160,4 +207,4 @@ def make_layer(type: CacheLayerType, scratch: dict[int, Chunk], device: torch.de
     shape = (type.batch, type.kv_heads, capacity, type.head_size)
     # Zeroed, as attention multiplies empty slots by 0 and 0 times what happens to lie in memory may be NaN.
     keys, values = (torch.zeros(shape, dtype=getattr(torch, type.dtype), device=device) for _ in range(2))
-    return CacheLayer(type, keys, values, LayerState(Lengths((0,) * type.batch), scratch), 0)
+    return RingLayer(type, keys, values, LayerState(Lengths((0,) * type.batch), scratch), 0)

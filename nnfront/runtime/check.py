@@ -38,7 +38,8 @@ from nnfront.lower import (
     Type,
     places,
 )
-from nnfront.runtime.cache import Cache, layout
+from nnfront.runtime.cache_type import layout
+from nnfront.runtime.caches import CACHES
 from nnfront.runtime.device import CPU
 from nnfront.runtime.signature import Known, bind
 
@@ -91,7 +92,7 @@ class _Writer:
         self.conditions: list[str] = []
         self.stores: list[str] = []
         self.scope: dict[str, Any] = {
-            "Cache": Cache,
+            "caches": CACHES,
             "device": device,
             "strided": torch.strided,
             "refused": (TypeError, ValueError, AttributeError, IndexError),
@@ -121,7 +122,7 @@ class _Writer:
                     self.value(f"{name}_{i}", field, part)
             case CacheType():
                 self.scope[f"{name}_layout"] = layout(type)
-                self.conditions += [f"type({name}) is Cache", f"{name}.layout is {name}_layout"]
+                self.conditions += [f"type({name}) in caches", f"{name}.layout is {name}_layout"]
             case ShapeType():
                 self.conditions.append("False")  # sizes given as a tuple of ints are left to the slow check
         if structure.is_leaf:

@@ -39,6 +39,20 @@ class Lengths:
             return self
         return self.remember(("part", first, count), lambda: Lengths(self.values[first : first + count]))
 
+    def select(self, sequences: tuple[int, ...]) -> Lengths:
+        """The lengths of some sequences, in any order."""
+        return self.remember(("select", sequences), lambda: Lengths(tuple(self.values[i] for i in sequences)))
+
+    def replaced(self, first: int, part: Lengths) -> Lengths:
+        """These lengths with those of some sequences in a row replaced."""
+        stop = first + len(part.values)
+        if first == 0 and stop == len(self.values):
+            return part
+        return self.remember(
+            ("replaced", first, part.values),
+            lambda: Lengths(self.values[:first] + part.values + self.values[stop:]),
+        )
+
     def grow(self, first: int, count: int, seq: int) -> Lengths:
         """The lengths after `seq` more tokens in each of some sequences in a row."""
         found: Lengths | None = self._memo.get((first, count, seq))

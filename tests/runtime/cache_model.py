@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a cache means, written down with lists: every token of every sequence, and attention by its formula, in float64."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,9 +17,11 @@ def new_cache(
     heads: int = 2,
     size: int = 4,
     dtype: str = "float32",
+    page_size: int | None = None,
+    pages: int | None = None,
 ) -> Cache:
     layers = tuple(CacheLayerType(heads, size, dtype, batch, max_seq, window) for window in windows)
-    return make_cache(CacheType(layers), {})
+    return make_cache(CacheType(layers), {}, page_size=page_size, pages=pages)
 
 
 @dataclass
@@ -76,6 +79,13 @@ class ListCache:
     def reset(self) -> None:
         rows = range(self.batch)
         self.layers = [ListLayer(w, [[] for _ in rows], [[] for _ in rows]) for w in self.windows]
+
+    def fork(self, sequences: Sequence[int]) -> "ListCache":
+        forked = ListCache(len(sequences), self.windows)
+        for mine, new in zip(self.layers, forked.layers, strict=True):
+            new.keys = [list(mine.keys[i]) for i in sequences]
+            new.values = [list(mine.values[i]) for i in sequences]
+        return forked
 
     def truncate(self, length: int) -> None:
         for layer in self.layers:

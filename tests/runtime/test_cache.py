@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contiguous cache against a model of lists, through the attention reference and through the CPU's kernel."""
+"""Both caches, contiguous and paged, against a model of lists, through the attention reference and through the CPU's kernel."""
 
 import pytest
 import torch
@@ -13,6 +13,12 @@ from nnfront.lower import Run, Structure
 from nnfront.runtime.attention import cached
 
 HEADS, GROUPS, SIZE = 4, 2, 4
+
+# None: the contiguous cache.
+PAGE_SIZES = [None, 1, 4, 64]
+both = pytest.mark.parametrize(
+    "page_size", PAGE_SIZES, ids=lambda size: "contiguous" if size is None else f"pages of {size}"
+)
 
 
 def attention(layer, q, k, v, use_kernel: bool, **attrs):
@@ -44,12 +50,20 @@ def step(cache, model: ListCache, first: int, count: int, seq: int, use_kernel: 
 window = st.sampled_from([None, 1, 2, 3, 5, 40])
 
 
-@settings(max_examples=120, deadline=None)
-@given(st.data(), st.integers(1, 3), st.tuples(window, window), window, st.booleans())
-def test_any_history_means_what_the_lists_mean(data, batch, windows, own_window, use_kernel):
-    cache, model = new_cache(batch, 30, windows, GROUPS, SIZE), ListCache(batch, windows)
+@settings(max_examples=150, deadline=None)
+@given(
+    st.data(),
+    st.integers(1, 3),
+    st.tuples(window, window),
+    window,
+    st.booleans(),
+    st.sampled_from([*PAGE_SIZES, 2, 8]),
+)
+def test_any_history_means_what_the_lists_mean(data, batch, windows, own_window, use_kernel, page_size):
+    cache = new_cache(batch, 30, windows, GROUPS, SIZE, page_size=page_size)
+    model = ListCache(batch, windows)
     for _ in range(data.draw(st.integers(1, 6))):
-        match data.draw(st.sampled_from(["all", "all", "some", "some", "reset", "truncate"])):
+        match data.draw(st.sampled_from(["all", "all", "some", "some", "reset", "truncate", "fork"])):
             case "all":
                 seq = data.draw(st.sampled_from([1, 1, 2, 4, 9]))
                 if max(model.lengths) + seq <= 30:
@@ -63,6 +77,9 @@ def test_any_history_means_what_the_lists_mean(data, batch, windows, own_window,
             case "reset":
                 cache.reset()
                 model.reset()
+            case "fork":
+                chosen = data.draw(st.lists(st.integers(0, cache.batch - 1), min_size=batch, max_size=batch))
+                cache, model = cache.fork(chosen), model.fork(chosen)
             case "truncate":
                 length = data.draw(st.integers(0, 30))
                 try:
@@ -79,9 +96,10 @@ def test_any_history_means_what_the_lists_mean(data, batch, windows, own_window,
         assert cache.lengths == model.lengths
 
 
+@both
 @pytest.mark.parametrize("use_kernel", [True, False], ids=["kernel", "reference"])
-def test_sequences_filled_one_by_one_decode_together(use_kernel):
-    cache, model = new_cache(3, 20, (None, 4)), ListCache(3, (None, 4))
+def test_sequences_filled_one_by_one_decode_together(use_kernel, page_size):
+    cache, model = new_cache(3, 20, (None, 4), page_size=page_size), ListCache(3, (None, 4))
     for row, seq in enumerate((5, 1, 11)):
         step(cache, model, row, 1, seq, use_kernel)
     for _ in range(6):
@@ -90,10 +108,11 @@ def test_sequences_filled_one_by_one_decode_together(use_kernel):
     assert cache.length(2) == 17
 
 
+@both
 @pytest.mark.parametrize("use_kernel", [True, False], ids=["kernel", "reference"])
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 16, 50])
-def test_a_long_prefill_over_a_full_window_is_right(chunk, use_kernel):
-    cache, model = new_cache(2, 60, (4,)), ListCache(2, (4,))
+def test_a_long_prefill_over_a_full_window_is_right(chunk, use_kernel, page_size):
+    cache, model = new_cache(2, 60, (4,), page_size=page_size), ListCache(2, (4,))
     done = 0
     while done + chunk <= 60:
         step(cache, model, 0, 2, chunk, use_kernel)
@@ -127,8 +146,9 @@ def test_equal_lengths_are_views_of_the_buffer():
     torch.testing.assert_close(layer.values(), v.transpose(1, 2))
 
 
-def test_rows_share_storage_and_lengths_with_the_whole():
-    cache = new_cache(3, 8)
+@both
+def test_rows_share_storage_and_lengths_with_the_whole(page_size):
+    cache = new_cache(3, 8, page_size=page_size)
     row = cache.rows(1)
     _, k, v = tokens(1, 2)
     row[0].append(k, v)
@@ -138,8 +158,9 @@ def test_rows_share_storage_and_lengths_with_the_whole():
     assert cache.lengths == [0, 0, 0]
 
 
-def test_positions_and_key_positions_tell_sequences_apart():
-    cache = new_cache(2, 8)
+@both
+def test_positions_and_key_positions_tell_sequences_apart(page_size):
+    cache = new_cache(2, 8, page_size=page_size)
     _, k, v = tokens(1, 3)
     cache.rows(1)[0].append(k, v)
     layer = cache[0]
@@ -147,8 +168,9 @@ def test_positions_and_key_positions_tell_sequences_apart():
     assert layer.key_positions().tolist() == [[-1, -1, -1], [0, 1, 2]]
 
 
-def test_a_full_cache_says_what_fits_and_writes_nothing():
-    cache = new_cache(1, 512)
+@both
+def test_a_full_cache_says_what_fits_and_writes_nothing(page_size):
+    cache = new_cache(1, 512, page_size=page_size)
     _, k, v = tokens(1, 500)
     cache[0].append(k, v)
     _, k, v = tokens(1, 20)
@@ -170,17 +192,19 @@ def test_truncating_below_what_a_window_keeps_is_refused(length):
     assert cache.lengths == [11]
 
 
+@both
 @pytest.mark.parametrize(("first", "stop"), [(-1, None), (2, None), (0, 3), (1, 1)])
-def test_rows_outside_the_batch_are_refused(first, stop):
+def test_rows_outside_the_batch_are_refused(first, stop, page_size):
     with pytest.raises(RunError, match="are not in a cache of 2 sequences"):
-        new_cache(2, 4).rows(first, stop)
+        new_cache(2, 4, page_size=page_size).rows(first, stop)
 
 
+@both
 @pytest.mark.parametrize("seq", [1, 3, 40])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes_are_as_exact_as_they_can_be(dtype, seq):
+def test_other_dtypes_are_as_exact_as_they_can_be(dtype, seq, page_size):
     name = str(dtype).removeprefix("torch.")
-    cache, model = new_cache(2, 64, (None,), GROUPS, SIZE, name), ListCache(2, (None,))
+    cache, model = new_cache(2, 64, (None,), GROUPS, SIZE, name, page_size), ListCache(2, (None,))
     for length in (5, seq):
         q, k, v = tokens(2, length, dtype)
         y = attention(cache[0], q, k, v, use_kernel=True)
@@ -192,21 +216,24 @@ def test_other_dtypes_are_as_exact_as_they_can_be(dtype, seq):
             torch.testing.assert_close(y[row].double(), wanted, atol=tolerance, rtol=tolerance)
 
 
-def test_a_scale_of_the_call_is_used():
-    cache, model = new_cache(2, 30), ListCache(2, (None,))
+@both
+def test_a_scale_of_the_call_is_used(page_size):
+    cache, model = new_cache(2, 30, page_size=page_size), ListCache(2, (None,))
     for seq in (3, 1, 5, 12):
         step(cache, model, 0, 2, seq, True, scale=0.3)
 
 
-def test_an_empty_chunk_changes_nothing():
-    cache = new_cache(2, 30)
+@both
+def test_an_empty_chunk_changes_nothing(page_size):
+    cache = new_cache(2, 30, page_size=page_size)
     q, k, v = tokens(2, 0)
     assert attention(cache[0], q, k, v, use_kernel=True).shape == (2, 0, HEADS, SIZE)
     assert cache.lengths == [0, 0]
 
 
-def test_a_clone_has_the_same_tokens_in_buffers_of_its_own():
-    cache = new_cache(batch=3, max_seq=8, windows=(None, None))
+@both
+def test_a_clone_has_the_same_tokens_in_buffers_of_its_own(page_size):
+    cache = new_cache(batch=3, max_seq=8, windows=(None, None), page_size=page_size)
     for part in cache:
         part.append(*tokens(3, 2)[1:])
     for original in (cache, cache.rows(1, 3)):
@@ -217,3 +244,59 @@ def test_a_clone_has_the_same_tokens_in_buffers_of_its_own():
             part.keys().zero_()
         assert [n - 1 for n in clone.lengths] == original.lengths
         assert all(torch.equal(x.keys(), kept) for x, kept in zip(original, before, strict=True))
+
+
+@both
+def test_a_fork_has_the_same_tokens_and_goes_its_own_way(page_size):
+    pages = None if page_size is None else 100  # more than the first two sequences ever need
+    cache = new_cache(2, 20, (None, 3), page_size=page_size, pages=pages)
+    model = ListCache(2, (None, 3))
+    step(cache, model, 0, 2, 5, True)
+    step(cache, model, 1, 1, 3, True)
+    fork, other = cache.fork([1, 0, 1]), model.fork([1, 0, 1])
+    assert fork.lengths == [8, 5, 8]
+    for seq in (1, 4, 1):
+        step(cache, model, 0, 2, seq, True)
+        step(fork, other, 0, 3, seq, True)
+        step(fork, other, 1, 2, seq, True)
+    single = cache.rows(1).fork(0)
+    assert single.lengths == [14]
+    step(single, model.fork([1]), 0, 1, 2, True)
+    assert cache.lengths == [11, 14]
+
+
+@both
+@pytest.mark.parametrize("sequences", [-1, 2, [0, 5]])
+def test_a_fork_of_no_sequence_of_the_cache_is_refused(sequences, page_size):
+    cache = new_cache(2, 4, page_size=page_size)
+    with pytest.raises(RunError, match=r"sequence (-1|2|5) is not in a cache of 2 sequences"):
+        cache.fork(sequences)
+    with pytest.raises(RunError, match="fork needs at least one sequence"):
+        cache.fork([])
+
+
+@both
+def test_a_mark_is_what_a_failed_call_goes_back_to(page_size):
+    cache, model = new_cache(2, 20, (None, 4), page_size=page_size), ListCache(2, (None, 4))
+    step(cache, model, 0, 2, 3, True)
+    step(cache, model, 1, 1, 2, True)
+    mark = cache.mark()
+    _, k, v = tokens(2, 1)
+    cache[0].append(k, v)  # the second layer fails
+    cache.restore(mark)
+    assert [layer.lengths.values for layer in cache] == [(3, 5), (3, 5)]
+    step(cache, model, 0, 2, 2, True)
+
+
+@both
+def test_the_lengths_are_a_tensor_as_well(page_size):
+    cache, model = new_cache(3, 20, (None, 4), page_size=page_size), ListCache(3, (None, 4))
+    step(cache, model, 0, 3, 3, True)
+    step(cache, model, 1, 1, 6, True)
+    assert cache.lengths_tensor.dtype == torch.int32
+    assert cache.lengths_tensor.tolist() == [3, 9, 3]
+    assert cache.rows(1, 3).lengths_tensor.tolist() == [9, 3]
+    cache.rows(1).truncate(8)
+    assert cache.lengths_tensor.tolist() == [3, 8, 3]
+    cache.reset()
+    assert cache.lengths_tensor.tolist() == [0, 0, 0]

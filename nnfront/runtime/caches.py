@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contiguous cache, and making a cache of either kind.
+
+The contiguous one has two buffers [batch, kv_heads, capacity, head_size] for each layer. Its sequences may have different lengths; as
+long as they have the same one, everything is a view: no masks, no gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from nnfront.dims import evaluate
+from nnfront.lower import CacheLayerType, CacheType
+from nnfront.runtime.cache import Cache
+from nnfront.runtime.cache_layer import Chunk, LayerState, RingLayer, make_layer
+from nnfront.runtime.device import CPU
+from nnfront.runtime.paged import PagedCache, make_paged
+
+
+class RingCache(Cache):
+    """A cache whose sequences have a buffer each. A fork copies."""
+
+    __slots__ = ()
+
+    _layers: tuple[RingLayer, ...]
+
+    @property
+    def lengths_tensor(self) -> torch.Tensor:
+        device = self._layers[0]._keys.device if self._layers else None
+        return torch.tensor(self._lengths.values, dtype=torch.int32, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer._keys.nbytes + layer._values.nbytes for layer in self._layers)
+
+    def clone(self) -> RingCache:
+        return self._fork(tuple(range(self.batch)))
+
+    def _fork(self, sequences: tuple[int, ...]) -> RingCache:
+        scratch: dict[int, Chunk] = {}
+        layers = []
+        for x in self._layers:
+            chosen = torch.tensor(sequences, device=x._keys.device)
+            layers.append(
+                RingLayer(
+                    replace(x.type, batch=len(sequences)),
+                    x._keys.index_select(0, chosen),
+                    x._values.index_select(0, chosen),
+                    LayerState(x.lengths.select(sequences), scratch),
+                    0,
+                )
+            )
+        return self._with(layers)
+
+
+# What a cache may be, exactly.
+CACHES = RingCache, PagedCache
+
+
+def make_cache(
+    type: CacheType,
+    sizes: Mapping[str, int],
+    device: torch.device = CPU,
+    *,
+    pages: int | None = None,
+    page_size: int | None = None,
+) -> Cache:
+    """Make an empty cache of `type`, with a number for each of its dims by name; a paged one if there is a page size.
+
+    Raises RunError for pages that cannot be.
+    """
+    made: dict[CacheLayerType, CacheLayerType] = {}
+    for layer in type.layers:
+        if layer not in made:
+            batch, max_seq = evaluate(layer.batch, sizes), evaluate(layer.max_seq, sizes)
+            made[layer] = replace(layer, batch=batch, max_seq=max_seq)
+    types = CacheType(tuple(made[layer] for layer in type.layers))
+    if page_size is not None or pages is not None:
+        return make_paged(types, page_size, pages, device)
+    scratch: dict[int, Chunk] = {}
+    cache = RingCache(types, [make_layer(layer, scratch, device) for layer in types.layers])
+    cache.reset()  # gives all layers the same lengths, by which they share positions and masks
+    return cache

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paged cache: sequences take pages from a pool when they need them, and may share them.
+
+A page that several sequences hold is copied when one of them writes to it. Pages that lie wholly behind a window go back to the pool.
+Caches that were forked from each other share their pool and belong to one caller together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from nnfront.dims import Size
+from nnfront.errors import RunError
+from nnfront.lower import CacheLayerType, CacheType
+from nnfront.runtime.cache import Cache
+from nnfront.runtime.cache_layer import CacheLayer, LayerState
+from nnfront.runtime.lengths import Lengths
+from nnfront.runtime.page_table import PageTable, View
+from nnfront.runtime.pages import Pool
+
+
+class PagedLayer(CacheLayer):
+    """One layer. `key_pages` and `value_pages` [kv_heads, pages, page_size, head_size] are the pool's, for kernels."""
+
+    __slots__ = ("key_pages", "table", "value_pages")
+
+    def __init__(
+        self,
+        type: CacheLayerType,
+        table: PageTable,
+        buffers: tuple[torch.Tensor, torch.Tensor],
+        state: LayerState,
+        first: int,
+    ) -> None:
+        super().__init__(type, state, first)
+        self.table = table
+        self.key_pages, self.value_pages = buffers
+
+    @property
+    def page_table(self) -> torch.Tensor:
+        """The pages of each sequence, in the order of its tokens: int32 [batch, pages at most], -1 where there is none."""
+        return self.table.pages_tensor.narrow(0, self._first, self.batch)
+
+    @property
+    def lengths_tensor(self) -> torch.Tensor:
+        """How many tokens of each sequence have a page: int32 [batch]. In a call, those with the call's own."""
+        return self.table.lengths_tensor.narrow(0, self._first, self.batch)
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        before, seq = self.lengths, k.shape[1]
+        if before.longest + seq > self.max_seq:
+            raise self._full(before, seq)
+        slots = self.table.reserve(before, self._first, self.batch, seq)
+        for pages, new in ((self.key_pages, k), (self.value_pages, v)):
+            pages.flatten(1, 2)[:, slots] = new.permute(2, 0, 1, 3)
+        self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
+
+    def keys(self) -> torch.Tensor:
+        return _read(self.key_pages, self._view)
+
+    def values(self) -> torch.Tensor:
+        return _read(self.value_pages, self._view)
+
+    def key_positions(self) -> torch.Tensor:
+        return self._view.positions(self.key_pages.device)
+
+    def release(self) -> None:
+        pass  # what the tokens saw lies in pages until the next ones come
+
+    @property
+    def _view(self) -> View:
+        return self.table.view(self.lengths, self._first, self.batch)
+
+    @property
+    def slot_order(self) -> Hashable:
+        return self._view.starts
+
+    def keeps(self, row: int, length: int) -> bool:
+        return self.table.keeps(self._first + row, length)
+
+    def part(self, first: int, count: int) -> PagedLayer:
+        buffers = self.key_pages, self.value_pages
+        return PagedLayer(
+            replace(self.type, batch=count), self.table, buffers, self._state, self._first + first
+        )
+
+
+def _read(pages: torch.Tensor, view: View) -> torch.Tensor:
+    """Gather [kv_heads, pages, page_size, head_size] into [sequences, kv_heads, stored, head_size]; no copy if they lie in order."""
+    if view.index is None:
+        assert view.first is not None
+        size = pages.shape[2]
+        return pages.flatten(1, 2).narrow(1, view.first * size, view.stored).unsqueeze(0)
+    return pages[:, view.index].flatten(2, 3).narrow(2, 0, view.stored).transpose(0, 1)
+
+
+class PagedCache(Cache):
+    """A cache whose sequences share a pool of pages; layers with another window have a pool of their own, of as many pages."""
+
+    __slots__ = ("tables",)
+
+    _layers: tuple[PagedLayer, ...]
+
+    def __init__(self, type: CacheType, layers: Sequence[CacheLayer]) -> None:
+        super().__init__(type, layers)
+        self.tables: tuple[PageTable, ...] = tuple(dict.fromkeys(layer.table for layer in self._layers))
+
+    @property
+    def lengths_tensor(self) -> torch.Tensor:
+        return self._layers[0].lengths_tensor if self._layers else torch.empty(0, dtype=torch.int32)
+
+    @property
+    def page_size(self) -> int:
+        """How many tokens a page holds."""
+        return self.tables[0].pool.page_size
+
+    @property
+    def pages(self) -> int:
+        """How many pages the pools have."""
+        return sum(table.pool.pages for table in self.tables)
+
+    @property
+    def free_pages(self) -> int:
+        """How many pages of the pools no sequence holds, of this cache or of one that shares them."""
+        for table in self.tables:
+            table.pool.settle()
+        return sum(table.pool.free for table in self.tables)
+
+    @property
+    def used_pages(self) -> int:
+        """How many pages of the pools are held."""
+        return self.pages - self.free_pages
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for table in self.tables for buffer in table.pool.buffers)
+
+    def clone(self) -> PagedCache:
+        def copy(table: PageTable, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
+            return table.clone(table.pool.clone(), sequences, states)
+
+        return self._copied(tuple(range(self.batch)), copy)
+
+    def _fork(self, sequences: tuple[int, ...]) -> PagedCache:
+        return self._copied(sequences, PageTable.fork)
+
+    def _copied(
+        self,
+        sequences: tuple[int, ...],
+        copy: Callable[[PageTable, Sequence[int], Sequence[LayerState]], PageTable],
+    ) -> PagedCache:
+        states = [LayerState(layer.lengths.select(sequences), {}) for layer in self._layers]
+        first = self._layers[0]._first if self._layers else 0
+        layers: dict[int, PagedLayer] = {}
+        for table in self.tables:
+            mine = [i for i, layer in enumerate(self._layers) if layer.table is table]
+            new = copy(table, [first + i for i in sequences], [states[i] for i in mine])
+            layers |= _layers_of(new, {i: replace(self._layers[i].type, batch=len(sequences)) for i in mine})
+        return self._with([layers[i] for i in range(len(self))])
+
+    def _set(self, lengths: Lengths) -> None:
+        super()._set(lengths)
+        for table in self.tables:
+            table.cut(self._layers[0]._first, lengths)
+
+
+def _layers_of(table: PageTable, types: dict[int, CacheLayerType]) -> dict[int, PagedLayer]:
+    """The layers of a table by their index in the cache, whose types are given in order."""
+    buffers = table.pool.buffers
+    pairs = zip(buffers[::2], buffers[1::2], strict=True)
+    return {
+        i: PagedLayer(type, table, pair, state, 0)
+        for (i, type), pair, state in zip(types.items(), pairs, table.states, strict=True)
+    }
+
+
+def make_paged(
+    cache: CacheType, page_size: int | None, pages: int | None, device: torch.device
+) -> PagedCache:
+    """Make an empty paged cache of a type whose dims are numbers; `pages` is by default what all sequences need at their longest.
+
+    Raises RunError for a page size that is no power of two, or a number of pages that is none.
+    """
+    if type(page_size) is not int or page_size < 1 or page_size & (page_size - 1):
+        raise RunError(
+            f"make_cache: page_size is {page_size!r}, expected a power of two",
+            help="make_cache(..., page_size=16)" + (", or leave out pages" if page_size is None else ""),
+        )
+    if pages is not None and (type(pages) is not int or pages < 1):
+        raise RunError(f"make_cache: pages is {pages!r}, expected a positive int")
+    layers: dict[int, PagedLayer] = {}
+    groups: dict[tuple[int | None, Size, Size], dict[int, CacheLayerType]] = {}
+    for i, layer in enumerate(cache.layers):
+        groups.setdefault((layer.window, layer.batch, layer.max_seq), {})[i] = layer
+    for (window, batch, max_seq), types in groups.items():
+        assert isinstance(batch, int)
+        assert isinstance(max_seq, int)
+        columns = -(-max_seq // page_size)
+        count = batch * columns if pages is None else pages
+        pool = Pool(page_size, _buffers(types.values(), count, page_size, device), count)
+        # One object for all layers: they know by it that they go through the same lengths.
+        empty = Lengths((0,) * batch)
+        states = [LayerState(empty, {}) for _ in types]
+        rows: list[list[int]] = [[] for _ in range(batch)]
+        table = PageTable(pool, window, states, rows, [0] * batch, columns, device)
+        layers |= _layers_of(table, types)
+    return PagedCache(cache, [layers[i] for i in range(len(cache.layers))])
+
+
+def _buffers(
+    types: Iterable[CacheLayerType], pages: int, page_size: int, device: torch.device
+) -> list[torch.Tensor]:
+    """Keys and values of each layer, zeroed: what a page holds behind its last token is multiplied by 0, and must not be NaN."""
+    return [
+        torch.zeros(
+            layer.kv_heads,
+            pages,
+            page_size,
+            layer.head_size,
+            dtype=getattr(torch, layer.dtype),
+            device=device,
+        )
+        for layer in types
+        for _ in range(2)
+    ]

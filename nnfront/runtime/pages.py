@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool of pages: who holds which, and the keys and values in them.
+
+Layers that have the same window go through the same tokens, so one page is a place in the buffers of all of them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+
+class Pool:
+    """Pages of `page_size` tokens. `counts` says for each how many sequences hold it.
+
+    `buffers` are the keys and values of each layer: [kv_heads, pages, page_size, head_size].
+    """
+
+    __slots__ = ("_free", "_written", "buffers", "counts", "page_size", "tables")
+
+    def __init__(self, page_size: int, buffers: Sequence[torch.Tensor], pages: int) -> None:
+        self.page_size = page_size
+        self.buffers = tuple(buffers)
+        self.counts = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))  # the last one goes first
+        self._written: set[int] = set()
+        # The tables whose sequences hold pages: each has `evict()`.
+        self.tables: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def pages(self) -> int:
+        """How many there are."""
+        return len(self.counts)
+
+    @property
+    def free(self) -> int:
+        """How many nobody holds."""
+        return len(self._free)
+
+    def settle(self) -> None:
+        """Take back the pages that no sequence can see any more."""
+        for table in list(self.tables):
+            table.evict()
+
+    def take(self, count: int) -> list[int]:
+        """Hand out pages, at most as many as are free, each held once."""
+        split = len(self._free) - count
+        taken, self._free = self._free[split:][::-1], self._free[:split]
+        for page in taken:
+            self.counts[page] = 1
+        # Attention multiplies slots that it does not see by 0, and 0 times what another sequence left there may be NaN.
+        used = [page for page in taken if page in self._written]
+        if used:
+            self._fill(used)
+        self._written.update(taken)
+        return taken
+
+    def _fill(self, pages: list[int]) -> None:
+        for buffer in self.buffers:
+            buffer.index_fill_(1, torch.tensor(pages, device=buffer.device), 0)
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Count one more sequence that holds each."""
+        for page in pages:
+            self.counts[page] += 1
+
+    def clone(self) -> Pool:
+        """A copy of the buffers, in which nobody holds a page yet."""
+        pool = Pool(self.page_size, [buffer.clone() for buffer in self.buffers], self.pages)
+        pool._written = set(self._written)
+        return pool
+
+    def claim(self, pages: Iterable[int]) -> None:
+        """Count one more sequence that holds each, of pages that may be free."""
+        self.share(pages)
+        self._free = [page for page in reversed(range(self.pages)) if not self.counts[page]]
+
+    def drop(self, pages: Iterable[int]) -> None:
+        """Count one sequence less that holds each; what nobody holds is free."""
+        for page in pages:
+            self.counts[page] -= 1
+            if not self.counts[page]:
+                self._free.append(page)
+
+    def copy(self, sources: list[int], targets: list[int]) -> None:
+        """Copy what lies in some pages to others, in every layer."""
+        for buffer in self.buffers:
+            source, target = (torch.tensor(pages, device=buffer.device) for pages in (sources, targets))
+            buffer[:, target] = buffer[:, source]
