@@ -8,6 +8,7 @@ has its kernel, slots and constant attributes built in. `execute` only calls one
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from nnfront.dims import Dim, Symbol, evaluator
+from nnfront.errors import RunError
 from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure
 from nnfront.runtime.match import match_step
 
@@ -77,7 +79,8 @@ def prepare(
     for instruction in block.instructions:
         match instruction:
             case Run():
-                pairs.append((_run_step(instruction, resolve(instruction)), instruction))
+                step = _run_step(instruction, resolve(instruction))
+                pairs.append((_checked(step, instruction, method) if _checks_nan() else step, instruction))
             case Branch():
                 then = prepare(instruction.then, slots, resolve, dims, method)
                 otherwise = prepare(instruction.otherwise, slots, resolve, dims, method)
@@ -167,6 +170,30 @@ def _run_maker(
     exec(source, scope)
     maker: Callable[..., Step] = scope["make"]
     return maker
+
+
+def _checks_nan() -> bool:
+    """NNFRONT_CHECK_NAN=1: methods made while it is set stop at the first instruction that makes a NaN of operands without one."""
+    return os.environ.get("NNFRONT_CHECK_NAN") == "1"
+
+
+def _checked(step: Step, run: Run, method: str) -> Step:
+    def checked(frame: Frame) -> None:
+        before = [frame[slot] for slot in run.inputs]
+        step(frame)
+        if any(_has_nan(frame[slot]) for slot in run.outputs) and not any(map(_has_nan, before)):
+            parts = [f"in method {method!r}" if method else "", f"({run.line})" if run.line else ""]
+            raise RunError(
+                f"{run.op} made a NaN",
+                details=["its operands have none"],
+                where=" ".join(part for part in (run.module, *parts) if part),
+            )
+
+    return checked
+
+
+def _has_nan(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and bool(value.isnan().any())
 
 
 def inputs_of(instruction: Instruction) -> Iterator[int]:
