@@ -59,6 +59,8 @@ def main() -> None:
             "decode / transformers": decode / median(theirs, "decode"),
             "decode GB/s": decode * size / 1e9,
             "share of memory GB/s": decode * size / 1e9 / bandwidth,
+            "products alone GB/s": median(ours, "products_gb_s"),
+            "share of products alone": decode * size / 1e9 / median(ours, "products_gb_s"),
             "peak MiB": max(r["peak_mib"] for r in ours),
             "peak - weights MiB": max(r["peak_mib"] for r in ours) - size / 2**20,
             "transformers peak MiB": max(r["peak_mib"] for r in theirs),

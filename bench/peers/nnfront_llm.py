@@ -15,11 +15,28 @@ import torch
 IMPORT_TORCH = time.perf_counter() - BEGIN
 
 import nnfront as nn
+from nnfront.runtime.gemv import gemv
 
 folder, mode = sys.argv[1:3]
 torch.set_num_threads(2)
 torch.manual_seed(0)
 PROMPT, NEW, REPEATS = 512, 64, 3
+
+
+def products_gb_s(session) -> float:
+    """Read all matrices by their products with one row, and nothing else: what a decode step cannot beat with this kernel."""
+    matrices = [w for w in session.weights.values() if w.ndim == 2 and w.dtype == torch.bfloat16]
+    rows = {w.shape[1]: torch.ones(w.shape[1], dtype=torch.bfloat16) for w in matrices}
+    outs = {w.shape[0]: torch.empty(w.shape[0], dtype=torch.bfloat16) for w in matrices}
+    times = []
+    for _ in range(12):
+        begin = time.perf_counter()
+        for w in matrices:
+            gemv(
+                w.shape[1], w.shape[0], w.data_ptr(), rows[w.shape[1]].data_ptr(), outs[w.shape[0]].data_ptr()
+            )
+        times.append(time.perf_counter() - begin)
+    return sum(w.nbytes for w in matrices) / 1e9 / sorted(times)[len(times) // 2]
 
 
 def peak_mib() -> float:
@@ -52,4 +69,6 @@ else:
             token = session["decode"](token, cache)[:, -1:].argmax(-1)
         decode.append(NEW / (time.perf_counter() - start))
     result |= {"prefill": sorted(prefill), "decode": sorted(decode), "peak_mib": peak_mib()}
+    if gemv is not None:
+        result["products_gb_s"] = products_gb_s(session)
 print(json.dumps(result))
