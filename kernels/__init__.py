@@ -24,6 +24,7 @@ from nnfront_kernels import (
     moe_routing,
     quantize_fp8,
     rms_norm,
+    rope_append,
 )
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
@@ -39,6 +40,7 @@ KERNELS: tuple[Kernel, ...] = (
     grouped_matmul.KERNEL,
     moe_combine.KERNEL,
     rms_norm.KERNEL,
+    rope_append.KERNEL,
 )
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

@@ -13,6 +13,7 @@ from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
+from nnfront_kernels.rope_append import RopeShape
 from nnfront_kernels.tiles import MatmulShape
 
 
@@ -79,6 +80,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [CombineShape(t, 8, 2048) for t in tokens]
     if name == "rms_norm":
         return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
+    if name == "rope_append":
+        return [RopeShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
     assert name == "quantize_fp8", name
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
 
@@ -95,6 +98,11 @@ def small(run: Run) -> Run:
         "width": 64,
         "rows": 9,
         "size": 64,
+        "pairs": 24,
+        "batch": 3,
+        "heads": 8,
+        "kv_heads": 2,
+        "longest": 1000,
     }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if name in vars(run.shape)})
     return Run(run.kernel, shape, "float16" if run.dtype == "bfloat16" else run.dtype)

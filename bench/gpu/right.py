@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import nnfront_kernels
+import stored
 import torch
 from cases import Run
 from kernel_cases import Case
@@ -36,6 +37,8 @@ def operands(run: Run, arch: str, device: str) -> tuple[tuple[Any, ...], dict[st
     kernel = RECORDS[run.kernel]
     if run.kernel == "grouped_matmul":
         return _experts(run, arch, device)
+    if run.kernel in stored.KERNELS:
+        return stored.operands(kernel, run.shape, run.dtype, device)
     arguments, options = kernel.example(run.shape, run.dtype, device)
     if run.kernel == "matmul_fp8" and device == "cpu":
         options["out_dtype"] = torch.float16  # the interpreter's bfloat16 is wrong
@@ -109,6 +112,9 @@ def _difference(
         flat = arguments[0].flatten()
         in_order = torch.equal(results[0].long(), flat.sort(stable=True).indices)
         return None if in_order and int(results[1][2].sum()) == flat.numel() else "slots are not sorted"
+    if run.kernel in stored.KERNELS:
+        stated, found = stored.stated_and_found(kernel, arguments, options, results)
+        return _far(found, stated)
     if run.kernel == "rms_norm":
         stated = kernel.reference(*arguments, **options, compute=torch.float64)
         return _far(results, list(stated) if isinstance(stated, tuple) else [stated])

@@ -25,6 +25,7 @@ from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
+from nnfront_kernels.rope_append import RopeShape
 from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
@@ -145,6 +146,8 @@ SPECIALIZED = [
     ("moe_combine", CombineShape(9, 2, 33)),
     ("rms_norm", NormShape(3, 17)),
     ("rms_norm", NormShape(1, 64, residual=True)),
+    ("rope_append", RopeShape(1, 1, 3, 1, 80, 40)),
+    ("rope_append", RopeShape(3, 2, 8, 2, 64, 16, interleaved=True, page=16)),
 ]
 
 
