@@ -145,4 +145,6 @@ class Cache(Sequence[CacheLayer]):
             layer.set_lengths(lengths)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {len(self)} layers, batch {self.batch}, max_seq {self.max_seq}, lengths {self.lengths}>"
+        return (
+            f"<Cache {len(self)} layers, batch {self.batch}, max_seq {self.max_seq}, lengths {self.lengths}>"
+        )

@@ -172,7 +172,7 @@ class PageTable:
         sequences = "1 sequence" if count == 1 else f"{count} sequences"
         return RunError(
             f"cache is out of pages: {seq} more tokens for {sequences} need {needed} pages of {pool.page_size}, {pool.free} of {pool.pages} are free",
-            details=[f"{fits} more tokens fit in each of {sequences}, {fits * count} in all"],
+            details=[f"tokens that fit: {fits} in each of them, {fits * count} in all"],
             help="make a cache with more pages, append fewer tokens, or drop, reset or truncate sequences that share the pool",
         )
 
@@ -242,7 +242,6 @@ class PageTable:
         """Sequences that begin with the pages of these."""
         rows = [list(self.rows[i]) for i in sequences]
         self.pool.share(page for row in rows for page in row if page != GONE)
-        self._forget()  # what this one was about to write it now shares
         return self._like(self.pool, rows, sequences, states)
 
     def clone(self, pool: Pool, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:

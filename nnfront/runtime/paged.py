@@ -166,6 +166,10 @@ class PagedCache(Cache):
         for table in self.tables:
             table.cut(self._layers[0]._first, lengths)
 
+    def __repr__(self) -> str:
+        pages = f"{self.free_pages} of {self.pages} pages of {self.page_size} free"
+        return f"{super().__repr__()[:-1]}, {pages}>"
+
 
 def _layers_of(table: PageTable, types: dict[int, CacheLayerType]) -> dict[int, PagedLayer]:
     """The layers of a table by their index in the cache, whose types are given in order."""

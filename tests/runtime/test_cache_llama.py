@@ -80,7 +80,7 @@ def test_a_call_that_runs_out_of_pages_changes_nothing(session):
     kept = [layer.keys().clone() for layer in cache]
     message = (
         "cache is out of pages: 20 more tokens for 2 sequences need 4 pages of 8, 0 of 4 are free\n"
-        "  6 more tokens fit in each of 2 sequences, 12 in all"
+        "  tokens that fit: 6 in each of them, 12 in all"
     )
     with pytest.raises(RunError, match=message):
         session["prefill"](ids[:, 10:], cache)

@@ -245,7 +245,7 @@ def test_running_out_of_pages_says_what_fits_and_changes_nothing(cache, shared):
     model = [layer.keys().clone() for layer in forks]
     lines = [
         "cache is out of pages: 20 more tokens for 2 sequences need 1[02] pages of 4, 2 of 8 are free",
-        f"{2 if shared else 6} more tokens fit in each of 2 sequences, {4 if shared else 12} in all",
+        f"tokens that fit: {2 if shared else 6} in each of them, {4 if shared else 12} in all",
         "help: make a cache with more pages, append fewer tokens, or drop, reset or truncate sequences that share the pool",
     ]
     tables = forks[0].page_table.clone()
@@ -256,7 +256,7 @@ def test_running_out_of_pages_says_what_fits_and_changes_nothing(cache, shared):
     assert all(torch.equal(a, b.keys()) for a, b in zip(model, forks, strict=True))
     check_counts([cache, forks] if shared else [cache])
     fits = 2 if shared else 6
-    with pytest.raises(RunError, match=f"{fits} more tokens fit in each of 2 sequences"):
+    with pytest.raises(RunError, match=f"tokens that fit: {fits} in each of them"):
         fill(forks, 0, 2, fits + 1)
     fill(forks, 0, 2, fits)
     assert cache.free_pages == 0
@@ -269,6 +269,24 @@ def test_pages_behind_the_window_of_a_fork_are_taken_back_when_others_need_them(
     fill(forks[1], 0, 1, 16)
     assert [fork.lengths for fork in forks] == [[20], [16]]
     check_counts([cache, *forks])
+
+
+def test_a_layer_that_is_behind_keeps_what_it_will_see():
+    cache, model = new_cache(1, 40, (3, 3), HEADS, SIZE, page_size=1), ListCache(1, (3, 3))
+    for chunk in (4, *[1] * 8):
+        k, v = torch.randn(2, 1, chunk, HEADS, SIZE)
+        cache[0].append(k, v)
+        model.layers[0].append(0, k[0], v[0])
+    for chunk in (4, 8):
+        k, v = torch.randn(2, 1, chunk, HEADS, SIZE)
+        cache[1].append(k, v)
+        model.layers[1].append(0, k[0], v[0])
+        check_contents(cache, model)
+
+
+def test_a_paged_cache_says_how_many_pages_are_free(cache):
+    fill(cache, 0, 1, 9)
+    assert repr(cache) == "<Cache 1 layers, batch 2, max_seq 64, lengths [9, 0], 5 of 8 pages of 4 free>"
 
 
 def test_cutting_into_pages_that_a_window_gave_back_is_refused():
