@@ -6,6 +6,7 @@ measured.py   configs that won measurements;  tiles.py  how a tile is chosen wit
 walk.py       in which order tiles are computed;  epilogue.py  what happens to a finished one
 split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
+cache.py      where keys and values are stored;  attention.py  one step over a block of them
 inspect.py    compile for a GPU that is not there and read the machine code
 the others    one kernel each; a mixture of experts is moe_routing, grouped_matmul twice, moe_combine
 """
@@ -13,6 +14,7 @@ the others    one kernel each; a mixture of experts is moe_routing, grouped_matm
 from __future__ import annotations
 
 from nnfront_kernels import (
+    attention_decode,
     grouped_matmul,
     matmul,
     matmul_fp8,
@@ -41,6 +43,7 @@ KERNELS: tuple[Kernel, ...] = (
     moe_combine.KERNEL,
     rms_norm.KERNEL,
     rope_append.KERNEL,
+    attention_decode.KERNEL,
 )
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

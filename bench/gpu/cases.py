@@ -8,6 +8,7 @@ from typing import Any
 
 from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
 from nnfront_kernels import KERNELS, Kernel
+from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
@@ -82,6 +83,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
     if name == "rope_append":
         return [RopeShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
+    if name == "attention_decode":
+        return [DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in ((32, 8192, 64), (1, 32768, 0))]
     assert name == "quantize_fp8", name
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
 

@@ -137,7 +137,7 @@ def _far(results: list[torch.Tensor], stated: list[torch.Tensor]) -> str | None:
     """None, or which result is further from its stated value than two roundings of it."""
     for index, (result, value) in enumerate(zip(results, stated, strict=True)):
         wide, unit = value.double(), TOLERANCES[result.dtype].unit
-        wrong = ~((result.double() - wide).abs() <= (3 * unit + 16 * EPS32) * wide.abs() + unit / 64)
+        wrong = ~((result.double() - wide).abs() <= (3 * unit + 16 * EPS32) * wide.abs() + unit / 4)
         if wrong.any():
             return f"result {index}: {int(wrong.sum())} of {wrong.numel()} elements are off"
     return None

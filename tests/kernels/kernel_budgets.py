@@ -121,7 +121,8 @@ def broken_rules(build: Build, found: Report) -> list[str]:
     }[build.arch]
     if build.config.block_m < 64 and build.arch != "gfx942":
         tensor_cores = "HMMA"  # wgmma and tcgen05 work on 64 rows or more
-    if build.config.block_m >= 16 and "matmul" in build.kernel and set(found.mma) != {tensor_cores}:
+    products = "matmul" in build.kernel or "attention" in build.kernel
+    if build.config.block_m >= 16 and products and set(found.mma) != {tensor_cores}:
         broken.append(f"tensor-core instructions {found.mma}, expected {tensor_cores}")
     if fp8 and build.arch == "sm_90" and build.config.block_m >= 64:
         # Two-level sums: each accumulator of a thread takes part in one addition for each step of K.

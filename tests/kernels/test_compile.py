@@ -16,6 +16,7 @@ import triton
 from kernel_budgets import Build, broken_rules, builds, compile_build, load, over_budget
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
+from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.common import ARCHS, Config, Plan
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import main as inspect_main
@@ -146,6 +147,8 @@ SPECIALIZED = [
     ("moe_combine", CombineShape(9, 2, 33)),
     ("rms_norm", NormShape(3, 17)),
     ("rms_norm", NormShape(1, 64, residual=True)),
+    ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
+    ("attention_decode", DecodeShape(2, 8, 2, 64, 4096, page=16, window=100)),
     ("rope_append", RopeShape(1, 1, 3, 1, 80, 40)),
     ("rope_append", RopeShape(3, 2, 8, 2, 64, 16, interleaved=True, page=16)),
 ]

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the attention kernels share: one step over a block of keys, the end of a row, and the definition.
+
+    z[i, j] = cap(scale * q[i] . k[j])            cap(z) = soft_cap * tanh(z / soft_cap), or z
+    y[i]    = sum_j exp(z[i, j]) v[j] / (sum_j exp(z[i, j]) + exp(sink))          over the keys j that query i sees
+
+A query at position p sees the keys 0 .. p, with a window those above p - window. A row keeps the largest z so far, the sum
+of the exponentials relative to it and the weighted values, all float32; weights are rounded to the dtype of the values
+before they meet them. Exponentials are powers of two of z * log2(e).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.cache import gathered, slots_of
+from nnfront_kernels.common import Config, KernelError, require_vector
+
+LOG2E = 1.4426950408889634
+SIZES = (64, 80, 96, 128, 192, 256)
+
+
+def padded(size: int) -> int:
+    """The power of two that a block holds a head in."""
+    return max(triton.next_power_of_2(size), 16)
+
+
+def row(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: int,
+    *,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    sinks: torch.Tensor | None,
+    causal: bool = True,
+) -> torch.Tensor:
+    """The definition for one query: q [heads, size], keys and values [kv_heads, length, ...], in the dtype of q."""
+    heads, length = q.shape[0], keys.shape[1]
+    last = position + 1 if causal else length
+    first = 0 if window is None else max(position + 1 - window, 0)
+    shared = heads // keys.shape[0]
+    k, v = (t[:, first:last].to(q.dtype).repeat_interleave(shared, 0) for t in (keys, values))
+    z = torch.einsum("hd,hnd->hn", q, k) * scale
+    if soft_cap is not None:
+        z = soft_cap * torch.tanh(z / soft_cap)
+    if sinks is not None:
+        z = torch.cat([z, sinks.to(q.dtype)[:, None]], 1)
+    weights = torch.softmax(z, 1)[:, : k.shape[1]] if z.shape[1] else z
+    return torch.einsum("hn,hnd->hd", weights, v)
+
+
+def stored_row(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor | None, sequence: int, length: int, **options: Any
+) -> torch.Tensor:  # fmt: skip
+    """`row` for the last token of a sequence in a cache."""
+    k, v = (gathered(t, pages, sequence, length) for t in (keys, values))
+    return row(q, k, v, length - 1, **options)
+
+
+def require_options(
+    heads: int, kv_heads: int, window: int | None, soft_cap: float | None, sinks: torch.Tensor | None
+) -> None:
+    """Raise KernelError unless the options that all attention kernels have make sense."""
+    if kv_heads < 1 or heads < 1 or heads % kv_heads:
+        raise KernelError(f"query heads must be a multiple of kv_heads, got {heads} and {kv_heads}")
+    if window is not None and window < 1:
+        raise KernelError(f"window must be at least 1, got {window}")
+    if soft_cap is not None and not soft_cap > 0:
+        raise KernelError(f"soft_cap must be above 0, got {soft_cap}")
+    if sinks is not None:
+        require_vector("sinks", sinks, heads)
+
+
+def shared_bytes(config: Config) -> int:
+    """Shared memory of the pipelined keys and values and of the queries, for heads of block_k, and of barriers."""
+    return 1024 + 2 * config.block_k * (2 * config.num_stages * config.block_n + config.block_m)
+
+
+@triton.jit
+def attend_step(
+    q,  # [BLOCK_M, BLOCK_DK]
+    acc,  # [BLOCK_M, BLOCK_DV] float32
+    largest,  # [BLOCK_M] float32
+    total,  # [BLOCK_M] float32
+    first,  # of the keys of this step
+    start,  # keys from here
+    end,  # to before here are in memory
+    low,  # [BLOCK_M]: the first key that a row sees
+    high,  # [BLOCK_M]: and the last
+    sequence,
+    keys_ptr,  # of the first slot of the first page, for this head
+    values_ptr,
+    pages_ptr,
+    stride_pages,
+    stride_kp,
+    stride_ks,
+    stride_vp,
+    stride_vs,
+    scale,  # times log2(e)
+    soft_cap,  # times log2(e)
+    CAPPED: tl.constexpr,
+    SIZE_K: tl.constexpr,
+    SIZE_V: tl.constexpr,
+    BLOCK_DK: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PAGE: tl.constexpr,
+    MASKED: tl.constexpr,  # some row does not see some key
+):
+    at = first + tl.arange(0, BLOCK_N)
+    held = (at >= start) & (at < end)
+    page, slot = slots_of(pages_ptr, stride_pages, sequence, at, held, PAGE)
+    dk, dv = tl.arange(0, BLOCK_DK)[None, :], tl.arange(0, BLOCK_DV)[None, :]
+    k_ptrs = keys_ptr + (page * stride_kp + slot * stride_ks)[:, None] + dk
+    v_ptrs = values_ptr + (page * stride_vp + slot * stride_vs)[:, None] + dv
+    if MASKED:
+        k = tl.load(k_ptrs, mask=held[:, None] & (dk < SIZE_K), other=0.0)
+        v = tl.load(v_ptrs, mask=held[:, None] & (dv < SIZE_V), other=0.0)
+    else:
+        k = tl.load(k_ptrs) if SIZE_K == BLOCK_DK else tl.load(k_ptrs, mask=dk < SIZE_K, other=0.0)
+        v = tl.load(v_ptrs) if SIZE_V == BLOCK_DV else tl.load(v_ptrs, mask=dv < SIZE_V, other=0.0)
+    z = tl.dot(q, k.T, input_precision="ieee") * scale
+    if CAPPED:
+        z = soft_cap * (1.0 - 2.0 / (tl.exp2(z / soft_cap * 2.8853900817779268) + 1.0))  # tanh; 2 log2(e)
+    if MASKED:
+        seen = (at[None, :] >= low[:, None]) & (at[None, :] <= high[:, None])
+        z = tl.where(seen, z, float("-inf"))
+    new = tl.maximum(largest, tl.max(z, axis=1))
+    finite = tl.where(new == float("-inf"), 0.0, new)  # no key seen so far
+    weights = tl.exp2(z - finite[:, None])
+    shrink = tl.exp2(largest - finite)
+    total = total * shrink + tl.sum(weights, axis=1)
+    acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+    return acc, new, total
+
+
+@triton.jit
+def finish(acc, largest, total, sinks_ptr, head, inside):
+    """The rows of y in float32: 0 for a row that sees nothing."""
+    if sinks_ptr is not None:
+        sink = (
+            tl.load(sinks_ptr + head, mask=inside, other=0.0).to(tl.float32) * 1.4426950408889634
+        )  # log2(e)
+        new = tl.maximum(largest, sink)
+        shrink = tl.exp2(largest - new)
+        total = total * shrink + tl.exp2(sink - new)
+        acc = acc * shrink[:, None]
+    return acc / tl.where(total == 0.0, 1.0, total)[:, None]

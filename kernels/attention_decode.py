@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of one query for each sequence over a cache (`attention.py` has the formulas).
+
+Shapes: q [batch, heads, size], adjacent along size; keys and values as in `cache.py`, contiguous or paged; lengths [batch]
+int32, the tokens in the cache with the query's own, which is the last; y [batch, heads, value size]. A length of 0 gives 0.
+Query head h reads key head h // (heads / kv_heads). Slots from the length on, or before the window, are not read: their
+pages may be -1.
+
+The heads of a group are the rows of one tile, so keys are read once for all of them. Several blocks share a sequence:
+each takes an equal part of its steps and writes what it has, and the last to arrive adds the parts in order, so the result
+is the same bit for bit however blocks are scheduled. How many is a function of the shape alone (`choose`). It does not
+depend on lengths: a captured graph stays right as sequences grow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.attention import (
+    LOG2E,
+    SIZES,
+    attend_step,
+    finish,
+    padded,
+    require_options,
+    shared_bytes,
+    stored_row,
+)
+from nnfront_kernels.cache import pointers, require_cache, require_counts
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+)
+from nnfront_kernels.split_k import Workspace
+from nnfront_kernels.split_k import pointers as shared_pointers
+from nnfront_kernels.tiles import bucket, cdiv
+
+DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """One query of `heads` heads for each sequence. `longest` bounds the lengths; page 0 is a contiguous cache."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    size: int
+    longest: int
+    page: int = 0
+    window: int = 0
+    value_size: int = 0  # 0 is size
+
+
+def reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    pages: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`, sequence by sequence."""
+    y = torch.zeros(*q.shape[:2], values.shape[3], dtype=q.dtype, device=q.device)
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
+    for sequence, length in enumerate(lengths.tolist()):
+        if length:
+            y[sequence] = stored_row(
+                q[sequence].to(compute), keys, values, pages, sequence, length, **options
+            )
+    return y
+
+
+# Rows (heads of a group) x keys of a step, for heads of up to block_k. The compiler uses one stage for
+# reading the table of pages. By arithmetic, not yet measured.
+CONFIGS = {
+    arch: tuple(
+        Config(16, n if arch != "gfx942" else n // 2, k, 4, 4 if arch != "gfx942" else 2, split_k=8)
+        for n, k in ((64, 128), (128, 64), (32, 256))
+    )
+    for arch in ARCHS
+}
+BLOCKS_PER_SM = 2
+STEPS = 4  # a block has at least so many, if it shares a sequence
+
+
+def choose(shape: DecodeShape, dtype: str, arch: str) -> Config:
+    """The narrowest config that holds a head, and as many blocks for a sequence as fill the GPU twice."""
+    size = max(shape.size, shape.value_size)
+    held = [config for config in CONFIGS[arch] if config.block_k >= size]
+    config = min(held, key=lambda config: config.block_k)
+    return replace(config, split_k=splits(shape, config, ARCHS[arch].num_sms))
+
+
+def splits(shape: DecodeShape, config: Config, num_sms: int) -> int:
+    """Doubled until the blocks fill the SMs, while each has some steps at the longest length of the class."""
+    blocks = bucket(shape.batch) * shape.kv_heads * cdiv(shape.heads // shape.kv_heads, config.block_m)
+    longest = 1 << max(shape.longest - 1, 0).bit_length()
+    if shape.window:
+        longest = min(longest, shape.window)
+    split_k = 1
+    while blocks * split_k < BLOCKS_PER_SM * num_sms and 2 * split_k * STEPS * config.block_n <= longest:
+        split_k *= 2
+    return min(split_k, 128)
+
+
+@triton.jit(do_not_specialize=["stride_pages"])
+def attention_decode_kernel(
+    q_ptr,
+    keys_ptr,
+    values_ptr,
+    pages_ptr,
+    lengths_ptr,
+    sinks_ptr,
+    y_ptr,
+    partial_ptr,  # float32
+    arrived_ptr,
+    stride_qb,
+    stride_qh,
+    stride_pages,
+    stride_kp,
+    stride_kh,
+    stride_ks,
+    stride_vp,
+    stride_vh,
+    stride_vs,
+    stride_yb,
+    stride_yh,
+    scale,
+    soft_cap,
+    SHARED: tl.constexpr,  # query heads of a key head
+    TILES: tl.constexpr,  # of a key head
+    WINDOW: tl.constexpr,  # 0 is none
+    CAPPED: tl.constexpr,
+    SIZE_K: tl.constexpr,
+    SIZE_V: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_DK: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    split, sequence = tl.program_id(0), tl.program_id(2)
+    kv_head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
+    length = tl.load(lengths_ptr + sequence)
+    start = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+    # This block's steps: an equal part of those between the start and the length.
+    skipped = start // BLOCK_N
+    depth = tl.cdiv(tl.cdiv(length, BLOCK_N) - skipped, SPLITS)
+    first = (skipped + split * depth) * BLOCK_N
+    end = tl.minimum(first + depth * BLOCK_N, length)
+
+    lane = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside_m = lane < SHARED
+    head = kv_head * SHARED + lane
+    dk, dv = tl.arange(0, BLOCK_DK)[None, :], tl.arange(0, BLOCK_DV)[None, :]
+    q_rows = q_ptr + sequence.to(tl.int64) * stride_qb + (head * stride_qh)[:, None]
+    q = tl.load(q_rows + dk, mask=inside_m[:, None] & (dk < SIZE_K), other=0.0)
+    low, high = (
+        tl.zeros((BLOCK_M,), dtype=tl.int32) + start,
+        tl.zeros((BLOCK_M,), dtype=tl.int32) + length - 1,
+    )
+    k_head, v_head = (
+        keys_ptr + kv_head.to(tl.int64) * stride_kh,
+        values_ptr + kv_head.to(tl.int64) * stride_vh,
+    )
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
+    largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for at in range(first, end, BLOCK_N):
+        acc, largest, total = attend_step(
+            q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
+            stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
+            BLOCK_N, PAGE, True,
+        )  # fmt: skip
+    y_rows = y_ptr + sequence.to(tl.int64) * stride_yb + (head * stride_yh)[:, None]
+    inside = inside_m[:, None] & (dv < SIZE_V)
+    if SPLITS == 1:
+        y = finish(acc, largest, total, sinks_ptr, head, inside_m)
+        tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside)
+    else:
+        group = sequence * tl.num_programs(1) + tl.program_id(1)
+        acc, largest, total, last = sum_parts(
+            acc, largest, total, partial_ptr, arrived_ptr, group, split, SPLITS, BLOCK_M, BLOCK_DV
+        )
+        if last:
+            y = finish(acc, largest, total, sinks_ptr, head, inside_m)
+            tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_parts(
+    acc,  # [BLOCK_M, BLOCK_DV]
+    largest,
+    total,
+    partial_ptr,
+    arrived_ptr,
+    group,
+    split,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """All parts of a group of rows put together, and True in the block that came last; anything and False in the others."""
+    SIZE: tl.constexpr = BLOCK_M * (BLOCK_DV + 2)
+    lane = tl.arange(0, BLOCK_M)
+    at = lane[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :]
+    parts = partial_ptr + group.to(tl.int64) * (SPLITS * SIZE)
+    rows = parts + BLOCK_M * BLOCK_DV + lane
+    tl.store(parts + split * SIZE + at, acc)
+    tl.store(rows + split * SIZE, largest)
+    tl.store(rows + split * SIZE + BLOCK_M, total)
+    # The atomic is issued by one thread: all threads of the block must have written before it.
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived_ptr + group, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    if last:
+        acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        for s in range(0, SPLITS):
+            # Other SMs wrote it: not from this one's L1.
+            its = tl.load(rows + s * SIZE, cache_modifier=".cg")
+            its_total = tl.load(rows + s * SIZE + BLOCK_M, cache_modifier=".cg")
+            its_acc = tl.load(parts + s * SIZE + at, cache_modifier=".cg")
+            new = tl.maximum(largest, its)
+            finite = tl.where(new == float("-inf"), 0.0, new)
+            shrink, grow = tl.exp2(largest - finite), tl.exp2(its - finite)
+            total = total * shrink + its_total * grow
+            acc = acc * shrink[:, None] + its_acc * grow[:, None]
+            largest = new
+        tl.store(arrived_ptr + group, 0)
+    return acc, largest, total, last
+
+
+def accepts(shape: DecodeShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    for size in (shape.size, shape.value_size or shape.size):
+        if size not in SIZES:
+            return f"the size of a head must be one of {', '.join(map(str, SIZES))}, got {size}"
+    if shape.batch >= 2**16:
+        return f"there must be less than 65536 sequences, got {shape.batch}"
+    return None
+
+
+def plan(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    pages: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    longest: int | None = None,
+    out: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    if q.ndim != 3 or q.stride(2) != 1:
+        raise KernelError(
+            f"q must be [batch, heads, size] with adjacent elements, got {list(q.shape)} with strides {list(q.stride())}"
+        )
+    batch, heads, size = q.shape
+    capacity = require_cache(keys, values, pages, batch, q.dtype)
+    kv_heads, slots, value_size = keys.shape[1], keys.shape[2], values.shape[3]
+    if keys.shape[3] != size:
+        raise KernelError(f"keys must have heads of {size} as q, got {keys.shape[3]}")
+    require_counts("lengths", lengths, batch)
+    require_options(heads, kv_heads, window, soft_cap, sinks)
+    page = 0 if pages is None else slots
+    longest = capacity if longest is None else longest
+    shape = DecodeShape(batch, heads, kv_heads, size, longest, page, window or 0, value_size)
+    arch = arch or arch_of(q.device)
+    require(accepts(shape, dtype_name(q), arch), "attention_decode")
+    config = config or choose(shape, dtype_name(q), arch)
+    if out is None:
+        out = torch.empty(batch, heads, value_size, dtype=q.dtype, device=q.device)
+    if out.shape != (batch, heads, value_size) or out.dtype != q.dtype or out.stride(2) != 1:
+        raise KernelError(
+            f"out must be {q.dtype} {[batch, heads, value_size]} with adjacent elements, got {out.dtype} "
+            f"{list(out.shape)} with strides {list(out.stride())}"
+        )
+    shared = heads // kv_heads
+    tiles = cdiv(shared, config.block_m)
+    scale = size**-0.5 if scale is None else scale
+    return Plan(
+        kernel=attention_decode_kernel,
+        grid=(config.split_k, kv_heads * tiles, batch),
+        arguments={
+            "q_ptr": q,
+            **pointers(keys, values, pages),
+            "lengths_ptr": lengths,
+            "sinks_ptr": sinks,
+            "y_ptr": out,
+            **shared_pointers(workspace, needed(config, batch * kv_heads * tiles, value_size, q.device)),
+            "stride_qb": q.stride(0),
+            "stride_qh": q.stride(1),
+            "stride_yb": out.stride(0),
+            "stride_yh": out.stride(1),
+            "scale": scale * LOG2E,
+            "soft_cap": (soft_cap or 1.0) * LOG2E,
+        },
+        constants={
+            "SHARED": shared,
+            "TILES": tiles,
+            "WINDOW": window or 0,
+            "CAPPED": soft_cap is not None,
+            "SIZE_K": size,
+            "SIZE_V": value_size,
+            "PAGE": page,
+            "SPLITS": config.split_k,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            "BLOCK_DK": padded(size),
+            "BLOCK_DV": padded(value_size),
+        },
+        config=config,
+        output=out,
+    )
+
+
+def needed(config: Config, groups: int, size: int, device: torch.device) -> Workspace | None:
+    """The workspace of a launch: sums, largest and total of every part of every group of rows."""
+    if config.split_k == 1:
+        return None
+    part = config.block_m * (padded(size) + 2)
+    return Workspace(
+        torch.empty(math.prod((groups, config.split_k, part)), dtype=torch.float32, device=device),
+        torch.zeros(groups, dtype=torch.int32, device=device),
+    )
+
+
+def launch(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, **options: Any
+) -> torch.Tensor:
+    """Attend: y [batch, heads, value size].
+
+    Options: pages, of a paged cache; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; longest, a bound of
+    the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
+    Raises KernelError if an argument does not fit.
+    """
+    return plan(q, keys, values, lengths, **options).launch()
+
+
+def cost(shape: DecodeShape, dtype: str) -> Cost:
+    """For sequences of the longest length: two products, and every key and value that a query sees moved once."""
+    seen = min(shape.longest, shape.window or shape.longest)
+    both = shape.size + (shape.value_size or shape.size)
+    moved = shape.kv_heads * seen * both + shape.heads * both
+    return Cost(2 * shape.batch * shape.heads * seen * both, 2 * shape.batch * moved + 4 * shape.batch)
+
+
+def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+
+    def make(*size: int, kind: str = dtype) -> torch.Tensor:
+        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
+
+    options: dict[str, Any] = {"window": shape.window or None}
+    first, slots = shape.batch, shape.longest
+    if shape.page:
+        per = cdiv(shape.longest, shape.page)
+        options["pages"] = make(shape.batch, per, kind="int32")
+        first, slots = shape.batch * per, shape.page
+    q = make(shape.batch, shape.heads, shape.size)
+    keys = make(first, shape.kv_heads, slots, shape.size)
+    values = make(first, shape.kv_heads, slots, shape.value_size or shape.size)
+    return (q, keys, values, make(shape.batch, kind="int32")), options
+
+
+KERNEL = Kernel(
+    name="attention_decode",
+    op="attention_cached",
+    accepts=accepts,
+    choose=choose,
+    configs=CONFIGS,
+    shared_bytes=shared_bytes,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    shape_for=lambda shape, config: replace(shape, size=config.block_k),
+    typical=DecodeShape(32, 32, 8, 128, 8192, page=64),
+)

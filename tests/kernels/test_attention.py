@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over caches against float64 softmax by its definition: poisoned unused slots, every option, and mistakes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import nnfront_kernels
+import pytest
+import torch
+from kernel_attention import answer, cache, normal
+from kernel_checks import Guarded, assert_close, surrounded
+from kernel_launches import launched_twice
+from kernel_mutants import Mutant, package
+from nnfront_kernels import KernelError, attention_decode
+from nnfront_kernels.attention_decode import DecodeShape
+from nnfront_kernels.common import ARCHS, Config, Cost
+
+
+@dataclass(frozen=True)
+class Decode:
+    """One query for each sequence. page 0 is contiguous; `splits` and `step` replace what choose picks."""
+
+    lengths: tuple[int, ...]
+    heads: int = 4
+    kv_heads: int = 2
+    size: int = 64
+    page: int = 0
+    value_size: int = 0
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    splits: int = 1
+    step: int = 32
+    gap: int = 0
+    scale: float | None = None
+
+    def __str__(self) -> str:
+        flags = "".join(
+            f"-{name}{getattr(self, name)}"
+            for name in ("page", "window", "soft_cap", "sinks", "splits", "gap", "value_size")
+            if getattr(self, name)
+        )
+        return f"{self.lengths}-{self.heads}of{self.kv_heads}x{self.size}{flags}"
+
+
+def decode(package: ModuleType, case: Decode) -> None:
+    """Launch twice, blocks in both orders, on poisoned outputs; AssertionError unless y is right and repeatable."""
+    generator = torch.Generator().manual_seed(sum(case.lengths) + case.heads)
+    batch, value_size = len(case.lengths), case.value_size or case.size
+    q = surrounded(normal(generator, batch * case.heads, case.size).half(), case.gap, 0)
+    q = q.unflatten(0, (batch, case.heads))
+    tokens_k = [normal(generator, case.kv_heads, n, case.size).half().double() for n in case.lengths]
+    tokens_v = [normal(generator, case.kv_heads, n, value_size).half().double() for n in case.lengths]
+    first = [max(n - case.window, 0) if case.window else 0 for n in case.lengths]
+    state = generator.get_state()
+    keys, pages = cache(generator, tokens_k, first, case.page, case.gap)
+    generator.set_state(state)  # the same pages
+    values, _ = cache(generator, tokens_v, first, case.page, case.gap)
+    sinks = normal(generator, case.heads).float() * 2 if case.sinks else None
+    lengths = torch.tensor(case.lengths, dtype=torch.int32)
+    options = {
+        "pages": pages,
+        "scale": case.scale,
+        "window": case.window,
+        "soft_cap": case.soft_cap,
+        "sinks": sinks,
+    }
+    config = Config(16, case.step, 0, 4, 1, split_k=case.splits)
+    kept: dict[str, Any] = {}
+
+    def planned(views: list[torch.Tensor]) -> Any:
+        out = views[0].unflatten(0, (batch, case.heads))
+        plan = package.attention_decode.plan(
+            q, keys, values, lengths, **options, **kept, out=out, arch="sm_80", config=config
+        )
+        if case.splits > 1:  # the next launch gets this one's counts, as it left them
+            parts = (plan.arguments["partial_ptr"], plan.arguments["arrived_ptr"])
+            kept["workspace"] = package.split_k.Workspace(*parts)
+        return plan
+
+    (y,) = launched_twice(
+        lambda pattern: [Guarded(batch * case.heads, value_size, torch.float16, case.gap, 0, pattern)],
+        planned,
+    )
+    expected, drift = [], []
+    for b, n in enumerate(case.lengths):
+        seen = torch.arange(n) >= first[b]
+        row, off = answer(q[b].double(), tokens_k[b], tokens_v[b], seen, case, sinks)
+        expected.append(row)
+        drift.append(off)
+    assert_close(actual=y, expected=torch.cat(expected), drift=torch.cat(drift))
+    stated = package.attention_decode.reference(q, keys, values, lengths, **options, compute=torch.float64)
+    assert_close(actual=stated.flatten(0, 1), expected=torch.cat(expected), drift=torch.cat(drift))
+
+
+CASES = [
+    Decode((1,)),
+    Decode((1, 15, 16, 17), page=16),
+    Decode((63, 64, 65), 3, 1, 80, page=64, soft_cap=5.0),
+    Decode((127, 128, 129), 7, 1, 96, page=128, sinks=True, gap=8),
+    Decode((40, 0, 33), 8, 1, 128, splits=2, sinks=True),
+    Decode((100, 5), 2, 2, 256, splits=4, page=16),
+    Decode((90, 3, 31), 8, 2, 64, page=16, window=1, splits=2),
+    Decode((90, 3, 33, 64), 4, 1, 64, page=16, window=32, splits=3, sinks=True, soft_cap=3.0),
+    Decode((200,), 6, 2, 64, window=100, splits=8, gap=16),
+    Decode((40, 39), 40, 2, 64, splits=2),  # more heads in a group than a tile has rows
+    Decode((65,), 4, 4, 192, value_size=128, page=64, step=64),
+    Decode((33, 130), 3, 3, 64, scale=1.0, splits=4, step=16),
+]
+
+
+def decode_here(case: Decode) -> None:
+    decode(nnfront_kernels, case)
+
+
+@pytest.mark.ahead.with_args(decode_here)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_decode_matches_float64(interpreted, case):
+    interpreted(decode_here, case)
+
+
+MORE = [
+    Decode((n, n + page - 1, 2 * page + 1), heads, kv, size, page, window=window, splits=splits, sinks=n % 2 == 1)
+    for n, (heads, kv), size, page, window, splits in (
+        (length, group, size, page, (None, 1, 20, 64)[(length + size) % 4], 1 + (length * size) % 5)
+        for length in (1, 17, 65)
+        for group in ((1, 1), (3, 1), (4, 1), (7, 1), (8, 1), (8, 2))
+        for size in (64, 80, 96, 128, 256)
+        for page in (16, 64, 128)
+    )
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.ahead.with_args(decode_here)
+@pytest.mark.parametrize("case", MORE, ids=str)
+def test_decode_matches_float64_on_the_full_grid(interpreted, case):
+    interpreted(decode_here, case)
+
+
+HERE = Decode((60, 3), 6, 2, 80, page=16, window=50, splits=3, sinks=True, soft_cap=3.0, gap=8)
+LONG = Decode((70,), 2, 1, 64, step=16)
+WIDE = Decode((40, 33), 40, 2, 64, splits=2)
+MUTANTS = [
+    (Mutant("window_one_too_wide", "attention_decode.py", "tl.maximum(length - WINDOW, 0)", "tl.maximum(length - WINDOW - 1, 0)"), HERE),
+    (Mutant("own_token_not_seen", "attention_decode.py", "dtype=tl.int32) + length - 1", "dtype=tl.int32) + length - 2"), HERE),
+    (Mutant("steps_of_the_last_part_lost", "attention_decode.py", "tl.cdiv(tl.cdiv(length, BLOCK_N) - skipped, SPLITS)", "(tl.cdiv(length, BLOCK_N) - skipped) // SPLITS"), HERE),
+    (Mutant("parts_overlap", "attention_decode.py", "tl.minimum(first + depth * BLOCK_N, length)", "tl.minimum(first + depth * BLOCK_N + 1, length)"), HERE),
+    (Mutant("part_left_out", "attention_decode.py", "range(0, SPLITS)", "range(1, SPLITS)"), HERE),
+    (Mutant("parts_in_order_of_arrival", "attention_decode.py", "tl.load(parts + s * SIZE + at", "tl.load(parts + (split + s) % SPLITS * SIZE + at"), HERE),
+    (Mutant("part_counts_not_reset", "attention_decode.py", "        tl.store(arrived_ptr + group, 0)\n", ""), HERE),
+    (Mutant("part_too_early", "attention_decode.py", "== SPLITS - 1", "== SPLITS - 2"), HERE),
+    (Mutant("parts_not_rescaled", "attention_decode.py", "tl.exp2(its - finite)", "tl.exp2(its - its)"), HERE),
+    (Mutant("groups_share_parts", "attention_decode.py", "group.to(tl.int64) * (SPLITS * SIZE)", "group.to(tl.int64) * SIZE"), HERE),
+    (Mutant("key_head_of_the_first_group", "attention_decode.py", "keys_ptr + kv_head.to(tl.int64) * stride_kh", "keys_ptr + 0 * kv_head.to(tl.int64)"), HERE),
+    (Mutant("second_tile_reads_the_first", "attention_decode.py", "lane = tile * BLOCK_M +", "lane = 0 * BLOCK_M +"), WIDE),
+    (Mutant("heads_of_the_next_group", "attention_decode.py", "inside_m = lane < SHARED", "inside_m = lane <= SHARED"), WIDE),
+    (Mutant("sink_dropped", "attention.py", "total = total * shrink + tl.exp2(sink - new)", "total = total * shrink"), HERE),
+    (Mutant("sink_in_base_two", "attention.py", ".to(tl.float32) * 1.4426950408889634", ".to(tl.float32)"), HERE),
+    (Mutant("cap_of_half_the_scores", "attention.py", "2.8853900817779268", "1.4426950408889634"), HERE),
+    (Mutant("sums_not_rescaled", "attention.py", "total = total * shrink + tl.sum(weights, axis=1)", "total = total + tl.sum(weights, axis=1)"), LONG),
+    (Mutant("values_not_rescaled", "attention.py", "acc * shrink[:, None], input", "acc, input"), LONG),
+    (Mutant("padding_of_a_head_read", "attention.py", "held[:, None] & (dv < SIZE_V)", "held[:, None] & (dv < SIZE_V + 1)"), replace(HERE, gap=0)),
+    (Mutant("values_beyond_the_length_read", "attention.py", "mask=held[:, None] & (dv < SIZE_V)", "mask=dv < SIZE_V"), HERE),
+    (Mutant("page_of_the_values_ignored", "attention.py", "page * stride_vp", "page * 0"), HERE),
+]  # fmt: skip
+
+
+def run_mutant(mutant: Mutant, case: Decode) -> None:
+    decode(package(mutant), case)
+
+
+@pytest.mark.ahead.with_args(run_mutant)
+@pytest.mark.parametrize(("mutant", "case"), MUTANTS, ids=[str(mutant) for mutant, _ in MUTANTS])
+def test_mutant_of_decoding_is_caught(interpreted, mutant, case):
+    with pytest.raises(AssertionError):
+        interpreted(run_mutant, mutant, case)
+
+
+@pytest.mark.parametrize("case", [HERE, LONG, WIDE, replace(HERE, gap=0)], ids=str)
+def test_decoding_without_the_mistake_passes(interpreted, case):
+    interpreted(run_mutant, Mutant("none", "", "", ""), case)
+
+
+def test_a_long_sequence_alone_is_shared_by_many_blocks_and_a_full_batch_by_none():
+    choose = attention_decode.choose
+    alone = choose(DecodeShape(1, 32, 8, 128, 32768), "bfloat16", "sm_90")
+    full = choose(DecodeShape(64, 32, 8, 128, 32768), "bfloat16", "sm_90")
+    short = choose(DecodeShape(1, 32, 8, 128, 100), "bfloat16", "sm_90")
+    assert alone.split_k * 8 >= 2 * ARCHS["sm_90"].num_sms
+    assert (full.split_k, short.split_k) == (1, 1)
+    assert choose(DecodeShape(1, 32, 8, 128, 32768, window=512), "bfloat16", "sm_90").split_k == 2
+
+
+def test_the_number_of_parts_depends_on_classes_of_lengths_and_batches():
+    parts = {
+        attention_decode.choose(DecodeShape(b, 8, 8, 64, n), "float16", "sm_90").split_k
+        for b in (5, 6, 8)
+        for n in (2049, 3000, 4096)
+    }
+    assert len(parts) == 1
+
+
+def tensor(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.empty(*size, dtype=dtype, device="meta")
+
+
+WRONG = [
+    ({"q": tensor(2, 64)}, r"q must be \[batch, heads, size\] with adjacent elements, got \[2, 64\]"),
+    ({"q": tensor(2, 4, 80)}, "keys must have heads of 80 as q, got 64"),
+    ({"q": tensor(2, 3, 64)}, "query heads must be a multiple of kv_heads, got 3 and 2"),
+    ({"lengths": tensor(3, dtype=torch.int32)}, r"lengths must be a dense int32 \[2\], got torch.int32 \[3\]"),
+    ({"window": 0}, "window must be at least 1, got 0"),
+    ({"soft_cap": 0.0}, "soft_cap must be above 0, got 0.0"),
+    ({"sinks": tensor(3)}, r"sinks must be a dense \[4\], got \[3\]"),
+    ({"out": tensor(2, 4, 32)}, r"out must be torch.float16 \[2, 4, 64\] with adjacent elements, got torch.float16 \[2, 4, 32\]"),
+    ({"q": tensor(2, 4, 72), "keys": tensor(2, 2, 9, 72), "values": tensor(2, 2, 9, 72)}, "attention_decode: the size of a head must be one of 64, 80, 96, 128, 192, 256, got 72"),
+    ({"q": tensor(2, 4, 64, dtype=torch.float32), "keys": tensor(2, 2, 9, 64, dtype=torch.float32), "values": tensor(2, 2, 9, 64, dtype=torch.float32)}, "attention_decode: dtype must be one of float16, bfloat16, got 'float32'"),
+    ({"arch": "sm_70"}, "attention_decode: arch must be one of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message[-30:] for _, message in WRONG])
+def test_attention_decode_says_what_does_not_fit(changes, message):
+    arguments = {
+        "q": tensor(2, 4, 64),
+        "keys": tensor(2, 2, 9, 64),
+        "values": tensor(2, 2, 9, 64),
+        "lengths": tensor(2, dtype=torch.int32),
+        "arch": "sm_90",
+        **changes,
+    }
+    with pytest.raises(KernelError, match=message):
+        attention_decode.plan(**arguments)
+
+
+def test_cost_of_decoding_counts_what_a_query_sees():
+    # two products of 64 for 4 heads and 10 keys; 2 heads of keys and values, q and y
+    shape = DecodeShape(1, 4, 2, 64, 100, window=10)
+    assert attention_decode.cost(shape, "float16") == Cost(2 * 4 * 10 * 128, 2 * (2 * 10 * 128 + 4 * 128) + 4)
+
+
+def test_too_many_sequences_are_refused():
+    message = "there must be less than 65536 sequences, got 65536"
+    assert attention_decode.accepts(DecodeShape(2**16, 1, 1, 64, 1), "float16", "sm_90") == message
