@@ -23,9 +23,9 @@ from nnfront.runtime.pages import Pool
 
 
 class PagedLayer(CacheLayer):
-    """One layer. `key_pages` and `value_pages` [kv_heads, pages, page_size, head_size] are the pool's, for kernels."""
+    """One layer, in buffers [kv_heads, pages, page_size, head_size] of the pool: there, gathered pages need no second copy."""
 
-    __slots__ = ("key_pages", "table", "value_pages")
+    __slots__ = ("_keys", "_values", "table")
 
     def __init__(
         self,
@@ -37,7 +37,17 @@ class PagedLayer(CacheLayer):
     ) -> None:
         super().__init__(type, state, first)
         self.table = table
-        self.key_pages, self.value_pages = buffers
+        self._keys, self._values = buffers
+
+    @property
+    def key_pages(self) -> torch.Tensor:
+        """The keys in all pages of the pool: [pages, kv_heads, page_size, head_size]."""
+        return self._keys.transpose(0, 1)
+
+    @property
+    def value_pages(self) -> torch.Tensor:
+        """The values in all pages of the pool: [pages, kv_heads, page_size, head_size]."""
+        return self._values.transpose(0, 1)
 
     @property
     def page_table(self) -> torch.Tensor:
@@ -54,18 +64,18 @@ class PagedLayer(CacheLayer):
         if before.longest + seq > self.max_seq:
             raise self._full(before, seq)
         slots = self.table.reserve(before, self._first, self.batch, seq)
-        for pages, new in ((self.key_pages, k), (self.value_pages, v)):
+        for pages, new in ((self._keys, k), (self._values, v)):
             pages.flatten(1, 2)[:, slots] = new.permute(2, 0, 1, 3)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
     def keys(self) -> torch.Tensor:
-        return _read(self.key_pages, self._view)
+        return _read(self._keys, self._view)
 
     def values(self) -> torch.Tensor:
-        return _read(self.value_pages, self._view)
+        return _read(self._values, self._view)
 
     def key_positions(self) -> torch.Tensor:
-        return self._view.positions(self.key_pages.device)
+        return self._view.positions(self._keys.device)
 
     def release(self) -> None:
         pass  # what the tokens saw lies in pages until the next ones come
@@ -82,7 +92,7 @@ class PagedLayer(CacheLayer):
         return self.table.keeps(self._first + row, length)
 
     def part(self, first: int, count: int) -> PagedLayer:
-        buffers = self.key_pages, self.value_pages
+        buffers = self._keys, self._values
         return PagedLayer(
             replace(self.type, batch=count), self.table, buffers, self._state, self._first + first
         )

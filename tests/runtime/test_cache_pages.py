@@ -10,6 +10,7 @@ from cache_model import ListCache, new_cache
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from nnfront_kernels import attention_decode
 
 from nnfront.errors import RunError
 
@@ -226,6 +227,23 @@ def test_pages_of_a_sequence_that_lie_in_order_are_not_copied(cache):
     row = cache.rows(0)[0]
     assert row.keys().untyped_storage().data_ptr() == row.key_pages.untyped_storage().data_ptr()
     torch.testing.assert_close(row.keys(), cache[0].keys()[:1])
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_kernels_find_the_tokens_by_the_tensors_of_a_layer(page_size, window):
+    cache, model = new_cache(2, 200, (window,), HEADS, SIZE, page_size=page_size), ListCache(2, (window,))
+    append(cache, model, 0, 1, 100)
+    append(cache, model, 1, 1, 37)
+    cache, model = cache.fork([1, 0, 1]), model.fork([1, 0, 1])
+    append(cache, model, 0, 3, 1)
+    q = torch.randn(3, 2 * HEADS, SIZE)
+    (layer,), (lists,) = cache, model.layers
+    y = attention_decode.reference(
+        q, layer.key_pages, layer.value_pages, layer.lengths_tensor, pages=layer.page_table, window=window
+    )
+    expected = torch.cat([lists.attend(row, q[row][None]) for row in range(3)])
+    torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_nan_of_one_sequence_does_not_reach_the_next_that_gets_its_page(cache):
