@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from nnfront_kernels import (
     attention_decode,
+    attention_prefill,
     grouped_matmul,
     matmul,
     matmul_fp8,
@@ -44,6 +45,7 @@ KERNELS: tuple[Kernel, ...] = (
     rms_norm.KERNEL,
     rope_append.KERNEL,
     attention_decode.KERNEL,
+    attention_prefill.KERNEL,
 )
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

@@ -9,6 +9,7 @@ from typing import Any
 from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
 from nnfront_kernels import KERNELS, Kernel
 from nnfront_kernels.attention_decode import DecodeShape
+from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
@@ -85,6 +86,11 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [RopeShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
     if name == "attention_decode":
         return [DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in ((32, 8192, 64), (1, 32768, 0))]
+    if name == "attention_prefill":
+        return [
+            PrefillShape(1, 1024, 32, 8, 128),
+            PrefillShape(2, 512, 32, 8, 128, before=1536, page=64),
+        ]
     assert name == "quantize_fp8", name
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
 
@@ -106,6 +112,7 @@ def small(run: Run) -> Run:
         "heads": 8,
         "kv_heads": 2,
         "longest": 1000,
+        "seq": 20,
     }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if name in vars(run.shape)})
     return Run(run.kernel, shape, "float16" if run.dtype == "bfloat16" else run.dtype)

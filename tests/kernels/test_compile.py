@@ -17,6 +17,7 @@ from kernel_budgets import Build, broken_rules, builds, compile_build, load, ove
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
 from nnfront_kernels.attention_decode import DecodeShape
+from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.common import ARCHS, Config, Plan
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import main as inspect_main
@@ -149,6 +150,8 @@ SPECIALIZED = [
     ("rms_norm", NormShape(1, 64, residual=True)),
     ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
     ("attention_decode", DecodeShape(2, 8, 2, 64, 4096, page=16, window=100)),
+    ("attention_prefill", PrefillShape(1, 33, 3, 1, 80)),
+    ("attention_prefill", PrefillShape(2, 5, 8, 2, 64, before=7, page=16, window=100)),
     ("rope_append", RopeShape(1, 1, 3, 1, 80, 40)),
     ("rope_append", RopeShape(3, 2, 8, 2, 64, 16, interleaved=True, page=16)),
 ]
