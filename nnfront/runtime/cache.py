@@ -105,6 +105,15 @@ class Cache(Sequence[CacheLayer]):
         )
         return type(self)(CacheType(shared), layers)
 
+    def _lengths_of(self, sequences: Sequence[int]) -> list[Lengths]:
+        """The lengths of some sequences in each layer: one object where the layers have one.
+
+        Not remembered by the old ones: these may stay for long, and what forks derive from theirs would stay with them.
+        """
+        old = {id(layer.lengths): layer.lengths for layer in self._layers}
+        new = {key: Lengths(tuple(x.values[i] for i in sequences)) for key, x in old.items()}
+        return [new[id(layer.lengths)] for layer in self._layers]
+
     def reset(self) -> None:
         """Forget all tokens."""
         self._set(Lengths((0,) * self.batch))

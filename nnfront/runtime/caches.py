@@ -42,14 +42,14 @@ class RingCache(Cache):
     def _fork(self, sequences: tuple[int, ...]) -> RingCache:
         scratch: dict[int, Chunk] = {}
         layers = []
-        for x in self._layers:
+        for x, lengths in zip(self._layers, self._lengths_of(sequences), strict=True):
             chosen = torch.tensor(sequences, device=x._keys.device)
             layers.append(
                 RingLayer(
                     replace(x.type, batch=len(sequences)),
                     x._keys.index_select(0, chosen),
                     x._values.index_select(0, chosen),
-                    LayerState(x.lengths.select(sequences), scratch),
+                    LayerState(lengths, scratch),
                     0,
                 )
             )

@@ -39,10 +39,6 @@ class Lengths:
             return self
         return self.remember(("part", first, count), lambda: Lengths(self.values[first : first + count]))
 
-    def select(self, sequences: tuple[int, ...]) -> Lengths:
-        """The lengths of some sequences, in any order."""
-        return self.remember(("select", sequences), lambda: Lengths(tuple(self.values[i] for i in sequences)))
-
     def replaced(self, first: int, part: Lengths) -> Lengths:
         """These lengths with those of some sequences in a row replaced."""
         stop = first + len(part.values)

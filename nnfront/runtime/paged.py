@@ -162,7 +162,7 @@ class PagedCache(Cache):
         sequences: tuple[int, ...],
         copy: Callable[[PageTable, Sequence[int], Sequence[LayerState]], PageTable],
     ) -> PagedCache:
-        states = [LayerState(layer.lengths.select(sequences), {}) for layer in self._layers]
+        states = [LayerState(lengths, {}) for lengths in self._lengths_of(sequences)]
         first = self._layers[0]._first if self._layers else 0
         layers: dict[int, PagedLayer] = {}
         for table in self.tables:

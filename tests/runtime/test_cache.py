@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both caches, contiguous and paged, against a model of lists, through the attention reference and through the CPU's kernel."""
 
+import weakref
+
 import pytest
 import torch
 from cache_model import ListCache, new_cache
@@ -300,3 +302,14 @@ def test_the_lengths_are_a_tensor_as_well(page_size):
     assert cache.lengths_tensor.tolist() == [3, 8, 3]
     cache.reset()
     assert cache.lengths_tensor.tolist() == [0, 0, 0]
+
+
+@both
+def test_a_prefix_that_stays_does_not_keep_what_its_forks_derived(page_size):
+    prefix = new_cache(2, 20, page_size=page_size)
+    prefix[0].append(*tokens(2, 5)[1:])
+    fork = prefix.fork([0, 1])
+    derived = weakref.ref(fork[0].lengths.positions(3))  # remembered, as masks are
+    assert derived() is not None
+    del fork
+    assert derived() is None

@@ -246,6 +246,23 @@ def test_kernels_find_the_tokens_by_the_tensors_of_a_layer(page_size, window):
     torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
 
 
+def test_the_tensors_for_kernels_stay_where_they_are(cache):
+    layer = cache[0]
+    before = layer.page_table.data_ptr(), layer.lengths_tensor.data_ptr(), layer.key_pages.data_ptr()
+    fill(cache, 0, 2, 9)
+    fork = cache.fork([0, 1])
+    fill(cache, 0, 2, 2)
+    cache.truncate(3)
+    cache.reset()
+    assert before == (
+        layer.page_table.data_ptr(),
+        layer.lengths_tensor.data_ptr(),
+        layer.key_pages.data_ptr(),
+    )
+    assert fork[0].key_pages.data_ptr() == layer.key_pages.data_ptr()
+    assert fork[0].page_table.data_ptr() != layer.page_table.data_ptr()
+
+
 def test_nan_of_one_sequence_does_not_reach_the_next_that_gets_its_page(cache):
     nan = torch.full((1, 32, HEADS, SIZE), torch.nan)
     cache.rows(0)[0].append(nan, nan)
