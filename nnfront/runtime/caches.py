@@ -43,7 +43,7 @@ class RingCache(Cache):
         scratch: dict[int, Chunk] = {}
         layers = []
         for x, lengths in zip(self._layers, self._lengths_of(sequences), strict=True):
-            chosen = torch.tensor(sequences, device=x._keys.device)
+            chosen = torch.tensor(sequences, dtype=torch.int64, device=x._keys.device)
             layers.append(
                 RingLayer(
                     replace(x.type, batch=len(sequences)),

@@ -188,17 +188,19 @@ class PageTable:
     def _look(self, lengths: Lengths, first: int, count: int) -> View:
         size, gone = self.pool.page_size, self._gone[first : first + count]
         held = [-(-n // size) for n in lengths.values]
-        width = max(max(h - g for h, g in zip(held, gone, strict=True)), 0)
-        stored = max(max(n - g * size for n, g in zip(lengths.values, gone, strict=True)), 0)
+        width = max([0, *(h - g for h, g in zip(held, gone, strict=True))])
+        stored = max([0, *(n - g * size for n, g in zip(lengths.values, gone, strict=True))])
         starts = tuple(g * size for g in gone)
         if count == 1:
             pages = self.rows[first][gone[0] : held[0]] or [0]
             if pages == list(range(pages[0], pages[0] + len(pages))):
                 return View(pages[0], None, stored, starts, lengths)
         device = self.pages_tensor.device
-        ends = torch.tensor(held, device=device)[:, None] - 1
-        columns = torch.tensor(gone, device=device)[:, None] + torch.arange(width, device=device)
-        columns = columns.minimum(ends).clamp_(min=0)
+        first_columns, ends = (
+            torch.tensor(x, dtype=torch.int64, device=device)[:, None] for x in (gone, held)
+        )
+        columns = first_columns + torch.arange(width, device=device)
+        columns = columns.minimum(ends - 1).clamp_(min=0)
         index = self.pages_tensor.narrow(0, first, count).long().gather(1, columns).clamp_(min=0)
         return View(None, index, stored, starts, lengths)
 

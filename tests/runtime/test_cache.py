@@ -305,6 +305,17 @@ def test_the_lengths_are_a_tensor_as_well(page_size):
 
 
 @both
+def test_a_batch_may_be_empty(page_size):
+    cache = new_cache(0, 8, (None, 2), page_size=page_size)
+    for part in (cache, cache.clone()):
+        for layer in part:
+            assert attention(layer, *tokens(0, 3), use_kernel=True).shape == (0, 3, HEADS, SIZE)
+            assert attention(layer, *tokens(0, 1), use_kernel=False).shape == (0, 1, HEADS, SIZE)
+        part.reset()
+        assert part.lengths == part.lengths_tensor.tolist() == []
+
+
+@both
 def test_a_prefix_that_stays_does_not_keep_what_its_forks_derived(page_size):
     prefix = new_cache(2, 20, page_size=page_size)
     prefix[0].append(*tokens(2, 5)[1:])
