@@ -185,6 +185,8 @@ def _times_int8(
         y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
     elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
         y = F.linear(rows, weight.to(x.dtype).mul_(scales))
+    elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
+        y = F.linear(rows, weight.to(x.dtype).mul_(scales))
     else:
         y = F.linear(rows, weight.to(x.dtype)).mul_(scales.view(-1))
     y = y.view(*x.shape[:-1], len(weight))
