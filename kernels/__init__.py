@@ -6,7 +6,8 @@ measured.py   configs that won measurements;  tiles.py  how a tile is chosen wit
 walk.py       in which order tiles are computed;  epilogue.py  what happens to a finished one
 split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
-cache.py      where keys and values are stored;  attention.py  one step over a block of them
+cache.py      where keys and values are stored;  attention.py  one step over a block of them;
+attention_parts.py  how blocks share a sequence
 inspect.py    compile for a GPU that is not there and read the machine code
 the others    one kernel each; a mixture of experts is moe_routing, grouped_matmul twice, moe_combine
 """

@@ -14,7 +14,6 @@ depend on lengths: a captured graph stays right as sequences grow.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +30,7 @@ from nnfront_kernels.attention import (
     shared_bytes,
     stored_row,
 )
+from nnfront_kernels.attention_parts import needed, sum_parts
 from nnfront_kernels.cache import pointers, require_cache, require_counts
 from nnfront_kernels.common import (
     ARCHS,
@@ -207,50 +207,6 @@ def attention_decode_kernel(
             tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def sum_parts(
-    acc,  # [BLOCK_M, BLOCK_DV]
-    largest,
-    total,
-    partial_ptr,
-    arrived_ptr,
-    group,
-    split,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-):
-    """All parts of a group of rows put together, and True in the block that came last; anything and False in the others."""
-    SIZE: tl.constexpr = BLOCK_M * (BLOCK_DV + 2)
-    lane = tl.arange(0, BLOCK_M)
-    at = lane[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :]
-    parts = partial_ptr + group.to(tl.int64) * (SPLITS * SIZE)
-    rows = parts + BLOCK_M * BLOCK_DV + lane
-    tl.store(parts + split * SIZE + at, acc)
-    tl.store(rows + split * SIZE, largest)
-    tl.store(rows + split * SIZE + BLOCK_M, total)
-    # The atomic is issued by one thread: all threads of the block must have written before it.
-    tl.debug_barrier()
-    last = tl.atomic_add(arrived_ptr + group, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
-    if last:
-        acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
-        largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
-        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        for s in range(0, SPLITS):
-            # Other SMs wrote it: not from this one's L1.
-            its = tl.load(rows + s * SIZE, cache_modifier=".cg")
-            its_total = tl.load(rows + s * SIZE + BLOCK_M, cache_modifier=".cg")
-            its_acc = tl.load(parts + s * SIZE + at, cache_modifier=".cg")
-            new = tl.maximum(largest, its)
-            finite = tl.where(new == float("-inf"), 0.0, new)
-            shrink, grow = tl.exp2(largest - finite), tl.exp2(its - finite)
-            total = total * shrink + its_total * grow
-            acc = acc * shrink[:, None] + its_acc * grow[:, None]
-            largest = new
-        tl.store(arrived_ptr + group, 0)
-    return acc, largest, total, last
-
-
 def accepts(shape: DecodeShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
     if arch not in ARCHS:
@@ -343,17 +299,6 @@ def plan(
         },
         config=config,
         output=out,
-    )
-
-
-def needed(config: Config, groups: int, size: int, device: torch.device) -> Workspace | None:
-    """The workspace of a launch: sums, largest and total of every part of every group of rows."""
-    if config.split_k == 1:
-        return None
-    part = config.block_m * (padded(size) + 2)
-    return Workspace(
-        torch.empty(math.prod((groups, config.split_k, part)), dtype=torch.float32, device=device),
-        torch.zeros(groups, dtype=torch.int32, device=device),
     )
 
 

@@ -97,7 +97,7 @@ def flat(tensor: torch.Tensor, like: torch.Tensor, rows: Rows) -> torch.Tensor:
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
 CASES = [
     *(
-        Rows(SIZES[(5 * i + 3) % 12], size, dtype=("float16", "float32")[i % 2], residual=i % 3 == 1, plus_one=i % 4 > 1, gap=(0, 16, 3)[i % 3], offset=i % 2, config=i % 5)
+        Rows(SIZES[(5 * i + 3) % 12] if i % 5 in (1, 2) else 1 + i, size, dtype=("float16", "float32")[i % 2], residual=i % 3 == 1, plus_one=i % 4 > 1, gap=(0, 16, 3)[i % 3], offset=i % 2, config=i % 5)
         for i, size in enumerate(SIZES)
     ),
     *(Rows(t, size, heads=h, gap=g, plus_one=t == 3) for t, h, size, g in ((5, 3, 64, 0), (3, 7, 80, 5), (17, 1, 96, 16), (1, 8, 128, 3), (2, 4, 256, 0))),

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How blocks that share a sequence put their parts of an attention row together, in a fixed order.
+
+A part is a weighted sum of values, the largest score and the sum of exponentials relative to it. The block that arrives
+last adds all parts from the first keys to the last, and sets the count back to zero for the next launch.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.attention import padded
+from nnfront_kernels.common import Config
+from nnfront_kernels.split_k import Workspace
+
+
+def needed(config: Config, groups: int, size: int, device: torch.device) -> Workspace | None:
+    """The workspace of a launch: sums, largest and total of every part of every group of rows."""
+    if config.split_k == 1:
+        return None
+    part = config.block_m * (padded(size) + 2)
+    return Workspace(
+        torch.empty(math.prod((groups, config.split_k, part)), dtype=torch.float32, device=device),
+        torch.zeros(groups, dtype=torch.int32, device=device),
+    )
+
+
+@triton.jit
+def sum_parts(
+    acc,  # [BLOCK_M, BLOCK_DV]
+    largest,
+    total,
+    partial_ptr,
+    arrived_ptr,
+    group,
+    split,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_DV: tl.constexpr,
+):
+    """All parts of a group of rows put together, and True in the block that came last; anything and False in the others."""
+    SIZE: tl.constexpr = BLOCK_M * (BLOCK_DV + 2)
+    lane = tl.arange(0, BLOCK_M)
+    at = lane[:, None] * BLOCK_DV + tl.arange(0, BLOCK_DV)[None, :]
+    parts = partial_ptr + group.to(tl.int64) * (SPLITS * SIZE)
+    rows = parts + BLOCK_M * BLOCK_DV + lane
+    tl.store(parts + split * SIZE + at, acc)
+    tl.store(rows + split * SIZE, largest)
+    tl.store(rows + split * SIZE + BLOCK_M, total)
+    # The atomic is issued by one thread: all threads of the block must have written before it.
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived_ptr + group, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    if last:
+        acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
+        largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        for s in range(0, SPLITS):
+            # Other SMs wrote it: not from this one's L1.
+            its = tl.load(rows + s * SIZE, cache_modifier=".cg")
+            its_total = tl.load(rows + s * SIZE + BLOCK_M, cache_modifier=".cg")
+            its_acc = tl.load(parts + s * SIZE + at, cache_modifier=".cg")
+            new = tl.maximum(largest, its)
+            finite = tl.where(new == float("-inf"), 0.0, new)
+            shrink, grow = tl.exp2(largest - finite), tl.exp2(its - finite)
+            total = total * shrink + its_total * grow
+            acc = acc * shrink[:, None] + its_acc * grow[:, None]
+            largest = new
+        tl.store(arrived_ptr + group, 0)
+    return acc, largest, total, last
