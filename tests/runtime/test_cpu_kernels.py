@@ -301,7 +301,7 @@ def test_attention_of_a_fused_projection_is_that_of_its_parts(seq, h, g, with_ca
 def test_products_with_int8_weights_agree_with_float64(rows, bias, dtype):
     x, q = torch.randn(rows, 32).to(dtype), torch.randint(-127, 128, (14, 32), dtype=torch.int8)
     scales, b, residual = (
-        torch.rand(14, 1).to(dtype),
+        (torch.rand(14, 1) / 32).to(dtype),
         torch.randn(14).to(dtype) if bias else None,
         torch.randn(rows, 14).to(dtype),
     )
@@ -339,3 +339,10 @@ def test_a_language_model_in_int8_runs_on_int8_kernels_on_a_cpu():
     runs = [i for m in executable.program.methods.values() for i in m.body.walk() if isinstance(i, Run)]
     assert {"int8_product", "int8_gated_product"} <= {run.kernel for run in runs}
     assert not [run for run in runs if run.op == "dequantize"]
+
+
+def test_sums_of_integers_that_float16_does_not_hold_do_not_overflow():
+    x, q = torch.full((9, 64), 20.0).half(), torch.full((4, 64), 127, dtype=torch.int8)
+    run = Run("int8_product", "quantized_product", (), Structure(), {})
+    got = resolve(run)(x, q, torch.full((4, 1), 1e-3).half(), None, None, None, None)
+    torch.testing.assert_close(got.float(), torch.full((9, 4), 20 * 127 * 64 * 1e-3), rtol=5e-3, atol=0)
