@@ -58,7 +58,7 @@ def main() -> None:
             "decode tok/s": decode,
             "decode / transformers": decode / median(theirs, "decode"),
             "decode GB/s": decode * size / 1e9,
-            "share of memory GB/s": decode * size / 1e9 / bandwidth,
+            "share of memory GB/s": median(ours, "decode_share"),
             "products alone GB/s": median(ours, "products_gb_s"),
             "share of products alone": decode * size / 1e9 / median(ours, "products_gb_s"),
             "peak MiB": max(r["peak_mib"] for r in ours),

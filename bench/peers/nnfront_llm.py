@@ -20,7 +20,7 @@ from nnfront.runtime.gemv import gemv
 folder, mode = sys.argv[1:3]
 torch.set_num_threads(2)
 torch.manual_seed(0)
-PROMPT, NEW, REPEATS = 512, 64, 3
+PROMPT, NEW, REPEATS = 512, 64, 4
 
 
 def products_gb_s(session) -> float:
@@ -37,6 +37,17 @@ def products_gb_s(session) -> float:
             )
         times.append(time.perf_counter() - begin)
     return sum(w.nbytes for w in matrices) / 1e9 / sorted(times)[len(times) // 2]
+
+
+def read_gb_s() -> float:
+    """The better of two ways to read a quarter of a gigabyte, as in limits.py; the host's memory wanders within seconds."""
+    best = 0.0
+    for read in (words.sum, lambda: torch.mv(matrix, vector)):
+        for _ in range(3):
+            begin = time.perf_counter()
+            read()
+            best = max(best, words.nbytes / 1e9 / (time.perf_counter() - begin))
+    return best
 
 
 def peak_mib() -> float:
@@ -58,17 +69,31 @@ else:
     session = llm.session
     cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
     session["prefill"](ids, cache)
-    prefill, decode = [], []
+    token = session["prefill"](ids, session.make_cache(batch=1, max_seq=PROMPT + NEW))[:, -1:].argmax(-1)
+    for _ in range(3):
+        token = session["decode"](token, cache)[:, -1:].argmax(-1)
+    peak = peak_mib()
+    prefill, decode, shares = [], [], []
+    words = torch.ones(2**26)
+    matrix, vector = torch.ones((2**14, 2**13), dtype=torch.bfloat16), torch.ones(2**13, dtype=torch.bfloat16)
+    weights = os.path.getsize(f"{folder}/model.safetensors") / 1e9
     for _ in range(REPEATS):
         cache = session.make_cache(batch=1, max_seq=PROMPT + NEW)
         start = time.perf_counter()
         token = session["prefill"](ids, cache)[:, -1:].argmax(-1)
         prefill.append(PROMPT / (time.perf_counter() - start))
-        start = time.perf_counter()
+        before, start = read_gb_s(), time.perf_counter()
         for _ in range(NEW):
             token = session["decode"](token, cache)[:, -1:].argmax(-1)
         decode.append(NEW / (time.perf_counter() - start))
-    result |= {"prefill": sorted(prefill), "decode": sorted(decode), "peak_mib": peak_mib()}
+        shares.append(decode[-1] * weights / ((before + read_gb_s()) / 2))
+    # The peak is taken before anything is made to measure the bandwidth with.
+    result |= {
+        "prefill": sorted(prefill),
+        "decode": sorted(decode),
+        "decode_share": sorted(shares),
+        "peak_mib": peak,
+    }
     if gemv is not None:
         result["products_gb_s"] = products_gb_s(session)
 print(json.dumps(result))
