@@ -12,7 +12,7 @@ import torch
 
 from nnfront.errors import LoadError, LowerError
 from nnfront.ir import IRModule
-from nnfront.lower import MethodProgram, Program, lower
+from nnfront.lower import MethodProgram, Program, lower, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import run as run_passes
@@ -50,6 +50,26 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
     source = ir
     ir = run_passes(ir, target.partition(":")[0])
     return Executable(ir, lower(ir, target), source)
+
+
+def check(
+    ir: IRModule, checkpoint: Checkpoint, *, ignored: Sequence[str] = (), cast: bool = False
+) -> CheckReport:
+    """Report what a module would make of a checkpoint, as `Executable.check` does, without compiling what its methods compute."""
+    return _report(ir, lower_weights(ir), checkpoint, ignored, cast)
+
+
+def _report(
+    ir: IRModule, program: Program, checkpoint: Checkpoint, ignored: Sequence[str], cast: bool
+) -> CheckReport:
+    return check_report(
+        weight_uses(program), checkpoint, aliases=program.aliases, ignored=_allowed(ir, ignored), cast=cast
+    )
+
+
+def _allowed(ir: IRModule, ignored: Sequence[str]) -> list[str]:
+    """What may be left over: what the caller says, and parameters that no method reads."""
+    return [*ignored, *ir.attrs.get("unread", ())]
 
 
 class TransformedWeights(dict[str, Any]):
@@ -193,13 +213,10 @@ class Executable:
         self, checkpoint: Checkpoint, *, ignored: Sequence[str] = (), cast: bool = False
     ) -> CheckReport:
         """Report what the module would make of each tensor of a checkpoint, and what does not fit. Reads headers only, raises nothing."""
-        uses = weight_uses(self.program)
-        return check_report(
-            uses, checkpoint, aliases=self.program.aliases, ignored=self._ignored(ignored), cast=cast
-        )
+        return _report(self.ir, self.program, checkpoint, ignored, cast)
 
     def _ignored(self, ignored: Sequence[str]) -> list[str]:
-        return [*ignored, *self.ir.attrs.get("unread", ())]
+        return _allowed(self.ir, ignored)
 
     def _checked(
         self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool

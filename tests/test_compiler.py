@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """compile, load, transform_params, bind, explain: weights in, numbers out, and no wrong number for wrong weights."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.compiler import TransformedWeights, compile
+from nnfront.compiler import TransformedWeights, check, compile
 from nnfront.errors import LoadError, LowerError
 from nnfront.ir import parse
 
@@ -249,3 +251,14 @@ def test_progress_is_told_to_the_end():
     compile(lifted(["forward"])).load(weights(), progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == list(range(1, len(seen) + 1))
     assert {total for _, total in seen} == {len(seen)}
+
+
+def test_checking_a_module_says_what_checking_the_compiled_one_says():
+    folder = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
+    module = nn.passes.lift_transform_params(nn.export_folder(folder), shared_transform=True)
+    checkpoint = nn.Checkpoint(folder, headers_only=True)
+    assert check(module, checkpoint).json() == nn.compile(module).check(checkpoint).json()
+    assert (
+        check(module, checkpoint, ignored=["x"]).text()
+        == compile(module).check(checkpoint, ignored=["x"]).text()
+    )

@@ -22,7 +22,7 @@ from nnfront.ir import (  # the types and cases in a program, for those who run 
     type_text,
 )
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure
-from nnfront.lower.lower import lower, lower_function
+from nnfront.lower.lower import lower, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import reference
 from nnfront.lower.select import ACCEPTED, Context, Rule, View, as_is
@@ -64,6 +64,7 @@ __all__ = [
     "from_plain",
     "lower",
     "lower_function",
+    "lower_weights",
     "parts_of",
     "places",
     "reference",

@@ -61,6 +61,27 @@ def lower(ir: IRModule, target: str = "cpu") -> Program:
     )
 
 
+def lower_weights(ir: IRModule) -> Program:
+    """Return the program with its weights and transforms, but not what methods compute: enough to say who reads which weight, and quick."""
+    methods = {
+        f.name: MethodProgram(
+            f.name,
+            (),
+            tuple(Argument(p.name, p.type, p.role, Structure()) for p in f.weights),
+            (),
+            (),
+            Block(()),
+            Block(()),
+            Structure(),
+            f.attrs.get("transform"),
+        )
+        for f in ir.functions
+        if f.kind == "public"
+    }
+    transforms = {f.name: lower_function(f, ir) for f in ir.functions if f.kind == "transform"}
+    return Program("cpu", methods, transforms, dict(ir.aliases))
+
+
 def lower_function(function: Function, ir: Mapping[str, Function], target: str = "cpu") -> MethodProgram:
     """Return the program of one function; `ir` holds those that it calls."""
     lowering = _Lowering(ir)
