@@ -146,9 +146,7 @@ def _experts(run: Run, context: Context) -> str:
 
 
 _SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
-_ROWS = (
-    "few rows: K split over all SMs, summed in order; more: tiles with the end of the product in registers"
-)
+_ROWS = "few rows: K split over all SMs, summed in order; more: cuBLAS, or tiles with the end of the product in registers"
 _TILES = "gate and its partner in one tile: one pass, no intermediate"
 _NIBBLES = "weights stay packed in memory and are unpacked in registers, scaled after the dot"
 

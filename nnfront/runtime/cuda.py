@@ -19,6 +19,14 @@ from nnfront.lower.cuda import ACTIVATIONS
 FEW_ROWS = 64
 
 
+def takes_cublas(*, is_cuda: bool, rows: int, has_end: bool) -> bool:
+    """Whether a dense product goes to cuBLAS (torch's `linear`): for many rows, where a bias is all that comes after it.
+
+    No measurement says yet where the Triton kernel is the faster one; where it saves a pass over the result it is taken all the same.
+    """
+    return is_cuda and rows > FEW_ROWS and not has_end
+
+
 def _module(name: str) -> Any:
     """A kernel's module; Triton is imported only where a program has a kernel of it."""
     return importlib.import_module(f"nnfront_kernels.{name}")
@@ -59,6 +67,8 @@ def _product(run: Run) -> Callable[..., Any]:
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         rows = _rows(x)
+        if takes_cublas(is_cuda=x.is_cuda, rows=len(rows), has_end=bool(options) or residual is not None):
+            return _like(x, torch.nn.functional.linear(rows, weight, bias))
         kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
         added = None if residual is None else _rows(residual)
         return _like(x, kernel.launch(rows, weight, bias=bias, residual=added, **options))
