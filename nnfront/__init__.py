@@ -73,6 +73,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Session": ("nnfront.session", "Session"),
     "artefact": ("nnfront.artefact", ""),
     "causal": ("nnfront.passes", "causal"),
+    "check": ("nnfront.compiler", "check"),
     "compile": ("nnfront.compiler", "compile"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),

@@ -11,7 +11,6 @@ import json
 import sys
 
 import nnfront as nn
-from nnfront.compiler import check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
         return _check_artefact(args)
     module = nn.passes.lift_transform_params(nn.export_folder(args.path, args.model), shared_transform=True)
     checkpoint = nn.Checkpoint(args.path, headers_only=True)
-    report = check(module, checkpoint, ignored=args.ignore)
+    report = nn.check(module, checkpoint, ignored=args.ignore)
     sys.stdout.write((json.dumps(report.json(), indent=1) if args.json else report.text()) + "\n")
     return 0 if report.fits else 1
 
