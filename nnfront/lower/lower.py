@@ -184,7 +184,7 @@ class _Lowering:
             case Call():
                 return self._call(expr, var, scope, provenance)
             case FunctionCall():
-                return self._function_call(expr, var, scope, provenance)
+                return self._function_call(expr, scope, provenance)
             case If():
                 return self._if(expr, var, scope, provenance)
             case MatchShape():
@@ -242,9 +242,7 @@ class _Lowering:
         self.instructions.append(Run(PACK, PACK, inputs, output))
         return output.slot
 
-    def _function_call(
-        self, call: FunctionCall, var: Var, scope: _Scope, provenance: Provenance | None
-    ) -> Structure:
+    def _function_call(self, call: FunctionCall, scope: _Scope, provenance: Provenance | None) -> Structure:
         callee = self.functions[call.function]
         sizes = self._sizes(callee, call, scope)
         inner = _Scope(sizes=sizes, caller=scope.place(provenance)[0])

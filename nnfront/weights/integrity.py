@@ -3,7 +3,7 @@
 
 The CRC-32s are what a load checks by default. One finds every damage of up to 32 bits in a row and misses one in four billion of
 the others, and it is the fastest such thing that Python comes with: 4.2 GB/s on one core of an EPYC with SHA extensions, where SHA-256 does
-1.8 (2 GB take 0.25 s on two cores; measured November 2026). Neither tells who wrote a file: whoever can change it can change the hash beside it.
+1.8 (measured November 2026). Neither tells who wrote a file: whoever can change it can change the hash beside it.
 """
 
 from __future__ import annotations
