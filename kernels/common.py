@@ -7,7 +7,9 @@ Triton's interpreter, and compiled ahead of time for a GPU that is not there (`i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,14 +91,32 @@ class Plan:
     def launch(self) -> torch.Tensor:
         """Run the kernel on the current stream and return the output tensor. An empty output launches nothing."""
         if self.output.numel():
-            self.kernel[self.grid](
-                **self.arguments,
-                **self.constants,
-                num_warps=self.config.num_warps,
-                num_stages=self.config.num_stages,
-                enable_fp_fusion=True,  # Triton's default changes with the version; the error bounds allow both
-            )
+            _LAUNCHER.get()(self)
         return self.output
+
+
+def jit(plan: Plan) -> None:
+    """Compile a plan's kernel unless Triton has it already, and run it: the launcher that is used unless another is named."""
+    plan.kernel[plan.grid](
+        **plan.arguments,
+        **plan.constants,
+        num_warps=plan.config.num_warps,
+        num_stages=plan.config.num_stages,
+        enable_fp_fusion=True,  # Triton's default changes with the version; the error bounds allow both
+    )
+
+
+_LAUNCHER: ContextVar[Callable[[Plan], None]] = ContextVar("launcher", default=jit)
+
+
+@contextmanager
+def launched_by(launcher: Callable[[Plan], None]) -> Iterator[None]:
+    """Inside of this, in this thread, every plan is given to `launcher` instead of to `jit`."""
+    token = _LAUNCHER.set(launcher)
+    try:
+        yield
+    finally:
+        _LAUNCHER.reset(token)
 
 
 @dataclass(frozen=True)
