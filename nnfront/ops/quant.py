@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers in few bits: x is approximately (q - zero_point) * scale, one scale for each group of neighbours along an axis."""
+"""Numbers in few bits: x is approximately (q - zero_point) * scale, one scale for each group of neighbours along an axis.
+
+q holds integers, or floats of 8 bits (`dtype="float8_e4m3fn"`), whose own exponent makes the error relative to the element, not to the group.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,16 @@ import torch
 from nnfront.dims import Size, divides, floordiv
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
-from nnfront.ops.rules import NO_AXIS, axis_of, dtype_name, integer, require, require_float, require_same
+from nnfront.ops.rules import (
+    FLOAT8,
+    NO_AXIS,
+    axis_of,
+    dtype_name,
+    integer,
+    require,
+    require_float,
+    require_same,
+)
 
 
 @op(stricter="x holds floats, where the reference would convert")
@@ -21,6 +33,7 @@ def quantize(
     axis: int = -1,
     symmetric: bool = True,
     scale_dtype: str | None = None,
+    dtype: str | None = None,
 ) -> TupleType:
     """Round each group of `group_size` neighbours along `axis` (None: the whole axis) to integers of `bits` bits, 2 to 8.
 
@@ -28,6 +41,8 @@ def quantize(
     symmetric: (q, scale), q int8 in [-m, m], m = 2**(bits - 1) - 1, scale = max|x| / m; the error is at most scale / 2.
     Otherwise (q, scale, zero_point), q and zero_point uint8 in [0, 2**bits - 1], scale = (max(x, 0) - min(x, 0)) / (2**bits - 1);
     the error is at most scale. A group of zeros gets scale 1.
+    dtype: a float of 8 bits for q instead of integers, `float8_e4m3fn` (m = 448) or `float8_e5m2` (m = 57344): (q, scale), scale = max|x| / m.
+    The error is at most 2**-4 (2**-3) of the element, or 2**-10 (2**-17) of scale where that is more; NaN makes its whole group NaN.
     """
     require_float(x)
     size = x.shape[axis]
@@ -45,6 +60,8 @@ def quantize(
         groups = floordiv(size, group_size)
     shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
     scale = TensorType(shape, scale_dtype or x.dtype)
+    if dtype is not None:
+        return TupleType((TensorType(x.shape, dtype), scale))
     if symmetric:
         return TupleType((TensorType(x.shape, "int8"), scale))
     return TupleType((TensorType(x.shape, "uint8"), scale, TensorType(shape, "uint8")))
@@ -58,9 +75,18 @@ def _(
     axis: int = -1,
     symmetric: bool = True,
     scale_dtype: Any = None,
+    dtype: Any = None,
 ) -> dict[str, Any]:
     require(integer(bits, "bits") in range(2, 9), "bits must be 2 to 8, got {}", bits)
     name = None if scale_dtype is None else dtype_name(scale_dtype)
+    stored = None if dtype is None else dtype_name(dtype)
+    if stored is not None:
+        require(stored in FLOAT8, "dtype must be one of {}, got {}", ", ".join(sorted(FLOAT8)), stored)
+        require(
+            bits == 8 and bool(symmetric),
+            "{} has 8 bits and is symmetric: leave both at their default",
+            stored,
+        )
     if name is not None:
         require_float(TensorType((), name), "the scale")
     require(
@@ -74,18 +100,31 @@ def _(
         "axis": axis_of(axis, x.ndim),
         "symmetric": bool(symmetric),
         "scale_dtype": None if name == x.dtype else name,
+        "dtype": stored,
     }
 
 
 @quantize.reference
 def _(
-    x: torch.Tensor, bits: int, group_size: int | None, axis: int, symmetric: bool, scale_dtype: str | None
+    x: torch.Tensor,
+    bits: int,
+    group_size: int | None,
+    axis: int,
+    symmetric: bool,
+    scale_dtype: str | None,
+    dtype: str | None,
 ) -> tuple[torch.Tensor, ...]:
     out = x.dtype if scale_dtype is None else getattr(torch, scale_dtype)
     size = x.shape[axis]
     length = size if group_size is None else group_size
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     y = y.reshape(*x.shape[:axis], size // length, length, *x.shape[axis + 1 :])
+    if dtype is not None:
+        float8: torch.dtype = getattr(torch, dtype)
+        largest = torch.finfo(float8).max
+        scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / largest, out)
+        codes = (y / scale.to(y.dtype)).clamp(-largest, largest).to(float8)
+        return codes.reshape(x.shape), scale.squeeze(axis + 1)
     if symmetric:
         most = 2 ** (bits - 1) - 1
         scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / most, out)
@@ -118,10 +157,15 @@ def dequantize(
 ) -> TensorType:
     """(q - zero_point) * scale, each scale for `group_size` neighbours along `axis` (None: the whole axis).
 
-    Shapes: q [..., n, ...] int8 or uint8; scale and zero_point [..., n / group_size, ...]; the result has q's shape and type
-    `dtype` (the scale's if None). The product is made in float32, then rounded.
+    Shapes: q [..., n, ...] int8, uint8 or a float of 8 bits; scale and zero_point [..., n / group_size, ...]; the result has q's shape and type
+    `dtype` (the scale's if None). The product is made in float32, then rounded. Floats have no zero_point.
     """
-    require(q.dtype in ("int8", "uint8"), "q must be int8 or uint8, got {}", q.dtype)
+    require(
+        q.dtype in ("int8", "uint8") or q.dtype in FLOAT8,
+        "q must be int8, uint8 or float8, got {}",
+        q.dtype,
+    )
+    require(zero_point is None or q.dtype not in FLOAT8, "q is {}, which has no zero_point", q.dtype)
     require_float(scale, "scale")
     groups: Size = 1 if group_size is None else floordiv(q.shape[axis], group_size)
     for name, tensor in (("scale", scale), ("zero_point", zero_point)):

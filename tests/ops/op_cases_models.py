@@ -29,6 +29,8 @@ from nnfront import ops
 from nnfront.dtypes import DTYPES
 from nnfront.ir.types import CacheLayerType
 
+FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
 # Transformers.
 
 
@@ -120,11 +122,12 @@ def _(draw: Draw, name: str) -> Case:
         "bits": draw(st.integers(2, 8)),
         "group_size": draw(st.none() | st.integers(1, 3)),
         "axis": axis_in(draw, x.ndim),
+        "symmetric": draw(st.booleans()),
     }
-    return Case(
-        (x,),
-        {**attrs, "symmetric": draw(st.booleans()), "scale_dtype": draw(st.none() | st.sampled_from(FLOATS))},
-    )
+    dtype = draw(st.none() | st.sampled_from(FLOAT8))
+    if dtype is not None:
+        attrs |= {"bits": 8, "symmetric": True, "dtype": dtype}
+    return Case((x,), {**attrs, "scale_dtype": draw(st.none() | st.sampled_from(FLOATS))})
 
 
 @case("dequantize")
@@ -133,8 +136,8 @@ def _(draw: Draw, name: str) -> Case:
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     small = list(shape)
     small[axis] = 1 if group is None else shape[axis] // group
-    kind = dtype_of(draw, ("int8", "uint8"))
-    zero = make(small, kind) if draw(st.booleans()) else None
+    kind = dtype_of(draw, ("int8", "uint8", *FLOAT8))
+    zero = make(small, kind) if draw(st.booleans()) and kind not in FLOAT8 else None
     scale = make(small, dtype_of(draw, FLOATS))
     return Case(
         (make(shape, kind), scale, zero),

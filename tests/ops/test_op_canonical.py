@@ -112,7 +112,9 @@ TYPES: list[tuple[Op, list[Any], dict[str, Any], Type]] = [
     (ops.cache_join, [LAYER, LAYER], {}, CacheType((LAYER, LAYER))),
     (ops.cache_positions, [LAYER], {"seq": "seq"}, t(BATCH, SEQ, dtype="int64")),
     (ops.quantize, [t(N, 64)], {"group_size": 32}, TupleType((t(N, 64, dtype="int8"), t(N, 2)))),
+    (ops.quantize, [t(N, 64, dtype="float16")], {"dtype": "float8_e4m3fn", "scale_dtype": "float32"}, TupleType((t(N, 64, dtype="float8_e4m3fn"), t(N, 1)))),
     (ops.dequantize, [t(N, 64, dtype="int8"), t(N, 2, dtype="float16")], {"group_size": 32}, t(N, 64, dtype="float16")),
+    (ops.dequantize, [t(N, 64, dtype="float8_e5m2"), t(N, 1)], {"dtype": "bfloat16"}, t(N, 64, dtype="bfloat16")),
     (ops.pack_int4, [t(2 * N, dtype="int8")], {}, t(N, dtype="uint8")),
     (ops.get_timestep_embedding, [t(N)], {"embedding_dim": 320, "dtype": "float16"}, t(N, 320, dtype="float16")),
 ]  # fmt: skip

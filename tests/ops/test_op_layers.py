@@ -160,6 +160,41 @@ def test_quantisation_errs_within_its_scale(
     assert (back[0] == 0).all()
 
 
+# Distance of a float of 8 bits from what it stands for: relative to the element, and relative to the scale near zero.
+FLOAT8 = {"float8_e4m3fn": (2.0**-4, 2.0**-10), "float8_e5m2": (2.0**-3, 2.0**-17)}
+
+
+@given(
+    group=st.sampled_from([None, 4, 8]),
+    stored=st.sampled_from(sorted(FLOAT8)),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    scale_dtype=st.sampled_from([None, "float32"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_rounding_to_floats_of_8_bits_errs_relative_to_each_element(
+    group: int | None, stored: str, dtype: str, scale_dtype: str | None
+) -> None:
+    x = (torch.randn(6, 16) * torch.exp2(4 * torch.randn(6, 16))).to(getattr(torch, dtype))
+    x[0] = 0
+    q, scale = run(ops.quantize, x, group_size=group, scale_dtype=scale_dtype, dtype=stored)
+    back = run(ops.dequantize, q, scale, group_size=group, dtype="float64")
+    relative, near_zero = FLOAT8[stored]
+    step = scale.double().repeat_interleave(16 if group is None else group, 1)
+    allowed = torch.maximum(relative * x.double().abs(), near_zero * step) * (1 + 1e-6)
+    assert q.dtype == getattr(torch, stored)
+    assert ((back - x.double()).abs() <= allowed).all()
+    assert (back[0] == 0).all()
+
+
+@pytest.mark.parametrize("stored", sorted(FLOAT8))
+def test_what_is_no_number_stays_none_in_8_bits(stored: str) -> None:
+    x = torch.ones(2, 8)
+    x[0, 3] = float("nan")
+    back = run(ops.dequantize, *run(ops.quantize, x, dtype=stored))
+    assert back[0].isnan().any()
+    assert torch.equal(back[1], x[1])
+
+
 def test_packing_puts_the_first_of_two_in_the_low_half() -> None:
     assert run(ops.pack_int4, torch.tensor([[1, 2, -1, -8]], dtype=torch.int8)).tolist() == [[0x21, 0x8F]]
 
