@@ -16,8 +16,9 @@ from nnfront.lower import MethodProgram, Program, lower, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import run as run_passes
-from nnfront.runtime.transform import run_transform
+from nnfront.runtime.transform import run_transform, stream_transform
 from nnfront.runtime.transform_plan import TransformPlan, plan_load
+from nnfront.runtime.upload import sending
 from nnfront.runtime.uses import weight_uses
 from nnfront.runtime.workspace import WORKSPACES
 from nnfront.session import Session
@@ -33,6 +34,7 @@ from nnfront.weights import (
     save_stream,
     tensor_types,
 )
+from nnfront.weights.stored import place_weights
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHS))
@@ -102,20 +104,53 @@ class Executable:
         `weights`: a checkpoint or a dict, under the checkpoint's names. `ignored`: names or patterns of tensors that may be left
         over. `cast`: floats stored in another float dtype than the model's are converted. `cache`: a folder that keeps what is computed
         by content, for the next load of these weights or of some of them, by this or any other model. `progress` is told how many steps of
-        how many are done. Raises LoadError that lists everything that does not fit.
+        how many are done; for a CUDA target, by another thread, how many bytes of how many are sent, unless there is a cache.
+        Raises LoadError that lists everything that does not fit.
         """
         sources = self._bound(weights, ignored, cast)
         transforms = self._used_transforms().items()
-        if cache is None:
-            sources.check_ties()
-            transformed = {name: run_transform(t, sources, progress=progress) for name, t in transforms}
-        else:
+        raw: Mapping[str, Any] = sources
+        if cache is not None:
             kept = TransformCache(Path(cache), sources)
             sources.check_ties(kept.are_equal)
             transformed = {name: kept.transform(t, progress=progress) for name, t in transforms}
+        elif self.target == "cpu":
+            sources.check_ties()
+            transformed = {name: run_transform(t, sources, progress=progress) for name, t in transforms}
+        else:
+            sources.check_ties()
+            raw, transformed = self._sent(sources, progress)
         return Session(
-            self.program, sources, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.source
+            self.program, raw, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.source
         )
+
+    def _sent(
+        self, sources: BoundWeights, progress: Progress | None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Send each weight as soon as it is made: raw weights by name, and the results of each transform.
+
+        What has the same formula is made and sent once.
+        """
+        transforms = self._used_transforms()
+        places = place_weights(self.program, sources.found.dims)
+        total = sum(result.size_bytes for result in plan_load(self.program, sources).results)
+        there: dict[str, Any] = {}
+        with sending(self.target, progress, total) as send:
+            for origin, names in places.items():
+                first = {stored: name for name, stored in reversed(names.items()) if stored not in there}
+                made = (
+                    stream_transform(transforms[origin], sources, only=set(first.values()))
+                    if origin
+                    else ((name, sources[name]) for name in first.values())
+                )
+                for name, value in made:
+                    there[names[name]] = send(name, value)
+                    del value  # or it would live until the next one is made
+        found = {
+            origin: {name: there[stored] for name, stored in names.items()}
+            for origin, names in places.items()
+        }
+        return found.pop(""), found
 
     def plan(
         self,

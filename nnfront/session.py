@@ -18,13 +18,14 @@ from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache_type import cache_sizes, describe, layout
 from nnfront.runtime.caches import make_cache
 from nnfront.runtime.cases import CaseList, Explanation
-from nnfront.runtime.device import device_of, stored
+from nnfront.runtime.device import device_of
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
+from nnfront.runtime.upload import sending
 from nnfront.weights import BoundWeights, Extras, Options, save_values
 from nnfront.weights.export_checkpoint import export_checkpoint
-from nnfront.weights.held import Held, Layout
+from nnfront.weights.held import Held, Layout, Results
 from nnfront.weights.update import renew
 from nnfront.weights.write import SHARD_BYTES
 
@@ -53,14 +54,9 @@ class Session(Mapping[str, Method]):
         self.extras = extras or Extras()
         self._ir = ir
         self._device = device_of(program.target)
-        results = {
-            name: {key: stored(value, program.target) for key, value in found.items()}
-            for name, found in (transformed or {}).items()
-        }
         read = [w.name for method in program.methods.values() for w in method.weights if w.role == "weight"]
-        weights = {
-            name: stored(weights[name], program.target) for name in dict.fromkeys(read) if name in weights
-        }
+        given = {name: weights[name] for name in dict.fromkeys(read) if name in weights}
+        weights, results = _placed(program.target, given, transformed or {})
         values: dict[str, Values] = {
             name: {"weight": weights, "transformed": results.get(method.transform or "", {})}
             for name, method in program.methods.items()
@@ -109,7 +105,8 @@ class Session(Mapping[str, Method]):
         Raises LoadError if something does not fit; nothing has changed then.
         """
         with self._updating:
-            renewed = renew(self._held, weights, self.sources, cast=cast)
+            with sending(self.program.target) as send:
+                renewed = renew(self._held, weights, self.sources, cast=cast, send=send)
             loaded = dict(self._shelf.loaded)
             for name, method in self._methods.items():
                 results = renewed.results.get(method.program.transform or "", {})
@@ -193,4 +190,24 @@ class Session(Mapping[str, Method]):
         type = next(iter(types))
         known = {symbol.name: number for symbol, (number, _) in self._known.items()}
         found = cache_sizes(type, sizes, known)
-        return make_cache(type, found, self._device, pages=pages, page_size=page_size)
+        return make_cache(type, found, self.program.target, pages=pages, page_size=page_size)
+
+
+def _placed(
+    target: str, weights: Mapping[str, Any], results: Results
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Weights and results of transforms where the target's kernels read them; what is one value under several names stays one."""
+    placed: dict[int, Any] = {}
+    with sending(target) as send:
+
+        def place(name: str, value: Any) -> Any:
+            if id(value) not in placed:
+                placed[id(value)] = send(name, value)
+            return placed[id(value)]
+
+        raw = {name: place(name, value) for name, value in weights.items()}
+        made = {
+            transform: {name: place(name, value) for name, value in found.items()}
+            for transform, found in results.items()
+        }
+    return raw, made

@@ -47,10 +47,3 @@ def default_device(device: torch.device) -> AbstractContextManager[object]:
 def on_device(value: Any, device: torch.device) -> Any:
     """Return a tensor on a device, itself if it is there; anything else as it is."""
     return value.to(device) if isinstance(value, torch.Tensor) else value
-
-
-def stored(value: Any, target: str) -> Any:
-    """Return a weight as the target's kernels read it: on its device, and for CUDA with its elements in order."""
-    if not isinstance(value, torch.Tensor) or target == "cpu":
-        return value
-    return value.to(device_of(target)).contiguous()

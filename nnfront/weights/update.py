@@ -16,6 +16,7 @@ import torch
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
 from nnfront.runtime.transform import stream_transform
+from nnfront.runtime.upload import Send
 from nnfront.weights.bind import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
 from nnfront.weights.held import Held, Layout, Results, WayBack
@@ -32,9 +33,14 @@ class Renewed:
 
 
 def renew(
-    held: Held, given: Mapping[str, torch.Tensor], sources: BoundWeights | None, *, cast: bool = False
+    held: Held,
+    given: Mapping[str, torch.Tensor],
+    sources: BoundWeights | None,
+    *,
+    cast: bool = False,
+    send: Send = lambda name, value: value,
 ) -> Renewed:
-    """Return the state after an update; `held` and all tensors in it stay as they are.
+    """Return the state after an update; `held` and all tensors in it stay as they are. `send` puts values where methods read them.
 
     Raises LoadError that lists every name, shape and dtype that does not fit, and weights that are needed besides and not to be had.
     """
@@ -47,9 +53,12 @@ def renew(
     weights = _Weights(held, new, sources)
     weights.require(stale)
     weights.made |= {name: weights.tensor(name) for name in new if name in held.raw}
-    raw = dict(weights.made)
+    raw = {name: send(name, value) for name, value in weights.made.items()}
     results = {
-        transform: dict(stream_transform(layout.transforms[transform], weights, only=names))
+        transform: {
+            name: send(name, value)
+            for name, value in stream_transform(layout.transforms[transform], weights, only=names)
+        }
         for transform, names in stale.items()
         if names
     }
@@ -82,8 +91,9 @@ class _Weights:
                 value if name in self.new.found.casts else value.clone(memory_format=torch.contiguous_format)
             )
         found = self.back.weight(name)
-        if found is None:
-            found = self.held.given.get(name)
+        if found is not None:
+            return found.cpu()  # where transforms run, wherever methods do
+        found = self.held.given.get(name)
         if found is None and self.sources is not None:
             found = self.sources.get(name)
         if found is None:
