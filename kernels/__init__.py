@@ -28,6 +28,7 @@ from nnfront_kernels import (
     moe_routing,
     quantize_fp8,
     rms_norm,
+    rope,
     rope_append,
 )
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
@@ -44,6 +45,7 @@ KERNELS: tuple[Kernel, ...] = (
     grouped_matmul.KERNEL,
     moe_combine.KERNEL,
     rms_norm.KERNEL,
+    rope.KERNEL,
     rope_append.KERNEL,
     attention_decode.KERNEL,
     attention_prefill.KERNEL,

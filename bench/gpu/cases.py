@@ -15,7 +15,8 @@ from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
-from nnfront_kernels.rope_append import RopeShape
+from nnfront_kernels.rope import RopeShape
+from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.tiles import MatmulShape
 
 
@@ -82,8 +83,10 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [CombineShape(t, 8, 2048) for t in tokens]
     if name == "rms_norm":
         return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
+    if name == "rope":
+        return [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
     if name == "rope_append":
-        return [RopeShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
+        return [AppendShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
     if name == "attention_decode":
         return [DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in ((32, 8192, 64), (1, 32768, 0))]
     if name == "attention_prefill":

@@ -115,7 +115,7 @@ def _difference(
     if run.kernel in stored.KERNELS:
         stated, found, terms = stored.stated_and_found(kernel, arguments, options, results)
         return _far(found, stated, terms)
-    if run.kernel == "rms_norm":
+    if run.kernel in ("rms_norm", "rope"):
         stated = kernel.reference(*arguments, **options, compute=torch.float64)
         stated = list(stated) if isinstance(stated, tuple) else [stated]
         return _far(results, stated, stated)

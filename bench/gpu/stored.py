@@ -39,7 +39,7 @@ def stated_and_found(
     """What the definition gives, what a launch gave (its result, and the cache that it wrote to), and the size of the terms."""
     stated = kernel.reference(*arguments, **options, compute=torch.float64)
     if kernel.name == "rope_append":
-        return list(stated), [results[0], *arguments[4:6]], list(stated)
+        return list(stated), [results[0], *arguments[6:8]], list(stated)
     q, keys, values, *others = arguments
     size = kernel.reference(q, keys, values.abs(), *others, **options, compute=torch.float64)
     return [stated], results, [size]

@@ -9,17 +9,20 @@ from types import ModuleType
 import nnfront_kernels
 import pytest
 import torch
-from kernel_checks import EPS32, TOLERANCES, Guarded, assert_close, surrounded
+from kernel_checks import TOLERANCES, Guarded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
+from kernel_rope import angles, close, projected, turned
 from nnfront_kernels import KernelError, rope_append
-from nnfront_kernels.common import Cost
-from nnfront_kernels.rope_append import RopeShape
+from nnfront_kernels.common import Cost, Plan
+from nnfront_kernels.rope_append import AppendShape
 
 
 @dataclass(frozen=True)
 class Append:
-    """`seq` tokens for each sequence; `before` are the lengths. page 0 is contiguous with `capacity` slots."""
+    """`seq` tokens for each sequence; `before` are the lengths. page 0 is contiguous with `capacity` slots, 0 pairs are no
+    rotation, value_size 0 is size.
+    """
 
     before: tuple[int, ...]
     seq: int
@@ -32,27 +35,30 @@ class Append:
     interleaved: bool = False
     dtype: str = "float16"
     gap: int = 0
-    table: int = 400  # positions that have angles
+    value_size: int = 0
+    shared: bool = False  # angles are the same for all sequences
+    fused: bool = True
 
     def __str__(self) -> str:
         heads = f"{self.heads}of{self.kv_heads}x{self.size}-{self.pairs}pairs"
-        return f"{self.before}+{self.seq}-{heads}-page{self.page}-{self.dtype}{'-interleaved' * self.interleaved}-gap{self.gap}"
+        flags = "".join(
+            f"-{name}{int(getattr(self, name))}"
+            for name in ("interleaved", "page", "gap", "value_size", "shared", "fused")
+            if getattr(self, name)
+        )
+        return f"{self.before}+{self.seq}-{heads}-{self.dtype}{flags}"
 
 
 def append(package: ModuleType, case: Append) -> None:
     """Launch twice on a poisoned cache; AssertionError unless queries and every slot are as the definition says."""
     generator = torch.Generator().manual_seed(case.size + case.seq)
     dtype = getattr(torch, case.dtype)
-    batch, total = len(case.before), case.heads + 2 * case.kv_heads
-
-    def normal(*size: int) -> torch.Tensor:
-        return torch.randn(*size, generator=generator, dtype=torch.float64)
-
-    qkv = surrounded(normal(batch * case.seq, total * case.size).to(dtype), case.gap, 0).unflatten(
-        0, (batch, case.seq)
-    )
-    angles = normal(case.table, case.pairs) * 3
-    cos, sin = (surrounded(f(angles).float(), case.gap, 0) for f in (torch.cos, torch.sin))
+    batch, sizes = len(case.before), (case.size, case.value_size or case.size)
+    parts = ((case.heads, case.size), (case.kv_heads, sizes[0]), (case.kv_heads, sizes[1]))
+    q, k, v = projected(generator, batch, case.seq, parts, dtype, case.gap, case.fused)
+    tables = (None, None)
+    if case.pairs:
+        tables = angles(generator, 1 if case.shared else batch, case.seq, case.pairs, case.gap)
     lengths = torch.tensor(case.before, dtype=torch.int32)
     first, slots, pages = batch, case.capacity, None
     if case.page:
@@ -61,89 +67,65 @@ def append(package: ModuleType, case: Append) -> None:
         pages = torch.randperm(first, generator=generator)[: batch * per].reshape(batch, per).int()
         if batch > 2:
             pages[1, 0] = -1  # given away
-    rows = first * case.kv_heads * slots
-    shape = (first, case.kv_heads, slots)
-    store = "k", "v"
+    rows, shape = first * case.kv_heads * slots, (first, case.kv_heads, slots)
+
+    def planned(views: list[torch.Tensor]) -> Plan:
+        keys, values = (view.unflatten(0, shape) for view in views[:2])
+        out = views[2].unflatten(0, (batch, case.seq, case.heads)) if case.pairs else None
+        options = {"pages": pages, "interleaved": case.interleaved, "out": out, "arch": "sm_80"}
+        return package.rope_append.plan(q, k, v, *tables, lengths, keys, values, **options)
+
     got = launched_twice(
         lambda pattern: [
-            Guarded(batch * case.seq * case.heads, case.size, dtype, case.gap, 0, pattern),
-            *(Guarded(rows, case.size, dtype, case.gap + 8 * (name == "v"), 0, 0x5A) for name in store),
+            *(Guarded(rows, size, dtype, case.gap + 8 * at, 0, 0x5A) for at, size in enumerate(sizes)),
+            *[Guarded(batch * case.seq * case.heads, case.size, dtype, case.gap, 0, pattern)]
+            * bool(case.pairs),
         ],
-        lambda views: package.rope_append.plan(
-            qkv,
-            cos,
-            sin,
-            lengths,
-            views[1].unflatten(0, shape),
-            views[2].unflatten(0, shape),
-            pages=pages,
-            interleaved=case.interleaved,
-            out=views[0].unflatten(0, (batch, case.seq, case.heads)),
-            arch="sm_80",
-        ),
+        planned,
     )
-    poison = torch.full((rows * case.size * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype)
-    poison = poison.reshape(*shape, case.size)
-    expected_k, expected_v, sizes = poison.double(), poison.double(), poison.double().abs()
-    expected_q = torch.empty(batch, case.seq, case.heads, case.size, dtype=torch.float64)
-    size_q = torch.empty_like(expected_q)
-    x = qkv.double().unflatten(2, (total, case.size))
+    poison = [
+        torch.full((rows * size * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype).reshape(*shape, size)
+        for size in sizes
+    ]
+    expected_k, expected_v = (p.double() for p in poison)
+    terms_k = expected_k.abs()
+    turned_k, size_k = turned(k, *tables, case.interleaved) if case.pairs else (k.double(), k.double().abs())
     for b, before in enumerate(case.before):
         for t in range(case.seq):
             p = before + t
-            turned, size = turn(x[b, t], cos, sin, p, case)
-            expected_q[b, t], size_q[b, t] = turned[: case.heads], size[: case.heads]
             page = b if pages is None else int(pages[b, p // case.page])
             if page < 0 or (pages is None and p >= case.capacity):
                 continue
             slot = p if pages is None else p % case.page
-            expected_k[page, :, slot] = turned[case.heads : case.heads + case.kv_heads]
-            sizes[page, :, slot] = size[case.heads : case.heads + case.kv_heads]
-            expected_v[page, :, slot] = x[b, t, case.heads + case.kv_heads :]
-    close(got[0], expected_q, size_q)
-    close(got[1], expected_k, sizes)
-    assert torch.equal(got[2].double(), expected_v.reshape(rows, -1)), "values are not copies"
-    if pages is None and max(case.before) + case.seq <= min(case.capacity, case.table):
-        stated = package.rope_append.reference(
-            qkv, cos, sin, lengths, poison, poison, interleaved=case.interleaved, compute=torch.float64
-        )
-        for mine, his in zip(got, stated, strict=True):
-            unit = TOLERANCES[dtype].unit
-            torch.testing.assert_close(mine, his.reshape(mine.shape), rtol=4 * unit, atol=8 * unit)
-
-
-def close(got: torch.Tensor, expected: torch.Tensor, sizes: torch.Tensor) -> None:
-    expected = expected.reshape(got.shape)
-    assert_close(actual=got, expected=expected, drift=4 * EPS32 * sizes.reshape(got.shape))
-
-
-def turn(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, position: int, case: Append
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [all heads, size] with queries and keys rotated pair by pair as complex numbers, and the sizes of the terms."""
-    y, size = x.clone(), x.abs()
-    if position >= case.table:
-        return y, size
-    rotated = case.heads + case.kv_heads
-    for i in range(case.pairs):
-        a, b = (2 * i, 2 * i + 1) if case.interleaved else (i, i + case.pairs)
-        z = torch.complex(x[:rotated, a], x[:rotated, b]) * complex(cos[position, i], sin[position, i])
-        y[:rotated, a], y[:rotated, b] = z.real, z.imag
-        size[:rotated, a] = size[:rotated, b] = x[:rotated, a].abs() + x[:rotated, b].abs()
-    return y, size
+            expected_k[page, :, slot], terms_k[page, :, slot] = turned_k[b, t], size_k[b, t]
+            expected_v[page, :, slot] = v[b, t].double()
+    close(got[0], expected_k, terms_k)
+    assert torch.equal(got[1].double(), expected_v.reshape(rows, -1)), "values are not copies"
+    stated_q, *stated = package.rope_append.reference(
+        q, k, v, *tables, lengths, *poison, pages=pages, interleaved=case.interleaved, compute=torch.float64
+    )
+    if case.pairs:
+        close(got[2], *turned(q, *tables, case.interleaved))
+        stated.append(stated_q)
+    unit = TOLERANCES[dtype].unit
+    for mine, his in zip(got, stated, strict=True):
+        torch.testing.assert_close(mine, his.reshape(mine.shape), rtol=4 * unit, atol=8 * unit)
 
 
 CASES = [
     Append((0,), 1, 4, 1, 64, 32),
-    Append((5, 0, 39), 1, 8, 2, 128, 64, gap=16),
+    Append((5, 0, 39), 1, 8, 2, 128, 64, gap=16, shared=True),
     Append((3, 0), 7, 3, 1, 80, 40, dtype="float32", interleaved=True),
     Append((15, 16, 17), 2, 7, 1, 64, 16, page=16, gap=8),
-    Append((0, 63, 64), 3, 4, 4, 96, 24, page=64, interleaved=True, dtype="float32"),
+    Append((0, 63, 64), 3, 4, 4, 96, 24, page=64, interleaved=True, dtype="float32", fused=False),
     Append((127, 128, 300), 1, 8, 1, 256, 64, page=128),
     Append((1, 35), 9, 6, 2, 40, 5, gap=3),  # the second sequence ends beyond the capacity
     Append((1, 2), 3, 2, 2, 17, 7, interleaved=True, gap=3),
-    Append((2, 0), 4, 9, 3, 32, 16, table=4, dtype="float32"),  # positions without angles
+    Append((3, 17), 2, 4, 4, 192, 32, page=16, value_size=128),
+    Append((0, 38), 3, 5, 3, 24, 0, value_size=17, fused=False),  # no rotation
+    Append((15, 3, 17), 2, 2, 1, 64, 0, page=16, dtype="float32"),
     Append((0, 0), 17, 1, 1, 16, 8, page=16),
+    Append((2,), 2, 20, 18, 16, 4, gap=8),  # more heads than a block has
 ]
 
 
@@ -159,23 +141,27 @@ def test_queries_turn_and_keys_and_values_are_appended(interpreted, case):
 
 PAGED = Append((15, 3, 17), 2, 7, 2, 40, 12, page=16, gap=8)
 PLAIN = Append((1, 35), 9, 6, 2, 40, 12, gap=3)
-MIXED = replace(PLAIN, interleaved=True)
+MANY = Append((2, 1), 2, 18, 17, 16, 4, gap=3)
+STILL = replace(PAGED, pairs=0, value_size=24)
 MUTANTS = [
-    (Mutant("turned_backwards", "rope_append.py", "(wide_a * cos - wide_b * sin)", "(wide_a * cos + wide_b * sin)"), PLAIN),
-    (Mutant("sin_of_the_first_position", "rope_append.py", "position.to(tl.int64) * stride_np", "0 * position.to(tl.int64) * stride_np"), PLAIN),
-    (Mutant("values_turned", "rope_append.py", "turns = (v_head < 0)[:, None]", "turns = (v_head < 1)[:, None]"), PLAIN),
-    (Mutant("keys_not_turned", "rope_append.py", "turns = (v_head < 0)[:, None]", "turns = (k_head < 0)[:, None]"), PLAIN),
-    (Mutant("rest_not_written", "rope_append.py", "        if BLOCK_R:", "        if BLOCK_R < 0:"), PLAIN),
-    (Mutant("capacity_ignored", "rope_append.py", "(position < CAPACITY)", "(position < CAPACITY + 9)"), PLAIN),
-    (Mutant("one_head_too_many", "rope_append.py", "(v_head < stored)", "(v_head <= stored)"), PLAIN),
+    (Mutant("key_turned_by_the_first_token", "rope_append.py", "row_of(sin_ptr, sequence, t,", "row_of(sin_ptr, sequence, 0 * t,"), PLAIN),
+    (Mutant("angles_of_the_first_sequence", "rope_append.py", "row_of(cos_ptr, sequence, t,", "row_of(cos_ptr, 0 * sequence, t,"), PLAIN),
+    (Mutant("values_turned", "rope_append.py", "None, None, SIZE_V, 0, False, BLOCK_H, 1, BLOCK_V", "cos_row, sin_row, SIZE_V, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R"), PLAIN),
+    (Mutant("keys_not_turned", "rope_append.py", "turn(\n                    x_rows, y_rows, head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R", "turn(\n                    x_rows, y_rows, head < KV_HEADS, cos_row, sin_row, SIZE, 0, INTERLEAVED, BLOCK_H, BLOCK_P, 64"), PLAIN),
+    (Mutant("capacity_ignored", "rope_append.py", "position < CAPACITY", "position < CAPACITY + 9"), PLAIN),
+    (Mutant("one_key_head_too_many", "rope_append.py", "head < KV_HEADS, cos_row", "head <= KV_HEADS, cos_row"), PLAIN),
+    (Mutant("one_value_head_too_many", "rope_append.py", "head < KV_HEADS, None", "head <= KV_HEADS, None"), PLAIN),
+    (Mutant("second_block_of_keys_lost", "rope_append.py", "head = (block - Q_BLOCKS) * BLOCK_H", "head = 0 * block"), MANY),
+    (Mutant("second_block_of_values_lost", "rope_append.py", "head = (block - Q_BLOCKS - KV_BLOCKS) * BLOCK_H", "head = 0 * block"), MANY),
+    (Mutant("second_block_of_queries_lost", "rope_append.py", "head = block * BLOCK_H + lane", "head = lane"), MANY),
     (Mutant("length_ignored", "rope_append.py", "tl.load(lengths_ptr + sequence) + t", "tl.load(lengths_ptr + sequence) * 0 + t"), PLAIN),
     (Mutant("length_of_the_first", "rope_append.py", "tl.load(lengths_ptr + sequence) + t", "tl.load(lengths_ptr) + t"), PLAIN),
-    (Mutant("interleaved_pairs_beyond_the_last", "rope_append.py", "POSITIONS, PAIRS, 0)", "POSITIONS, PAIRS + 1, 0)"), MIXED),
-    (Mutant("halves_for_neighbours", "rope_append.py", "tl.reshape(tl.join(a, b), (BLOCK_H, 2 * BLOCK_P))", "tl.reshape(tl.permute(tl.join(a, b), (0, 2, 1)), (BLOCK_H, 2 * BLOCK_P))"), MIXED),
-    (Mutant("page_given_away_written", "rope_append.py", "stored = tl.where(page >= 0, KV_HEADS, 0)", "stored = KV_HEADS"), PAGED),
+    (Mutant("page_given_away_written", "rope_append.py", "if page >= 0:", "if page >= -1:"), PAGED),
     (Mutant("first_page_only", "cache.py", "tl.load(row + position // PAGE", "tl.load(row + 0 * position"), PAGED),
     (Mutant("slot_of_a_contiguous_cache", "cache.py", "slot = (position % PAGE)", "slot = position"), PAGED),
     (Mutant("table_of_the_first_sequence", "cache.py", "sequence.to(tl.int64) * stride_pages", "sequence.to(tl.int64) * 0"), PAGED),
+    (Mutant("values_in_the_page_of_keys", "rope_append.py", "row_of(values_ptr, page, slot, stride_vp", "row_of(values_ptr, page, slot, stride_kp"), STILL),
+    (Mutant("queries_counted_without_rotation", "rope_append.py", "// BLOCK_H if PAIRS else 0", "// BLOCK_H"), STILL),
 ]  # fmt: skip
 
 
@@ -190,7 +176,7 @@ def test_mutant_of_appending_is_caught(interpreted, mutant, case):
         interpreted(run_mutant, mutant, case)
 
 
-@pytest.mark.parametrize("case", [PLAIN, PAGED, MIXED], ids=str)
+@pytest.mark.parametrize("case", [PLAIN, PAGED, MANY, STILL], ids=str)
 def test_appending_without_the_mistake_passes(interpreted, case):
     interpreted(run_mutant, Mutant("none", "", "", ""), case)
 
@@ -200,9 +186,10 @@ def tensor(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 
 
 WRONG = [
-    ({"qkv": tensor(2, 3 * 64)}, r"qkv must be \[batch, seq, width\] with adjacent elements, got \[2, 192\]"),
-    ({"qkv": tensor(2, 3, 128)}, "qkv must hold query heads and two times 1 heads of 64, got a width of 128 and values of 64"),
-    ({"values": tensor(2, 1, 8, 32)}, "got a width of 192 and values of 32"),
+    ({"q": tensor(2, 3, 64)}, r"q must be torch.float16 \[batch, seq, heads, size\] with adjacent elements, got torch.float16 \[2, 3, 64\]"),
+    ({"k": tensor(2, 3, 2, 64)}, r"k must be torch.float16 \[2, 3, 1, 64\] with adjacent elements, got torch.float16 \[2, 3, 2, 64\]"),
+    ({"v": tensor(2, 3, 1, 32)}, r"v must be torch.float16 \[2, 3, 1, 64\] with adjacent elements, got torch.float16 \[2, 3, 1, 32\]"),
+    ({"keys": tensor(2, 1, 8, 32)}, "keys must have heads of 64 as k, got 32"),
     ({"values": tensor(2, 1, 9, 64)}, r"keys and values must agree except for size, got \[2, 1, 8, 64\] and \[2, 1, 9, 64\]"),
     ({"keys": tensor(2, 1, 64, 8).transpose(2, 3)}, r"keys must be \[batch or pages, kv_heads, slots, size\] with adjacent elements"),
     ({"keys": tensor(2, 1, 8, 64, dtype=torch.bfloat16)}, "keys must be torch.float16, got torch.bfloat16"),
@@ -210,9 +197,11 @@ WRONG = [
     ({"pages": tensor(2, 4, dtype=torch.int32)}, "a page must hold one of 16, 64, 128 tokens, got 8"),
     ({"pages": tensor(3, 4, dtype=torch.int32), "keys": tensor(2, 1, 16, 64), "values": tensor(2, 1, 16, 64)}, r"pages must be int32 \[2, pages\] with adjacent elements, got torch.int32 \[3, 4\]"),
     ({"lengths": tensor(2, dtype=torch.int64)}, r"lengths must be a dense int32 \[2\], got torch.int64 \[2\]"),
-    ({"sin": tensor(9, 31)}, r"sin must have shape \[9, 32\], got \[9, 31\]"),
-    ({"cos": tensor(9, 33), "sin": tensor(9, 33)}, "rope_append: 1 to 32 pairs fit in a head of 64, got 33"),
-    ({"out": tensor(2, 3, 2, 64)}, r"out must be torch.float16 \[2, 3, 1, 64\] with adjacent elements, got torch.float16 \[2, 3, 2, 64\]"),
+    ({"sin": tensor(3, 31)}, r"sin must be \[2 or 1, 3, 32\] with adjacent elements, got \[3, 31\]"),
+    ({"cos": None}, "without a rotation there is neither cos nor sin, and q is not written to out"),
+    ({"cos": None, "sin": None, "out": tensor(2, 3, 4, 64)}, "without a rotation there is neither cos nor sin, and q is not written to out"),
+    ({"cos": tensor(3, 33), "sin": tensor(3, 33)}, "rope_append: at most 32 pairs fit in a head of 64, got 33"),
+    ({"out": tensor(2, 3, 2, 64)}, r"out must be torch.float16 \[2, 3, 4, 64\] with adjacent elements, got torch.float16 \[2, 3, 2, 64\]"),
     ({"arch": "sm_70"}, "rope_append: arch must be one of"),
 ]  # fmt: skip
 
@@ -220,9 +209,11 @@ WRONG = [
 @pytest.mark.parametrize(("changes", "message"), WRONG, ids=[message[-30:] for _, message in WRONG])
 def test_rope_append_says_what_does_not_fit(changes, message):
     arguments = {
-        "qkv": tensor(2, 3, 192),
-        "cos": tensor(9, 32),
-        "sin": tensor(9, 32),
+        "q": tensor(2, 3, 4, 64),
+        "k": tensor(2, 3, 1, 64),
+        "v": tensor(2, 3, 1, 64),
+        "cos": tensor(3, 32),
+        "sin": tensor(3, 32),
         "lengths": tensor(2, dtype=torch.int32),
         "keys": tensor(2, 1, 8, 64),
         "values": tensor(2, 1, 8, 64),
@@ -233,18 +224,18 @@ def test_rope_append_says_what_does_not_fit(changes, message):
         rope_append.plan(**arguments)
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    ({"dtype": "int8"}, "dtype must be one of float16, bfloat16, float32, got 'int8'"),
-    ({"batch": 2**20, "tokens": 2**11}, "there must be less than 2^31 tokens, got 2147483648"),
-])  # fmt: skip
-def test_rope_append_refuses(changes, message):
-    dtype = changes.pop("dtype", "float16")
-    shape = replace(RopeShape(1, 1, 1, 1, 64, 32), **changes)
-    assert rope_append.accepts(shape, dtype, "sm_90") == message
+def test_queries_that_do_not_turn_are_returned_as_they_are():
+    q, k, cache = tensor(2, 3, 4, 64), tensor(2, 3, 1, 64), tensor(2, 1, 8, 64)
+    lengths = tensor(2, dtype=torch.int32)
+    plan = rope_append.plan(q, k, k, None, None, lengths, cache, cache, arch="sm_90")
+    assert plan.output is q
+    assert plan.grid == (6, 2)
 
 
 def test_cost_of_appending_counts_a_row_once():
-    # 5 heads of 64 in and out, 32 cosines and sines, a length
-    assert rope_append.cost(RopeShape(1, 1, 3, 1, 64, 32), "float16") == Cost(
-        6 * 4 * 32, 2 * 2 * 5 * 64 + 8 * 32 + 4
+    # 4 heads of 64 and one of 32 in and out, 32 cosines and sines, a length
+    assert rope_append.cost(AppendShape(1, 1, 3, 1, 64, 32, value_size=32), "float16") == Cost(
+        6 * 4 * 32, 2 * 2 * (4 * 64 + 32) + 8 * 32 + 4
     )
+    # without a rotation only a key and a value
+    assert rope_append.cost(AppendShape(1, 1, 3, 1, 64, 0), "float16") == Cost(0, 2 * 2 * 2 * 64 + 4)
