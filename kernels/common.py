@@ -119,6 +119,19 @@ def launched_by(launcher: Callable[[Plan], None]) -> Iterator[None]:
         _LAUNCHER.reset(token)
 
 
+_PLANNED: ContextVar[str | None] = ContextVar("arch", default=None)
+
+
+@contextmanager
+def planning_for(arch: str) -> Iterator[None]:
+    """Inside of this, in this thread, plans are for `arch`, wherever the tensors are: on a GPU that is not here."""
+    token = _PLANNED.set(arch)
+    try:
+        yield
+    finally:
+        _PLANNED.reset(token)
+
+
 @dataclass(frozen=True)
 class Kernel:
     """All that the outside knows about a kernel.
@@ -164,6 +177,8 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 def arch_of(device: torch.device) -> str:
     """The name in ARCHS of a device. The interpreter (TRITON_INTERPRET=1, tensors on the CPU) counts as sm_80."""
+    if planned := _PLANNED.get():
+        return planned
     if device.type == "cuda" and torch.version.hip:
         return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
     if device.type == "cuda":
