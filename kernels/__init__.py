@@ -17,7 +17,9 @@ from __future__ import annotations
 from nnfront_kernels import (
     attention_decode,
     attention_prefill,
+    gated_activation,
     grouped_matmul,
+    layer_norm,
     matmul,
     matmul_fp8,
     matmul_int4,
@@ -30,6 +32,7 @@ from nnfront_kernels import (
     rms_norm,
     rope,
     rope_append,
+    softmax,
 )
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
@@ -45,6 +48,9 @@ KERNELS: tuple[Kernel, ...] = (
     grouped_matmul.KERNEL,
     moe_combine.KERNEL,
     rms_norm.KERNEL,
+    layer_norm.KERNEL,
+    softmax.KERNEL,
+    gated_activation.KERNEL,
     rope.KERNEL,
     rope_append.KERNEL,
     attention_decode.KERNEL,

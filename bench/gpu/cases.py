@@ -10,6 +10,7 @@ from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
 from nnfront_kernels import KERNELS, Kernel
 from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_prefill import PrefillShape
+from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
@@ -17,6 +18,7 @@ from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
+from nnfront_kernels.softmax import SoftmaxShape
 from nnfront_kernels.tiles import MatmulShape
 
 
@@ -81,10 +83,14 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [RoutingShape(t, **EXPERTS) for t in tokens]
     if name == "moe_combine":
         return [CombineShape(t, 8, 2048) for t in tokens]
-    if name == "rms_norm":
+    if name in ("rms_norm", "layer_norm"):
         return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
     if name == "rope":
         return [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
+    if name == "softmax":
+        return [SoftmaxShape(r, s) for r, s in ((1, 128256), (4096, 4096), (131072, 128))]
+    if name == "gated_activation":
+        return [GatedShape(r, 14336, halves=True) for r in (1, 64, 4096)]
     if name == "rope_append":
         return [AppendShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
     if name == "attention_decode":

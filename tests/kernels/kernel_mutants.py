@@ -32,7 +32,7 @@ class Mutant:
 
 def package(mutant: Mutant) -> ModuleType:
     """Import the package with the mistake in it."""
-    name = f"mutant_{mutant.name}"
+    name = f"mutant_{mutant.file.removesuffix('.py')}_{mutant.name}"  # mistakes in two files may share a name
     source = Path(nnfront_kernels.__file__).parent
     FOLDERS.append(tempfile.TemporaryDirectory(prefix="mutant_"))
     folder = Path(FOLDERS[-1].name)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An activation of one tensor times another: the middle of a gated feed-forward layer, where no product has it in registers.
+
+    y[r, i] = act(gate[r, i]) * up[r, i]          act: silu, gelu (with erf) or gelu_tanh
+
+Shapes: gate, up and y [rows, size], adjacent along size, any strides between rows; or gate and up are the left and the right
+half of one [rows, 2 * size]. In float32, rounded once. y may be gate or up.
+
+Source: Shazeer, arXiv 2002.05202, eq. 5 and 6; Hendrycks and Gimpel, arXiv 1606.08415, section 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.epilogue import activate
+from nnfront_kernels.tiles import cdiv
+
+DTYPES = ("float16", "bfloat16", "float32")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+@dataclass(frozen=True)
+class GatedShape:
+    """`rows` rows of `size` results; `halves` says that gate and up are one tensor."""
+
+    rows: int
+    size: int
+    halves: bool = False
+
+
+def reference(
+    gate: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`."""
+    left, right = gate.chunk(2, -1) if up is None else (gate, up)
+    z = left.to(compute)
+    if activation == "silu":
+        curve = torch.nn.functional.silu(z)
+    else:
+        curve = torch.nn.functional.gelu(z, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return (curve * right.to(compute)).to(gate.dtype)
+
+
+# Rows x columns of a block. By arithmetic: 16 bytes or more in flight for each thread; not yet measured.
+CONFIGS = (Config(1, 2048, 1, 4, 1), Config(8, 256, 1, 4, 1))
+
+
+def choose(shape: GatedShape, dtype: str, arch: str) -> Config:
+    """Rows as wide as a block one at a time, narrower ones several at once."""
+    return CONFIGS[0] if shape.size > 1024 else CONFIGS[1]
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def gated_activation_kernel(
+    gate_ptr,
+    up_ptr,
+    y_ptr,
+    ROWS,
+    SIZE,
+    stride_gm,
+    stride_um,
+    stride_ym,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # Rows along the grid's first axis, which alone may have more than 65535 blocks.
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    at = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    inside = (row < ROWS)[:, None] & (at < SIZE)
+    row = row.to(tl.int64)[:, None]
+    gate = tl.load(gate_ptr + row * stride_gm + at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * stride_um + at, mask=inside, other=0.0).to(tl.float32)
+    y = activate(gate, ACTIVATION) * up
+    tl.store(y_ptr + row * stride_ym + at, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def accepts(shape: GatedShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.rows >= 2**31:
+        return f"there must be less than 2^31 rows, got {shape.rows}"
+    return None
+
+
+def plan(
+    gate: torch.Tensor,
+    up: torch.Tensor | None = None,
+    *,
+    activation: str = "silu",
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    if activation not in ACTIVATIONS:
+        raise KernelError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    require_matrix("gate", gate, None, gate.shape[-1], None)
+    if up is None:
+        if gate.shape[1] % 2:
+            raise KernelError(f"gate and up are halves of a row, got an odd size: {gate.shape[1]}")
+        size = gate.shape[1] // 2
+        gate, up = gate[:, :size], gate[:, size:]
+        shape = GatedShape(len(gate), size, halves=True)
+    else:
+        require_matrix("up", up, *gate.shape, gate.dtype)
+        shape = GatedShape(*gate.shape)
+    arch = arch or arch_of(gate.device)
+    require(accepts(shape, dtype_name(gate), arch), "gated_activation")
+    if out is None:
+        out = torch.empty(shape.rows, shape.size, dtype=gate.dtype, device=gate.device)
+    require_matrix("out", out, shape.rows, shape.size, gate.dtype)
+    config = config or choose(shape, dtype_name(gate), arch)
+    return Plan(
+        kernel=gated_activation_kernel,
+        grid=(cdiv(shape.rows, config.block_m), cdiv(shape.size, config.block_n)),
+        arguments={
+            "gate_ptr": gate,
+            "up_ptr": up,
+            "y_ptr": out,
+            "ROWS": shape.rows,
+            "SIZE": shape.size,
+            "stride_gm": gate.stride(0),
+            "stride_um": up.stride(0),
+            "stride_ym": out.stride(0),
+        },
+        constants={
+            "ACTIVATION": activation,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+        },
+        config=config,
+        output=out,
+    )
+
+
+def launch(gate: torch.Tensor, up: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
+    """act(gate) * up for gate and up [rows, size], or for one [rows, 2 * size] with gate on the left: [rows, size].
+
+    Options: activation, "silu" by default; out, to write to. Raises KernelError if an argument does not fit.
+    """
+    return plan(gate, up, **options).launch()
+
+
+def cost(shape: GatedShape, dtype: str) -> Cost:
+    """Six operations for each result; each tensor moved once."""
+    values = shape.rows * shape.size
+    return Cost(6 * values, 3 * (4 if dtype == "float32" else 2) * values)
+
+
+def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+
+    def make(size: int) -> torch.Tensor:
+        return torch.empty(shape.rows, size, dtype=getattr(torch, dtype), device=device)
+
+    if shape.halves:
+        return (make(2 * shape.size),), {}
+    return (make(shape.size), make(shape.size)), {}
+
+
+KERNEL = Kernel(
+    name="gated_activation",
+    op="swiglu",
+    accepts=accepts,
+    choose=choose,
+    configs={arch: CONFIGS for arch in ARCHS},
+    shared_bytes=lambda config: 0,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    typical=GatedShape(4096, 14336, halves=True),
+)

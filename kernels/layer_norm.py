@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Subtract the mean of each row and divide by its deviation, after an optional addition.
+
+    s[r, i] = x[r, i] + residual[r, i]                      rounded to x's dtype; s = x without a residual
+    y[r, i] = (s[r, i] - mean(s[r, :])) / sqrt(variance(s[r, :]) + eps) * w[i] + b[i]
+
+Shapes: x, residual, s and y [rows, size] or [tokens, heads, size], adjacent along size, any strides between rows; w and b
+[size] of any float dtype, either may be absent. Statistics and products are float32, and y is rounded once. The variance
+is that of differences from the mean, and the statistics of parts of a long row are joined by Chan's formula, so a large
+mean costs no digits. s may be residual: each element is read before it is written. Rows up to 8192 are read once, longer
+ones twice. Sums are in a fixed order: repeatable bit for bit.
+
+Source: Ba, Kiros and Hinton, arXiv 1607.06450, eq. 4; Chan, Golub and LeVeque 1983, eq. 2.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_vector,
+)
+from nnfront_kernels.rms_norm import CONFIGS, DTYPES, NormShape, accepts, choose, load_sum, require_rows
+from nnfront_kernels.tiles import cdiv
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The definition, in float32 or in `compute`: y, or (s, y) with a residual."""
+    s = x if residual is None else (x.to(compute) + residual.to(compute)).to(x.dtype)
+    wide = s.to(compute)
+    away = wide - wide.mean(-1, keepdim=True)
+    y = away / (away.square().mean(-1, keepdim=True) + eps).sqrt()
+    if weight is not None:
+        y = y * weight.to(compute)
+    if bias is not None:
+        y = y + bias.to(compute)
+    y = y.to(x.dtype)
+    return y if residual is None else (s, y)
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def layer_norm_kernel(
+    x_ptr,
+    w_ptr,
+    b_ptr,
+    residual_ptr,
+    s_ptr,
+    y_ptr,
+    ROWS,
+    HEADS,
+    SIZE,
+    stride_xt,
+    stride_xh,
+    stride_rt,
+    stride_rh,
+    stride_st,
+    stride_sh,
+    stride_yt,
+    stride_yh,
+    eps,
+    ONE_STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside_m = (row < ROWS)[:, None]
+    token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
+    x_rows = x_ptr + (token * stride_xt + head * stride_xh)[:, None]
+    y_rows = y_ptr + (token * stride_yt + head * stride_yh)[:, None]
+    residual_rows = None
+    s_rows = None
+    if residual_ptr is not None:
+        residual_rows = residual_ptr + (token * stride_rt + head * stride_rh)[:, None]
+        s_rows = s_ptr + (token * stride_st + head * stride_sh)[:, None]
+    at = tl.arange(0, BLOCK_N)
+    if ONE_STEP:
+        inside_n = at < SIZE
+        inside = inside_m & inside_n[None, :]
+        s = load_sum(x_rows, residual_rows, at[None, :], inside)
+        mean, squares = statistics(s, inside_n, SIZE)
+        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
+        write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside)
+    else:
+        mean = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
+        for first in range(0, SIZE, BLOCK_N):
+            inside_n = first + at < SIZE
+            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside_m & inside_n[None, :])
+            count = tl.minimum(SIZE - first, BLOCK_N).to(tl.float32)
+            part_mean, part_squares = statistics(s, inside_n, count)
+            share = count / (first + count)
+            away = part_mean - mean
+            squares += part_squares + away * away * (first * share)
+            mean += away * share
+        inverse = 1.0 / tl.sqrt_rn(squares / SIZE + eps)
+        for first in range(0, SIZE, BLOCK_N):
+            inside_n = first + at < SIZE
+            inside = inside_m & inside_n[None, :]
+            s = load_sum(x_rows, residual_rows, (first + at)[None, :], inside)
+            write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, first + at, inside_n, inside)
+
+
+@triton.jit
+def statistics(s, inside_n, count):
+    """The mean of each row of a block, and the sum of squared differences from it. s is 0 outside."""
+    mean = tl.sum(s, axis=1) / count
+    away = tl.where(inside_n[None, :], s - mean[:, None], 0.0)
+    return mean, tl.sum(away * away, axis=1)
+
+
+@triton.jit
+def write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside):
+    if s_rows is not None:
+        tl.store(s_rows + at[None, :], s.to(s_rows.dtype.element_ty), mask=inside)
+    y = (s - mean[:, None]) * inverse[:, None]
+    if w_ptr is not None:
+        y *= tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    if b_ptr is not None:
+        y += tl.load(b_ptr + at, mask=inside_n, other=0.0).to(tl.float32)[None, :]
+    tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
+
+
+def plan(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    if x.ndim not in (2, 3):
+        raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
+    size, rows = x.shape[-1], x.shape[:-1].numel()
+    shape = NormShape(rows, size, residual is not None)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "layer_norm")
+    if total is not None and residual is None:
+        raise KernelError("total is for the sum with a residual, and there is none")
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    if residual is not None and total is None:
+        total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is not None:
+            require_vector(name, vector, size)
+    strides = {"x": x, "r": residual, "s": total, "y": out}
+    for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
+        require_rows(name, tensor, x)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=layer_norm_kernel,
+        grid=(cdiv(rows, config.block_m),),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": weight,
+            "b_ptr": bias,
+            "residual_ptr": residual,
+            "s_ptr": total,
+            "y_ptr": out,
+            "ROWS": rows,
+            "HEADS": x.shape[1] if x.ndim == 3 else 1,
+            "SIZE": size,
+            **{f"stride_{name}t": 0 if t is None else t.stride(0) for name, t in strides.items()},
+            **{
+                f"stride_{name}h": t.stride(1) if t is not None and t.ndim == 3 else 0
+                for name, t in strides.items()
+            },
+            "eps": eps,
+        },
+        constants={
+            "ONE_STEP": size <= config.block_n,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+        },
+        config=config,
+        output=out,
+    )
+
+
+def launch(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Normalise rows: y, or with a residual (s, y).
+
+    Options: eps, must be given; residual; out and total, to write y and s to. Raises KernelError if an argument does not
+    fit.
+    """
+    made = plan(x, weight, bias, **options)
+    y = made.launch()
+    return y if made.arguments["s_ptr"] is None else (made.arguments["s_ptr"], y)
+
+
+def cost(shape: NormShape, dtype: str) -> Cost:
+    """Seven operations for each value; each tensor moved once, weight and bias as wide as the rows."""
+    size = 4 if dtype == "float32" else 2
+    values = shape.rows * shape.size
+    return Cost(
+        (8 if shape.residual else 7) * values,
+        size * ((4 if shape.residual else 2) * values + 2 * shape.size),
+    )
+
+
+def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+
+    def make(*size: int) -> torch.Tensor:
+        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
+
+    options: dict[str, Any] = {"eps": 1e-5}
+    if shape.residual:
+        options["residual"] = make(shape.rows, shape.size)
+    return (make(shape.rows, shape.size), make(shape.size), make(shape.size)), options
+
+
+KERNEL = Kernel(
+    name="layer_norm",
+    op="layer_norm",
+    accepts=accepts,
+    choose=choose,
+    configs={arch: CONFIGS for arch in ARCHS},
+    shared_bytes=lambda config: 4 * max(config.block_m * config.num_warps, config.block_n),
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    shape_for=lambda shape, config: replace(shape, size=config.block_n),
+    typical=NormShape(4096, 4096, residual=True),
+)

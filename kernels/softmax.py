@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of weights that add up to one.
+
+    z[r, i] = scale * x[r, i]
+    y[r, i] = exp(z[r, i] - max(z[r, :])) / sum over j of exp(z[r, j] - max(z[r, :]))
+
+Shapes: x and y [rows, size], adjacent along size, any stride between rows; y may be x. In float32, rounded once. Rows up to
+8192 are read once, longer ones twice. Sums are in a fixed order: repeatable bit for bit.
+
+A row with a NaN or with +inf, and one that is -inf throughout, becomes NaN, as in torch: no weights add up to one there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_matrix,
+)
+from nnfront_kernels.tiles import cdiv
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class SoftmaxShape:
+    """`rows` rows of `size` values."""
+
+    rows: int
+    size: int
+
+
+def reference(x: torch.Tensor, *, scale: float = 1.0, compute: torch.dtype = torch.float32) -> torch.Tensor:
+    """The definition, in float32 or in `compute`."""
+    return torch.softmax(x.to(compute) * scale, -1).to(x.dtype)
+
+
+# Rows x columns of a block: the narrowest that holds a row, else the last, in several steps. By arithmetic: 16 bytes or
+# more in flight for each thread; not yet measured.
+CONFIGS = (
+    Config(1, 4096, 1, 8, 1),
+    Config(16, 128, 1, 4, 1),
+    Config(4, 512, 1, 4, 1),
+    Config(1, 2048, 1, 4, 1),
+    Config(1, 8192, 1, 8, 1),
+)
+
+
+def choose(shape: SoftmaxShape, dtype: str, arch: str) -> Config:
+    """The narrowest config that holds a row, else the widest."""
+    widths = sorted(CONFIGS, key=lambda config: config.block_n)
+    return next((config for config in widths if config.block_n >= shape.size), widths[-1])
+
+
+@triton.jit(do_not_specialize=["ROWS"])
+def softmax_kernel(
+    x_ptr,
+    y_ptr,
+    ROWS,
+    SIZE,
+    stride_xm,
+    stride_ym,
+    scale,
+    ONE_STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside_m = (row < ROWS)[:, None]
+    x_rows = x_ptr + (row.to(tl.int64) * stride_xm)[:, None]
+    y_rows = y_ptr + (row.to(tl.int64) * stride_ym)[:, None]
+    at = tl.arange(0, BLOCK_N)[None, :]
+    if ONE_STEP:
+        inside = inside_m & (at < SIZE)
+        z = scaled(x_rows, at, inside, scale)
+        e = tl.exp(z - finite(tl.max(z, axis=1))[:, None])
+        y = e / tl.sum(e, axis=1)[:, None]
+        tl.store(y_rows + at, y.to(y_rows.dtype.element_ty), mask=inside)
+    else:
+        # Each column of the block keeps a maximum and a sum of its own; they are joined at the end.
+        largest = tl.full((BLOCK_M, BLOCK_N), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for first in range(0, SIZE, BLOCK_N):
+            z = scaled(x_rows, first + at, inside_m & (first + at < SIZE), scale)
+            before = largest
+            largest = tl.maximum(largest, z)
+            total = total * tl.exp(before - finite(largest)) + tl.exp(z - finite(largest))
+        top = finite(tl.max(largest, axis=1))[:, None]
+        sums = tl.sum(total * tl.exp(largest - top), axis=1)[:, None]
+        for first in range(0, SIZE, BLOCK_N):
+            inside = inside_m & (first + at < SIZE)
+            y = tl.exp(scaled(x_rows, first + at, inside, scale) - top) / sums
+            tl.store(y_rows + first + at, y.to(y_rows.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scaled(x_rows, at, inside, scale):
+    """scale * x, -inf outside."""
+    z = tl.load(x_rows + at, mask=inside, other=0.0).to(tl.float32) * scale
+    return tl.where(inside, z, float("-inf"))
+
+
+@triton.jit
+def finite(largest):
+    """What to subtract before exp: 0 in the place of -inf, whose difference from itself would be NaN."""
+    return tl.where(largest == float("-inf"), 0.0, largest)
+
+
+def accepts(shape: SoftmaxShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if shape.rows >= 2**31:
+        return f"there must be less than 2^31 rows, got {shape.rows}"
+    return None
+
+
+def plan(
+    x: torch.Tensor,
+    *,
+    scale: float = 1.0,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    require_matrix("x", x, None, x.shape[-1], None)
+    rows, size = x.shape
+    shape = SoftmaxShape(rows, size)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "softmax")
+    out = torch.empty(rows, size, dtype=x.dtype, device=x.device) if out is None else out
+    require_matrix("out", out, rows, size, x.dtype)
+    config = config or choose(shape, dtype_name(x), arch)
+    return Plan(
+        kernel=softmax_kernel,
+        grid=(cdiv(rows, config.block_m),),
+        arguments={
+            "x_ptr": x,
+            "y_ptr": out,
+            "ROWS": rows,
+            "SIZE": size,
+            "stride_xm": x.stride(0),
+            "stride_ym": out.stride(0),
+            "scale": float(scale),
+        },
+        constants={
+            "ONE_STEP": size <= config.block_n,
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+        },
+        config=config,
+        output=out,
+    )
+
+
+def launch(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """Softmax of each row of x [rows, size]: the same shape and dtype.
+
+    Options: scale, 1 by default; out, to write to. Raises KernelError if an argument does not fit.
+    """
+    return plan(x, **options).launch()
+
+
+def cost(shape: SoftmaxShape, dtype: str) -> Cost:
+    """Five operations for each value; each tensor moved once."""
+    values = shape.rows * shape.size
+    return Cost(5 * values, 2 * (4 if dtype == "float32" else 2) * values)
+
+
+def example(shape: SoftmaxShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    return (torch.empty(shape.rows, shape.size, dtype=getattr(torch, dtype), device=device),), {}
+
+
+KERNEL = Kernel(
+    name="softmax",
+    op="softmax",
+    accepts=accepts,
+    choose=choose,
+    configs={arch: CONFIGS for arch in ARCHS},
+    shared_bytes=lambda config: 4 * config.block_m * config.num_warps,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    shape_for=lambda shape, config: replace(shape, size=config.block_n),
+    typical=SoftmaxShape(4096, 4096),
+)
