@@ -7,15 +7,13 @@ are is known on a call only: then `nnfront.runtime.cuda` takes the kernel for fe
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from nnfront.ir import TensorType
-from nnfront.lower import cpu
+from nnfront.lower import cpu, cuda_attention
 from nnfront.lower.instructions import Run
+from nnfront.lower.kernel_package import arch_of, kernel_module
 from nnfront.lower.select import ACCEPTED, Context, Rule
 
 ACTIVATIONS = {
@@ -25,22 +23,6 @@ ACTIVATIONS = {
     ("gelu", "tanh"): "gelu_tanh",
 }
 OUT_DTYPES = ("float16", "bfloat16", "float32")
-
-
-def arch_of(target: str) -> str:
-    """The architecture that a target names (`cuda:sm_90`), or that of the GPU at hand; without one that of Triton's interpreter."""
-    named = target.partition(":")[2]
-    if named:
-        return named
-    if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
-        return f"sm_{major}{minor}"
-    return "sm_80"
-
-
-def _module(name: str) -> Any:
-    """A kernel's module; Triton is imported only where a table that needs it is asked."""
-    return importlib.import_module(f"nnfront_kernels.{name}")
 
 
 def _as_product(run: Run, context: Context) -> Run | str:
@@ -83,8 +65,8 @@ def _asked(module: str, x: TensorType, weight: TensorType, context: Context, **f
     n, k = weight.shape[0], x.shape[-1]
     if not isinstance(n, int) or not isinstance(k, int):
         return "the weight's sizes are not known"
-    shape = _module("tiles").MatmulShape(1, n, k, aligned=k % 16 == 0, **facts)
-    reason: str | None = _module(module).accepts(shape, x.dtype, arch_of(context.target))
+    shape = kernel_module("tiles").MatmulShape(1, n, k, aligned=k % 16 == 0, **facts)
+    reason: str | None = kernel_module(module).accepts(shape, x.dtype, arch_of(context.target))
     return reason or ACCEPTED
 
 
@@ -134,8 +116,8 @@ def _experts(run: Run, context: Context) -> str:
         return "sizes of the experts are not known"
     if (run.attrs["activation"], None) not in ACTIVATIONS and run.attrs["activation"] != "gelu_tanh":
         return f"there is no {run.attrs['activation']} in the kernel"
-    module, arch, dtype = _module("grouped_matmul"), arch_of(context.target), context.tensor(x).dtype
-    routing = _module("moe_routing")
+    module, arch, dtype = kernel_module("grouped_matmul"), arch_of(context.target), context.tensor(x).dtype
+    routing = kernel_module("moe_routing")
     shapes = (
         module.GroupedShape(1, top_k, count, size, hidden, gated=True, gather=True),
         module.GroupedShape(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False),
@@ -160,5 +142,6 @@ CUDA: tuple[Rule, ...] = (
     Rule("product", "triton_product", _ROWS, _dense),
     Rule("linear", "triton_product", _ROWS, _dense, _as_product),
     Rule("matmul", "triton_product", _ROWS, _dense, _as_product),
+    *cuda_attention.RULES,
     *(rule for rule in cpu.CPU if rule.op in ("attention", "scaled_dot_product_attention", "rope")),
 )

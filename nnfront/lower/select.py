@@ -138,6 +138,7 @@ def _instead(run: Run, rules: Mapping[str, Sequence[Rule]], context: Context) ->
 
 def _choose(run: Run, rules: Sequence[Rule], context: Context) -> Run:
     refused: list[str] = []
+    shared = dict(context.shared)
     for rule in rules:
         seen = rule.view(run, context)
         reason = seen if isinstance(seen, str) else rule.accepts(seen, context)
@@ -145,4 +146,5 @@ def _choose(run: Run, rules: Sequence[Rule], context: Context) -> Run:
             return replace(seen, kernel=rule.kernel, why=rule.why, refused=tuple(refused))
         refused.append(f"{rule.kernel}: {reason}")
         context.emitted.clear()
+        context.shared = dict(shared)
     return replace(run, refused=tuple(refused)) if refused else run

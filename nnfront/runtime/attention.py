@@ -32,6 +32,9 @@ def cached(run: Run) -> Callable[..., Any]:
     def attention_cached(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, sinks: None
     ) -> tuple[torch.Tensor, CacheLayer]:
+        all_seen = layer.append_token(k, v, own_window) if q.shape[1] == 1 and len(q) else None
+        if all_seen is not None:
+            return _one_token(q, *all_seen, None, scale), layer
         before = layer.lengths
         layer.append(k, v)
         if not q.numel():
@@ -48,7 +51,9 @@ def cached(run: Run) -> Callable[..., Any]:
         mask = None
         if before.equal is None or seq > 1 or (window is not None and stored > window):
             mask = _mask(before, layer, seq, window, q.dtype)
-        if seq == 1 or (mask is not None and seq <= FOLDED):
+        if seq == 1:
+            y = _one_token(q, keys, values, mask, scale)
+        elif mask is not None and seq <= FOLDED:
             y = _folded(q, keys, values, mask, scale)
         else:
             gqa = q.shape[2] != keys.shape[1]
@@ -59,23 +64,29 @@ def cached(run: Run) -> Callable[..., Any]:
     return attention_cached
 
 
-def _folded(
+def _one_token(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """Attend with the heads of a group as queries of one head: q [batch, seq, heads, size]."""
+    """Attend with the heads of a group as queries of one head: q [batch, 1, heads, size]."""
+    batch, _, heads, size = q.shape
+    groups = keys.shape[1]
+    query = q.reshape(batch, groups, heads // groups, size)
+    return attend(query, keys, values, mask, scale=scale).reshape(batch, 1, heads, size)
+
+
+def _folded(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+) -> torch.Tensor:
+    """Attend with the heads of a group and their few queries as queries of one head: q [batch, seq, heads, size]."""
     batch, seq, heads, size = q.shape
     groups = keys.shape[1]
     shared = heads // groups
-    if seq == 1:
-        folded = attend(q.reshape(batch, groups, shared, size), keys, values, mask, scale=scale)
-        return folded.reshape(batch, 1, heads, size)
     query = (
         q.view(batch, seq, groups, shared, size)
         .permute(0, 2, 3, 1, 4)
         .reshape(batch, groups, shared * seq, size)
     )
-    if mask is not None:
-        mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).flatten(2, 3)
+    mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).flatten(2, 3)
     folded = attend(query, keys, values, mask, scale=scale)
     return (
         folded.view(batch, groups, shared, seq, size).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, size)

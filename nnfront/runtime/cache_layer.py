@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self, TypeAlias
 
 import torch
@@ -15,8 +15,20 @@ from nnfront.lower import CacheLayerType
 from nnfront.runtime.device import CPU
 from nnfront.runtime.lengths import Lengths
 
+KeysValues: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 # Keys, values and their positions, while a chunk of tokens attends that turns a ring over.
 Chunk: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where kernels find the tokens of a layer: keys and values [batch, kv_heads, max_seq, head_size], or [pages, kv_heads, page_size,
+    head_size] with the pages of each sequence, int32 [batch, pages at most], -1 where there is none.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    pages: torch.Tensor | None = None
 
 
 class CacheLayer(ABC):
@@ -50,6 +62,19 @@ class CacheLayer(ABC):
         """Store more tokens: k and v [batch, seq, kv_heads, head_size].
 
         Raises RunError, before anything is written, if they do not fit.
+        """
+
+    def append_token(self, k: torch.Tensor, v: torch.Tensor, window: int | None) -> KeysValues | None:
+        """Store one more token of each sequence and return all keys and values [batch, kv_heads, stored, head_size], if each sequence has
+        as many and a query with this window sees them all. Otherwise, with nothing changed, None: `append` does it.
+        """
+        return None
+
+    @abstractmethod
+    def reserve(self, seq: int) -> Storage:
+        """Count `seq` more tokens of each sequence, which the caller stores; return where. The token at position p is at p, or on its page.
+
+        Raises RunError, with nothing changed, if they do not fit.
         """
 
     @abstractmethod
@@ -97,6 +122,7 @@ class RingLayer(CacheLayer):
     """Two buffers [batch, kv_heads, capacity, head_size]. The token at position p lies in slot p % capacity.
 
     Capacity is `max_seq`, or the layer's window if that is less, so a ring turns over only where older tokens can no longer be seen.
+    Kernels that find tokens by themselves want them at their positions: for these it is `max_seq`.
     """
 
     __slots__ = ("_keys", "_values", "capacity")
@@ -120,6 +146,28 @@ class RingLayer(CacheLayer):
         else:
             self._turn_over(before, k, v, seq)
         state.lengths = state.lengths.grow(self._first, self.batch, seq)
+
+    def append_token(self, k: torch.Tensor, v: torch.Tensor, window: int | None) -> KeysValues | None:
+        # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
+        state, keys, values = self._state, self._keys, self._values
+        lengths = state.lengths
+        n = lengths.equal
+        if n is None or n >= self.capacity or state.scratch or len(lengths.values) != self.batch:
+            return None
+        if any(limit is not None and n >= limit for limit in (window, self.window)):
+            return None
+        keys.select(2, n).copy_(k.select(1, 0))
+        values.select(2, n).copy_(v.select(1, 0))
+        state.lengths = lengths.grow(0, self.batch, 1)
+        return keys.narrow(2, 0, n + 1), values.narrow(2, 0, n + 1)
+
+    def reserve(self, seq: int) -> Storage:
+        assert self.capacity == self.max_seq
+        before = self.lengths
+        if before.longest + seq > self.max_seq:
+            raise self._full(before, seq)
+        self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
+        return Storage(self._keys, self._values)
 
     def keys(self) -> torch.Tensor:
         chunk = self._chunk
@@ -199,11 +247,13 @@ class LayerState:
         self.scratch = scratch
 
 
-def make_layer(type: CacheLayerType, scratch: dict[int, Chunk], device: torch.device = CPU) -> RingLayer:
-    """Make an empty layer. Layers of one cache share `scratch`."""
+def make_layer(
+    type: CacheLayerType, scratch: dict[int, Chunk], device: torch.device = CPU, *, turns: bool = True
+) -> RingLayer:
+    """Make an empty layer; `turns` says that a window may make it a ring. Layers of one cache share `scratch`."""
     assert isinstance(type.batch, int)
     assert isinstance(type.max_seq, int)
-    capacity = type.max_seq if type.window is None else min(type.window, type.max_seq)
+    capacity = type.max_seq if type.window is None or not turns else min(type.window, type.max_seq)
     shape = (type.batch, type.kv_heads, capacity, type.head_size)
     # Zeroed, as attention multiplies empty slots by 0 and 0 times what happens to lie in memory may be NaN.
     keys, values = (torch.zeros(shape, dtype=getattr(torch, type.dtype), device=device) for _ in range(2))

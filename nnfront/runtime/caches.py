@@ -16,7 +16,8 @@ from nnfront.dims import evaluate
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.runtime.cache import Cache
 from nnfront.runtime.cache_layer import Chunk, LayerState, RingLayer, make_layer
-from nnfront.runtime.device import CPU
+from nnfront.runtime.cuda_attention import page_sizes
+from nnfront.runtime.device import device_of
 from nnfront.runtime.paged import PagedCache, make_paged
 
 
@@ -63,12 +64,12 @@ CACHES = RingCache, PagedCache
 def make_cache(
     type: CacheType,
     sizes: Mapping[str, int],
-    device: torch.device = CPU,
+    target: str = "cpu",
     *,
     pages: int | None = None,
     page_size: int | None = None,
 ) -> Cache:
-    """Make an empty cache of `type`, with a number for each of its dims by name; a paged one if there is a page size.
+    """Make an empty cache of `type` for programs of a target, with a number for each of its dims by name; a paged one if there is a page size.
 
     Raises RunError for pages that cannot be.
     """
@@ -78,9 +79,11 @@ def make_cache(
             batch, max_seq = evaluate(layer.batch, sizes), evaluate(layer.max_seq, sizes)
             made[layer] = replace(layer, batch=batch, max_seq=max_seq)
     types = CacheType(tuple(made[layer] for layer in type.layers))
+    device = device_of(target)
     if page_size is not None or pages is not None:
-        return make_paged(types, page_size, pages, device)
+        return make_paged(types, page_size, pages, device, allowed=page_sizes(target))
     scratch: dict[int, Chunk] = {}
-    cache = RingCache(types, [make_layer(layer, scratch, device) for layer in types.layers])
+    turns = target == "cpu"
+    cache = RingCache(types, [make_layer(layer, scratch, device, turns=turns) for layer in types.layers])
     cache.reset()  # gives all layers the same lengths, by which they share positions and masks
     return cache

@@ -6,7 +6,6 @@ All of them run in Triton's interpreter as well (TRITON_INTERPRET=1), on tensors
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from nnfront.lower import Run
 from nnfront.lower.cuda import ACTIVATIONS
+from nnfront.lower.kernel_package import kernel_module
 
 # Rows up to which the kernel that splits K is taken; it takes no more.
 FEW_ROWS = 64
@@ -25,11 +25,6 @@ def takes_cublas(*, is_cuda: bool, rows: int, has_end: bool) -> bool:
     No measurement says yet where the Triton kernel is the faster one; where it saves a pass over the result it is taken all the same.
     """
     return is_cuda and rows > FEW_ROWS and not has_end
-
-
-def _module(name: str) -> Any:
-    """A kernel's module; Triton is imported only where a program has a kernel of it."""
-    return importlib.import_module(f"nnfront_kernels.{name}")
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +52,7 @@ def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _product(run: Run) -> Callable[..., Any]:
-    few, many, options = _module("matmul_small_m"), _module("matmul"), _epilogue(run)
+    few, many, options = kernel_module("matmul_small_m"), kernel_module("matmul"), _epilogue(run)
 
     def triton_product(
         x: torch.Tensor,
@@ -77,7 +72,7 @@ def _product(run: Run) -> Callable[..., Any]:
 
 
 def _gated(run: Run) -> Callable[..., Any]:
-    few, many, options = _module("matmul_small_m"), _module("matmul"), _epilogue(run)
+    few, many, options = kernel_module("matmul_small_m"), kernel_module("matmul"), _epilogue(run)
 
     def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = _rows(x)
@@ -89,7 +84,7 @@ def _gated(run: Run) -> Callable[..., Any]:
 
 def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
     def make(run: Run) -> Callable[..., Any]:
-        kernel, options = _module(name), _epilogue(run)
+        kernel, options = kernel_module(name), _epilogue(run)
         options["gated"] = run.op.endswith("gated_product")
 
         def triton_quantized(
@@ -111,7 +106,7 @@ def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
 
 
 def _experts(run: Run) -> Callable[..., Any]:
-    routing, grouped, combine = _module("moe_routing"), _module("grouped_matmul"), _module("moe_combine")
+    routing, grouped, combine = kernel_module("moe_routing"), kernel_module("grouped_matmul"), kernel_module("moe_combine")
     activation = run.attrs["activation"]
 
     def triton_experts(
@@ -125,7 +120,7 @@ def _experts(run: Run) -> Callable[..., Any]:
         chosen = experts.to(torch.int32).contiguous()
         shape = grouped.GroupedShape(len(x), chosen.shape[1], count, size, hidden, gated=True)
         config = grouped.choose(
-            shape, str(x.dtype).removeprefix("torch."), _module("common").arch_of(x.device)
+            shape, str(x.dtype).removeprefix("torch."), kernel_module("common").arch_of(x.device)
         )
         slots = routing.launch(chosen, num_experts=count, block_m=config.block_m)
         hidden_rows = grouped.launch(_rows(x), gate_up, slots, gather=True, gated=True, activation=activation)

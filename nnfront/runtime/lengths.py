@@ -55,13 +55,28 @@ class Lengths:
         if found is None:
             values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
             found = self._memo[first, count, seq] = Lengths(tuple(values))
+            if "counts" in self._memo and count == len(values):
+                found._memo["counts"] = self.counts() + seq
         return found
+
+    def counts(self) -> torch.Tensor:
+        """The lengths as kernels read them: int32 [sequences] on the default device."""
+        return self.remember("counts", lambda: torch.tensor(self.values, dtype=torch.int32))
+
+    def starts(self, seq: int) -> torch.Tensor:
+        """Where each sequence begins among the next tokens of all, and where the last one ends: int32 [sequences + 1]."""
+        return self.remember(
+            ("starts", seq),
+            lambda: torch.arange(0, (len(self.values) + 1) * seq, seq or 1, dtype=torch.int32),
+        )
 
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next tokens: int64 [sequences, seq]."""
 
         def make() -> torch.Tensor:
             steps = torch.arange(seq)
+            if "counts" in self._memo:  # they are on the device, which may know more of them than this does
+                return self.counts()[:, None] + steps
             if self.equal is not None:
                 return (steps + self.equal).expand(len(self.values), seq)
             return torch.tensor(self.values)[:, None] + steps

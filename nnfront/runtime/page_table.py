@@ -57,6 +57,7 @@ class PageTable:
     __slots__ = (
         "__weakref__",
         "_gone",
+        "_reserved",
         "_slots",
         "_view",
         "lengths_tensor",
@@ -95,17 +96,18 @@ class PageTable:
         self.pool.drop(page for row in self.rows for page in row if page != GONE)
 
     def _forget(self) -> None:
-        self._slots: tuple[Lengths, tuple[int, int, int], torch.Tensor] | None = None
+        self._reserved: tuple[Lengths, tuple[int, int, int]] | None = None
+        self._slots: torch.Tensor | None = None
         self._view: tuple[Lengths, tuple[int, int], View] | None = None
 
-    def reserve(self, before: Lengths, first: int, count: int, seq: int) -> torch.Tensor:
-        """Find a place for `seq` more tokens of each of `count` sequences: slots int64 [count, seq], page * page_size + offset.
+    def reserve(self, before: Lengths, first: int, count: int, seq: int) -> None:
+        """Find pages for `seq` more tokens of each of `count` sequences.
 
         Copies pages that would be written and that others hold as well. Raises RunError, with nothing changed, if there are too few pages.
         """
-        known = self._slots
+        known = self._reserved
         if known is not None and known[0] is before and known[1] == (first, count, seq):
-            return known[2]
+            return
         self.evict()
         self._view = None
         places = self._places(before, first, seq)
@@ -119,12 +121,18 @@ class PageTable:
         if reserved != self.reserved[first : first + count]:
             self.reserved[first : first + count] = reserved
             self.lengths_tensor.narrow(0, first, count).copy_(torch.tensor(reserved, dtype=torch.int32))
-        size, device = self.pool.page_size, self.pages_tensor.device
-        positions = before.positions(seq).to(device)
-        pages = self.pages_tensor.narrow(0, first, count).long().gather(1, positions // size)
-        slots: torch.Tensor = pages.mul_(size).add_(positions % size)
-        self._slots = before, (first, count, seq), slots
-        return slots
+        self._reserved = before, (first, count, seq)
+        self._slots = None
+
+    def slots(self, before: Lengths, first: int, count: int, seq: int) -> torch.Tensor:
+        """Where the tokens lie that were reserved last: int64 [count, seq], page * page_size + offset."""
+        assert self._reserved == (before, (first, count, seq))
+        if self._slots is None:
+            size, device = self.pool.page_size, self.pages_tensor.device
+            positions = before.positions(seq).to(device)
+            pages = self.pages_tensor.narrow(0, first, count).long().gather(1, positions // size)
+            self._slots = pages.mul_(size).add_(positions % size)
+        return self._slots
 
     def _places(self, before: Lengths, first: int, seq: int) -> list[tuple[int, int]]:
         """Row and column of each page that has to be found for `seq` more tokens a sequence: new ones, and copies of shared ones."""

@@ -16,7 +16,7 @@ from nnfront.dims import Size
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.runtime.cache import Cache
-from nnfront.runtime.cache_layer import CacheLayer, LayerState
+from nnfront.runtime.cache_layer import CacheLayer, LayerState, Storage
 from nnfront.runtime.lengths import Lengths
 from nnfront.runtime.page_table import PageTable, View
 from nnfront.runtime.pages import Pool
@@ -59,14 +59,24 @@ class PagedLayer(CacheLayer):
         """How many tokens of each sequence have a page: int32 [batch]. In a call, those with the call's own."""
         return self.table.lengths_tensor.narrow(0, self._first, self.batch)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        before, seq = self.lengths, k.shape[1]
+    def reserve(self, seq: int) -> Storage:
+        self._take(seq)
+        return Storage(self.key_pages, self.value_pages, self.page_table)
+
+    def _take(self, seq: int) -> None:
+        """Find pages for more tokens and count them."""
+        before = self.lengths
         if before.longest + seq > self.max_seq:
             raise self._full(before, seq)
-        slots = self.table.reserve(before, self._first, self.batch, seq)
+        self.table.reserve(before, self._first, self.batch, seq)
+        self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
+
+    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        before, seq = self.lengths, k.shape[1]
+        self._take(seq)
+        slots = self.table.slots(before, self._first, self.batch, seq)
         for pages, new in ((self._keys, k), (self._values, v)):
             pages.flatten(1, 2)[:, slots] = new.permute(2, 0, 1, 3)
-        self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
     def keys(self) -> torch.Tensor:
         return _read(self._keys, self._view)
@@ -192,12 +202,22 @@ def _layers_of(table: PageTable, types: dict[int, CacheLayerType]) -> dict[int, 
 
 
 def make_paged(
-    cache: CacheType, page_size: int | None, pages: int | None, device: torch.device
+    cache: CacheType,
+    page_size: int | None,
+    pages: int | None,
+    device: torch.device,
+    *,
+    allowed: Sequence[int] | None = None,
 ) -> PagedCache:
     """Make an empty paged cache of a type whose dims are numbers; `pages` is by default what all sequences need at their longest.
 
-    Raises RunError for a page size that is no power of two, or a number of pages that is none.
+    Raises RunError for a page size that is no power of two, or not `allowed`, or a number of pages that is none.
     """
+    if allowed is not None and page_size not in allowed:
+        raise RunError(
+            f"make_cache: page_size is {page_size!r}, the kernels of this target read pages of {', '.join(map(str, allowed))}",
+            help=f"make_cache(..., page_size={allowed[0]})",
+        )
     if type(page_size) is not int or page_size < 1 or page_size & (page_size - 1):
         raise RunError(
             f"make_cache: page_size is {page_size!r}, expected a power of two",

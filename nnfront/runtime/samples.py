@@ -120,7 +120,7 @@ class Draw:
 
     def _cache(self, type: CacheType, sizes: Mapping[str, int]) -> Cache:
         """A cache with some tokens in it, random ones."""
-        cache = make_cache(type, sizes, self.device)
+        cache = make_cache(type, sizes, self.program.target)
         appended = max([1, *(n for name, n in sizes.items() if name not in self.roomy)])
         filled = min(FILLED, cache.max_seq - appended)
         for layer in cache if filled > 0 else ():

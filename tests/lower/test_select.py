@@ -9,7 +9,7 @@ import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.ir import OPS, parse
 from nnfront.lower import KERNEL_TABLES, PACK, Run, lower
 from nnfront.lower.explain import explain
-from nnfront.passes import PATTERNS
+from nnfront.passes import PATTERNS, run
 from nnfront.runtime.cpu import KERNELS
 
 
@@ -199,3 +199,29 @@ def test_rope_tables_are_made_once_for_regions_and_calls():
     """
     runs = lower(parse(text)).methods["main"].body.instructions
     assert [run.kernel for run in runs] == ["rope_tables", "rope_rotated", "rope_rotated", "rope_rotated"]
+
+
+def test_what_a_rule_made_for_a_call_that_it_then_refuses_is_forgotten():
+    heads = "float32[n, m, 2, 4]"
+    attention = f"""
+        parts: (float32[n, m, 8], float32[n, m, 8], float32[n, m, 8]) = split(qkv, indices_or_sections=(8, 16), axis=2)
+        flat_q: float32[n, m, 8] = parts[0]
+        flat_k: float32[n, m, 8] = parts[1]
+        flat_v: float32[n, m, 8] = parts[2]
+        q: {heads} = reshape(flat_q, shape=(n, m, 2, 4))
+        k: {heads} = reshape(flat_k, shape=(n, m, 2, 4))
+        v: {heads} = reshape(flat_v, shape=(n, m, 2, 4))
+        turned_q: {heads} = rope(q, cos, sin)
+        turned_k: {heads} = rope(k, cos, sin)
+        y: {heads} = attention(turned_q, turned_k, v, softcap=2.0)
+    """
+    params = "qkv: input float32[n, m, 24], cos: input float32[m, 2], sin: input float32[m, 2]"
+    text = f"def main[n, m]({params}) -> {heads} {{ {attention} return y }}"
+    method = lower(run(parse(text), "cpu")).methods["main"]
+    runs = [i for i in method.body.walk() if isinstance(i, Run)]
+    assert "qkv_attention: it has a softcap" in runs[-1].refused
+    made = {slot for argument in method.arguments for slot in argument.structure.leaves()}
+    for each in runs:
+        values = {slot for slot in each.inputs if method.slots[slot].kind == "value"}
+        assert values <= made
+        made |= set(each.outputs)
