@@ -19,23 +19,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from nnfront_kernels import KERNELS
-from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, is_divisible
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from nnfront_kernels.ahead import compile_plan
+from nnfront_kernels.common import ARCHS, Config, Kernel, Plan
 
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
-POINTERS = {
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int32: "i32",
-}
 
 
 @dataclass(frozen=True)
@@ -52,51 +41,6 @@ class Report:
     ]  # global loads by instruction and bits: LDGSTS.128, LDG.16, UTMALDG, buffer_load.128, ...
     serialized: bool  # ptxas gave up overlapping wgmma (advisories C7510 and C7511)
     loop: dict[str, int]  # opcodes of the longest innermost loop, NVIDIA only
-
-
-def specialize(plan: Plan) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """The signature, constants and hints that Triton derives from a plan's arguments at launch.
-
-    Pointers and ints that are multiples of 16 get the hint; an int that is 1 and None become constants.
-    """
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = dict(plan.constants)
-    hints: dict[tuple[int], list[list[Any]]] = {}
-    for position, parameter in enumerate(plan.kernel.params):
-        name = parameter.name
-        if name in constants:
-            signature[name] = "constexpr"
-            continue
-        value = plan.arguments[name]
-        if value is None or (isinstance(value, int) and value == 1 and not parameter.do_not_specialize):
-            signature[name], constants[name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[name] = f"*{POINTERS[value.dtype]}"
-        elif isinstance(value, float):
-            signature[name] = "fp32"
-        elif isinstance(value, int):
-            signature[name] = "i32" if value < 2**31 else "i64"
-        else:
-            signature[name] = f"tensordesc<{POINTERS[value.base.dtype]}{list(value.block_shape)}>"
-        hinted = isinstance(value, torch.Tensor | int) and signature[name] != "constexpr"
-        if hinted and not parameter.do_not_specialize and is_divisible(value):
-            hints[(position,)] = [["tt.divisibility", 16]]
-    return signature, constants, hints
-
-
-def compile_plan(plan: Plan, arch: str) -> Any:
-    """Triton's CompiledKernel of a plan for an arch, without a GPU."""
-    limits = ARCHS[arch]
-    signature, constants, hints = specialize(plan)
-    return triton.compile(
-        ASTSource(plan.kernel, signature, constants, hints),
-        target=GPUTarget(limits.backend, limits.target, limits.warp_size),
-        options={
-            "num_warps": plan.config.num_warps,
-            "num_stages": plan.config.num_stages,
-            "enable_fp_fusion": True,
-        },
-    )
 
 
 def report(plan: Plan, arch: str) -> Report:

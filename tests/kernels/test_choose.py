@@ -9,9 +9,9 @@ import nnfront_kernels
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nnfront_kernels.ahead import specialize
 from nnfront_kernels.common import ARCHS, Config
 from nnfront_kernels.grouped_matmul import GroupedShape
-from nnfront_kernels.inspect import specialize
 from nnfront_kernels.measured import MEASURED, TRITON, Key, Measurement, look_up
 from nnfront_kernels.tiles import MatmulShape, bucket, fits, model_seconds, shared_bytes
 

@@ -16,13 +16,14 @@ import triton
 from kernel_budgets import Build, broken_rules, builds, compile_build, load, over_budget
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
+from nnfront_kernels.ahead import specialize
 from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.common import ARCHS, Config, Plan
-from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.gated_activation import GatedShape
+from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import main as inspect_main
-from nnfront_kernels.inspect import plan_for, report, specialize
+from nnfront_kernels.inspect import plan_for, report
 from nnfront_kernels.matmul import matmul_kernel
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
@@ -30,8 +31,8 @@ from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
-from nnfront_kernels.tiles import MatmulShape
 from nnfront_kernels.softmax import SoftmaxShape
+from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
 ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
@@ -47,9 +48,9 @@ FALLBACKS = [
     Build("matmul_small_m", "sm_90", nnfront_kernels.matmul_small_m.UNALIGNED, MatmulShape(64, 4095, 4095)),
     Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
     Build("matmul", "sm_90", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
-]
     Build("layer_norm", "sm_90", nnfront_kernels.layer_norm.CONFIGS[-1], NormShape(16, 20000, residual=True)),
     Build("softmax", "sm_90", nnfront_kernels.softmax.CONFIGS[-1], SoftmaxShape(16, 20000)),
+]
 
 
 def check(build: Build) -> list[str]:
@@ -153,10 +154,10 @@ SPECIALIZED = [
     ("moe_combine", CombineShape(9, 2, 33)),
     ("rms_norm", NormShape(3, 17)),
     ("rms_norm", NormShape(1, 64, residual=True)),
-    ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
     ("layer_norm", NormShape(1, 64, residual=True)),
     ("softmax", SoftmaxShape(3, 17)),
     ("gated_activation", GatedShape(3, 17, halves=True)),
+    ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
     ("attention_decode", DecodeShape(2, 8, 2, 64, 4096, page=16, window=100)),
     ("attention_prefill", PrefillShape(1, 33, 3, 1, 80)),
     ("attention_prefill", PrefillShape(2, 5, 8, 2, 64, before=7, page=16, window=100)),
