@@ -105,8 +105,8 @@ class LLM:
         return int(self.config.max_position_embeddings)
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab]."""
-        result: torch.Tensor = self.session["logits"](ids)
+        """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device."""
+        result: torch.Tensor = self.session["logits"](ids.to(self.session.device))
         return result
 
     def generate(
@@ -222,7 +222,7 @@ class LLM:
         parts = []
         first = 0
         for _, group in groupby(prompts, key=len):
-            same = torch.stack(list(group)).to(torch.int64)
+            same = torch.stack(list(group)).to(self.session.device, torch.int64)
             rows = cache if len(same) == len(prompts) else cache.rows(first, first + len(same))
             parts.append(self.session["prefill"](same, rows)[:, -1])
             first += len(same)

@@ -19,6 +19,7 @@ from nnfront.runtime.cache_type import cache_sizes, describe, layout
 from nnfront.runtime.caches import make_cache
 from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.device import device_of
+from nnfront.runtime.device import device_of
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.signature import Known
@@ -71,6 +72,11 @@ class Session(Mapping[str, Method]):
             name: Method(m, values[name], self._known, self._shelf) for name, m in program.methods.items()
         }
         self._updating = threading.Lock()
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live: what methods take and return, weights, and caches."""
+        return device_of(self.program.target)
 
     @property
     def weights(self) -> Mapping[str, Any]:

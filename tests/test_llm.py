@@ -19,6 +19,7 @@ import nnfront as nn
 from nnfront.cli import main
 from nnfront.errors import LoadError, NnfrontError, PassError, RunError
 from nnfront.tokenizer import until
+from nnfront.weights import TextModel
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 PROMPT = "def main():\n"
@@ -308,3 +309,26 @@ def test_check_names_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "does not fit:" in text
     assert "gate_proj.weight" in text
+
+
+class ElsewhereSession(dict[str, Any]):
+    """A session on another device than the CPU."""
+
+    device = torch.device("meta")
+
+    def make_cache(self, **sizes: int) -> None:
+        return None
+
+
+def test_prompts_are_moved_to_the_device_of_the_session(llm: nn.LLM) -> None:
+    seen: list[str] = []
+
+    def method(ids: torch.Tensor, cache: None = None) -> torch.Tensor:
+        seen.append(ids.device.type)
+        return torch.zeros(*ids.shape, 4)
+
+    session: Any = ElsewhereSession(prefill=method, logits=method)
+    elsewhere = nn.LLM(session, TextModel("llama", 8, 4), llm.config, llm.path)
+    elsewhere.generate_ids(torch.tensor([[1, 2]]), 1)
+    elsewhere.logits(torch.tensor([[1, 2]]))
+    assert seen == ["meta", "meta"]
