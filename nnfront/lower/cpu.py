@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -142,21 +143,31 @@ def _gated(run: Run, context: Context) -> str:
     return ACCEPTED if context.tensor(weight).dtype == context.tensor(x).dtype else "operands differ in dtype"
 
 
-def _per_channel_int8(run: Run, context: Context) -> str:
-    x, weight, scales, zeros, *_ = run.inputs
-    attrs = run.attrs
-    if attrs["kind"] != "linear" or "product_dtype" in attrs:
-        return "it is not a plain linear"
-    if "packed_axis" in attrs or "group_size" in attrs or attrs["axis"] != 1 or not context.is_none(zeros):
-        return "the weight has no single scale for each output"
-    kinds = {context.tensor(slot).dtype for slot in (x, scales)}
-    if (
-        context.tensor(weight).dtype != "int8"
-        or len(kinds) > 1
-        or not kinds <= {"float32", "float16", "bfloat16"}
-    ):
-        return "operands differ in dtype"
-    return ACCEPTED
+def _per_channel(stored: str, scale: str | None = None) -> Callable[[Run, Context], str]:
+    """Weights in `stored` with one scale for each output, in `scale` or, if None, in the dtype of x."""
+
+    def accepts(run: Run, context: Context) -> str:
+        x, weight, scales, zeros, *_ = run.inputs
+        attrs = run.attrs
+        if context.tensor(weight).dtype != stored:
+            return f"the weight is {context.tensor(weight).dtype}"
+        if attrs["kind"] != "linear" or "product_dtype" in attrs:
+            return "it is not a plain linear"
+        if (
+            "packed_axis" in attrs
+            or "group_size" in attrs
+            or attrs["axis"] != 1
+            or not context.is_none(zeros)
+        ):
+            return "the weight has no single scale for each output"
+        dtype = context.tensor(x).dtype
+        if dtype not in ("float32", "float16", "bfloat16"):
+            return f"x is {dtype}"
+        if context.tensor(scales).dtype != (scale or dtype):
+            return f"scales are {context.tensor(scales).dtype}, not {scale or dtype}"
+        return ACCEPTED
+
+    return accepts
 
 
 def _rotated_heads(run: Run, context: Context) -> str:
@@ -174,6 +185,7 @@ _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast fo
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
 _BYTES = "few rows: torch's product with int8, which reads half the bytes; more: weights widened once, scales on the result"
+_DECODED = "the weight decoded piece by piece, by moving bits; activations are not rounded"
 _FLASH = "torch's flash attention: no matrix of scores"
 
 CPU: tuple[Rule, ...] = (
@@ -185,8 +197,10 @@ CPU: tuple[Rule, ...] = (
         _gated,
         _as_gated,
     ),
-    Rule("quantized_product", "int8_product", _BYTES, _per_channel_int8),
-    Rule("quantized_gated_product", "int8_gated_product", _BYTES, _per_channel_int8),
+    Rule("quantized_product", "int8_product", _BYTES, _per_channel("int8")),
+    Rule("quantized_product", "fp8_product", _DECODED, _per_channel("float8_e4m3fn", "float32")),
+    Rule("quantized_gated_product", "int8_gated_product", _BYTES, _per_channel("int8")),
+    Rule("quantized_gated_product", "fp8_gated_product", _DECODED, _per_channel("float8_e4m3fn", "float32")),
     Rule("moe_mlp", "moe_mlp_sorted", "the experts that were chosen, each with its tokens at once", _always),
     Rule("linear", "linear_bfloat16", _GEMV, _bfloat16),
     Rule("linear", "linear_float32", _ONEDNN, _large_float32),

@@ -23,6 +23,7 @@ ACTIVATIONS = {
     ("gelu", "tanh"): "gelu_tanh",
 }
 OUT_DTYPES = ("float16", "bfloat16", "float32")
+FLOAT8 = "float8_e4m3fn"
 
 
 def _as_product(run: Run, context: Context) -> Run | str:
@@ -108,6 +109,37 @@ def _quantized(kernel: str, *, gated: bool = False) -> Any:
     return accepts
 
 
+def _fp8(*, native: bool) -> Any:
+    """Float8 weights with a scale for each output, where the tensor cores multiply float8 themselves, or do not."""
+
+    def accepts(run: Run, context: Context) -> str:
+        x, weight, scales, _, bias, *ends = run.inputs
+        types, attrs, arch = (
+            (context.tensor(x), context.tensor(weight)),
+            run.attrs,
+            arch_of(context.target),
+        )
+        if types[1].dtype != FLOAT8:
+            return f"the weight is {types[1].dtype}"
+        if attrs["axis"] != 1 or "group_size" in attrs or context.tensor(scales).dtype != "float32":
+            return "the weight has no single float32 scale for each output"
+        if native and arch not in kernel_module("matmul_fp8").NATIVE:
+            return f"{arch} has no tensor cores for float8"
+        rounding, k = kernel_module("quantize_fp8"), types[0].shape[-1]
+        refusal = rounding.accepts(rounding.QuantizeShape(1, k), types[0].dtype, arch)
+        if refusal:
+            return f"activations cannot be rounded: {refusal}"
+        scale, residual = ends or (None, None)
+        codes = TensorType(types[0].shape, FLOAT8)
+        return (
+            _ends(run, context, residual)
+            or (ACCEPTED if scale is None else _scale(run, context, bias, scale))
+            or _asked("matmul_fp8", codes, types[1], context, gated=scale is None)
+        )
+
+    return accepts
+
+
 def _experts(run: Run, context: Context) -> str:
     x, gate_up, down, experts, _ = run.inputs
     hidden, top_k = context.tensor(x).shape[1], context.tensor(experts).shape[1]
@@ -131,6 +163,8 @@ _SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, 
 _ROWS = "few rows: K split over all SMs, summed in order; more: cuBLAS, or tiles with the end of the product in registers"
 _TILES = "gate and its partner in one tile: one pass, no intermediate"
 _NIBBLES = "weights stay packed in memory and are unpacked in registers, scaled after the dot"
+_FLOAT8 = "activations rounded to float8 on the device, a scale for each row; scales are applied to the sums"
+_DECODED = "activations rounded to float8, a scale for each row; codes decoded in registers and multiplied as float16"
 
 CUDA: tuple[Rule, ...] = (
     Rule("interleaved_product", "triton_gated", _TILES, _gated),
@@ -138,6 +172,10 @@ CUDA: tuple[Rule, ...] = (
     Rule("int8_product", "triton_int8", _NIBBLES, _quantized("matmul_int8")),
     Rule("int4_gated_product", "triton_int4", _NIBBLES, _quantized("matmul_int4", gated=True)),
     Rule("int8_gated_product", "triton_int8", _NIBBLES, _quantized("matmul_int8", gated=True)),
+    Rule("quantized_product", "triton_fp8", _FLOAT8, _fp8(native=True)),
+    Rule("quantized_product", "triton_fp8", _DECODED, _fp8(native=False)),
+    Rule("fp8_gated_product", "triton_fp8", _FLOAT8, _fp8(native=True)),
+    Rule("fp8_gated_product", "triton_fp8", _DECODED, _fp8(native=False)),
     Rule("interleaved_experts", "triton_experts", _SEGMENTS, _experts),
     Rule("product", "triton_product", _ROWS, _dense),
     Rule("linear", "triton_product", _ROWS, _dense, _as_product),

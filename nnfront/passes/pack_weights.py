@@ -44,7 +44,8 @@ after:
     }
 
 gated_product      gate and up rows alternate: a tile of the product holds both partners; `experts` likewise, for each expert
-quantized_product  also gated: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N]
+quantized_product  also gated: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
+                   float8 weights as they are, with their scales [N, 1]
 
 A region is rewritten only if the operands that are packed depend on weights alone. What the new function computes is said by the
 old one over the order undone, so a target without a kernel for it is right as well, if slow.
@@ -133,13 +134,17 @@ def _packing(function: Function) -> Packing | None:
         and attrs.get("kind") == "linear"
         and attrs["axis"] == 1
     ):
-        packing = _quantized(attrs, has_zeros="zero_points" in types)
-        return packing if packing is None or attrs["region"] == "quantized_product" else _gated(packing)
+        packing = _quantized(attrs, weight, has_zeros="zero_points" in types)
+        if packing is not None and attrs["region"] == "quantized_gated_product":
+            return _gated(packing)
+        return packing if packing is not None and packing.pack else None
     return None
 
 
-def _quantized(attrs: Mapping[str, Any], *, has_zeros: bool) -> Packing | None:
+def _quantized(attrs: Mapping[str, Any], weight: TensorType, *, has_zeros: bool) -> Packing | None:
     """How the weight of a quantised product is to be stored."""
+    if weight.dtype == "float8_e4m3fn":  # as it is, unless it is gated
+        return None if "group_size" in attrs else Packing("fp8_product", {})
     turned = dict.fromkeys(("scales", "zero_points"), _turn)
     if "packed_axis" not in attrs:
         return None if has_zeros else Packing("int8_product", turned, turned)

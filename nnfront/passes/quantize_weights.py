@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store the weights of linear products as small integers: quantising them is one more formula, which lifting moves to load time.
+"""Store the weights of linear products in few bits: quantising them is one more formula, which lifting moves to load time.
 
 example: quantize_weights(ir, "int4", group_size=2)
 before:
@@ -21,6 +21,8 @@ after:
 
 int4   symmetric, a scale for each group of `group_size` along the input axis (32 by default)
 int8   symmetric, a scale for each output channel, or for each group if `group_size` is given
+fp8    float8_e4m3fn, a float32 scale for each output channel. Elements have exponents of their own, so scales for smaller blocks would
+       gain little, and rows can still be joined, reordered and shared out, which blocks of 128 x 128 cannot
 
 Run it before lifting, which keeps the stored values as it keeps tensors that a module derives. A weight is taken if it depends on weights alone, has constant sizes, and its input axis divides into groups; `skip` are
 module paths, with `*`, whose products stay as they are.
@@ -32,7 +34,7 @@ raises:  PassError for a scheme that does not exist.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from nnfront import ops
@@ -58,13 +60,14 @@ from nnfront.passes.base import module_pass
 
 @dataclass(frozen=True)
 class Scheme:
-    """How weights are stored: bits of each, and the size of a group if none is given; None for a whole row."""
+    """How weights are stored: bits of each, the size of a group if none is given, None for a whole row, and the dtype if it is no integer's."""
 
     bits: int
     group_size: int | None
+    dtype: str | None = None
 
 
-SCHEMES = {"int4": Scheme(4, 32), "int8": Scheme(8, None)}
+SCHEMES = {"int4": Scheme(4, 32), "int8": Scheme(8, None), "fp8": Scheme(8, None, "float8_e4m3fn")}
 SKIPPED = ("lm_head", "*.lm_head")
 
 
@@ -79,7 +82,12 @@ def quantize_weights(
             help=f"use one of {', '.join(map(repr, SCHEMES))}",
         )
     found = SCHEMES[scheme]
-    chosen = Scheme(found.bits, group_size or found.group_size)
+    if found.dtype is not None and group_size is not None:
+        raise PassError(
+            f"{scheme} has a scale for each output channel, got group_size={group_size}",
+            help="leave group_size out, or use int8 or int4",
+        )
+    chosen = replace(found, group_size=group_size or found.group_size)
     functions = [
         _Quantizing(f, scheme, chosen, skip).function(f) if f.kind in ("public", "private") else f
         for f in ir.functions
@@ -160,8 +168,18 @@ class _Quantizing(Mutator):
 
     def _stored(self, builder: FunctionBuilder, weight: Var) -> Var:
         """The weight after it has been stored and read back."""
-        group = self.scheme.group_size
-        found = builder.call(ops.quantize, weight, bits=self.scheme.bits, group_size=group, axis=1)
+        assert isinstance(weight.type, TensorType)
+        group, dtype = self.scheme.group_size, self.scheme.dtype
+        scale_dtype = None if dtype is None else "float32"
+        found = builder.call(
+            ops.quantize,
+            weight,
+            bits=self.scheme.bits,
+            group_size=group,
+            axis=1,
+            scale_dtype=scale_dtype,
+            dtype=dtype,
+        )
         is_packed = self.scheme.bits == 4
         q = builder.emit(Projection(found, 0), "quantize" if is_packed else f"{weight.name}.{self.name}")
         scales = builder.emit(Projection(found, 1), f"{weight.name}.scales")
@@ -171,4 +189,6 @@ class _Quantizing(Mutator):
             stored = builder.emit(Call(ops.pack_int4, (q,), attrs), f"{weight.name}.{self.name}")
             q = builder.call(ops.unpack_int4, stored, axis=1)
         self.derived += [stored.name, scales.name]
-        return builder.call(ops.dequantize, q, scales, None, group_size=group, axis=1)
+        return builder.call(
+            ops.dequantize, q, scales, None, group_size=group, axis=1, dtype=weight.type.dtype
+        )

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.lower import PACK, Run
-from nnfront.runtime import attention
+from nnfront.runtime import attention, float8
 from nnfront.runtime.cache_layer import CacheLayer
 from nnfront.runtime.gemv import gemv
 
@@ -190,29 +190,32 @@ def _times_int8(
         y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
     elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
         y = F.linear(rows, weight.to(x.dtype).mul_(scales))
-    elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
-        y = F.linear(rows, weight.to(x.dtype).mul_(scales))
     else:
         y = F.linear(rows, weight.to(x.dtype)).mul_(scales.view(-1))
     y = y.view(*x.shape[:-1], len(weight))
     return y if bias is None else y.add_(bias)
 
 
-def _int8_product(run: Run) -> Callable[..., Any]:
-    finish = _finish(run)
+def _scaled_product(multiply: Callable[..., torch.Tensor]) -> Callable[[Run], Callable[..., Any]]:
+    """A product with a weight that has a scale for each output, by `multiply(x, weight, scales, bias)`, and what comes after it."""
 
-    def int8_product(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: None,
-        bias: torch.Tensor | None,
-        scale: torch.Tensor | None,
-        residual: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return finish(_times_int8(x, weight, scales, bias), scale, residual)
+    def make(run: Run) -> Callable[..., Any]:
+        finish = _finish(run)
 
-    return int8_product
+        def scaled_product(
+            x: torch.Tensor,
+            weight: torch.Tensor,
+            scales: torch.Tensor,
+            zeros: None,
+            bias: torch.Tensor | None,
+            scale: torch.Tensor | None,
+            residual: torch.Tensor | None,
+        ) -> torch.Tensor:
+            return finish(multiply(x, weight, scales, bias), scale, residual)
+
+        return scaled_product
+
+    return make
 
 
 def _finish(run: Run) -> Callable[..., torch.Tensor]:
@@ -232,17 +235,27 @@ def _finish(run: Run) -> Callable[..., torch.Tensor]:
     return finish
 
 
-def _int8_gated_product(run: Run) -> Callable[..., Any]:
-    activate = _activation(run)
+def _scaled_gated_product(multiply: Callable[..., torch.Tensor]) -> Callable[[Run], Callable[..., Any]]:
+    """activation(gate) * up by such products, gate and up the halves of one weight."""
 
-    def int8_gated_product(
-        x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, zeros: None, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        both = _times_int8(x, weight, scales, bias)
-        half = len(weight) // 2
-        return activate(both.narrow(-1, 0, half)).mul_(both.narrow(-1, half, half))
+    def make(run: Run) -> Callable[..., Any]:
+        activate = _activation(run)
 
-    return int8_gated_product
+        def scaled_gated_product(
+            x: torch.Tensor,
+            weight: torch.Tensor,
+            scales: torch.Tensor,
+            zeros: None,
+            bias: torch.Tensor | None,
+        ) -> torch.Tensor:
+            half = len(weight) // 2
+            gate_bias, up_bias = (None, None) if bias is None else (bias[:half], bias[half:])
+            gate = activate(multiply(x, weight[:half], scales[:half], gate_bias))
+            return gate.mul_(multiply(x, weight[half:], scales[half:], up_bias))
+
+        return scaled_gated_product
+
+    return make
 
 
 def _qkv_attention(run: Run) -> Callable[..., Any]:
@@ -320,8 +333,10 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
     "moe_mlp_sorted": _moe_mlp_sorted,
-    "int8_product": _int8_product,
-    "int8_gated_product": _int8_gated_product,
+    "int8_product": _scaled_product(_times_int8),
+    "int8_gated_product": _scaled_gated_product(_times_int8),
+    "fp8_product": _scaled_product(float8.multiply),
+    "fp8_gated_product": _scaled_gated_product(float8.multiply),
     "qkv_attention": _qkv_attention,
     "within": _within,
     "attention_cached": attention.cached,

@@ -105,6 +105,27 @@ def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
     return make
 
 
+def _fp8(run: Run) -> Callable[..., Any]:
+    kernel, rounding, options = kernel_module("matmul_fp8"), kernel_module("quantize_fp8"), _epilogue(run)
+    options["gated"] = run.op == "fp8_gated_product"
+
+    def triton_fp8(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: None,
+        bias: torch.Tensor | None,
+        scale: None = None,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        added = None if residual is None else _rows(residual)
+        codes, x_scales = rounding.launch(_rows(x))
+        more = {"out_dtype": x.dtype, **options}
+        return _like(x, kernel.launch(codes, weight, x_scales, scales, bias=bias, residual=added, **more))
+
+    return triton_fp8
+
+
 def _experts(run: Run) -> Callable[..., Any]:
     routing, grouped, combine = kernel_module("moe_routing"), kernel_module("grouped_matmul"), kernel_module("moe_combine")
     activation = run.attrs["activation"]
@@ -136,5 +157,6 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "triton_gated": _gated,
     "triton_int4": _quantized("matmul_int4"),
     "triton_int8": _quantized("matmul_int8"),
+    "triton_fp8": _fp8,
     "triton_experts": _experts,
 }

@@ -14,6 +14,7 @@ from nnfront import dtypes
 from nnfront.lower import Run
 from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
+from nnfront.runtime import float8
 from nnfront.runtime.attention import BLOCK, FOLDED
 from nnfront.runtime.cpu import FEW_ROWS, PIECE
 
@@ -145,6 +146,42 @@ def _int8_product(run: Run, x: Layout, weight: Layout, scales: Layout, *rest: La
     return product + (weight.count * x.item if rows > FEW_ROWS else 0)
 
 
+def _fp8_pieces(x: Layout, weight: Layout, rows: int) -> int:
+    """The most of three moments: a piece is decoded, multiplied, its product scaled in float32. Beside it x in float32, if it is float16."""
+    piece = min(max(float8.PIECE // max(x.shape[-1], 1), 1), rows)
+    decoded, product = piece * x.shape[-1], x.count // max(x.shape[-1], 1) * piece
+    item, converted = {"float32": (4, 0), "float16": (4, 4), "bfloat16": (2, 8)}[x.dtype]
+    moved = 2 * decoded if item == 4 else 0
+    most = max(item * decoded + moved, item * (decoded + product), (item + converted) * product)
+    return most + (4 * x.count if x.dtype == "float16" else 0)
+
+
+def _fp8_product(
+    run: Run,
+    x: Layout,
+    weight: Layout,
+    scales: Layout,
+    zeros: None,
+    bias: Layout | None,
+    scale: Layout | None,
+    residual: Layout | None,
+) -> int:
+    """The pieces; the whole product, unless it is the result because nothing comes after it that takes new memory."""
+    attrs, pieces = run.attrs, _fp8_pieces(x, weight, weight.shape[0])
+    is_new = attrs.get("activation", "silu").startswith("gelu") or "scale" in attrs or "dtype" in attrs
+    if not is_new and scale is None and residual is None:
+        return pieces
+    count = x.count // max(x.shape[-1], 1) * weight.shape[0]
+    product, result = count * x.item, count * dtypes.size_bytes(attrs.get("dtype", x.dtype))
+    return max(pieces + product - result, product)
+
+
+def _fp8_gated_product(run: Run, x: Layout, weight: Layout, *rest: Layout | None) -> int:
+    """The pieces and one of gate and up."""
+    half = weight.shape[0] // 2
+    return _fp8_pieces(x, weight, half) + x.count // max(x.shape[-1], 1) * half * x.item
+
+
 def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) -> int:
     """The causal mask, and what it makes of the given one."""
     if mask is None or not run.attrs.get("is_causal", False):
@@ -165,6 +202,8 @@ WORKSPACES: Mapping[str, Workspace] = {
     "moe_mlp_sorted": Workspace(_moe_mlp_sorted),
     "int8_product": Workspace(_int8_product),
     "int8_gated_product": Workspace(_int8_product),
+    "fp8_product": Workspace(_fp8_product),
+    "fp8_gated_product": Workspace(_fp8_gated_product),
     "qkv_attention": Workspace(_qkv_attention, _remembered_by_qkv),
     "attention_cached": Workspace(_attention_cached, _remembered_mask),
     "attention_fused": Workspace(_attention_fused),

@@ -16,6 +16,7 @@ from op_strategies import CASES
 from test_every_op_runs import ELSEWHERE, canonical_attrs
 
 import nnfront as nn
+from nnfront import op, spec
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar, TensorType, parse
 from nnfront.lower import KERNEL_TABLES, Argument, Program, Run, lower
@@ -105,6 +106,42 @@ def test_a_kernel_holds_what_the_table_says(name, dtype):
     run(*inputs)
     peak = measured_peak(lambda: run(*inputs))
     plan = plan_memory(method, {}, WORKSPACES)
+    assert plan.peak <= peak <= plan.peak + SCRATCH
+
+
+class Float8(nn.Module):
+    def __init__(self, dtype: str) -> None:
+        self.proj = nn.Linear(2048, 2048, bias=False, dtype=dtype)
+
+    def plain(self, x: nn.Tensor) -> nn.Tensor:
+        return self.proj(x)
+
+    def finished(self, x: nn.Tensor) -> nn.Tensor:
+        return op.gelu(self.proj(x)) + x
+
+    def widened(self, x: nn.Tensor) -> nn.Tensor:
+        return op.astype(self.proj(x) * 2.0, "float64")
+
+    def gated(self, x: nn.Tensor) -> nn.Tensor:
+        gate, up = op.split(self.proj(x), 2, -1)
+        return op.silu(gate) * up
+
+
+@pytest.mark.parametrize("rows", [1, 2048])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["plain", "finished", "widened", "gated"])
+def test_products_with_float8_weights_hold_what_the_table_says(name, dtype, rows):
+    ir = Float8(dtype).export({name: {"x": spec.Tensor([rows, 2048], dtype)}})
+    executable = nn.compile(
+        nn.passes.lift_transform_params(nn.passes.quantize_weights(ir, "fp8"), shared_transform=True)
+    )
+    assert any(run.kernel.startswith("fp8") for run in executable.program.methods[name].body.walk())
+    kind = getattr(torch, dtype)
+    run = executable.load({"proj.weight": torch.randn(2048, 2048).to(kind)})[name]
+    x = torch.randn(rows, 2048).to(kind)
+    run(x)
+    peak = measured_peak(lambda: run(x))
+    plan = executable.memory().methods[name].plan
     assert plan.peak <= peak <= plan.peak + SCRATCH
 
 

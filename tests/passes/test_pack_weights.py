@@ -49,22 +49,25 @@ class Quantized(nn.Module):
 class QuantizedGated(nn.Module):
     """Gate and up of one weight that is quantised when it is loaded."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, dtype: str | None = None) -> None:
         self.proj = nn.Linear(D, 2 * F, bias=True)
         self.bits = bits
-        self.q, self.scales = op.quantize(self.proj.weight, bits, GROUP)
+        self.group = GROUP if dtype is None else None
+        self.q, self.scales = op.quantize(self.proj.weight, bits, self.group, dtype=dtype)
         if bits == 4:
             self.q = op.pack_int4(self.q)
 
     def forward(self, x: nn.Tensor) -> nn.Tensor:
         q = op.unpack_int4(self.q) if self.bits == 4 else self.q
-        gate, up = op.split(op.linear(x, op.dequantize(q, self.scales, None, GROUP), self.proj.bias), 2, -1)
+        weight = op.dequantize(q, self.scales, None, self.group)
+        gate, up = op.split(op.linear(x, weight, self.proj.bias), 2, -1)
         return op.silu(gate) * up
 
 
 MODELS = {
     "gated int4": (lambda: QuantizedGated(4), "int4_gated_product"),
     "gated int8": (lambda: QuantizedGated(8), "int8_gated_product"),
+    "gated float8": (lambda: QuantizedGated(8, "float8_e4m3fn"), "fp8_gated_product"),
     "gated": (Gated, "interleaved_product"),
     "gated without bias": (lambda: Gated(False), "interleaved_product"),
     "int4": (lambda: Quantized(4), "int4_product"),

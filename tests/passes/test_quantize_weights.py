@@ -64,6 +64,47 @@ def test_results_are_off_by_no_more_than_rounding_to_so_many_levels(scheme, leve
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_float8_weights_have_one_float32_scale_for_each_row_and_are_off_by_a_sixteenth(dtype):
+    model = Model()
+    model.to(dtype)
+    x = spec.Tensor(["n", D], dtype)
+    ir = quantize_weights(model.export({"plain": {"x": x}}), "fp8")
+    given = {name: w.to(getattr(torch, dtype)) for name, w in weights().items()}
+    session = nn.compile(lift_transform_params(ir, shared_transform=True)).load(given)
+    held = session.weights
+    for name in ("one", "back"):
+        q, scales = held[f"{name}.weight.fp8"], held[f"{name}.weight.scales"]
+        dense = given[f"{name}.weight"].double()
+        assert (q.dtype, scales.dtype) == (torch.float8_e4m3fn, torch.float32)
+        assert scales.shape == (len(dense), 1)
+        error = (q.double() * scales.double() - dense).abs()
+        assert (error <= torch.maximum(dense.abs() * 2.0**-4, scales.double() * 2.0**-10) * 1.0001).all()
+    linear = torch.nn.functional.linear
+    stored = {
+        name: held[f"{name}.weight.fp8"].double() * held[f"{name}.weight.scales"].double()
+        for name in ("one", "back")
+    }
+    x = torch.randn(3, D).to(getattr(torch, dtype))
+    expected = linear(
+        linear(linear(x.double(), stored["one"], given["one.bias"].double()), stored["back"]),
+        given["lm_head.weight"].double(),
+    )
+    eps = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(
+        session["plain"](x).double(), expected, rtol=0, atol=8 * eps * float(expected.abs().max())
+    )
+
+
+def test_float8_has_no_groups():
+    with pytest.raises(PassError) as caught:
+        quantize_weights(exported(), "fp8", 32)
+    assert (
+        str(caught.value)
+        == "fp8 has a scale for each output channel, got group_size=32\n  help: leave group_size out, or use int8 or int4"
+    )
+
+
 def test_fused_weights_are_stored_once_in_few_bits_and_the_head_as_it_is():
     executable = nn.compile(
         lift_transform_params(quantize_weights(exported(), "int4"), shared_transform=True)
@@ -76,8 +117,9 @@ def test_fused_weights_are_stored_once_in_few_bits_and_the_head_as_it_is():
     assert bits == 4 * (2 * F * D + F * D + F * D)
 
 
-def test_twice_is_once():
-    once = quantize_weights(exported(), "int8")
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_twice_is_once(scheme):
+    once = quantize_weights(exported(), scheme)
     assert quantize_weights(once, "int8") is once
 
 
@@ -108,5 +150,5 @@ def test_a_scheme_that_does_not_exist_is_named():
         quantize_weights(exported(), "int3")
     assert (
         str(caught.value)
-        == "there is no scheme 'int3' to quantise weights with\n  help: use one of 'int4', 'int8'"
+        == "there is no scheme 'int3' to quantise weights with\n  help: use one of 'int4', 'int8', 'fp8'"
     )
