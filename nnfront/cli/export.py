@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to put it; an artefact there is replaced in one step",
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4 or int8")
+    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4 or int8")
+    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8")
     parser.add_argument(
         "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
     )
