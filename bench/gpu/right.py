@@ -115,7 +115,7 @@ def _difference(
     if run.kernel in stored.KERNELS:
         stated, found, terms = stored.stated_and_found(kernel, arguments, options, results)
         return _far(found, stated, terms)
-    if run.kernel in ("rms_norm", "rope"):
+    if run.kernel in ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope"):
         stated = kernel.reference(*arguments, **options, compute=torch.float64)
         stated = list(stated) if isinstance(stated, tuple) else [stated]
         return _far(results, stated, stated)

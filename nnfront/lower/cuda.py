@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from nnfront.ir import TensorType
-from nnfront.lower import cpu, cuda_attention
+from nnfront.lower import cpu, cuda_attention, cuda_rows
 from nnfront.lower.instructions import Run
 from nnfront.lower.kernel_package import arch_of, kernel_module
 from nnfront.lower.select import ACCEPTED, Context, Rule
@@ -181,5 +181,6 @@ CUDA: tuple[Rule, ...] = (
     Rule("linear", "triton_product", _ROWS, _dense, _as_product),
     Rule("matmul", "triton_product", _ROWS, _dense, _as_product),
     *cuda_attention.RULES,
+    *cuda_rows.RULES,
     *(rule for rule in cpu.CPU if rule.op in ("attention", "scaled_dot_product_attention", "rope")),
 )

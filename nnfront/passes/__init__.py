@@ -26,7 +26,7 @@ from nnfront.passes.outline import outline
 from nnfront.passes.pack_weights import pack_weights
 from nnfront.passes.patterns import Pattern
 from nnfront.passes.quantize_weights import quantize_weights
-from nnfront.passes.regions import PATTERNS
+from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
 from nnfront.passes.special_cases import special_cases
 
 PIPELINES: dict[str, tuple[Step, ...]] = {
@@ -35,10 +35,16 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
     # What `compile` runs for a target, before kernels are chosen.
     "cpu": (special_cases, outline),
     # The order that kernels want weights in is one more formula, which the second lifting moves into the transform.
-    "cuda": (special_cases, outline, pack_weights, partial(lift_transform_params, shared_transform=True)),
+    "cuda": (
+        special_cases,
+        partial(outline, patterns=CUDA_PATTERNS),
+        pack_weights,
+        partial(lift_transform_params, shared_transform=True),
+    ),
 }
 
 __all__ = [
+    "CUDA_PATTERNS",
     "PASSES",
     "PATTERNS",
     "PIPELINES",

@@ -153,7 +153,11 @@ class _Made:
 
         for name in region.pattern.operands:
             operand = region.match.operands.get(name)
-            if isinstance(operand, Var):
+            if isinstance(operand, Var) and operand in inside:
+                # A kernel finds operands by name: what has two names is passed twice.
+                builder.param(name, operand.type, "input")
+                args.append(operand)
+            elif isinstance(operand, Var):
                 param(operand, name)
         for binding in region.bindings:
             value = map_expr(

@@ -9,14 +9,18 @@ gated_pair         the same with two products
 experts            the feed-forward layers of a mixture of experts
 quantized_product  a product with a weight that is dequantised, and what `product` has; quantized_gated_product likewise
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
-norm_residual      a sum and its RMS norm; the region returns both
+norm_residual      a sum and its RMS norm or layer norm; the region returns both
 sampling           a token drawn from logits
 embedding          rows of a table, scaled or cast
+
+For CUDA, where a pass over memory costs more than a call:
+gated_activation   activation and multiplication, where gate and up are no product's
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from nnfront import ops
 from nnfront.dims import same
@@ -158,6 +162,40 @@ def _sampling() -> Tree:
     )
 
 
+def _is_row(call: Call) -> bool:
+    shape = call.attrs["normalized_shape"]
+    return len(shape) == 1 and isinstance(shape[0], int)
+
+
+def _norms_of_sums() -> tuple[Tree, ...]:
+    total = apply(ops.add, "x", "residual", also_result=True)
+    layer = {"normalized_shape": "normalized_shape", "eps": "eps"}
+    return (
+        apply(ops.rms_norm, total, "weight", "bias", keeps={"axes": "axes", "epsilon": "epsilon"}),
+        apply(ops.layer_norm, total, "weight", "bias", keeps=layer, where=_is_row),
+    )
+
+
+def _is_pair(found: Mapping[str, Any]) -> bool:
+    """Whether gate and up are two tensors of one type."""
+    gate, up = (getattr(found.get(name), "type", None) for name in ("gate", "up"))
+    return (
+        isinstance(gate, TensorType)
+        and isinstance(up, TensorType)
+        and gate.dtype == up.dtype
+        and gate.ndim == up.ndim
+        and all(map(same, gate.shape, up.shape))
+    )
+
+
+def _gated_activations() -> tuple[Tree, ...]:
+    return (
+        apply(ops.multiply, _activation("gate"), "up", commutes=True),
+        apply(ops.swiglu, "gate", "up", says={"activation": "silu"}),
+        apply(ops.geglu, "gate", "up", says={"activation": "gelu"}, keeps={"approximate": "approximate"}),
+    )
+
+
 def _embeddings() -> tuple[Tree, ...]:
     rows = apply(ops.take, "table", "tokens", keeps={"axis": "axis"})
     return _cast(optional(_scaled, rows)), _scaled(rows)
@@ -180,15 +218,7 @@ def _patterns() -> tuple[Pattern, ...]:
         ),
         "quantized_product": _quantized_products(),
         "product": _finished(_product("weight")),
-        "norm_residual": (
-            apply(
-                ops.rms_norm,
-                apply(ops.add, "x", "residual", also_result=True),
-                "weight",
-                "bias",
-                keeps={"axes": "axes", "epsilon": "epsilon"},
-            ),
-        ),
+        "norm_residual": _norms_of_sums(),
         "sampling": (_sampling(),),
         "embedding": _embeddings(),
     }
@@ -196,3 +226,10 @@ def _patterns() -> tuple[Pattern, ...]:
 
 
 PATTERNS: tuple[Pattern, ...] = _patterns()
+# Before products, which would take the factor for a scale.
+_FIRST_PRODUCT = next(i for i, pattern in enumerate(PATTERNS) if pattern.name == "quantized_product")
+CUDA_PATTERNS: tuple[Pattern, ...] = (
+    *PATTERNS[:_FIRST_PRODUCT],
+    Pattern("gated_activation", _gated_activations(), _is_pair),
+    *PATTERNS[_FIRST_PRODUCT:],
+)

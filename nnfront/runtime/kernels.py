@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from nnfront.lower import Run, reference
-from nnfront.runtime import cpu, cuda, cuda_attention
+from nnfront.runtime import cpu, cuda, cuda_attention, cuda_rows
 
 Maker: TypeAlias = Callable[[Run], Callable[..., Any]]
 
-KERNELS: dict[str, Maker] = {**cpu.KERNELS, **cuda.KERNELS, **cuda_attention.KERNELS}
+KERNELS: dict[str, Maker] = {**cpu.KERNELS, **cuda.KERNELS, **cuda_attention.KERNELS, **cuda_rows.KERNELS}
 """Kernels of all targets, and those that users have registered. A kernel that is missing is the reference of its op."""
 
 

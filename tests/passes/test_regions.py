@@ -10,7 +10,7 @@ from pass_checks import expect_same_results
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.ir import first_difference, parse, verify
-from nnfront.passes import PATTERNS, canonicalize, eliminate_dead_code, inline, outline
+from nnfront.passes import CUDA_PATTERNS, PATTERNS, canonicalize, eliminate_dead_code, inline, outline
 
 N, D, F = "n", 8, 12
 X = spec.Tensor([N, D], "float32")
@@ -120,6 +120,12 @@ CASES = {
         "norm_residual",
         {"axes": (1,), "epsilon": 1e-5},
     ),
+    "layer norm of a sum that is read again": (
+        lambda x, y, w, b: (s := x + y) * op.layer_norm(s, F, w, b),
+        {"x": Y, "y": Y, "w": B, "b": spec.Tensor([F], "float32")},
+        "norm_residual",
+        {"normalized_shape": (F,), "eps": 1e-5},
+    ),
     "attention": (qkv_attention, {"qkv": QKV, "cos": TABLE, "sin": TABLE}, "qkv_attention", {"window": 3}),
     "rope and attention": (
         lambda q, k, v, cos, sin: op.attention(op.rope(q, cos, sin), op.rope(k, cos, sin), v, scale=0.1),
@@ -201,6 +207,10 @@ def test_every_pattern_of_the_table_has_a_case():
 
 SQUARE = spec.Tensor([D, D], "float32")
 LEFT = {
+    "a layer norm over two axes": (
+        lambda x, y: op.layer_norm(x + y, (2, F)),
+        {n: spec.Tensor(["n", 2, F], "float32") for n in "xy"},
+    ),
     "a product alone": (lambda x, w: op.linear(x, w), {"x": X, "w": W}),
     "a product read twice": (lambda x, w: (h := op.linear(x, w)) * op.silu(h), {"x": X, "w": W}),
     "halves along the rows": (
@@ -239,6 +249,71 @@ def test_what_no_kernel_computes_as_one_stays(name):
     forward, arguments = LEFT[name]
     ir = exported(forward, **arguments)
     assert outline(ir) is ir
+
+
+GATED = {
+    "silu": (lambda x, y: op.silu(x) * y, {"activation": "silu"}),
+    "gelu, the other way around": (lambda x, y: y * op.gelu(x), {"activation": "gelu"}),
+    "tanh": (lambda x, y: op.gelu(x, "tanh") * y, {"activation": "gelu", "approximate": "tanh"}),
+    "swiglu": (lambda x, y: op.swiglu(x, y), {"activation": "silu"}),
+    "geglu": (lambda x, y: op.geglu(x, y, "tanh"), {"activation": "gelu", "approximate": "tanh"}),
+}
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_activation_is_a_region_on_cuda_alone(name):
+    forward, attrs = GATED[name]
+    ir = exported(forward, x=Y, y=Y)
+    assert outline(ir) is ir
+    outlined = outline(ir, CUDA_PATTERNS)
+    assert regions(outlined) == [("gated_activation", attrs)]
+    expect_same_results(ir, outlined)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda x, y: op.silu(x) * 2.0,
+        lambda x, y: op.silu(x) * op.sum(y, 0),
+        lambda x, y: op.silu(x) * op.astype(y, "float64"),
+    ],
+    ids=["a number", "broadcast", "another dtype"],
+)
+def test_an_activation_times_anything_but_a_tensor_like_it_stays(forward):
+    assert regions(outline(exported(forward, x=Y, y=Y), CUDA_PATTERNS)) == []
+
+
+TWICE = {
+    "a product added to its own rows": (
+        lambda x, w: x + op.linear(x, w),
+        {"x": X, "w": SQUARE},
+        ["x", "weight", "residual"],
+    ),
+    "a norm with one value as weight and bias": (
+        lambda x, y, w: op.rms_norm(x + y, w, -1, bias=w),
+        {"x": Y, "y": Y, "w": B},
+        ["x", "residual", "weight", "bias"],
+    ),
+    "an activation times what it is of": (lambda x: op.silu(x) * x, {"x": Y}, ["gate", "up"]),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_value_that_is_two_operands_is_passed_under_both_names(name):
+    forward, arguments, names = TWICE[name]
+    ir = exported(forward, **arguments)
+    outlined = outline(ir, CUDA_PATTERNS)
+    (fused,) = [f for f in outlined.functions if f.kind == "fused"]
+    assert [p.name for p in fused.params] == names
+    expect_same_results(ir, outlined)
+    assert first_difference(inline(outlined), ir) is None
+
+
+def test_an_activated_product_times_a_tensor_is_gated_on_cuda_and_times_a_number_is_still_a_product():
+    gated = exported(lambda x, w, y: op.silu(op.linear(x, w)) * y, x=X, w=W, y=Y)
+    assert regions(outline(gated, CUDA_PATTERNS)) == [("gated_activation", {"activation": "silu"})]
+    scaled = exported(lambda x, w: op.silu(op.linear(x, w)) * 2.0, x=X, w=W)
+    assert [name for name, _ in regions(outline(scaled, CUDA_PATTERNS))] == ["product"]
 
 
 def test_a_value_that_is_read_before_the_region_ends_is_not_one_of_its_results():

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Norms, softmax and gated activations of compiled methods run on the Triton kernels, in the interpreter, and give what the CPU gives."""
+
+from __future__ import annotations
+
+import pytest
+from rows_runs import CASES, FLOAT64, REFUSED, agree, explained, model_kernels
+
+
+@pytest.mark.ahead.with_args(agree)
+@pytest.mark.parametrize("batch", [3, 0])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", CASES)
+def test_rows_on_the_kernels_are_those_of_the_cpu(interpreted, name, dtype, batch):
+    kernels = interpreted(agree, name, dtype, batch)
+    assert CASES[name][2] in kernels
+    assert not {"rms_norm", "layer_norm", "softmax", "multiply", "silu", "gelu", "swiglu"} & kernels - (
+        {"multiply"} if name == "layer norm of a sum" else set()
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_explain_names_the_kernel_of_rows(interpreted, name):
+    assert CASES[name][2] in interpreted(explained, "taken", name, "float16")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_explain_says_why_rows_are_left_to_torch(interpreted, name):
+    assert REFUSED[name][2] in interpreted(explained, "refused", name, "float32")
+
+
+@pytest.mark.parametrize("name", FLOAT64)
+def test_rows_of_a_dtype_that_kernels_do_not_have_are_left_to_torch(interpreted, name):
+    assert FLOAT64[name] in interpreted(explained, "taken", name, "float64")
+
+
+@pytest.mark.parametrize("file", ["llama", "qwen3_moe"])
+def test_every_norm_of_a_language_model_runs_on_the_kernels(interpreted, file):
+    for rows in interpreted(model_kernels, file).values():
+        assert {kernel for _, kernel, _ in rows} >= {"triton_rms_norm", "triton_norm_residual"}
+        assert all(kernel.startswith("triton_") for _, kernel, _ in rows)
+        if file == "qwen3_moe":
+            assert {module for op, _, module in rows if op == "rms_norm"} >= {"q_norm", "k_norm"}
+            assert ("softmax", "triton_softmax") in {(op, kernel) for op, kernel, _ in rows}
