@@ -168,7 +168,7 @@ def fused(run: Run) -> Callable[..., Any]:
         seq, mask = q.shape[1], None
         is_hidden = is_causal and (window is None or window >= seq)
         if is_hidden and seq == k.shape[1] and seq > FOLDED and q.numel():
-            return _in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), Lengths(()), scale)
+            return _in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), Lengths((), q.device), scale)
         if window is not None and window < seq:
             steps = torch.arange(seq)[None]
             mask = _hidden(steps, steps, window, q.dtype)

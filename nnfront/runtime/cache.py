@@ -111,19 +111,20 @@ class Cache(Sequence[CacheLayer]):
         Not remembered by the old ones: these may stay for long, and what forks derive from theirs would stay with them.
         """
         old = {id(layer.lengths): layer.lengths for layer in self._layers}
-        new = {key: Lengths(tuple(x.values[i] for i in sequences)) for key, x in old.items()}
+        new = {key: x.like(tuple(x.values[i] for i in sequences)) for key, x in old.items()}
         return [new[id(layer.lengths)] for layer in self._layers]
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self._set(Lengths((0,) * self.batch))
+        self._set(self._lengths.like((0,) * self.batch))
 
     def truncate(self, length: int) -> None:
         """Keep at most the first `length` tokens of each sequence.
 
         Raises RunError if a window has dropped tokens that the sequence would see again.
         """
-        self._cut(Lengths(tuple(min(n, length) for n in self._lengths.values)))
+        lengths = self._lengths
+        self._cut(lengths.like(tuple(min(n, length) for n in lengths.values)))
 
     def mark(self) -> Lengths:
         """What `restore` goes back to."""

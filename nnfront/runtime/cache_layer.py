@@ -257,4 +257,4 @@ def make_layer(
     shape = (type.batch, type.kv_heads, capacity, type.head_size)
     # Zeroed, as attention multiplies empty slots by 0 and 0 times what happens to lie in memory may be NaN.
     keys, values = (torch.zeros(shape, dtype=getattr(torch, type.dtype), device=device) for _ in range(2))
-    return RingLayer(type, keys, values, LayerState(Lengths((0,) * type.batch), scratch), 0)
+    return RingLayer(type, keys, values, LayerState(Lengths((0,) * type.batch, device), scratch), 0)

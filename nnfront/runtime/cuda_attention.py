@@ -91,7 +91,7 @@ def _without_cache(run: Run) -> Callable[..., torch.Tensor]:
         if cos is not None:
             q, k = rope.launch(q, k, cos, sin, interleaved=interleaved)
         tokens = (part.reshape(batch * seq, *part.shape[2:]) for part in (q, k, v))
-        y = prefill.launch(*tokens, Lengths((0,) * batch).starts(seq), longest=seq, sinks=sinks, **options)
+        y = prefill.launch(*tokens, Lengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options)
         result: torch.Tensor = y.view(batch, seq, *y.shape[1:])
         return result
 

@@ -12,19 +12,26 @@ from typing import Any, TypeVar
 
 import torch
 
+from nnfront.runtime.device import CPU
+
 Value = TypeVar("Value")
 
 
 class Lengths:
-    """One length for each sequence; `equal` is the length if it is the same for all, else None."""
+    """One length for each sequence; `equal` is the length if it is the same for all, else None. `device` is that of what is derived."""
 
-    __slots__ = ("_memo", "equal", "longest", "values")
+    __slots__ = ("_memo", "device", "equal", "longest", "values")
 
-    def __init__(self, values: tuple[int, ...]) -> None:
+    def __init__(self, values: tuple[int, ...], device: torch.device = CPU) -> None:
         self.values = values
+        self.device = device
         self.longest = max(values, default=0)
         self.equal: int | None = self.longest if min(values, default=0) == self.longest else None
         self._memo: dict[Any, Any] = {}
+
+    def like(self, values: tuple[int, ...]) -> Lengths:
+        """Other lengths on the same device."""
+        return Lengths(values, self.device)
 
     def remember(self, key: Any, make: Callable[[], Value]) -> Value:
         """Return what `make` made for this key the first time."""
@@ -37,7 +44,7 @@ class Lengths:
         """The lengths of some sequences in a row."""
         if first == 0 and count == len(self.values):
             return self
-        return self.remember(("part", first, count), lambda: Lengths(self.values[first : first + count]))
+        return self.remember(("part", first, count), lambda: self.like(self.values[first : first + count]))
 
     def replaced(self, first: int, part: Lengths) -> Lengths:
         """These lengths with those of some sequences in a row replaced."""
@@ -46,7 +53,7 @@ class Lengths:
             return part
         return self.remember(
             ("replaced", first, part.values),
-            lambda: Lengths(self.values[:first] + part.values + self.values[stop:]),
+            lambda: self.like(self.values[:first] + part.values + self.values[stop:]),
         )
 
     def grow(self, first: int, count: int, seq: int) -> Lengths:
@@ -54,32 +61,34 @@ class Lengths:
         found: Lengths | None = self._memo.get((first, count, seq))
         if found is None:
             values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
-            found = self._memo[first, count, seq] = Lengths(tuple(values))
+            found = self._memo[first, count, seq] = self.like(tuple(values))
             if "counts" in self._memo and count == len(values):
                 found._memo["counts"] = self.counts() + seq
         return found
 
     def counts(self) -> torch.Tensor:
-        """The lengths as kernels read them: int32 [sequences] on the default device."""
-        return self.remember("counts", lambda: torch.tensor(self.values, dtype=torch.int32))
+        """The lengths as kernels read them: int32 [sequences]."""
+        return self.remember(
+            "counts", lambda: torch.tensor(self.values, dtype=torch.int32, device=self.device)
+        )
 
     def starts(self, seq: int) -> torch.Tensor:
         """Where each sequence begins among the next tokens of all, and where the last one ends: int32 [sequences + 1]."""
+        count = len(self.values) + 1
         return self.remember(
-            ("starts", seq),
-            lambda: torch.arange(0, (len(self.values) + 1) * seq, seq or 1, dtype=torch.int32),
+            ("starts", seq), lambda: torch.arange(count, dtype=torch.int32, device=self.device).mul_(seq)
         )
 
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next tokens: int64 [sequences, seq]."""
 
         def make() -> torch.Tensor:
-            steps = torch.arange(seq)
+            steps = torch.arange(seq, device=self.device)
             if "counts" in self._memo:  # they are on the device, which may know more of them than this does
                 return self.counts()[:, None] + steps
             if self.equal is not None:
                 return (steps + self.equal).expand(len(self.values), seq)
-            return torch.tensor(self.values)[:, None] + steps
+            return torch.tensor(self.values, device=self.device)[:, None] + steps
 
         return self.remember(("positions", seq), make)
 
@@ -90,8 +99,8 @@ class Lengths:
         """
 
         def make() -> torch.Tensor:
-            slots = torch.arange(min(self.longest, capacity))
-            last = torch.tensor(self.values, dtype=torch.int64)[:, None] - 1
+            slots = torch.arange(min(self.longest, capacity), device=self.device)
+            last = torch.tensor(self.values, dtype=torch.int64, device=self.device)[:, None] - 1
             positions = last - (last - slots) % capacity
             return positions.clamp_(min=-1)
 

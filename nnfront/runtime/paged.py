@@ -236,7 +236,7 @@ def make_paged(
         count = batch * columns if pages is None else pages
         pool = Pool(page_size, _buffers(types.values(), count, page_size, device), count)
         # One object for all layers: they know by it that they go through the same lengths.
-        empty = Lengths((0,) * batch)
+        empty = Lengths((0,) * batch, device)
         states = [LayerState(empty, {}) for _ in types]
         rows: list[list[int]] = [[] for _ in range(batch)]
         table = PageTable(pool, window, states, rows, [0] * batch, columns, device)
