@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +14,19 @@ import torch
 from nnfront.errors import LoadError
 
 CPU = torch.device("cpu")
+META = torch.device("meta")
+
+_STAND_IN: ContextVar[torch.device | None] = ContextVar("stand_in", default=None)
+
+
+@contextmanager
+def standing_in(device: torch.device) -> Iterator[None]:
+    """Inside of this, in this thread, programs for a GPU have their tensors on another device: on `meta`, nothing is computed."""
+    token = _STAND_IN.set(device)
+    try:
+        yield
+    finally:
+        _STAND_IN.reset(token)
 
 
 def device_of(target: str) -> torch.device:
@@ -22,6 +37,8 @@ def device_of(target: str) -> torch.device:
     kind, _, arch = target.partition(":")
     if kind == "cpu":
         return CPU
+    if (stand_in := _STAND_IN.get()) is not None:
+        return stand_in
     if not torch.cuda.is_available():
         if os.environ.get("TRITON_INTERPRET") == "1":
             return CPU

@@ -5,10 +5,11 @@
     program.nnir                                  the IR, lifted, as text
     nnfront-weights-00001-of-00002.safetensors    the weights that methods read: transformed ones, and others as they are
     nnfront-weights.safetensors.index.json        which file has which tensor
+    kernels.json, kernels/*.cubin                 compiled kernels, of a program for a GPU that its target names (`kernels`)
     config.json, tokenizer.json, ...              copies
 
 The weights have names of their own, so that nothing that looks for `model.safetensors` takes them for the model's own.
-Nothing in an artefact is code: no pickle, no Python.
+Nothing in an artefact is code but for compiled kernels: no pickle, no Python.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
+from nnfront.runtime.launcher import Ahead
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.integrity import Digest, damaged_blocks, digest_files, digest_of
+from nnfront.weights.kernels import FOLDER, is_kernel_file, read_kernels, write_kernels
 from nnfront.weights.manifest import MANIFEST, Manifest, read_manifest
 from nnfront.weights.put_folder import put_folder
 from nnfront.weights.write import SHARD_BYTES, write_tensors
@@ -38,12 +41,13 @@ _FOREIGN = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 @dataclass(frozen=True, slots=True)
 class ArtefactFiles:
-    """An artefact that was found whole: its folder, its manifest, the text of its program and its tensors."""
+    """An artefact that was found whole: its folder, its manifest, the text of its program, its tensors and its compiled kernels."""
 
     folder: Path
     manifest: Manifest
     program: str
     tensors: Checkpoint
+    kernels: Ahead | None = None
 
     @property
     def copies(self) -> tuple[Path, ...]:
@@ -58,6 +62,7 @@ def write_artefact(
     types: Mapping[str, TensorType],
     tensors: Iterable[tuple[str, torch.Tensor]],
     *,
+    kernels: Ahead | None = None,
     copies: Sequence[Path] = (),
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
@@ -81,8 +86,11 @@ def write_artefact(
             for file in copies:
                 shutil.copyfile(file, place / file.name)
             files.extend(place / name for name in names)
+            if kernels is not None:
+                files.extend(write_kernels(place, kernels))
             (place / PROGRAM).write_text(program, encoding="utf-8")
-            digests = dict(zip((file.name for file in files), digest_files(files), strict=True))
+            listed = [file.relative_to(place).as_posix() for file in files]
+            digests = dict(zip(listed, digest_files(files), strict=True))
             whole = replace(manifest, files={PROGRAM: digest_of(program.encode()), **digests})
             (place / MANIFEST).write_text(whole.text(), encoding="utf-8")
         except OSError as error:
@@ -107,7 +115,7 @@ def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
     strange = [file.name for file in tensors.files if file.name not in manifest.files]
     if strange:
         raise LoadError(f"{place / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
-    return ArtefactFiles(place, manifest, program, tensors)
+    return ArtefactFiles(place, manifest, program, tensors, read_kernels(place, manifest))
 
 
 def check_files(folder: str | Path) -> list[str]:
@@ -165,7 +173,7 @@ def check_replaceable(folder: Path) -> None:
             details=[error.what],
             help=choose,
         ) from None
-    others = sorted(f.name for f in folder.iterdir() if f.name != MANIFEST and f.name not in manifest.files)
+    others = sorted(name for name in _contents(folder, manifest) if name not in manifest.files)
     if others:
         raise LoadError(
             f"{folder} is there already and holds more than an artefact: {', '.join(others[:5])}", help=choose
@@ -173,7 +181,7 @@ def check_replaceable(folder: Path) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MANIFEST, PROGRAM, _INDEX) or _is_weights(name)
+    return name in (MANIFEST, PROGRAM, _INDEX) or _is_weights(name) or is_kernel_file(name)
 
 
 def _is_weights(name: str) -> bool:
@@ -181,9 +189,19 @@ def _is_weights(name: str) -> bool:
 
 
 def _unlisted(folder: Path, manifest: Manifest) -> Iterator[str]:
-    for file in sorted(folder.iterdir()):
-        if file.name not in manifest.files and file.name != MANIFEST and not file.name.startswith(_FOREIGN):
-            yield f"{file.name}: not one of the artefact's files; remove it, or export again with it"
+    for name in sorted(_contents(folder, manifest)):
+        if name not in manifest.files and not name.startswith(_FOREIGN):
+            yield f"{name}: not one of the artefact's files; remove it, or export again with it"
+
+
+def _contents(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """The names of all that is in an artefact's folder but the manifest; of the folder of kernels, if it has one, of what is in there."""
+    has_kernels = any(name.startswith(f"{FOLDER}/") for name in manifest.files)
+    for file in folder.iterdir():
+        if file.name == FOLDER and has_kernels and file.is_dir():
+            yield from (f"{FOLDER}/{inner.name}" for inner in file.iterdir())
+        elif file.name != MANIFEST:
+            yield file.name
 
 
 def _size_problem(file: Path, digest: Digest) -> str | None:

@@ -3,7 +3,7 @@
 
 {
  "format": "nnfront artefact",
- "schema": 1,                        grows when an older nnfront could not read what is written
+ "schema": 1,                        grows when an older nnfront could not read what is written: 2 has kernels in a folder
  "nnfront": "0.1.0",                 the version that wrote it
  "target": "cpu",
  "methods": {"decode": "decode(token: int64[batch, 1], ...) -> float32[batch, 1, 4096]"},
@@ -34,7 +34,7 @@ from nnfront.weights.integrity import BLOCK_BYTES, Digest
 
 MANIFEST = "nnfront.json"
 FORMAT = "nnfront artefact"
-SCHEMA = 1
+SCHEMA = 2
 _MAX_BYTES = 64 << 20
 _KEYS = (
     "format",
@@ -82,7 +82,7 @@ class Manifest:
         """Return the file's text."""
         fields: dict[str, Any] = {
             "format": FORMAT,
-            "schema": SCHEMA,
+            "schema": 2 if any("/" in name for name in self.files) else 1,
             "nnfront": self.version,
             "target": self.target,
             "methods": dict(self.methods),
@@ -140,7 +140,7 @@ class _Reader:
             self.fail(f"it has no {', '.join(map(repr, missing))}")
         unknown = [key for key in fields if key not in _KEYS]
         if unknown:
-            self.fail(f"schema {SCHEMA} has no {', '.join(map(repr, unknown))}")
+            self.fail(f"schema {fields['schema']} has no {', '.join(map(repr, unknown))}")
         try:
             digest = digest_of_fields(fields)
         except (ValueError, RecursionError) as error:  # text that is no text: a lone surrogate
@@ -223,7 +223,7 @@ class _Reader:
         found = {}
         for name, item in self.mapping(value, "files").items():
             where = f"files.{name}"
-            if not re.fullmatch(r"[\w][\w. +-]*", name) or name == MANIFEST:
+            if not re.fullmatch(r"(kernels/)?[\w][\w. +-]*", name) or name == MANIFEST:
                 self.fail(f"{_shown(name)} cannot be a file of an artefact")
             fields = self.mapping(item, where)
             if sorted(fields) != ["bytes", "crc32", "sha256"]:

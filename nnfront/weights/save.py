@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
+from nnfront.runtime.launcher import Ahead
 from nnfront.runtime.transform import stream_transform, weight_dims
 from nnfront.runtime.transform_plan import plan_transform
 from nnfront.weights.artefact import write_artefact
@@ -44,13 +45,15 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to write: the size of shards, and who is told what.
+    """How to write: the size of shards, for which sizes of calls kernels are compiled, and who is told what.
 
-    `plan` is told the most memory, in bytes, that the weights will take at once, before anything is written; `progress` how many bytes
-    of how many are written; `phase` the name of each phase when it ends.
+    `sizes` are numbers by the name of a dim, and of `earlier`, how many tokens a cache holds; for others it is all that kernels tell
+    apart. `plan` is told the most memory, in bytes, that the weights will take at once, before anything is written; `progress` how
+    many bytes of how many are written; `phase` the name of each phase when it ends.
     """
 
     shard_bytes: int = SHARD_BYTES
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     plan: Callable[[int], None] = lambda peak_bytes: None
     progress: Callable[[int, int], None] | None = None
     phase: Callable[[str], None] = lambda name: None
@@ -67,13 +70,14 @@ def save_values(
     dims: Mapping[Symbol, int],
     extras: Extras,
     options: Options = _DEFAULT,
+    kernels: Ahead | None = None,
 ) -> None:
     """Write weights that are in memory; `values` are those of each origin. Raises LoadError as `write_artefact` does."""
     places = place_weights(program, dims)
     types = {name: stored_type(tensor) for name, tensor in tensors_of(program, places, values)}
     orders = {name: memory_order(tensor) for name, tensor in tensors_of(program, places, values)}
     contents = _Contents(places, types, orders, tensors_of(program, places, values), dims)
-    _write(folder, ir, program, contents, extras, options)
+    _write(folder, ir, program, contents, extras, options, kernels)
 
 
 def save_stream(
@@ -83,6 +87,7 @@ def save_stream(
     source: BoundWeights,
     extras: Extras,
     options: Options = _DEFAULT,
+    kernels: Ahead | None = None,
 ) -> None:
     """Write weights as their transforms make them from a checkpoint: each is written and let go of before the next is begun.
 
@@ -104,7 +109,7 @@ def save_stream(
         planned = _planned_orders(transform, source)
         orders |= {stored: planned[name] for name, stored in names[origin].items() if name in planned}
     contents = _Contents(places, types, orders, _streamed(program, names, source), dims)
-    _write(folder, ir, program, contents, extras, options)
+    _write(folder, ir, program, contents, extras, options, kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,13 @@ class _Contents:
 
 
 def _write(
-    folder: Path, ir: IRModule, program: Program, contents: _Contents, extras: Extras, options: Options
+    folder: Path,
+    ir: IRModule,
+    program: Program,
+    contents: _Contents,
+    extras: Extras,
+    options: Options,
+    kernels: Ahead | None,
 ) -> None:
     orders = {name: order for name, order in contents.orders.items() if order != tuple(range(len(order)))}
     manifest = Manifest(
@@ -139,6 +150,7 @@ def _write(
         text,
         {name: permuted(t, orders.get(name, range(t.ndim))) for name, t in contents.types.items()},
         ((name, t.permute(orders[name]) if name in orders else t) for name, t in contents.tensors),
+        kernels=kernels,
         copies=extras.files,
         shard_bytes=options.shard_bytes,
         progress=options.progress,
