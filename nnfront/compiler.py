@@ -20,7 +20,7 @@ from nnfront.runtime.transform import run_transform, stream_transform
 from nnfront.runtime.transform_plan import TransformPlan, plan_load
 from nnfront.runtime.upload import sending
 from nnfront.runtime.uses import weight_uses
-from nnfront.runtime.workspace import WORKSPACES
+from nnfront.runtime.workspace_cuda import workspaces_of
 from nnfront.session import Session
 from nnfront.weights import (
     BoundWeights,
@@ -235,7 +235,7 @@ class Executable:
         `sizes` gives numbers for dims; others count as the largest they can be. Raises LowerError for a dim that has no greatest
         value and is not given, for a name that no method has, and for a number that a dim cannot be.
         """
-        return report_memory(self.program, sizes, WORKSPACES)
+        return report_memory(self.program, sizes, workspaces_of(self.target))
 
     def __repr__(self) -> str:
         return f"<Executable for {self.target}: {', '.join(self.program.methods)}>"

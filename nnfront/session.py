@@ -14,14 +14,16 @@ from nnfront.dims import Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
 from nnfront.lower import CacheType, Program
+from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.runtime import Cache, Method
-from nnfront.runtime.cache_type import cache_sizes, describe, layout
-from nnfront.runtime.caches import make_cache
+from nnfront.runtime.cache_type import describe, layout
 from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.device import device_of
 from nnfront.runtime.device import device_of
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
+from nnfront.runtime.new_cache import Amount, new_cache
+from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.signature import Known
 from nnfront.runtime.upload import sending
 from nnfront.weights import BoundWeights, Extras, Options, save_values
@@ -54,7 +56,6 @@ class Session(Mapping[str, Method]):
         self.sources = sources
         self.extras = extras or Extras()
         self._ir = ir
-        self._device = device_of(program.target)
         read = [w.name for method in program.methods.values() for w in method.weights if w.role == "weight"]
         given = {name: weights[name] for name in dict.fromkeys(read) if name in weights}
         weights, results = _placed(program.target, given, transformed or {})
@@ -174,12 +175,25 @@ class Session(Mapping[str, Method]):
         """Return how many calls took each special case of a method, by the case's text, `general` for none of them."""
         return self[method].hits
 
-    def make_cache(self, *, pages: int | None = None, page_size: int | None = None, **sizes: int) -> Cache:
+    def make_cache(
+        self,
+        *,
+        pages: Amount | None = None,
+        page_size: int | None = None,
+        calls: Mapping[str, int] | None = None,
+        **sizes: Amount,
+    ) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.
 
         With a `page_size`, a power of two, its sequences take pages of so many tokens from a pool when they need them; `pages` is how
-        many the pool has, by default enough for all sequences at their longest. Raises RunError for a dim that is missing, unknown
-        or outside its range, for pages that cannot be, and if no method takes a cache.
+        many the pool has, by default enough for all sequences at their longest.
+
+        `pages`, or one of the dims, may be "fit": as much as the memory that is free now holds beside the calls to come, by their plans;
+        nothing runs for that. `calls` are sizes of these calls, such as the longest prompt: `calls={"seq": 2048}`; what is not given counts
+        as the largest it can be, up to `max_seq`. A thirty-second of the device is left alone.
+
+        Raises RunError for a dim that is missing, unknown or outside its range, for pages that cannot be, if no method takes a cache,
+        and if the memory is too little: then it says what fits.
         """
         types = {
             a.type: None
@@ -195,8 +209,11 @@ class Session(Mapping[str, Method]):
             )
         type = next(iter(types))
         known = {symbol.name: number for symbol, (number, _) in self._known.items()}
-        found = cache_sizes(type, sizes, known)
-        return make_cache(type, found, self.program.target, pages=pages, page_size=page_size)
+        return new_cache(self.program, type, sizes, known, pages=pages, page_size=page_size, calls=calls)
+
+    def memory(self, **sizes: int) -> MemoryReport:
+        """Return what weights, caches and calls take in memory, as `Executable.memory` does."""
+        return report_memory(self.program, sizes, workspaces_of(self.program.target))
 
 
 def _placed(

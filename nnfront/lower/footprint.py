@@ -172,7 +172,7 @@ def metered(
             for part in tree_leaves(tensor):
                 if isinstance(part, torch.Tensor):
                     owners.setdefault(_address(part), []).append(i)
-        meter = _Meter(owners)
+        meter = Meter(owners)
         with meter:
             value = reference(run)(*tensors, **sized)
     leaves = tree_leaves(value) if run.result.fields else [value]
@@ -232,7 +232,7 @@ def _address(tensor: torch.Tensor) -> int:
     return address
 
 
-class _Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that are alive, those of `outside` left out."""
 
     def __init__(self, outside: Iterable[int]) -> None:

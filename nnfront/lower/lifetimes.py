@@ -8,10 +8,11 @@ own, the two are one piece, as only one of them is ever there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from nnfront.dims import Size
 from nnfront.ir import CacheLayerType, Constant, ScalarType, ShapeType, TensorType, TupleType, Type
 from nnfront.lower.extents import Extents
 from nnfront.lower.footprint import Footprints, Opaque, Operand
@@ -216,7 +217,7 @@ class Lifetimes:
             case TupleType():
                 return tuple(self._of_type(part, None) for part in type.fields)
             case CacheLayerType():
-                return layer_of(type, self._extents)
+                return layer_of(type, self._extents.number, self._method.target)
             case _:
                 return Opaque()
 
@@ -227,9 +228,9 @@ class Lifetimes:
         return layout
 
 
-def layer_of(type: CacheLayerType, extents: Extents) -> Layer:
-    """Return one layer of a cache with numbers for its sizes."""
-    batch, capacity = extents.number(type.batch), extents.number(type.max_seq)
-    if type.window is not None:
+def layer_of(type: CacheLayerType, number: Callable[[Size], int], target: str) -> Layer:
+    """Return one layer of a contiguous cache, `number` saying how large its sizes are. On a CPU a window makes it a ring."""
+    batch, capacity = number(type.batch), number(type.max_seq)
+    if type.window is not None and target == "cpu":
         capacity = min(capacity, type.window)
     return Layer(batch, type.kv_heads, capacity, type.head_size, type.dtype, type.window)

@@ -23,11 +23,15 @@ LISTED = 8
 
 @dataclass(frozen=True)
 class MethodMemory:
-    """Bytes of one method: of the arguments and caches, which the caller holds, and the plan of what a call takes."""
+    """Bytes of one method: of the arguments and caches, which the caller holds, and the plan of what a call takes.
+
+    `token` are the bytes of one token in all layers of its caches.
+    """
 
     arguments: int
     caches: int
     plan: MemoryPlan
+    token: int = 0
 
     @property
     def workspace(self) -> int:
@@ -54,6 +58,19 @@ class MemoryReport:
         kept = sum(m.plan.kept for m in self.methods.values())
         caches = max((m.caches for m in self.methods.values()), default=0)
         return self.weights + kept + caches + self.peak
+
+    def tokens_that_fit(self, size_bytes: int) -> int:
+        """How many tokens of all sequences together caches can hold in so many bytes, beside the weights and the calls of these sizes.
+
+        Pages hold that many, but for those that are not full; so does a contiguous cache whose sequences are all as long as they may be,
+        unless a window lets it keep fewer. Raises LowerError if no method takes a cache.
+        """
+        token = max((m.token for m in self.methods.values()), default=0)
+        if not token:
+            raise LowerError("no method takes a cache")
+        kept = sum(m.plan.kept for m in self.methods.values())
+        calls = max(m.plan.peak + m.arguments for m in self.methods.values() if m.token)
+        return max(size_bytes - self.weights - kept - calls, 0) // token
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={number}" for name, number in self.sizes.items())
@@ -84,28 +101,35 @@ def report_memory(
     methods: dict[str, MethodMemory] = {}
     for name, method in program.methods.items():
         extents = Extents(method, sizes)
-        weights.update(((w.role, w.name), _bytes_of(w.type, extents)) for w in method.weights)
+        weights.update(((w.role, w.name), _bytes_of(w.type, extents, method.target)) for w in method.weights)
         plan = plan_memory(method, sizes, workspaces)
         methods[name] = MethodMemory(
-            sum(_bytes_of(a.type, extents) for a in method.arguments if a.role == "input"),
-            sum(_bytes_of(a.type, extents) for a in method.arguments if a.role == "state"),
+            sum(_bytes_of(a.type, extents, method.target) for a in method.arguments if a.role == "input"),
+            sum(_bytes_of(a.type, extents, method.target) for a in method.arguments if a.role == "state"),
             plan,
+            sum(map(_token_bytes, (a.type for a in method.arguments if a.role == "state"))),
         )
     return MemoryReport(dict(sizes), sum(weights.values()), methods)
 
 
-def _bytes_of(type: Type, extents: Extents) -> int:
+def _bytes_of(type: Type, extents: Extents, target: str) -> int:
     match type:
         case TensorType():
             return _product(type.shape, extents) * dtypes.size_bytes(type.dtype)
         case TupleType():
-            return sum(_bytes_of(part, extents) for part in type.fields)
+            return sum(_bytes_of(part, extents, target) for part in type.fields)
         case CacheType():
-            return sum(layer_of(layer, extents).size_bytes for layer in type.layers)
+            return sum(layer_of(layer, extents.number, target).size_bytes for layer in type.layers)
         case CacheLayerType():
-            return layer_of(type, extents).size_bytes
+            return layer_of(type, extents.number, target).size_bytes
         case _:
             return 0
+
+
+def _token_bytes(cache: Type) -> int:
+    """The bytes of one token in all layers of a cache."""
+    layers = cache.layers if isinstance(cache, CacheType) else ()
+    return sum(layer_of(layer, lambda size: 1, "cuda").size_bytes for layer in layers)
 
 
 def _product(shape: tuple[Size, ...], extents: Extents) -> int:

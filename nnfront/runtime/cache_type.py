@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from nnfront.dims import Dim, describe_facts, satisfies
 from nnfront.errors import RunError
@@ -34,7 +34,7 @@ def describe(value: Layout) -> str:
     return "; ".join(parts) or "no layers"
 
 
-def cache_sizes(cache: CacheType, given: Mapping[str, int], known: Mapping[str, int]) -> dict[str, int]:
+def cache_sizes(cache: CacheType, given: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]:
     """Check the dims of a cache: all that the weights do not bind, each inside its range."""
     symbols = {
         s.name: s

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ from nnfront.runtime.execute import Code, Frame, execute, prepare
 from nnfront.runtime.kernels import resolve
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
 from nnfront.runtime.results import result_maker
+from nnfront.runtime.out_of_memory import call_error
 from nnfront.runtime.route import find_route
+from nnfront.runtime.room import is_out_of_memory
 from nnfront.runtime.signature import Known, arrange
 
 
@@ -120,7 +123,8 @@ class Method:
         """Run it: arguments by position, in the order of the signature, or by name.
 
         Returns torch tensors, or tuples and dicts of them, as the model's method does. States (caches) are written in place.
-        Raises RunError, before anything runs, if the arguments do not fit the signature.
+        Raises RunError, before anything runs, if the arguments do not fit the signature; and if there is too little memory, with
+        the states as they were.
         """
         loaded = self._shelf.loaded[self.name]
         frame = loaded.template.copy()
@@ -138,10 +142,16 @@ class Method:
             with default_device(self._device), torch.no_grad():
                 execute(route.last, frame)
                 return loaded.result(frame)
-        except BaseException:
+        except BaseException as error:
             for i, mark in zip(self._states, marks, strict=True):
                 args[i].restore(mark)
-            raise
+            if not is_out_of_memory(error):
+                raise
+            sizes = {b.symbol.name: frame[b.slot] for b in self.program.dims}
+            # What the call has made is let go of: that of the frame here, that of kernels with what the traceback holds of them.
+            frame.clear()
+            traceback.clear_frames(error.__traceback__)
+            raise call_error(self.program, sizes, error, self._device) from error
 
     def __repr__(self) -> str:
         return f"<Method {self.name}({', '.join(a.name for a in self.program.arguments)})>"

@@ -20,7 +20,10 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from nnfront.errors import LoadError
+from nnfront.lower.memory_report import text_of
 from nnfront.runtime.device import device_of
+from nnfront.runtime.room import is_out_of_memory, room_on
 
 # Enough for copies of two slots to be under way while two are filled; a slot takes 0.6 ms at 55 GB/s, so what a copy costs besides
 # (some 10 us) does not show.
@@ -102,11 +105,12 @@ def sending(target: str, progress: Progress | None = None, total: int = 0) -> It
     if target == "cpu":
         yield lambda name, value: value
         return
-    link = link_to(device_of(target))
+    device = device_of(target)
+    link = link_to(device)
     if link is None:
         yield lambda name, value: value.contiguous() if isinstance(value, torch.Tensor) else value
         return
-    upload = Upload(link, progress, total)
+    upload = Upload(link, device, progress, total)
     try:
         yield upload.send
     except BaseException:
@@ -121,18 +125,22 @@ class Upload:
     def __init__(
         self,
         link: Link,
+        device: torch.device,
         progress: Progress | None = None,
         total: int = 0,
         *,
         slots: int = SLOTS,
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
+        """Raises LoadError if there is no pinned memory for the ring."""
         self._link = link
+        self._device = device
         self._progress = progress
         self._total = total
         self._sent = 0
+        self._placed = 0
         self._slot_bytes = slot_bytes
-        self._free = [link.pinned(slot_bytes) for _ in range(slots)]
+        self._free = _ring(link, slots, slot_bytes)
         self._busy: deque[tuple[Any, torch.Tensor]] = deque()
         self._error: BaseException | None = None
         self._is_stopped = False
@@ -142,15 +150,38 @@ class Upload:
         self._reader.start()
 
     def send(self, name: str, value: Any) -> Any:
-        """Return a weight on the device, whose bytes are on the way; what is there already, or is no tensor, as it is."""
+        """Return a weight on the device, whose bytes are on the way; what is there already, or is no tensor, as it is.
+
+        Raises LoadError if the device has no room for it.
+        """
         if self._error is not None:
             raise self._error
         if not isinstance(value, torch.Tensor):
             return value
         if self._link.holds(value):
             return value.contiguous()
-        target = self._link.empty(value.shape, value.dtype)
+        target = self._place(name, value)
         self._queue.put((name, value.detach(), target))
+        return target
+
+    def _place(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Memory for a weight on the device."""
+        try:
+            target = self._link.empty(value.shape, value.dtype)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            room = room_on(self._device)
+            whole = f" of {text_of(self._total)} that all weights take" if self._total else ""
+            raise LoadError(
+                f"there is no room for weight {name!r}: it takes {text_of(value.nbytes)}",
+                details=[
+                    *([] if room is None else [str(room)]),
+                    f"weights before it took {text_of(self._placed)}{whole}",
+                ],
+                help="store the weights in fewer bits (quant='int8' or 'int4'), or free memory that others hold",
+            ) from error
+        self._placed += value.nbytes
         return target
 
     def finish(self) -> None:
@@ -203,6 +234,17 @@ class Upload:
         copied, slot = self._busy.popleft()
         self._link.wait(copied)
         return slot
+
+
+def _ring(link: Link, slots: int, slot_bytes: int) -> list[torch.Tensor]:
+    try:
+        return [link.pinned(slot_bytes) for _ in range(slots)]
+    except RuntimeError as error:
+        raise LoadError(
+            f"there is no pinned memory to load through: {slots} times {text_of(slot_bytes)} were asked for",
+            details=[str(error).splitlines()[0]],
+            help="free memory of the host, or raise what the system lets a process lock (ulimit -l, a container's limits)",
+        ) from error
 
 
 def pieces(

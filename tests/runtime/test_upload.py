@@ -18,6 +18,7 @@ from nnfront.runtime import upload
 from nnfront.runtime.upload import Upload, pieces
 
 SLOT = 256
+CPU = torch.device("cpu")
 
 
 def values(draw: st.DrawFn) -> torch.Tensor:
@@ -35,7 +36,9 @@ def values(draw: st.DrawFn) -> torch.Tensor:
 def test_every_byte_arrives_however_late_the_device_copies(data):
     tensors = [values(data.draw) for _ in range(data.draw(st.integers(0, 6)))]
     link = FakeLink(eager=data.draw(st.booleans()))
-    sent = Upload(link, slots=data.draw(st.integers(1, 3)), slot_bytes=data.draw(st.sampled_from([8, 64])))
+    sent = Upload(
+        link, CPU, slots=data.draw(st.integers(1, 3)), slot_bytes=data.draw(st.sampled_from([8, 64]))
+    )
     found = [sent.send(f"w{i}", tensor) for i, tensor in enumerate(tensors)]
     sent.finish()
     assert not link.pending
@@ -59,7 +62,7 @@ def test_pieces_are_small_and_cover_a_tensor_once(shape, turned):
 
 def test_the_ring_is_all_the_pinned_memory_there_is_and_its_slots_are_used_again():
     link = FakeLink()
-    sent = Upload(link, slots=3, slot_bytes=SLOT)
+    sent = Upload(link, CPU, slots=3, slot_bytes=SLOT)
     sent.send("w", torch.zeros(100 * SLOT, dtype=torch.uint8))
     sent.finish()
     assert [slot.nbytes for slot in link.slots] == [SLOT] * 3
@@ -67,7 +70,7 @@ def test_the_ring_is_all_the_pinned_memory_there_is_and_its_slots_are_used_again
 
 
 def test_what_was_sent_is_let_go_of():
-    sent = Upload(FakeLink(), slots=1, slot_bytes=SLOT)
+    sent = Upload(FakeLink(), CPU, slots=1, slot_bytes=SLOT)
     gone = []
     for i in range(4):
         value = torch.ones(SLOT)
@@ -82,7 +85,7 @@ def test_what_was_sent_is_let_go_of():
 
 def test_what_is_on_the_device_already_is_not_sent():
     link = FakeLink()
-    sent = Upload(link, slots=1, slot_bytes=SLOT)
+    sent = Upload(link, CPU, slots=1, slot_bytes=SLOT)
     there = sent.send("w", torch.ones(3))
     assert sent.send("again", there) is there
     assert sent.send("dim", 7) == 7
@@ -92,7 +95,9 @@ def test_what_is_on_the_device_already_is_not_sent():
 
 def test_progress_counts_bytes_up_to_all_of_them():
     told: list[tuple[int, int]] = []
-    sent = Upload(FakeLink(), lambda done, total: told.append((done, total)), 600, slots=2, slot_bytes=100)
+    sent = Upload(
+        FakeLink(), CPU, lambda done, total: told.append((done, total)), 600, slots=2, slot_bytes=100
+    )
     for name in "ab":
         sent.send(name, torch.zeros(300, dtype=torch.uint8))
     sent.finish()
@@ -110,7 +115,7 @@ def test_an_error_of_the_reader_reaches_the_caller_once_nothing_is_under_way(nth
 
     link = FakeLink(fails=fails)
     with pytest.raises(RuntimeError, match="the wire is cut") as caught:  # noqa: PT012
-        sent = Upload(link, slots=2, slot_bytes=SLOT)
+        sent = Upload(link, CPU, slots=2, slot_bytes=SLOT)
         try:
             for i in range(8):
                 sent.send(f"w{i}", torch.ones(SLOT, dtype=torch.uint8))
@@ -123,7 +128,7 @@ def test_an_error_of_the_reader_reaches_the_caller_once_nothing_is_under_way(nth
 
 def test_a_stop_waits_for_what_is_under_way_and_reads_no_more():
     link = FakeLink()
-    sent = Upload(link, slots=4, slot_bytes=SLOT)
+    sent = Upload(link, CPU, slots=4, slot_bytes=SLOT)
     sent.send("w", torch.ones(SLOT, dtype=torch.uint8))
     sent.stop()
     assert not link.pending

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CUDA's kernels allocate in a model, for `test_workspaces.py`. A module of its own: it runs in a process with the interpreter on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from nnfront_kernels.common import launched_by
+from nnfront_models import llama, qwen3_moe
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
+
+import nnfront as nn
+from nnfront.lower.layout import Layer, Layout
+from nnfront.runtime import method
+from nnfront.runtime.cache_layer import CacheLayer
+from nnfront.runtime.workspace_cuda import workspaces_of
+
+MAX_SEQ = 250
+
+
+def operand(value: Any) -> Any:
+    if isinstance(value, CacheLayer):
+        kind = value.type
+        return Layer(value.batch, kind.kv_heads, value.max_seq, kind.head_size, kind.dtype, value.window)
+    if isinstance(value, torch.Tensor):
+        return Layout(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."))
+    return value
+
+
+def allocated(call: Callable[[], Any]) -> tuple[Any, int]:
+    """What a call returns, and the most bytes that torch's allocator has given out meanwhile, its results left out."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        result = call()
+    events = found.profiler.kineto_results.events()
+    live = peak = 0
+    for _, _, change in sorted(
+        (e.start_ns(), i, e.nbytes()) for i, e in enumerate(events) if e.name() == "[memory]"
+    ):
+        live += change
+        peak = max(peak, live)
+    own = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tree_leaves(result)
+        if isinstance(t, torch.Tensor)
+    }
+    return result, peak - sum(own.values())
+
+
+def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[int, int]]]:
+    """By kernel: the bytes that the table says and those that are allocated, in a prefill of `seq` tokens and the last decode."""
+    torch.manual_seed(0)
+    file: Any = qwen3_moe if variant == "experts" else llama
+    config = dataclasses.replace(file.TINY, dtype="float16", hidden_size=256, num_hidden_layers=1)
+    ir = file.build(config).export(file.export_spec(config))
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True), target="cuda")
+    weights = {
+        name: torch.zeros([int(s) for s in p.shape]).half()
+        for name, p in file.build(config).named_parameters()
+    }
+    table = workspaces_of("cuda")
+    found: dict[str, list[tuple[int, int]]] = {}
+    plain = method.resolve
+
+    def resolve(run: Any) -> Callable[..., Any]:
+        call = plain(run)
+        if not run.kernel.startswith("triton_"):
+            return call
+
+        def measured(*operands: Any, **keywords: Any) -> Any:
+            said = table[run.kernel].held(run, *map(operand, operands))
+            result, taken = allocated(lambda: call(*operands, **keywords))
+            found.setdefault(run.kernel, []).append((said, taken))
+            return result
+
+        return measured
+
+    method.resolve = resolve
+    try:
+        session = executable.load(weights)
+    finally:
+        method.resolve = plain
+    cache = session.make_cache(batch=2, max_seq=MAX_SEQ)
+    with launched_by(lambda plan: None):
+        session["prefill"](torch.zeros(2, seq, dtype=torch.int64), cache)
+        found.clear()
+        session["prefill"](torch.zeros(2, MAX_SEQ - 1 - seq, dtype=torch.int64), cache)
+        session["decode"](torch.zeros(2, 1, dtype=torch.int64), cache)
+    return found
