@@ -26,6 +26,7 @@ from nnfront.runtime.new_cache import Amount, new_cache
 from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.signature import Known
 from nnfront.runtime.upload import sending
+from nnfront.runtime.workspace_cuda import workspaces_of
 from nnfront.weights import BoundWeights, Extras, Options, save_values
 from nnfront.weights.export_checkpoint import export_checkpoint
 from nnfront.weights.held import Held, Layout, Results
