@@ -182,6 +182,7 @@ class Session(Mapping[str, Method]):
         pages: Amount | None = None,
         page_size: int | None = None,
         calls: Mapping[str, int] | None = None,
+        stored_as: str | None = None,
         **sizes: Amount,
     ) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.
@@ -192,6 +193,9 @@ class Session(Mapping[str, Method]):
         `pages`, or one of the dims, may be "fit": as much as the memory that is free now holds beside the calls to come, by their plans;
         nothing runs for that. `calls` are sizes of these calls, such as the longest prompt: `calls={"seq": 2048}`; what is not given counts
         as the largest it can be, up to `max_seq`. A thirty-second of the device is left alone.
+
+        `stored_as`: "float8_e4m3fn" keeps keys and values in 8 bits, with a scale for each token and head: about half the memory of a
+        half type, and an error of up to 1/16 of a value.
 
         Raises RunError for a dim that is missing, unknown or outside its range, for pages that cannot be, if no method takes a cache,
         and if the memory is too little: then it says what fits.
@@ -210,7 +214,16 @@ class Session(Mapping[str, Method]):
             )
         type = next(iter(types))
         known = {symbol.name: number for symbol, (number, _) in self._known.items()}
-        return new_cache(self.program, type, sizes, known, pages=pages, page_size=page_size, calls=calls)
+        return new_cache(
+            self.program,
+            type,
+            sizes,
+            known,
+            pages=pages,
+            page_size=page_size,
+            calls=calls,
+            stored_as=stored_as,
+        )
 
     def memory(self, **sizes: int) -> MemoryReport:
         """Return what weights, caches and calls take in memory, as `Executable.memory` does."""

@@ -12,6 +12,7 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType
+from nnfront.runtime.cache_codec import Parts, buffers, decode, encode
 from nnfront.runtime.device import CPU
 from nnfront.runtime.lengths import Lengths
 
@@ -23,12 +24,28 @@ Chunk: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Where kernels find the tokens of a layer: keys and values [batch, kv_heads, max_seq, head_size], or [pages, kv_heads, page_size,
-    head_size] with the pages of each sequence, int32 [batch, pages at most], -1 where there is none.
+    head_size] with the pages of each sequence, int32 [batch, pages at most], -1 where there is none. Codes have scales for each token
+    and head: float32 [batch or pages, kv_heads, max_seq or page_size].
     """
 
     keys: torch.Tensor
     values: torch.Tensor
     pages: torch.Tensor | None = None
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All that there are."""
+        every = (self.keys, self.values, self.pages, self.key_scales, self.value_scales)
+        return [tensor for tensor in every if tensor is not None]
+
+    @staticmethod
+    def of(parts: Parts, pages: torch.Tensor | None = None) -> Storage:
+        """Name the buffers of a layer."""
+        if len(parts) == 2:
+            return Storage(*parts, pages)
+        keys, values = (part.view(torch.float8_e4m3fn) for part in parts[:2])
+        return Storage(keys, values, pages, *(part.squeeze(-1) for part in parts[2:]))
 
 
 class CacheLayer(ABC):
@@ -69,6 +86,11 @@ class CacheLayer(ABC):
         as many and a query with this window sees them all. Otherwise, with nothing changed, None: `append` does it.
         """
         return None
+
+    @property
+    @abstractmethod
+    def storage(self) -> Storage:
+        """Where kernels find the tokens; it stays where it is."""
 
     @abstractmethod
     def reserve(self, seq: int) -> Storage:
@@ -119,21 +141,19 @@ class CacheLayer(ABC):
 
 
 class RingLayer(CacheLayer):
-    """Two buffers [batch, kv_heads, capacity, head_size]. The token at position p lies in slot p % capacity.
+    """Buffers [batch, kv_heads, capacity, head_size] for keys and for values. The token at position p lies in slot p % capacity.
 
     Capacity is `max_seq`, or the layer's window if that is less, so a ring turns over only where older tokens can no longer be seen.
     Kernels that find tokens by themselves want them at their positions: for these it is `max_seq`.
     """
 
-    __slots__ = ("_keys", "_values", "capacity")
+    __slots__ = ("_coded", "_parts", "capacity")
 
-    def __init__(
-        self, type: CacheLayerType, keys: torch.Tensor, values: torch.Tensor, state: LayerState, first: int
-    ) -> None:
+    def __init__(self, type: CacheLayerType, parts: Parts, state: LayerState, first: int) -> None:
         super().__init__(type, state, first)
-        self.capacity: int = keys.shape[2]
-        self._keys = keys
-        self._values = values
+        self.capacity: int = parts[0].shape[2]
+        self._parts = parts
+        self._coded = len(parts) > 2
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         state, seq = self._state, k.shape[1]
@@ -149,13 +169,19 @@ class RingLayer(CacheLayer):
 
     def append_token(self, k: torch.Tensor, v: torch.Tensor, window: int | None) -> KeysValues | None:
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
-        state, keys, values = self._state, self._keys, self._values
-        lengths = state.lengths
+        state, lengths = self._state, self._state.lengths
         n = lengths.equal
-        if n is None or n >= self.capacity or state.scratch or len(lengths.values) != self.batch:
+        if (
+            n is None
+            or n >= self.capacity
+            or state.scratch
+            or len(lengths.values) != self.batch
+            or self._coded
+        ):
             return None
         if any(limit is not None and n >= limit for limit in (window, self.window)):
             return None
+        keys, values = self._parts
         keys.select(2, n).copy_(k.select(1, 0))
         values.select(2, n).copy_(v.select(1, 0))
         state.lengths = lengths.grow(0, self.batch, 1)
@@ -167,15 +193,19 @@ class RingLayer(CacheLayer):
         if before.longest + seq > self.max_seq:
             raise self._full(before, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
-        return Storage(self._keys, self._values)
+        return self.storage
+
+    @property
+    def storage(self) -> Storage:
+        return Storage.of(self._parts)
 
     def keys(self) -> torch.Tensor:
         chunk = self._chunk
-        return self._keys.narrow(2, 0, self._used()) if chunk is None else chunk[0]
+        return self._stored(0) if chunk is None else chunk[0]
 
     def values(self) -> torch.Tensor:
         chunk = self._chunk
-        return self._values.narrow(2, 0, self._used()) if chunk is None else chunk[1]
+        return self._stored(1) if chunk is None else chunk[1]
 
     def key_positions(self) -> torch.Tensor:
         chunk = self._chunk
@@ -198,25 +228,28 @@ class RingLayer(CacheLayer):
         now = self.lengths.values[row]
         return now <= self.capacity or length >= now - 1
 
-    def _used(self) -> int:
-        return min(self.lengths.longest, self.capacity)
+    def _stored(self, index: int) -> torch.Tensor:
+        """Keys (0) or values (1) in the slots that are in use."""
+        used = min(self.lengths.longest, self.capacity)
+        parts = tuple(part.narrow(2, 0, used) for part in self._parts)
+        return decode(parts, index, getattr(torch, self.type.dtype))
 
     def _write(self, before: Lengths, k: torch.Tensor, v: torch.Tensor, seq: int) -> None:
         """Store tokens in slots that are free."""
         if before.equal is not None:
-            n = before.equal
-            self._keys.narrow(2, n, seq).copy_(k.transpose(1, 2))
-            self._values.narrow(2, n, seq).copy_(v.transpose(1, 2))
+            for part, tokens in zip(self._parts, encode(k, v, self._coded), strict=True):
+                part.narrow(2, before.equal, seq).copy_(tokens.transpose(1, 2))
         else:
-            self._scatter(before.positions(seq), k, v)
+            self._scatter(before.positions(seq), encode(k, v, self._coded))
 
     def _turn_over(self, before: Lengths, k: torch.Tensor, v: torch.Tensor, seq: int) -> None:
         """Store tokens over others. What the new ones see besides themselves is kept until the next append, or `release`."""
-        positions = before.positions(seq)
+        positions, new = before.positions(seq), encode(k, v, self._coded)
         if seq > 1:
-            used = min(before.longest, self.capacity)
-            keys = torch.cat([self._keys[:, :, :used], k.transpose(1, 2)], 2)
-            values = torch.cat([self._values[:, :, :used], v.transpose(1, 2)], 2)
+            keys, values = (
+                torch.cat([self._stored(index), decode(new, index, k.dtype).transpose(1, 2)], 2)
+                for index in range(2)
+            )
             seen = before.remember(
                 ("chunk", self.capacity, seq), lambda: torch.cat([before.stored(self.capacity), positions], 1)
             )
@@ -224,17 +257,27 @@ class RingLayer(CacheLayer):
             self._state.scratch.clear()
             self._state.scratch[id(self)] = keys, values, seen
         keep = min(seq, self.capacity)
-        self._scatter(positions[:, seq - keep :], k[:, seq - keep :], v[:, seq - keep :])
+        self._scatter(positions[:, seq - keep :], tuple(part[:, seq - keep :] for part in new))
 
-    def _scatter(self, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    def _scatter(self, positions: torch.Tensor, new: Parts) -> None:
         slots = positions % self.capacity
         rows = torch.arange(self.batch)[:, None]
-        self._keys[rows, :, slots] = k
-        self._values[rows, :, slots] = v
+        for part, tokens in zip(self._parts, new, strict=True):
+            part[rows, :, slots] = tokens
 
     def part(self, first: int, count: int) -> RingLayer:
-        keys, values = (buffer.narrow(0, first, count) for buffer in (self._keys, self._values))
-        return RingLayer(replace(self.type, batch=count), keys, values, self._state, self._first + first)
+        parts = tuple(part.narrow(0, first, count) for part in self._parts)
+        return RingLayer(replace(self.type, batch=count), parts, self._state, self._first + first)
+
+    def copied(self, sequences: torch.Tensor, state: LayerState) -> RingLayer:
+        """A layer of its own for some of the sequences."""
+        parts = tuple(part.index_select(0, sequences) for part in self._parts)
+        return RingLayer(replace(self.type, batch=len(sequences)), parts, state, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its buffers in bytes."""
+        return sum(part.nbytes for part in self._parts)
 
 
 class LayerState:
@@ -248,13 +291,17 @@ class LayerState:
 
 
 def make_layer(
-    type: CacheLayerType, scratch: dict[int, Chunk], device: torch.device = CPU, *, turns: bool = True
+    type: CacheLayerType,
+    scratch: dict[int, Chunk],
+    device: torch.device = CPU,
+    *,
+    turns: bool = True,
+    coded: bool = False,
 ) -> RingLayer:
-    """Make an empty layer; `turns` says that a window may make it a ring. Layers of one cache share `scratch`."""
+    """Make an empty layer; `turns` says that a window may make it a ring, `coded` that it stores codes. Layers of one cache share `scratch`."""
     assert isinstance(type.batch, int)
     assert isinstance(type.max_seq, int)
     capacity = type.max_seq if type.window is None or not turns else min(type.window, type.max_seq)
     shape = (type.batch, type.kv_heads, capacity, type.head_size)
-    # Zeroed, as attention multiplies empty slots by 0 and 0 times what happens to lie in memory may be NaN.
-    keys, values = (torch.zeros(shape, dtype=getattr(torch, type.dtype), device=device) for _ in range(2))
-    return RingLayer(type, keys, values, LayerState(Lengths((0,) * type.batch, device), scratch), 0)
+    parts = buffers(shape, type.dtype, coded, device)
+    return RingLayer(type, parts, LayerState(Lengths((0,) * type.batch, device), scratch), 0)

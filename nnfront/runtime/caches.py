@@ -15,6 +15,7 @@ import torch
 from nnfront.dims import evaluate
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.runtime.cache import Cache
+from nnfront.runtime.cache_codec import is_coded
 from nnfront.runtime.cache_layer import Chunk, LayerState, RingLayer, make_layer
 from nnfront.runtime.cuda_attention import page_sizes
 from nnfront.runtime.device import device_of
@@ -30,30 +31,22 @@ class RingCache(Cache):
 
     @property
     def lengths_tensor(self) -> torch.Tensor:
-        device = self._layers[0]._keys.device if self._layers else None
-        return torch.tensor(self._lengths.values, dtype=torch.int32, device=device)
+        return self._lengths.counts().clone()
 
     @property
     def nbytes(self) -> int:
-        return sum(layer._keys.nbytes + layer._values.nbytes for layer in self._layers)
+        return sum(layer.nbytes for layer in self._layers)
 
     def clone(self) -> RingCache:
         return self._fork(tuple(range(self.batch)))
 
     def _fork(self, sequences: tuple[int, ...]) -> RingCache:
         scratch: dict[int, Chunk] = {}
-        layers = []
-        for x, lengths in zip(self._layers, self._lengths_of(sequences), strict=True):
-            chosen = torch.tensor(sequences, dtype=torch.int64, device=x._keys.device)
-            layers.append(
-                RingLayer(
-                    replace(x.type, batch=len(sequences)),
-                    x._keys.index_select(0, chosen),
-                    x._values.index_select(0, chosen),
-                    LayerState(lengths, scratch),
-                    0,
-                )
-            )
+        chosen = torch.tensor(sequences, dtype=torch.int64, device=self._lengths.device)
+        layers = [
+            layer.copied(chosen, LayerState(lengths, scratch))
+            for layer, lengths in zip(self._layers, self._lengths_of(sequences), strict=True)
+        ]
         return self._with(layers)
 
 
@@ -68,10 +61,11 @@ def make_cache(
     *,
     pages: int | None = None,
     page_size: int | None = None,
+    stored_as: str | None = None,
 ) -> Cache:
     """Make an empty cache of `type` for programs of a target, with a number for each of its dims by name; a paged one if there is a page size.
 
-    Raises RunError for pages that cannot be.
+    `stored_as`: "float8_e4m3fn" for codes of 8 bits. Raises RunError for pages that cannot be, and for another way to store.
     """
     made: dict[CacheLayerType, CacheLayerType] = {}
     for layer in type.layers:
@@ -79,11 +73,13 @@ def make_cache(
             batch, max_seq = evaluate(layer.batch, sizes), evaluate(layer.max_seq, sizes)
             made[layer] = replace(layer, batch=batch, max_seq=max_seq)
     types = CacheType(tuple(made[layer] for layer in type.layers))
-    device = device_of(target)
+    device, coded = device_of(target), is_coded(stored_as)
     if page_size is not None or pages is not None:
-        return make_paged(types, page_size, pages, device, allowed=page_sizes(target))
+        return make_paged(types, page_size, pages, device, allowed=page_sizes(target), coded=coded)
     scratch: dict[int, Chunk] = {}
     turns = target == "cpu"
-    cache = RingCache(types, [make_layer(layer, scratch, device, turns=turns) for layer in types.layers])
+    cache = RingCache(
+        types, [make_layer(layer, scratch, device, turns=turns, coded=coded) for layer in types.layers]
+    )
     cache.reset()  # gives all layers the same lengths, by which they share positions and masks
     return cache

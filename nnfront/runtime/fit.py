@@ -13,6 +13,7 @@ from nnfront.lower.extents import symbols_of
 from nnfront.lower.lifetimes import layer_of
 from nnfront.lower.memory import plan_memory
 from nnfront.lower.memory_report import text_of
+from nnfront.runtime.cache_codec import kept_bytes
 from nnfront.runtime.room import Room, most
 from nnfront.runtime.workspace_cuda import workspaces_of
 
@@ -26,7 +27,8 @@ class Fit:
     """A cache of a program's methods on a device. `sizes` are the dims of the cache, and those that weights have bound.
 
     `calls` are numbers for other dims of the methods that take the cache; those that are not given count as the largest they can be, but
-    never as more than the cache's `max_seq`. `page_size` is 0 for a contiguous cache.
+    never as more than the cache's `max_seq`. `page_size` is 0 for a contiguous cache, `coded` says that it
+    stores codes of 8 bits.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class Fit:
         *,
         page_size: int = 0,
         calls: Mapping[str, int] | None = None,
+        coded: bool = False,
     ) -> None:
         """Raises RunError for a name in `calls` that no method with a cache has."""
         self.type = type
         self.room = room
         self._page_size = page_size
         self._calls = dict(calls or {})
+        self._coded = coded
         self._target = program.target
         states = [a.type for m in program.methods.values() for a in m.arguments if a.role == "state"]
         assert type in states
@@ -79,7 +83,8 @@ class Fit:
         return self._bytes(lambda size: 1)
 
     def _bytes(self, number: Callable[[Size], int]) -> int:
-        return sum(layer_of(layer, number, self._target).size_bytes for layer in self.type.layers)
+        layers = (layer_of(layer, number, self._target) for layer in self.type.layers)
+        return sum(kept_bytes(layer, self._coded) for layer in layers)
 
     def all_pages(self, sizes: Mapping[str, int]) -> int:
         """The pages of a pool that all sequences need at their longest."""

@@ -10,6 +10,7 @@ from nnfront.errors import RunError
 from nnfront.lower import CacheType, Program
 from nnfront.lower.memory_report import text_of
 from nnfront.runtime.cache import Cache
+from nnfront.runtime.cache_codec import is_coded
 from nnfront.runtime.cache_type import cache_sizes
 from nnfront.runtime.caches import make_cache
 from nnfront.runtime.device import device_of
@@ -29,6 +30,7 @@ def new_cache(
     pages: Amount | None = None,
     page_size: int | None = None,
     calls: Mapping[str, int] | None = None,
+    stored_as: str | None = None,
 ) -> Cache:
     """Make an empty cache. `given` are its dims but for those that the weights have bound, which are `known`.
 
@@ -37,22 +39,24 @@ def new_cache(
     wanted = [name for name, amount in given.items() if amount == "fit"] + ["pages"] * (pages == "fit")
     if len(wanted) > 1:
         raise RunError(f"make_cache: {' and '.join(map(repr, wanted))} are both 'fit', only one can be")
-    device = device_of(program.target)
+    device, coded = device_of(program.target), is_coded(stored_as)
     if page_size is None and pages == "fit":
         pages = 1  # which is refused without a page size, in words
     if wanted and (page_size is not None or pages is None):
-        fit = Fit(program, type, _known_room(room_on(device)), page_size=page_size or 0, calls=calls)
+        fit = Fit(
+            program, type, _known_room(room_on(device)), page_size=page_size or 0, calls=calls, coded=coded
+        )
         sizes, count = _fitted(fit, wanted[0], given, known, pages)
     else:
         sizes = cache_sizes(type, given, known)
         count = pages if isinstance(pages, int) else None
     try:
-        return make_cache(type, sizes, program.target, pages=count, page_size=page_size)
+        return make_cache(type, sizes, program.target, pages=count, page_size=page_size, stored_as=stored_as)
     except Exception as error:
         room = room_on(device) if is_out_of_memory(error) else None
         if room is None:
             raise
-        fit = Fit(program, type, room, page_size=page_size or 0, calls=calls)
+        fit = Fit(program, type, room, page_size=page_size or 0, calls=calls, coded=coded)
         asked = {name: sizes[name] for name in fit.dims} | ({} if count is None else {"pages": count})
         raise RunError(
             f"there is no room for a cache of {text_of(fit.cache_bytes(sizes, count))}",

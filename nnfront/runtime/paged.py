@@ -16,6 +16,7 @@ from nnfront.dims import Size
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.runtime.cache import Cache
+from nnfront.runtime.cache_codec import Parts, buffers, decode, encode
 from nnfront.runtime.cache_layer import CacheLayer, LayerState, Storage
 from nnfront.runtime.lengths import Lengths
 from nnfront.runtime.page_table import PageTable, View
@@ -25,29 +26,29 @@ from nnfront.runtime.pages import Pool
 class PagedLayer(CacheLayer):
     """One layer, in buffers [kv_heads, pages, page_size, head_size] of the pool: there, gathered pages need no second copy."""
 
-    __slots__ = ("_keys", "_values", "table")
+    __slots__ = ("_parts", "table")
 
     def __init__(
         self,
         type: CacheLayerType,
         table: PageTable,
-        buffers: tuple[torch.Tensor, torch.Tensor],
+        parts: Parts,
         state: LayerState,
         first: int,
     ) -> None:
         super().__init__(type, state, first)
         self.table = table
-        self._keys, self._values = buffers
+        self._parts = parts
 
     @property
     def key_pages(self) -> torch.Tensor:
         """The keys in all pages of the pool: [pages, kv_heads, page_size, head_size]."""
-        return self._keys.transpose(0, 1)
+        return self.storage.keys
 
     @property
     def value_pages(self) -> torch.Tensor:
         """The values in all pages of the pool: [pages, kv_heads, page_size, head_size]."""
-        return self._values.transpose(0, 1)
+        return self.storage.values
 
     @property
     def page_table(self) -> torch.Tensor:
@@ -61,7 +62,11 @@ class PagedLayer(CacheLayer):
 
     def reserve(self, seq: int) -> Storage:
         self._take(seq)
-        return Storage(self.key_pages, self.value_pages, self.page_table)
+        return self.storage
+
+    @property
+    def storage(self) -> Storage:
+        return Storage.of(tuple(part.transpose(0, 1) for part in self._parts), self.page_table)
 
     def _take(self, seq: int) -> None:
         """Find pages for more tokens and count them."""
@@ -75,17 +80,21 @@ class PagedLayer(CacheLayer):
         before, seq = self.lengths, k.shape[1]
         self._take(seq)
         slots = self.table.slots(before, self._first, self.batch, seq)
-        for pages, new in ((self._keys, k), (self._values, v)):
+        for pages, new in zip(self._parts, encode(k, v, len(self._parts) > 2), strict=True):
             pages.flatten(1, 2)[:, slots] = new.permute(2, 0, 1, 3)
 
     def keys(self) -> torch.Tensor:
-        return _read(self._keys, self._view)
+        return self._read(0)
 
     def values(self) -> torch.Tensor:
-        return _read(self._values, self._view)
+        return self._read(1)
+
+    def _read(self, index: int) -> torch.Tensor:
+        parts = tuple(_read(part, self._view) for part in self._parts)
+        return decode(parts, index, getattr(torch, self.type.dtype))
 
     def key_positions(self) -> torch.Tensor:
-        return self._view.positions(self._keys.device)
+        return self._view.positions(self.lengths.device)
 
     def release(self) -> None:
         pass  # what the tokens saw lies in pages until the next ones come
@@ -102,10 +111,8 @@ class PagedLayer(CacheLayer):
         return self.table.keeps(self._first + row, length)
 
     def part(self, first: int, count: int) -> PagedLayer:
-        buffers = self._keys, self._values
-        return PagedLayer(
-            replace(self.type, batch=count), self.table, buffers, self._state, self._first + first
-        )
+        type = replace(self.type, batch=count)
+        return PagedLayer(type, self.table, self._parts, self._state, self._first + first)
 
 
 def _read(pages: torch.Tensor, view: View) -> torch.Tensor:
@@ -193,11 +200,10 @@ class PagedCache(Cache):
 
 def _layers_of(table: PageTable, types: dict[int, CacheLayerType]) -> dict[int, PagedLayer]:
     """The layers of a table by their index in the cache, whose types are given in order."""
-    buffers = table.pool.buffers
-    pairs = zip(buffers[::2], buffers[1::2], strict=True)
+    buffers, each = table.pool.buffers, len(table.pool.buffers) // max(len(types), 1)
     return {
-        i: PagedLayer(type, table, pair, state, 0)
-        for (i, type), pair, state in zip(types.items(), pairs, table.states, strict=True)
+        i: PagedLayer(type, table, buffers[each * n : each * (n + 1)], state, 0)
+        for n, ((i, type), state) in enumerate(zip(types.items(), table.states, strict=True))
     }
 
 
@@ -208,6 +214,7 @@ def make_paged(
     device: torch.device,
     *,
     allowed: Sequence[int] | None = None,
+    coded: bool = False,
 ) -> PagedCache:
     """Make an empty paged cache of a type whose dims are numbers; `pages` is by default what all sequences need at their longest.
 
@@ -234,7 +241,7 @@ def make_paged(
         assert isinstance(max_seq, int)
         columns = -(-max_seq // page_size)
         count = batch * columns if pages is None else pages
-        pool = Pool(page_size, _buffers(types.values(), count, page_size, device), count)
+        pool = Pool(page_size, _buffers(types.values(), count, page_size, device, coded), count)
         # One object for all layers: they know by it that they go through the same lengths.
         empty = Lengths((0,) * batch, device)
         states = [LayerState(empty, {}) for _ in types]
@@ -245,18 +252,11 @@ def make_paged(
 
 
 def _buffers(
-    types: Iterable[CacheLayerType], pages: int, page_size: int, device: torch.device
+    types: Iterable[CacheLayerType], pages: int, page_size: int, device: torch.device, coded: bool
 ) -> list[torch.Tensor]:
-    """Keys and values of each layer, zeroed: what a page holds behind its last token is multiplied by 0, and must not be NaN."""
+    """Those of all layers, one after the other."""
     return [
-        torch.zeros(
-            layer.kv_heads,
-            pages,
-            page_size,
-            layer.head_size,
-            dtype=getattr(torch, layer.dtype),
-            device=device,
-        )
+        part
         for layer in types
-        for _ in range(2)
+        for part in buffers((layer.kv_heads, pages, page_size, layer.head_size), layer.dtype, coded, device)
     ]

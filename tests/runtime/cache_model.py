@@ -19,9 +19,18 @@ def new_cache(
     dtype: str = "float32",
     page_size: int | None = None,
     pages: int | None = None,
+    stored_as: str | None = None,
 ) -> Cache:
     layers = tuple(CacheLayerType(heads, size, dtype, batch, max_seq, window) for window in windows)
-    return make_cache(CacheType(layers), {}, page_size=page_size, pages=pages)
+    return make_cache(CacheType(layers), {}, page_size=page_size, pages=pages, stored_as=stored_as)
+
+
+def exact_in_codes(*shape: int) -> torch.Tensor:
+    """Random rows that a cache of float8_e4m3fn codes holds exactly: the largest of each is 448 times a power of two."""
+    codes = torch.randint(0, 0x7F, shape, dtype=torch.uint8)  # 0x7f is the NaN
+    rows = codes.view(torch.float8_e4m3fn).float() * torch.randint(0, 2, shape).mul_(2).sub_(1)
+    rows[..., 0] = 448.0
+    return rows * torch.exp2(torch.randint(-12, -7, (*shape[:-1], 1)).float())
 
 
 @dataclass

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from cache_model import ListCache, new_cache
+from cache_model import ListCache, exact_in_codes, new_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,11 +35,16 @@ def tokens(batch: int, seq: int, dtype=torch.float32):
     return [torch.randn(shape, dtype=dtype) for shape in shapes]
 
 
+def exact_tokens(batch: int, seq: int):
+    """q, and k and v that codes of 8 bits hold."""
+    return torch.randn(batch, seq, HEADS, SIZE), *(exact_in_codes(batch, seq, GROUPS, SIZE) for _ in range(2))
+
+
 def step(cache, model: ListCache, first: int, count: int, seq: int, use_kernel: bool, **attrs) -> None:
     """Append and attend in every layer, for some sequences in a row, and compare with the model."""
     part = cache.rows(first, first + count)
     for layer, expected in zip(part, model.layers, strict=True):
-        q, k, v = tokens(count, seq)
+        q, k, v = exact_tokens(count, seq)
         for row in range(count):
             expected.append(first + row, k[row], v[row])
         y = attention(layer, q, k, v, use_kernel, **attrs)
@@ -60,9 +65,12 @@ window = st.sampled_from([None, 1, 2, 3, 5, 40])
     window,
     st.booleans(),
     st.sampled_from([*PAGE_SIZES, 2, 8]),
+    st.sampled_from([None, "float8_e4m3fn"]),
 )
-def test_any_history_means_what_the_lists_mean(data, batch, windows, own_window, use_kernel, page_size):
-    cache = new_cache(batch, 30, windows, GROUPS, SIZE, page_size=page_size)
+def test_any_history_means_what_the_lists_mean(
+    data, batch, windows, own_window, use_kernel, page_size, stored_as
+):
+    cache = new_cache(batch, 30, windows, GROUPS, SIZE, page_size=page_size, stored_as=stored_as)
     model = ListCache(batch, windows)
     for _ in range(data.draw(st.integers(1, 6))):
         match data.draw(st.sampled_from(["all", "all", "some", "some", "reset", "truncate", "fork"])):

@@ -194,3 +194,21 @@ def test_a_program_without_a_cache_holds_no_tokens():
     ir = nn.ir.parse("def main(x: input float32[2]) -> float32[2] { return x }")
     with pytest.raises(LowerError, match="no method takes a cache"):
         nn.compile(ir).memory().tokens_that_fit(1 << 30)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_cache_of_codes_counts_as_what_it_takes(session, free, page_size):
+    size = 2 << 20
+    free(size)
+    amount = (
+        {"max_seq": "fit"} if page_size is None else {"max_seq": 4096, "page_size": page_size, "pages": "fit"}
+    )
+    plain, coded = (
+        session.make_cache(batch=1, calls={"seq": 16}, stored_as=stored_as, **amount)
+        for stored_as in (None, "float8_e4m3fn")
+    )
+    tokens = [c.max_seq if page_size is None else c.pages * page_size for c in (plain, coded)]
+    assert plain.nbytes == tokens[0] * TOKEN
+    assert coded.nbytes == tokens[1] * TOKEN // (4 * CONFIG.head_size) * (CONFIG.head_size + 4)
+    assert tokens[0] < tokens[1]
+    assert coded.nbytes <= size
