@@ -7,30 +7,31 @@ import pytest
 from attention_runs import attend, converse, refuse_pages
 
 
-@pytest.mark.parametrize("page_size", [None, 16])
-@pytest.mark.parametrize("file", ["llama", "qwen3_moe"])
+@pytest.mark.ahead.with_args(converse)
+@pytest.mark.parametrize(("file", "page_size"), [("llama", None), ("llama", 16), ("qwen3_moe", 16)])
 def test_a_conversation_on_the_kernels_gives_the_logits_of_the_cpu(interpreted, file, page_size):
     interpreted(converse, file, page_size)
 
 
+@pytest.mark.ahead.with_args(attend)
 @pytest.mark.parametrize(
     ("options", "cache_window", "page_size"),
     [
-        ({}, None, None),
-        ({"window": 8}, None, None),
-        ({}, 8, None),
-        ({}, 8, 16),
-        ({"window": 5}, 8, 16),
-        ({"softcap": 2.0}, None, 16),
-        ({"sinks": True, "window": 4}, None, None),
-        ({"scale": 0.3, "interleaved": True}, None, 64),
+        ((), None, None),
+        ((("window", 8),), None, None),
+        ((), 8, None),
+        ((), 8, 16),
+        ((("window", 5),), 8, 16),
+        ((("softcap", 2.0),), None, 16),
+        ((("sinks", True), ("window", 4)), None, None),
+        ((("scale", 0.3), ("interleaved", True)), None, 64),
     ],
     ids=str,
 )
 def test_every_option_of_attention_means_on_the_kernels_what_it_means_on_the_cpu(
     interpreted, options, cache_window, page_size
 ):
-    interpreted(attend, tuple(options.items()), cache_window, page_size)
+    interpreted(attend, options, cache_window, page_size)
 
 
 def test_a_page_size_that_no_kernel_reads_is_refused_when_the_cache_is_made(interpreted):
