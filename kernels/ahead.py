@@ -13,6 +13,7 @@ import hashlib
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,12 +135,22 @@ def _collect(function: Any, parts: dict[str, str]) -> None:
             parts[f"{function.fn.__module__}.{used}"] = f"{used} = {value!r}"
 
 
-def compile_plan(plan: Plan, arch: str) -> Any:
-    """Triton's CompiledKernel of a plan for an arch, without a GPU and without the paths of this machine in it."""
-    limits = ARCHS[arch]
-    signature, constants, hints = specialize(plan)
+@contextmanager
+def without_paths() -> Iterator[None]:
+    """Inside of this, machine code names no lines of source files: equal on every machine, and a third of the size.
+
+    It is Triton's setting for the whole process. Threads that compile at the same time need one around all of them.
+    """
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.disable_line_info = True
+        yield
+
+
+def compile_plan(plan: Plan, arch: str) -> Any:
+    """Triton's CompiledKernel of a plan for an arch, without a GPU."""
+    limits = ARCHS[arch]
+    signature, constants, hints = specialize(plan)
+    with without_paths():
         return triton.compile(
             ASTSource(plan.kernel, signature, constants, hints),
             target=GPUTarget(limits.backend, limits.target, limits.warp_size),
@@ -149,6 +160,11 @@ def compile_plan(plan: Plan, arch: str) -> Any:
                 "enable_fp_fusion": True,
             },
         )
+
+
+def can_compile() -> bool:
+    """Whether kernels can be compiled in this process: not where Triton interprets them."""
+    return not triton.knobs.runtime.interpret
 
 
 def build(plan: Plan, arch: str) -> tuple[dict[str, Any], bytes]:

@@ -6,7 +6,8 @@ Loading parses, verifies and lowers the program's text; it imports no model file
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nnfront.compiler import TARGETS, compile
@@ -17,6 +18,8 @@ from nnfront.ir import IRModule, admit
 from nnfront.lower import Program
 from nnfront.passes import inline
 from nnfront.phases import Phases
+from nnfront.runtime.device import CPU, standing_in
+from nnfront.runtime.launcher import Ahead
 from nnfront.session import Session
 from nnfront.weights import Extras, Options, is_artefact
 from nnfront.weights.artefact import PROGRAM, ArtefactFiles, check_files, read_artefact
@@ -53,7 +56,7 @@ def session_of(files: ArtefactFiles) -> Session:
     except NnfrontError as error:
         raise _about(files.folder, error) from None
     extras = Extras(manifest.llm, files.copies)
-    return Session(program, values.pop(""), values, known, ir=ir, extras=extras)
+    return Session(program, values.pop(""), values, known, ir=ir, extras=extras, kernels=files.kernels)
 
 
 def program_of(path: str | Path) -> IRModule:
@@ -61,15 +64,21 @@ def program_of(path: str | Path) -> IRModule:
     return _admitted(read_artefact(path, verify=False))
 
 
+def kernels_of(path: str | Path) -> Ahead | None:
+    """Return the compiled kernels of an artefact, None if it has none. Printed, they are a table. Raises LoadError as `load` does."""
+    return read_artefact(path, verify=False).kernels
+
+
 def check(path: str | Path) -> list[str]:
     """Return what is wrong with an artefact, a line for each problem: every byte is compared with its SHA-256, then it is loaded.
 
-    Raises LoadError if nothing can be said: it has no manifest, or one that cannot be read.
+    One for a GPU is loaded as if it were here; its compiled kernels are not run. Raises LoadError if nothing can be said: it has no manifest, or one that cannot be read.
     """
     problems = check_files(path)
     if not problems:
         try:
-            load(path, verify=False)
+            with standing_in(CPU):
+                session_of(replace(read_artefact(path, verify=False), kernels=None))
         except NnfrontError as error:
             problems = [str(error)]
     return problems
@@ -83,12 +92,15 @@ def export(
     dtype: str | None = None,
     quant: str | None = None,
     model_file: str | Path | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    compiled: Callable[[int, int], None] | None = None,
     plan: Callable[[str], None] = lambda text: None,
 ) -> Phases:
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant: as for `LLM.load`. `progress` is told how many bytes of how many are written, `plan`, before
+    target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
+    checkpoint's dtype. quant: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
     anything is, what it will take. Raises LoadError if the folder is not what it should be or the output cannot be written.
     """
     if is_artefact(path):
@@ -109,7 +121,7 @@ def export(
         folder.checkpoint,
         cast=dtype is not None,
         extras=folder.extras,
-        options=Options(plan=tell, progress=progress, phase=phases.end),
+        options=Options(sizes=sizes or {}, compiled=compiled, plan=tell, progress=progress, phase=phases.end),
     )
     phases.end("place")
     return phases

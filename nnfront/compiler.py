@@ -16,6 +16,7 @@ from nnfront.lower import MethodProgram, Program, lower, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import run as run_passes
+from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.transform import run_transform, stream_transform
 from nnfront.runtime.transform_plan import TransformPlan, plan_load
 from nnfront.runtime.upload import sending
@@ -218,11 +219,16 @@ class Executable:
     ) -> None:
         """Write the artefact that `load(weights).save(folder)` would write, streaming: no more of the weights is in memory than at most is needed for one result.
 
-        `extras` goes into the artefact as well; `options` says how to write, and who is told of the progress. Raises LoadError like both.
+        For a target that names a GPU's architecture the kernels are compiled as well. `extras` goes into the artefact too; `options` says
+        how to write, and who is told of the progress. Raises LoadError like both.
         """
         sources = self._checked(weights, ignored, cast)
+        options = options or Options()
+        kernels = kernels_of(self.program, sources.found.dims, options.sizes, options.compiled)
+        if kernels is not None:
+            options.phase("kernels")
         save_stream(
-            Path(folder), self.source, self.program, sources, extras or Extras(), options or Options()
+            Path(folder), self.source, self.program, sources, extras or Extras(), options, kernels=kernels
         )
 
     def explain(self, **sizes: int) -> str:

@@ -19,7 +19,7 @@ from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache_type import describe, layout
 from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.device import device_of
-from nnfront.runtime.device import device_of
+from nnfront.runtime.launcher import Ahead, launcher_for
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.new_cache import Amount, new_cache
@@ -27,7 +27,7 @@ from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.signature import Known
 from nnfront.runtime.upload import sending
 from nnfront.runtime.workspace_cuda import workspaces_of
-from nnfront.weights import BoundWeights, Extras, Options, save_values
+from nnfront.weights import BoundWeights, Extras, save_values
 from nnfront.weights.export_checkpoint import export_checkpoint
 from nnfront.weights.held import Held, Layout, Results
 from nnfront.weights.update import renew
@@ -47,11 +47,13 @@ class Session(Mapping[str, Method]):
         sources: BoundWeights | None = None,
         ir: IRModule | None = None,
         extras: Extras | None = None,
+        kernels: Ahead | None = None,
     ) -> None:
         """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs.
 
         `dims` are sizes that weights have said which are not among these; `sources` is the checkpoint that all this was made of,
-        where there is one; `ir` is the module that was compiled, `extras` what `save` adds to an artefact. Raises LoadError for weights that do not fit.
+        where there is one; `ir` is the module that was compiled, `extras` what `save` adds to an artefact; `kernels` are compiled already.
+        Raises LoadError for weights that do not fit, and for kernels that cannot run on the GPU here.
         """
         self.program = program
         self.sources = sources
@@ -70,8 +72,11 @@ class Session(Mapping[str, Method]):
         numbers = {symbol: number for symbol, (number, _) in self._known.items()}
         self._held = Held(Layout(program, results, numbers), weights, results)
         self._shelf = Shelf()
+        self.kernels = None if kernels is None else launcher_for(kernels, self.device)
+        """What launches the kernels that were compiled ahead; printed, it says which ran and which others were compiled here, and why."""
         self._methods = {
-            name: Method(m, values[name], self._known, self._shelf) for name, m in program.methods.items()
+            name: Method(m, values[name], self._known, self._shelf, self.kernels)
+            for name, m in program.methods.items()
         }
         self._updating = threading.Lock()
 
@@ -128,6 +133,7 @@ class Session(Mapping[str, Method]):
     def save(self, folder: str | Path) -> None:
         """Write an artefact: the methods and the weights as they are now, in a folder that `nnfront.load` reads.
 
+        With a target that names a GPU's architecture, its kernels are compiled as well, if they have not been.
         An artefact that is there already is replaced in one step; a failure or a crash leaves it as it was.
         Raises LoadError if the folder holds anything else, if it cannot be written, and for a session that was made without its IR.
         """
@@ -139,7 +145,8 @@ class Session(Mapping[str, Method]):
         held = self._held
         values = {"": held.raw, **held.results}
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
-        save_values(Path(folder), self._ir, self.program, values, dims, self.extras, Options())
+        kernels = kernels_of(self.program, dims) if self.kernels is None else self.kernels.ahead
+        save_values(Path(folder), self._ir, self.program, values, dims, self.extras, kernels=kernels)
 
     def export_checkpoint(
         self,

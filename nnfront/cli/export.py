@@ -9,6 +9,7 @@ from pathlib import Path
 
 import nnfront as nn
 from nnfront.cli.bar import progress_bar
+from nnfront.errors import LoadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +21,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="OUT",
         help="where to put it; an artefact there is replaced in one step",
     )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        metavar="TARGET",
+        help="cpu (the default), cuda, or a GPU's architecture, such as cuda:sm_90: its kernels are compiled here, no GPU is needed",
+    )
+    parser.add_argument(
+        "--sizes",
+        action="append",
+        default=[],
+        metavar="DIM=N,...",
+        help="compile kernels for these sizes only, such as batch=1,8; may be given for several dims",
+    )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8")
+    parser.add_argument(
+        "--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -30,15 +46,31 @@ def main(args: argparse.Namespace) -> int:
     phases = nn.artefact.export(
         args.path,
         args.output,
+        target=args.device,
+        sizes=_sizes(args.sizes),
         dtype=args.dtype,
         quant=args.quant,
         model_file=args.model,
         progress=bar,
+        compiled=progress_bar("kernels", "kernel"),
         plan=_say,
     )
-    size = sum(file.stat().st_size for file in Path(args.output).iterdir())
+    size = sum(file.stat().st_size for file in Path(args.output).rglob("*") if file.is_file())
     _say(f"{args.output}: {size / 1e6:.1f} MB\n\n{phases.table()}")
     return 0
+
+
+def _sizes(given: list[str]) -> dict[str, list[int]]:
+    """The sizes of each dim that was given."""
+    found: dict[str, list[int]] = {}
+    for text in given:
+        name, _, numbers = text.partition("=")
+        if not name or not all(number.isdecimal() for number in numbers.split(",")):
+            raise LoadError(
+                f"--sizes {text} says no sizes", help="write the dim and its sizes: --sizes batch=1,8"
+            )
+        found.setdefault(name, []).extend(map(int, numbers.split(",")))
+    return found
 
 
 def _say(text: str) -> None:

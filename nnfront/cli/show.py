@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show the IR of a folder's model: a summary, or the text of one method. Reads no weights."""
+"""Show the IR of a folder's model: a summary, with the compiled kernels of an artefact, or the text of one method. Reads no weights."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def main(args: argparse.Namespace) -> int:
         module = nn.passes.lift_transform_params(module, shared_transform=True)
     if args.method is None:
         sys.stdout.write(module.summary() + "\n")
+        if is_lifted and (kernels := nn.artefact.kernels_of(args.path)) is not None:
+            sys.stdout.write(f"\n{kernels}\n")
         return 0
     if args.method not in module:
         raise RunError(f"there is no method {args.method!r}", details=[f"there are {', '.join(module)}"])

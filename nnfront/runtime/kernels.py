@@ -11,7 +11,10 @@ from nnfront.runtime import cpu, cuda, cuda_attention, cuda_rows
 
 Maker: TypeAlias = Callable[[Run], Callable[..., Any]]
 
-KERNELS: dict[str, Maker] = {**cpu.KERNELS, **cuda.KERNELS, **cuda_attention.KERNELS, **cuda_rows.KERNELS}
+ON_DEVICE: dict[str, Maker] = {**cuda.KERNELS, **cuda_attention.KERNELS, **cuda_rows.KERNELS}
+"""Kernels that launch those of `nnfront_kernels`."""
+
+KERNELS: dict[str, Maker] = {**cpu.KERNELS, **ON_DEVICE}
 """Kernels of all targets, and those that users have registered. A kernel that is missing is the reference of its op."""
 
 

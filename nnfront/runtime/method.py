@@ -18,6 +18,7 @@ from nnfront.runtime.check import compile_check, put
 from nnfront.runtime.device import default_device, device_of
 from nnfront.runtime.execute import Code, Frame, execute, prepare
 from nnfront.runtime.kernels import resolve
+from nnfront.runtime.launcher import Launcher, launching
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
 from nnfront.runtime.results import result_maker
 from nnfront.runtime.out_of_memory import call_error
@@ -45,10 +46,19 @@ class Method:
     """A method with its weights. Call it with torch tensors; it may run in several threads at once."""
 
     def __init__(
-        self, program: MethodProgram, weights: Values, known: Known, shelf: Shelf | None = None
+        self,
+        program: MethodProgram,
+        weights: Values,
+        known: Known,
+        shelf: Shelf | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
-        """`known` are the dims that weights bind, those of this method and of others; methods that change together share a shelf."""
+        """`known` are the dims that weights bind, those of this method and of others; methods that change together share a shelf.
+
+        `launcher` launches its kernels instead of Triton.
+        """
         self.program = program
+        self._launcher = launcher
         self.name = program.name
         self._device = device_of(program.target)
         self._check = compile_check(program, known, self._device)
@@ -133,13 +143,13 @@ class Method:
         self._check(frame, args)
         marks = [args[i].mark() for i in self._states]
         try:
-            with default_device(self._device), torch.inference_mode():
+            with launching(self._launcher), default_device(self._device), torch.inference_mode():
                 route = self._route
                 execute(route.code, frame)
                 while route.condition >= 0:
                     route = route.ways[bool(frame[route.condition])]
                     execute(route.code, frame)
-            with default_device(self._device), torch.no_grad():
+            with launching(self._launcher), default_device(self._device), torch.no_grad():
                 execute(route.last, frame)
                 return loaded.result(frame)
         except BaseException as error:

@@ -48,12 +48,13 @@ class Options:
     """How to write: the size of shards, for which sizes of calls kernels are compiled, and who is told what.
 
     `sizes` are numbers by the name of a dim, and of `earlier`, how many tokens a cache holds; for others it is all that kernels tell
-    apart. `plan` is told the most memory, in bytes, that the weights will take at once, before anything is written; `progress` how
+    apart; `compiled` is told how many kernels of how many are compiled. `plan` is told the most memory, in bytes, that the weights will take at once, before anything is written; `progress` how
     many bytes of how many are written; `phase` the name of each phase when it ends.
     """
 
     shard_bytes: int = SHARD_BYTES
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    compiled: Callable[[int, int], None] | None = None
     plan: Callable[[int], None] = lambda peak_bytes: None
     progress: Callable[[int, int], None] | None = None
     phase: Callable[[str], None] = lambda name: None

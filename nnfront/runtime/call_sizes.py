@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sizes of calls that kernels tell apart: powers of two (`tiles.bucket`), and some odd ones for what depends on divisibility."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from nnfront.dims import Dim, Symbol, describe_facts, evaluate, satisfies
+from nnfront.errors import LowerError
+from nnfront.lower import CacheType, MethodProgram, Program, places
+
+LARGEST = 8192
+"""From this size on all are alike: the last bucket of `tiles`."""
+ODD = (3, 37, 1003)
+"""Sizes that 16 does not divide."""
+EARLIER, PAGE = "earlier", "page_size"
+"""Among the sizes: how many tokens a cache holds before a call, and how many a page of it holds, 0 for a cache without pages."""
+PAGES = "pages"
+PAGED_TOKENS = 1 << 16  # in a paged cache: more of them only take longer to count
+
+Sizes: TypeAlias = Mapping[str, Sequence[int]]
+
+
+def check_sizes(program: Program, known: Mapping[Symbol, int], sizes: Sizes) -> None:
+    """Raise LowerError for a dim that no call binds, and for a size that it cannot have."""
+    symbols = {
+        s.name: s
+        for method in program.methods.values()
+        for _, size in _places(method)
+        for s in _symbols(size)
+        if s not in known
+    }
+    for name, numbers in sizes.items():
+        if name not in symbols and name not in (EARLIER, PAGE):
+            raise LowerError(
+                f"no method has a dim {name!r} that calls bind",
+                help=f"dims are {', '.join(map(repr, symbols)) or 'none'}",
+            )
+        for number in numbers:
+            if name in symbols and satisfies(number, symbols[name]) is False:
+                raise LowerError(
+                    f"'{name}' cannot be {number}, expected {describe_facts(*symbols[name].facts)}"
+                )
+
+
+def grid(method: MethodProgram, known: Mapping[Symbol, int], sizes: Sizes) -> Iterator[dict[str, int]]:
+    """Yield the sizes to call a method with: a number for each dim by name, and how full its cache is.
+
+    Dims that `sizes` does not give grow together no further than kernels can tell, and caches are filled step by step only where one
+    of them is least.
+    """
+    given = {symbol.name: number for symbol, number in known.items()}
+    axes: dict[Symbol, set[Any]] = {}
+    for place, size in _places(method):
+        for symbol in _symbols(size):
+            axes.setdefault(symbol, set()).add(place.axis)
+    free = {symbol: found for symbol, found in axes.items() if symbol.name not in given}
+    # A dim that only a cache has is its room: as much as there can be.
+    rows = [symbol.name for symbol, found in free.items() if found != {"max_seq"}]
+    tokens = [symbol.name for symbol, found in free.items() if not found & {"batch", "max_seq"}]
+    choices = {s.name: list(sizes.get(s.name, _spread(s) if s.name in rows else [_largest(s)])) for s in free}
+    is_given = sizes.keys() >= set(rows)
+    cache = next((a.type for a in method.arguments if isinstance(a.type, CacheType)), None)
+    for numbers in itertools.product(*choices.values()):
+        point = {**given, **dict(zip(choices, numbers, strict=True))}
+        if len(rows) > 1 and not is_given and math.prod(point[name] for name in rows) > 2 * LARGEST:
+            continue
+        if cache is None:
+            yield point
+            continue
+        is_least = len(rows) < 2 or any(point[name] == choices[name][0] for name in rows)
+        fills = sizes.get(EARLIER, [0, *_powers(LARGEST)] if is_least else [0, 1])
+        yield from _caches(cache, point, max([1, *(point[name] for name in tokens)]), fills, sizes)
+
+
+def _caches(
+    cache: CacheType, point: Mapping[str, int], appended: int, fills: Sequence[int], sizes: Sizes
+) -> Iterator[dict[str, int]]:
+    """Yield a point with caches that hold so many tokens already, as many as leave room for those to be appended."""
+    layer = cache.layers[0]
+    batch, room = evaluate(layer.batch, point), evaluate(layer.max_seq, point) - appended
+    for page in sizes.get(PAGE, [0]):
+        for earlier in dict.fromkeys(min(fill, room) for fill in fills):
+            pages = batch * -(-(earlier + appended) // page) if page else 0
+            if earlier >= 0 and pages * page <= PAGED_TOKENS:
+                yield {**point, EARLIER: earlier, PAGE: page, PAGES: pages}
+
+
+def _powers(high: int) -> Iterator[int]:
+    number = 1
+    while number <= high:
+        yield number
+        number *= 2
+
+
+def _spread(symbol: Symbol) -> list[int]:
+    """Numbers that a dim may have: powers of two, some odd ones, and its ends."""
+    high = LARGEST if symbol.max is None else min(symbol.max, LARGEST)
+    found = {*_powers(high), *ODD, max(symbol.min, 1), high}
+    step = symbol.multiple_of
+    return sorted(n for n in {-(-n // step) * step for n in found} if satisfies(n, symbol) is not False)
+
+
+def _largest(symbol: Symbol) -> int:
+    high = LARGEST if symbol.max is None else symbol.max
+    return high // symbol.multiple_of * symbol.multiple_of
+
+
+def _symbols(size: Any) -> tuple[Symbol, ...]:
+    return size.symbols if isinstance(size, Dim) else ()
+
+
+def _places(method: MethodProgram) -> Iterator[tuple[Any, Any]]:
+    for argument in method.arguments:
+        yield from places(argument.type, argument.name)

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels a program will launch, found by running its kernels on tensors without data; and those compiled, without a GPU.
+
+For a grid of sizes, each instruction that has a kernel for the GPU is called with tensors of the meta device, under a launcher that keeps
+the plans: what runs is what will run, but for the GPU. Views in front of it run as well, as strides and offsets decide how a
+kernel is compiled; all else is a fresh tensor of the type that the program says. So it takes no longer for many equal layers than for one,
+and both ways of a branch are seen.
+
+Kernels depend on sizes through powers of two (`tiles.bucket`), and through divisibility, which is why the grid has some odd sizes too.
+What is not foreseen Triton compiles where the program runs; `Ahead.notes` says so of instructions whose sizes only a run can tell.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from nnfront.dims import Dim, Symbol, evaluate
+from nnfront.errors import DimError, LowerError
+from nnfront.lower import (
+    Branch,
+    CacheType,
+    Instruction,
+    MethodProgram,
+    Program,
+    Run,
+    ScalarType,
+    ShapeType,
+    TensorType,
+    TupleType,
+    Type,
+    type_text,
+)
+from nnfront.lower.cost import VIEWS
+from nnfront.lower.instructions import PACK
+from nnfront.lower.kernel_package import arch_of, kernel_module
+from nnfront.runtime.cache import Cache
+from nnfront.runtime.caches import make_cache
+from nnfront.runtime.call_sizes import EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
+from nnfront.runtime.check import put
+from nnfront.runtime.cubin import Cubin, read_cubin
+from nnfront.runtime.device import META, default_device, standing_in
+from nnfront.runtime.execute import Frame, execute, prepare
+from nnfront.runtime.kernels import ON_DEVICE, resolve
+from nnfront.runtime.launcher import Ahead
+from nnfront.runtime.loading import loaded_frame
+
+
+def kernels_of(
+    program: Program,
+    known: Mapping[Symbol, int],
+    sizes: Sizes | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ahead | None:
+    """Return all kernels that a program may launch, compiled for the architecture that its target names; None if it names none.
+
+    `known` are the dims that weights have bound. `sizes` are the sizes that calls will have, by the name of the dim; for others it is
+    powers of two inside their range. `progress` is told how many kernels of how many are compiled.
+    Raises LowerError for a name or a size that no method has, and where Triton interprets kernels.
+    """
+    if ":" not in program.target:
+        return None
+    ahead = kernel_module("ahead")
+    if not ahead.can_compile():
+        raise LowerError(
+            "kernels cannot be compiled in a process where Triton interprets them",
+            help="unset TRITON_INTERPRET, or compile for 'cuda'",
+        )
+    arch = arch_of(program.target)
+    plans, notes = rehearse(program, known, sizes or {})
+    made: list[Cubin] = []
+    with ahead.without_paths(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+        waiting = [pool.submit(ahead.build, plan, arch) for plan in plans.values()]
+        try:
+            for build in waiting:
+                made.append(read_cubin(*build.result()))
+                if progress is not None:
+                    progress(len(made), len(waiting))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return Ahead(arch, tuple(sorted(made, key=lambda cubin: (cubin.kernel, cubin.key))), notes)
+
+
+def rehearse(
+    program: Program, known: Mapping[Symbol, int], sizes: Sizes
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a plan for each specialisation that the methods launch, by its key, and for methods that are not seen in full why."""
+    arch, common, ahead = arch_of(program.target), kernel_module("common"), kernel_module("ahead")
+    check_sizes(program, known, sizes)
+    plans: dict[str, Any] = {}
+    notes: dict[str, str] = {}
+    seen: set[Any] = set()
+
+    def collect(plan: Any) -> None:
+        mark = ahead.fingerprint(plan)
+        if mark not in seen:
+            seen.add(mark)
+            plans.setdefault(ahead.key_of(plan, arch), plan)
+
+    with standing_in(META), default_device(META), torch.no_grad():
+        with common.planning_for(arch), common.launched_by(collect):
+            for method in program.methods.values():
+                stage = _Stage(method, known)
+                for numbers in grid(method, known, sizes) if stage.wanted else ():
+                    stage.play(numbers)
+                if stage.unknown:
+                    notes[method.name] = "; ".join(dict.fromkeys(stage.unknown.values()))
+    return plans, notes
+
+
+class _Stage:
+    """A method whose instructions are called one by one."""
+
+    def __init__(self, method: MethodProgram, known: Mapping[Symbol, int]) -> None:
+        self.unknown: dict[int, str] = {}  # by the instruction's place, why it cannot be called
+        self._method = method
+        self._calls: dict[int, Callable[..., Any]] = {}
+        self._makers: dict[int, Run] = {}
+        self._ways: dict[int, int] = {}  # from a branch's result to that of one of its ways
+        for instruction in _walk(method.body.instructions):
+            if isinstance(instruction, Run):
+                self._makers.update((slot, instruction) for slot in instruction.outputs)
+            elif isinstance(instruction, Branch):
+                self._ways.update(zip(instruction.outputs, instruction.then.results, strict=True))
+        self._frame = self._loaded({symbol.name: number for symbol, number in known.items()}, known)
+        self.wanted = self._different(
+            run for run in _walk(method.body.instructions) if isinstance(run, Run) and run.kernel in ON_DEVICE
+        )
+
+    def play(self, numbers: Mapping[str, int]) -> None:
+        """Call each instruction with the sizes of one point of the grid."""
+        frame = self._frame.copy()
+        for argument in self._method.arguments:
+            put(frame, argument.structure, self._argument(argument.type, numbers))
+        for place, run in enumerate(self.wanted):
+            if place in self.unknown:
+                continue
+            try:
+                self._call(run, frame, numbers)
+            except DimError as error:
+                self.unknown[place] = f"{run.op}{f' at {run.module}' if run.module else ''}: {error.what}"
+
+    def _loaded(self, numbers: Mapping[str, int], known: Mapping[Symbol, int]) -> Frame:
+        """The frame after loading weights without data."""
+        method, values = self._method, {"weight": {}, "transformed": {}}  # type: tuple[MethodProgram, dict[str, dict[str, Any]]]
+        for weight in method.weights:
+            values[weight.role][weight.name] = self._argument(weight.type, numbers)
+        said = {symbol: (number, "the weights") for symbol, number in known.items()}
+        frame = loaded_frame(method, values, said, META)
+        dims = {binding.symbol: binding.slot for binding in method.dims}
+        execute(prepare(method.setup, method.slots, resolve, dims, method.name), frame)
+        return frame
+
+    def _different(self, runs: Iterator[Run]) -> list[Run]:
+        """One of each that are called in the same way: with operands of the same types, through the same views."""
+        found: dict[str, Run] = {}
+        for run in runs:
+            found.setdefault(self._form(run), run)
+        return list(found.values())
+
+    def _form(self, run: Run) -> str:
+        sized = [f"{name}={self._method.slots[slot]}" for name, slot in run.sized.items()]
+        return f"{run.kernel} {run.attrs} {sized} {[self._operand_form(slot) for slot in run.inputs]}"
+
+    def _operand_form(self, slot: int) -> str:
+        """What a value is to a kernel: its type, and the views that it comes through."""
+        held, maker = self._method.slots[slot], self._makers.get(slot)
+        if maker is not None and maker.kernel in VIEWS and isinstance(held.type, TensorType):
+            return f"{maker.outputs.index(slot)} of {self._form(maker)}"
+        if held.kind == "weight" or held.type is None:
+            value = self._frame[slot]
+            strides = value.stride() if isinstance(value, torch.Tensor) else ""
+            return f"{held.kind} {value if held.kind == 'constant' else ''} {strides}"
+        return f"{held.kind} {type_text(held.type)}"
+
+    def _call(self, run: Run, frame: Frame, numbers: Mapping[str, int]) -> None:
+        call = self._calls.get(id(run))
+        if call is None:
+            call = self._calls[id(run)] = resolve(run)
+        operands = [self._value(slot, frame, numbers) for slot in run.inputs]
+        sized = {name: self._value(slot, frame, numbers) for name, slot in run.sized.items()}
+        result = call(*operands, **sized)
+        put(frame, run.result, result)
+
+    def _value(self, slot: int, frame: Frame, numbers: Mapping[str, int]) -> Any:
+        """The value of a slot: what is there, or made on demand."""
+        slot = self._ways.get(slot, slot)
+        held = self._method.slots[slot]
+        if frame[slot] is not None or held.kind == "constant":
+            return frame[slot]
+        if held.kind in ("dim", "size"):
+            frame[slot] = _evaluated(held.value if held.kind == "size" else numbers.get(held.name), numbers)
+            return frame[slot]
+        maker = self._makers.get(slot)
+        if maker is not None and (
+            maker.kernel in VIEWS or maker.kernel == PACK or not isinstance(held.type, TensorType)
+        ):
+            self._call(maker, frame, numbers)
+        else:
+            frame[slot] = self._argument(held.type, numbers)
+        return frame[slot]
+
+    def _argument(self, type: Type | None, numbers: Mapping[str, int]) -> Any:
+        match type:
+            case TensorType():
+                shape = tuple(evaluate(size, numbers) for size in type.shape)
+                return torch.empty(shape, dtype=getattr(torch, type.dtype), device=META)
+            case ScalarType():
+                if type.value is not None:
+                    return evaluate(type.value, numbers)
+                return {"bool": False, "int64": 1, "float64": 1.0}[type.dtype]
+            case ShapeType():
+                return tuple(evaluate(size, numbers) for size in type.sizes)
+            case TupleType():
+                return tuple(self._argument(field, numbers) for field in type.fields)
+            case CacheType():
+                return self._cache(type, numbers)
+            case _:
+                return None
+
+    def _cache(self, type: CacheType, numbers: Mapping[str, int]) -> Cache:
+        """A cache that holds some tokens already."""
+        page, pages = numbers[PAGE] or None, numbers[PAGES] or None
+        cache = make_cache(type, numbers, self._method.target, page_size=page, pages=pages)
+        for layer in cache if numbers[EARLIER] else ():
+            layer.reserve(numbers[EARLIER])
+        return cache
+
+
+def _walk(instructions: Sequence[Instruction]) -> Iterator[Instruction]:
+    for instruction in instructions:
+        yield instruction
+        if isinstance(instruction, Branch):
+            yield from _walk(instruction.then.instructions)
+            yield from _walk(instruction.otherwise.instructions)
+
+
+def _evaluated(size: Any, numbers: Mapping[str, int]) -> Any:
+    """A size, or a nested list of sizes, in numbers."""
+    if isinstance(size, tuple | list):
+        return tuple(_evaluated(part, numbers) for part in size)
+    return evaluate(size, numbers) if isinstance(size, Dim) else size
