@@ -24,10 +24,13 @@ ACTIVATIONS = {
 }
 OUT_DTYPES = ("float16", "bfloat16", "float32")
 FLOAT8 = "float8_e4m3fn"
+_TURNED = "something else reads the weight as [in, out], and it is not kept twice"
 
 
 def _as_product(run: Run, context: Context) -> Run | str:
     """A plain product as one without an end."""
+    if run.op == "matmul" and context.is_bound_at_load(run.inputs[1]):
+        return _TURNED
     seen = cpu.as_linear(run, context) if run.op == "matmul" else run
     if isinstance(seen, str):
         return seen
@@ -38,9 +41,14 @@ def _as_product(run: Run, context: Context) -> Run | str:
 
 def _ends(run: Run, context: Context, residual: int | None) -> str:
     """Why the kernels cannot do what comes after the product; "" if they can."""
-    attrs = run.attrs
+    attrs, weight = run.attrs, run.inputs[1]
     if attrs.get("kind") != "linear":
         return "the weight is not [out, in]"
+    maker = context.makers.get(weight)
+    if maker is not None and maker.op == "permute_dims":
+        return (
+            _TURNED if context.is_bound_at_load(weight) else "the weight is a view, its rows are not adjacent"
+        )
     if "product_dtype" in attrs:
         return "the product has a dtype of its own"
     if "activation" in attrs and (attrs["activation"], attrs.get("approximate")) not in ACTIVATIONS:
@@ -89,6 +97,15 @@ def _gated(run: Run, context: Context) -> str:
     if types[0].dtype != types[1].dtype:
         return "operands differ in dtype"
     return _ends(run, context, None) or _asked("matmul", *types, context, gated=True)
+
+
+def _unpacked(run: Run, context: Context) -> str:
+    """Why gate and up do not alternate in the weight."""
+    if run.attrs.get("kind") != "linear":
+        return "the weight is not [out, in]"
+    if not context.is_bound_at_load(run.inputs[1]):
+        return "the weight is not known before the call"
+    return "something else reads the weight as it is, and it is not kept twice"
 
 
 def _quantized(kernel: str, *, gated: bool = False) -> Any:
@@ -168,6 +185,7 @@ _DECODED = "activations rounded to float8, a scale for each row; codes decoded i
 
 CUDA: tuple[Rule, ...] = (
     Rule("interleaved_product", "triton_gated", _TILES, _gated),
+    Rule("gated_product", "triton_gated", _TILES, _unpacked),
     Rule("int4_product", "triton_int4", _NIBBLES, _quantized("matmul_int4")),
     Rule("int8_product", "triton_int8", _NIBBLES, _quantized("matmul_int8")),
     Rule("int4_gated_product", "triton_int4", _NIBBLES, _quantized("matmul_int4", gated=True)),

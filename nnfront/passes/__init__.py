@@ -28,6 +28,7 @@ from nnfront.passes.patterns import Pattern
 from nnfront.passes.quantize_weights import quantize_weights
 from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
 from nnfront.passes.special_cases import special_cases
+from nnfront.passes.turn_weights import turn_weights
 
 PIPELINES: dict[str, tuple[Step, ...]] = {
     # Constants first: they decide branches. What the three before it leave unread goes last.
@@ -37,6 +38,7 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
     # The order that kernels want weights in is one more formula, which the second lifting moves into the transform.
     "cuda": (
         special_cases,
+        turn_weights,
         partial(outline, patterns=CUDA_PATTERNS),
         pack_weights,
         partial(lift_transform_params, shared_transform=True),
@@ -68,6 +70,7 @@ __all__ = [
     "quantize_weights",
     "run",
     "special_cases",
+    "turn_weights",
     "zeros",
 ]
 

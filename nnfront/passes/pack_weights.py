@@ -47,7 +47,8 @@ gated_product      gate and up rows alternate: a tile of the product holds both 
 quantized_product  also gated: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
                    float8 weights as they are, with their scales [N, 1]
 
-A region is rewritten only if the operands that are packed depend on weights alone. What the new function computes is said by the
+A region is rewritten only if the operands that are packed depend on weights alone, and are no weights that something else reads as they are: those would be
+kept twice, or packed on each call. What the new function computes is said by the
 old one over the order undone, so a target without a kernel for it is right as well, if slow.
 """
 
@@ -73,11 +74,11 @@ from nnfront.ir import (
     Scalar,
     TensorType,
     Var,
-    used_vars,
     walk_bindings,
 )
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
+from nnfront.passes.weight_values import read_as_they_are, weight_values
 
 INT4_GROUPS = (32, 64, 128)
 # Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.
@@ -102,17 +103,28 @@ def pack_weights(ir: IRModule) -> IRModule:
     if not packings:
         return ir
     names = Names(ir)
+    kept = read_as_they_are(ir, lambda binding: _packed_operands(binding, ir, packings).values())
     made: dict[str, Function] = {}
     functions: list[Function] = []
     for function in ir.functions:
         if function.kind not in ("public", "private"):
             functions.append(function)
             continue
-        packer = _Packer(function, ir, packings, made, names)
+        packer = _Packer(function, ir, packings, made, names, kept)
         known = len(made)
         new = packer.function(function)
         functions += [*list(made.values())[known:], new]
     return ir.with_functions(functions) if made else ir
+
+
+def _packed_operands(binding: Binding, ir: IRModule, packings: Mapping[str, Packing]) -> dict[str, Atom]:
+    """The operands of a region that would be packed, by name."""
+    call = binding.value
+    if not isinstance(call, FunctionCall) or call.function not in packings:
+        return {}
+    names = [p.name for p in ir[call.function].params]
+    wanted = packings[call.function].pack
+    return {name: atom for name, atom in zip(names, call.args, strict=True) if name in wanted}
 
 
 def _packing(function: Function) -> Packing | None:
@@ -248,6 +260,7 @@ class _Packer(Mutator):
         packings: Mapping[str, Packing],
         made: dict[str, Function],
         names: Names,
+        kept: set[str],
     ) -> None:
         super().__init__()
         self.ir = ir
@@ -259,28 +272,23 @@ class _Packer(Mutator):
             *(b.var.name for b in walk_bindings(function.bindings)),
         ]
         self.local = Names(self.taken)
-        self.weights: set[Var] = {p for p in function.params if p.role in ("weight", "transformed")}
+        values = weight_values(function)
+        self.movable = {v for v in values.all if values.names.get(v) not in kept}
         self.packed: dict[tuple[Var, str], Var] = {}
 
     def block(self, block: Block) -> Block:
-        for binding in block.bindings:  # what depends on weights alone
-            reads = used_vars(binding.value)
-            if reads and self.weights.issuperset(reads):
-                self.weights.add(binding.var)
         outside = dict(self.packed)
         new = super().block(block)
         self.packed = outside
         return new
 
     def binding(self, binding: Binding) -> list[Binding]:
-        call = binding.value
-        if not isinstance(call, FunctionCall) or call.function not in self.packings:
+        call, wanted = binding.value, _packed_operands(binding, self.ir, self.packings)
+        if not wanted or not self.movable.issuperset(wanted.values()):
             return list(super().binding(binding))
+        assert isinstance(call, FunctionCall)
         packing, callee = self.packings[call.function], self.ir[call.function]
         operands = dict(zip((p.name for p in callee.params), call.args, strict=True))
-        wanted = {name: v for name, v in operands.items() if name in packing.pack}
-        if not all(isinstance(v, Var) and v in self.weights for v in wanted.values()):
-            return list(super().binding(binding))
         if call.function not in self.made:
             self.made[call.function] = _packed(callee, packing, self.names, self.ir)
         bindings: list[Binding] = []

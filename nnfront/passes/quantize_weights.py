@@ -25,7 +25,8 @@ fp8    float8_e4m3fn, a float32 scale for each output channel. Elements have exp
        gain little, and rows can still be joined, reordered and shared out, which blocks of 128 x 128 cannot
 
 Run it before lifting, which keeps the stored values as it keeps tensors that a module derives. A weight is taken if it depends on weights alone, has constant sizes, and its input axis divides into groups; `skip` are
-module paths, with `*`, whose products stay as they are.
+module paths, with `*`, whose products stay as they are. `matmul` with a matrix of weights is taken for `linear` with its transpose, unless something else reads the
+weight, as an embedding does that is the head's weight too.
 
 leaves:  products whose weight is dequantised already; so twice is once.
 raises:  PassError for a scheme that does not exist.
@@ -44,6 +45,7 @@ from nnfront.ir import (
     Binding,
     Block,
     Call,
+    Expr,
     Function,
     FunctionBuilder,
     IRModule,
@@ -52,10 +54,11 @@ from nnfront.ir import (
     Projection,
     TensorType,
     Var,
-    used_vars,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
+from nnfront.passes.turn_weights import turned
+from nnfront.passes.weight_values import read_as_they_are, weight_values
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,9 @@ def quantize_weights(
             help="leave group_size out, or use int8 or int4",
         )
     chosen = replace(found, group_size=group_size or found.group_size)
+    kept = read_as_they_are(ir, lambda binding: _right(binding.value))
     functions = [
-        _Quantizing(f, scheme, chosen, skip).function(f) if f.kind in ("public", "private") else f
+        _Quantizing(f, scheme, chosen, skip, kept).function(f) if f.kind in ("public", "private") else f
         for f in ir.functions
     ]
     if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
@@ -97,19 +101,29 @@ def quantize_weights(
     return ir.with_functions(functions)
 
 
+def _right(value: Expr) -> Sequence[Atom | None]:
+    """The matrix that a product has on its right."""
+    return value.args[1:2] if isinstance(value, Call) and value.op in (ops.linear, ops.matmul) else ()
+
+
 class _Quantizing(Mutator):
     """Rewrites one function."""
 
-    def __init__(self, function: Function, name: str, scheme: Scheme, skip: Sequence[str]) -> None:
+    def __init__(
+        self, function: Function, name: str, scheme: Scheme, skip: Sequence[str], kept: set[str]
+    ) -> None:
         super().__init__()
         self.name = name
         self.scheme = scheme
         self.skip = skip
         bound = [b.var.name for b in walk_bindings(function.bindings)]
         self.names = Names([*(p.name for p in function.params), *bound])
-        self.weights: set[Var] = {p for p in function.params if p.role in ("weight", "transformed")}
+        values = weight_values(function)
+        self.weights = values.all
+        self.turnable = {v for v in values.all if values.names.get(v) not in kept}
         self.made: dict[Var, Binding] = {}
         self.known: dict[Var, Var] = {}
+        self.turned: dict[Var, Var] = {}
         self.derived: list[str] = []
 
     def function(self, function: Function) -> Function:
@@ -122,37 +136,38 @@ class _Quantizing(Mutator):
     def block(self, block: Block) -> Block:
         for binding in block.bindings:
             self.made[binding.var] = binding
-            reads = used_vars(binding.value)
-            if reads and self.weights.issuperset(reads):
-                self.weights.add(binding.var)
-        outside = dict(self.known)
+        outside = dict(self.known), dict(self.turned)
         new = super().block(block)
-        self.known = outside
+        self.known, self.turned = outside
         return new
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         call = binding.value
-        if (
-            not isinstance(call, Call)
-            or call.op is not ops.linear
-            or not self._is_wanted(call.args[1], binding)
-        ):
+        if not isinstance(call, Call) or not _right(call) or not self._is_wanted(call, binding):
             return super().binding(binding)
         x, weight, *rest = call.args
         assert isinstance(weight, Var)
         builder = FunctionBuilder("")
         builder.names = self.names
         builder.place = binding.provenance
-        if weight not in self.known:
-            self.known[weight] = self._stored(builder, weight)
-        new = Call(call.op, (x, self.known[weight], *rest), call.attrs)
-        return [*builder.finish(self.known[weight]).bindings, Binding(binding.var, new, binding.provenance)]
+        matrix = weight
+        if call.op is ops.matmul:
+            if weight not in self.turned:
+                self.turned[weight] = turned(builder, weight, self.made)
+            matrix, rest = self.turned[weight], [None]
+        if matrix not in self.known:
+            self.known[matrix] = self._stored(builder, matrix, weight.name)
+        stored = self.known[matrix]
+        new = Call(ops.linear, (x, stored, *rest), call.attrs)
+        return [*builder.finish(stored).bindings, Binding(binding.var, new, binding.provenance)]
 
-    def _is_wanted(self, weight: Atom | None, binding: Binding) -> bool:
+    def _is_wanted(self, call: Call, binding: Binding) -> bool:
+        weight, is_linear = call.args[1], call.op is ops.linear
         if (
             not isinstance(weight, Var)
-            or weight not in self.weights
+            or weight not in (self.weights if is_linear else self.turnable)
             or not isinstance(weight.type, TensorType)
+            or weight.type.ndim != 2
         ):
             return False
         made = self.made.get(weight)
@@ -161,13 +176,13 @@ class _Quantizing(Mutator):
         module = "" if binding.provenance is None else binding.provenance.module
         if any(fnmatchcase(module, pattern) for pattern in self.skip):
             return False
-        rows, depth = weight.type.shape
+        rows, depth = weight.type.shape if is_linear else weight.type.shape[::-1]
         whole = isinstance(rows, int) and isinstance(depth, int)
         group = self.scheme.group_size or 1
         return whole and int(depth) % group == 0 and (self.scheme.bits == 8 or int(depth) % 2 == 0)
 
-    def _stored(self, builder: FunctionBuilder, weight: Var) -> Var:
-        """The weight after it has been stored and read back."""
+    def _stored(self, builder: FunctionBuilder, weight: Var, name: str) -> Var:
+        """The weight after it has been stored, under names that begin with `name`, and read back."""
         assert isinstance(weight.type, TensorType)
         group, dtype = self.scheme.group_size, self.scheme.dtype
         scale_dtype = None if dtype is None else "float32"
@@ -181,12 +196,12 @@ class _Quantizing(Mutator):
             dtype=dtype,
         )
         is_packed = self.scheme.bits == 4
-        q = builder.emit(Projection(found, 0), "quantize" if is_packed else f"{weight.name}.{self.name}")
-        scales = builder.emit(Projection(found, 1), f"{weight.name}.scales")
+        q = builder.emit(Projection(found, 0), "quantize" if is_packed else f"{name}.{self.name}")
+        scales = builder.emit(Projection(found, 1), f"{name}.scales")
         stored = q
         if is_packed:
             attrs = ops.pack_int4.canonical_attrs([q.type], {"axis": 1})
-            stored = builder.emit(Call(ops.pack_int4, (q,), attrs), f"{weight.name}.{self.name}")
+            stored = builder.emit(Call(ops.pack_int4, (q,), attrs), f"{name}.{self.name}")
             q = builder.call(ops.unpack_int4, stored, axis=1)
         self.derived += [stored.name, scales.name]
         return builder.call(

@@ -29,8 +29,12 @@ def takes_cublas(*, is_cuda: bool, rows: int, has_end: bool) -> bool:
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """x as a matrix whose rows have adjacent elements."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
+    return _adjacent(x.reshape(-1, x.shape[-1]))
+
+
+def _adjacent(matrix: torch.Tensor) -> torch.Tensor:
+    """The matrix with adjacent elements in a row: weights have them, what a caller passes in the place of one may not."""
+    return matrix if matrix.stride(-1) == 1 else matrix.contiguous()
 
 
 def _epilogue(run: Run) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def _product(run: Run) -> Callable[..., Any]:
             return _like(x, torch.nn.functional.linear(rows, weight, bias))
         kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
         added = None if residual is None else _rows(residual)
-        return _like(x, kernel.launch(rows, weight, bias=bias, residual=added, **options))
+        return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, residual=added, **options))
 
     return triton_product
 
@@ -77,7 +81,7 @@ def _gated(run: Run) -> Callable[..., Any]:
     def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = _rows(x)
         kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
-        return _like(x, kernel.launch(rows, weight, bias=bias, gated=True, **options))
+        return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, gated=True, **options))
 
     return triton_gated
 

@@ -51,7 +51,7 @@ def model(dtype: str) -> dict[str, float]:
         name: (torch.randn([int(size) for size in p.shape]) * 0.1).to(kind)
         for name, p in built.named_parameters()
     }
-    ids = torch.randint(0, config.vocab_size, (2, 40))
+    ids = torch.randint(0, config.vocab_size, (2, 12))
 
     def logits(ir: Any, target: str = "cpu") -> torch.Tensor:
         lifted = nn.passes.lift_transform_params(ir, shared_transform=True)
@@ -83,6 +83,7 @@ class Ends(nn.Module):
     def __init__(self) -> None:
         self.up = nn.Linear(48, 80, bias=True)
         self.down = nn.Linear(48, 16, bias=False)
+        self.gate_up = nn.Linear(48, 64, bias=True)
 
     def plain(self, x: nn.Tensor) -> nn.Tensor:
         return self.down(x)
@@ -91,7 +92,7 @@ class Ends(nn.Module):
         return op.astype(op.gelu(self.up(x)) + residual, "float32")
 
     def gated(self, x: nn.Tensor) -> nn.Tensor:
-        gate, up = op.split(self.up(x), 2, -1)
+        gate, up = op.split(self.gate_up(x), 2, -1)
         return op.silu(gate) * up
 
 
@@ -133,6 +134,7 @@ def ends(rows: int) -> list[str]:
     z, bound = product("up")
     steepest = 1.13  # of gelu and of silu
     check(session["finished"](x, residual), torch.nn.functional.gelu(z) + residual.double(), steepest * bound)
+    z, bound = product("gate_up")
     (gate, up), (off, up_off) = z.chunk(2, -1), bound.chunk(2, -1)
     activated = torch.nn.functional.silu(gate)
     spread = steepest * off * (up.abs() + up_off) + activated.abs() * up_off

@@ -12,8 +12,10 @@ from nnfront.lower import Run
 K, N = 64, 48
 
 
-def runs(method, *, target="cuda:sm_90", dtype="float16", quant=None, sizes=(K, N)) -> list[Run]:
-    """The instructions of a method over x [n, K] and weights `w` [N, K], `turned` [K, N]."""
+def runs(
+    method, *, target="cuda:sm_90", dtype="float16", quant=None, sizes=(K, N), read_rows=False
+) -> list[Run]:
+    """The instructions of a method over x [n, K] and weights `w` [N, K], `turned` [K, N], which another method may read too."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -26,7 +28,13 @@ def runs(method, *, target="cuda:sm_90", dtype="float16", quant=None, sizes=(K, 
         def forward(self, x: nn.Tensor) -> nn.Tensor:
             return method(self, x)
 
-    ir = Model().export({"forward": {"x": spec.Tensor(["n", sizes[0]], dtype)}})
+        def rows(self, indices: nn.Tensor) -> nn.Tensor:
+            return op.take(self.w, indices, axis=0), op.take(self.turned, indices, axis=0)
+
+    specs = {"forward": {"x": spec.Tensor(["n", sizes[0]], dtype)}}
+    if read_rows:
+        specs["rows"] = {"indices": spec.Tensor(["m"], "int64")}
+    ir = Model().export(specs)
     if quant is not None:
         ir = nn.passes.quantize_weights(ir, quant)
     ir = nn.passes.lift_transform_params(ir, shared_transform=True)
@@ -94,3 +102,76 @@ def test_float8_products_that_no_kernel_takes_are_taken_apart_and_say_why(method
     assert "triton_fp8" not in {run.kernel for run in found}
     assert "dequantize" in {run.op for run in found}
     assert reason in {why for run in found for why in run.refused}
+
+
+def turned(model, x):
+    return op.matmul(x, model.turned)
+
+
+def turned_with_an_end(model, x):
+    return op.silu(op.matmul(x, model.turned))
+
+
+def turned_gated(model, x):
+    gate, up = op.split(op.matmul(x, model.turned), 2, -1)
+    return op.silu(gate) * up
+
+
+def transposed(model, x):
+    return op.matmul(x, op.permute_dims(model.w))
+
+
+@pytest.mark.parametrize(
+    ("method", "kernel"),
+    [
+        (turned, "triton_product"),
+        (turned_with_an_end, "triton_product"),
+        (turned_gated, "triton_gated"),
+        (transposed, "triton_product"),
+    ],
+)
+def test_a_weight_in_the_other_order_is_turned_once_and_its_product_is_one_kernel(method, kernel):
+    assert [run.kernel for run in runs(method)] == [kernel]
+
+
+@pytest.mark.parametrize("quant", ["int4", "int8", "fp8"])
+@pytest.mark.parametrize("method", [turned, turned_gated, transposed])
+def test_quantised_weights_in_the_other_order_reach_their_kernels_too(method, quant):
+    found = runs(method, quant=quant)
+    assert [run.kernel for run in found if run.op != "permute_dims"] == [f"triton_{quant}"]
+
+
+@pytest.mark.parametrize("method", [turned, turned_with_an_end, turned_gated])
+def test_a_weight_that_is_read_in_its_own_order_too_is_not_kept_twice(method):
+    reason = "triton_product: something else reads the weight as [in, out], and it is not kept twice"
+    (product,) = [run for run in runs(method, read_rows=True) if run.op in ("linear", "matmul")]
+    assert product.kernel == "linear"
+    assert reason in product.refused
+
+
+def test_gate_and_up_that_are_read_as_they_are_too_stay_in_their_order():
+    found = runs(gated, read_rows=True)
+    assert "triton_product" in {run.kernel for run in found}
+    reason = "triton_gated: something else reads the weight as it is, and it is not kept twice"
+    assert reason in {why for run in found for why in run.refused}
+
+
+def test_a_product_with_a_transpose_of_an_input_needs_no_copy():
+    class Model(nn.Module):
+        def forward(self, x: nn.Tensor, y: nn.Tensor) -> nn.Tensor:
+            return op.matmul(x, op.permute_dims(y)), op.linear(x, op.permute_dims(op.permute_dims(y)))
+
+        def strided(self, x: nn.Tensor, y: nn.Tensor) -> nn.Tensor:
+            return op.linear(x, op.permute_dims(y))
+
+    x, y = spec.Tensor(["n", K], "float16"), spec.Tensor([N, K], "float16")
+    ir = Model().export(
+        {"forward": {"x": x, "y": y}, "strided": {"x": x, "y": spec.Tensor([K, N], "float16")}}
+    )
+    methods = nn.compile(ir, target="cuda:sm_90").program.methods
+    forward, strided = (
+        [run for run in methods[name].body.walk() if isinstance(run, Run)] for name in ("forward", "strided")
+    )
+    assert "triton_product" in {run.kernel for run in forward}
+    (product,) = [run for run in strided if run.op == "linear"]
+    assert product.refused == ("triton_product: the weight is a view, its rows are not adjacent",)

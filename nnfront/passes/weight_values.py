@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What passes that give weights another form need to know: which values depend on weights alone, and who reads weights as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from nnfront import ops
+from nnfront.ir import Atom, Binding, Call, Function, IRModule, Var, used_vars, walk_bindings
+
+VIEWS = frozenset({ops.permute_dims, ops.reshape})
+
+
+@dataclass(frozen=True)
+class WeightValues:
+    """Values of a function that depend on weights alone; those that are a weight, or a view of one, with the weight's name."""
+
+    all: frozenset[Var]
+    names: dict[Var, str]
+
+
+def weight_values(function: Function) -> WeightValues:
+    """Find the values that depend on weights alone; what depends on nothing is none."""
+    names: dict[Var, str] = {p: p.name for p in function.params if p.role in ("weight", "transformed")}
+    found: set[Var] = set(names)
+    for binding in walk_bindings(function.bindings):
+        reads, value = set(used_vars(binding.value)), binding.value
+        if reads and found.issuperset(reads):
+            found.add(binding.var)
+            (source, *more) = reads
+            if isinstance(value, Call) and value.op in VIEWS and not more and source in names:
+                names[binding.var] = names[source]
+    return WeightValues(frozenset(found), names)
+
+
+def read_as_they_are(ir: IRModule, rewritten: Callable[[Binding], Collection[Atom | None]]) -> set[str]:
+    """Names of weights that some method reads in the order that they are stored in, views included: another order would be a second copy.
+
+    `rewritten` says which operands of a binding are about to be read in another order.
+    """
+    kept: set[str] = set()
+    for function in ir.functions:
+        if function.kind not in ("public", "private"):
+            continue
+        values = weight_values(function)
+        read = {function.result} if isinstance(function.result, Var) else set()
+        for binding in walk_bindings(function.bindings):
+            if binding.var not in values.all:
+                moved = set(rewritten(binding))
+                read.update(var for var in used_vars(binding.value) if var not in moved)
+        kept.update(values.names[var] for var in read if var in values.names)
+    return kept
