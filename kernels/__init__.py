@@ -7,7 +7,7 @@ walk.py       in which order tiles are computed;  epilogue.py  what happens to a
 split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
-attention_parts.py  how blocks share a sequence
+attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence
 inspect.py    compile for a GPU that is not there and read the machine code
 the others    one kernel each; a mixture of experts is moe_routing, grouped_matmul twice, moe_combine
 """

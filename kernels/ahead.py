@@ -31,6 +31,7 @@ TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8",
     torch.uint8: "u8",
+    torch.uint16: "u16",
     torch.int32: "i32",
     torch.int64: "i64",
     torch.bool: "i1",

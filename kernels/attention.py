@@ -11,15 +11,14 @@ before they meet them. Exponentials are powers of two of z * log2(e).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.cache import gathered, slots_of
-from nnfront_kernels.common import Config, KernelError, require_vector
+from nnfront_kernels.cache import slots_of
+from nnfront_kernels.common import ARCHS, Config, KernelError, require_vector
 
 LOG2E = 1.4426950408889634
+DTYPES = ("float16", "bfloat16")
 SIZES = (64, 80, 96, 128, 192, 256)
 
 
@@ -55,12 +54,24 @@ def row(
     return torch.einsum("hn,hnd->hd", weights, v)
 
 
-def stored_row(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor | None, sequence: int, length: int, **options: Any
-) -> torch.Tensor:  # fmt: skip
-    """`row` for the last token of a sequence in a cache."""
-    k, v = (gathered(t, pages, sequence, length) for t in (keys, values))
-    return row(q, k, v, length - 1, **options)
+def refusal(batch: int, sizes: tuple[int, int], dtype: str, arch: str) -> str | None:
+    """None, or why no attention kernel takes these sizes of heads."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    for size in sizes:
+        if size not in SIZES:
+            return f"the size of a head must be one of {', '.join(map(str, SIZES))}, got {size}"
+    return None if batch < 2**16 else f"there must be less than 65536 sequences, got {batch}"
+
+
+def require_queries(q: torch.Tensor, first: str) -> None:
+    """Raise KernelError unless this is [batch or tokens, heads, size], adjacent along size."""
+    if q.ndim != 3 or q.stride(2) != 1:
+        raise KernelError(
+            f"q must be [{first}, heads, size] with adjacent elements, got {list(q.shape)} with strides {list(q.stride())}"
+        )
 
 
 def require_options(
@@ -75,6 +86,30 @@ def require_options(
         raise KernelError(f"soft_cap must be above 0, got {soft_cap}")
     if sinks is not None:
         require_vector("sinks", sinks, heads)
+
+
+def require_tokens(keys: torch.Tensor, values: torch.Tensor, tokens: int, dtype: torch.dtype) -> None:
+    """Raise KernelError unless these are keys and values of the tokens themselves, [tokens, kv_heads, size] each."""
+    for name, tensor in (("keys", keys), ("values", values)):
+        if tensor.ndim != 3 or tensor.shape[:2] != (tokens, keys.shape[1]) or tensor.stride(2) != 1:
+            raise KernelError(
+                f"{name} must be [{tokens}, kv_heads, size] with adjacent elements, or a cache, "
+                f"got {list(tensor.shape)} with strides {list(tensor.stride())}"
+            )
+        if tensor.dtype != dtype:
+            raise KernelError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def result(out: torch.Tensor | None, shape: tuple[int, int, int], q: torch.Tensor) -> torch.Tensor:
+    """Where y is written: `out`, or a new tensor. Raise KernelError unless it is of that shape, adjacent along its last axis."""
+    if out is None:
+        return torch.empty(shape, dtype=q.dtype, device=q.device)
+    if out.shape != shape or out.dtype != q.dtype or out.stride(2) != 1:
+        raise KernelError(
+            f"out must be {q.dtype} {list(shape)} with adjacent elements, got {out.dtype} {list(out.shape)} "
+            f"with strides {list(out.stride())}"
+        )
+    return out
 
 
 def shared_bytes(config: Config) -> int:
@@ -126,11 +161,7 @@ def attend_step(
         k = tl.load(k_ptrs) if SIZE_K == BLOCK_DK else tl.load(k_ptrs, mask=dk < SIZE_K, other=0.0)
         v = tl.load(v_ptrs) if SIZE_V == BLOCK_DV else tl.load(v_ptrs, mask=dv < SIZE_V, other=0.0)
     z = tl.dot(q, k.T, input_precision="ieee") * scale
-    if CAPPED:
-        z = soft_cap * (1.0 - 2.0 / (tl.exp2(z / soft_cap * 2.8853900817779268) + 1.0))  # tanh; 2 log2(e)
-    if MASKED:
-        seen = (at[None, :] >= low[:, None]) & (at[None, :] <= high[:, None])
-        z = tl.where(seen, z, float("-inf"))
+    z = limited(z, at, low, high, soft_cap, CAPPED, MASKED)
     new = tl.maximum(largest, tl.max(z, axis=1))
     finite = tl.where(new == float("-inf"), 0.0, new)  # no key seen so far
     weights = tl.exp2(z - finite[:, None])
@@ -138,6 +169,17 @@ def attend_step(
     total = total * shrink + tl.sum(weights, axis=1)
     acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
     return acc, new, total
+
+
+@triton.jit
+def limited(z, at, low, high, soft_cap, CAPPED: tl.constexpr, MASKED: tl.constexpr):
+    """Scores after the cap, -inf for keys that a row does not see."""
+    if CAPPED:
+        z = soft_cap * (1.0 - 2.0 / (tl.exp2(z / soft_cap * 2.8853900817779268) + 1.0))  # tanh; 2 log2(e)
+    if MASKED:
+        seen = (at[None, :] >= low[:, None]) & (at[None, :] <= high[:, None])
+        z = tl.where(seen, z, float("-inf"))
+    return z
 
 
 @triton.jit

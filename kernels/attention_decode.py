@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of one query for each sequence over a cache (`attention.py` has the formulas).
 
-Shapes: q [batch, heads, size], adjacent along size; keys and values as in `cache.py`, contiguous or paged; lengths [batch]
-int32, the tokens in the cache with the query's own, which is the last; y [batch, heads, value size]. A length of 0 gives 0.
+Shapes: q [batch, heads, size], adjacent along size; keys and values as in `cache.py`, contiguous or paged, of the dtype of q
+or in 8 bits; lengths [batch] int32, the tokens in the cache with the query's own, which is the last; y [batch, heads, value size]. A length of 0 gives 0.
 Query head h reads key head h // (heads / kv_heads). Slots from the length on, or before the window, are not read: their
 pages may be -1.
 
@@ -21,17 +21,21 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.attention import (
+    DTYPES,
     LOG2E,
-    SIZES,
     attend_step,
     finish,
     padded,
+    refusal,
     require_options,
+    require_queries,
+    result,
+    row,
     shared_bytes,
-    stored_row,
 )
+from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.attention_parts import needed, sum_parts
-from nnfront_kernels.cache import pointers, require_cache, require_counts
+from nnfront_kernels.cache import pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -47,8 +51,6 @@ from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
 from nnfront_kernels.tiles import bucket, cdiv
 
-DTYPES = ("float16", "bfloat16")
-
 
 @dataclass(frozen=True)
 class DecodeShape:
@@ -62,6 +64,7 @@ class DecodeShape:
     page: int = 0
     window: int = 0
     value_size: int = 0  # 0 is size
+    fp8: bool = False  # the cache is in 8 bits
 
 
 def reference(
@@ -71,6 +74,8 @@ def reference(
     lengths: torch.Tensor,
     *,
     pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -83,9 +88,9 @@ def reference(
     options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
     for sequence, length in enumerate(lengths.tolist()):
         if length:
-            y[sequence] = stored_row(
-                q[sequence].to(compute), keys, values, pages, sequence, length, **options
-            )
+            k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
+            v = stored_tokens(values, value_scales, pages, sequence, length, compute)
+            y[sequence] = row(q[sequence].to(compute), k, v, length - 1, **options)
     return y
 
 
@@ -127,6 +132,8 @@ def attention_decode_kernel(
     q_ptr,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     pages_ptr,
     lengths_ptr,
     sinks_ptr,
@@ -142,6 +149,10 @@ def attention_decode_kernel(
     stride_vp,
     stride_vh,
     stride_vs,
+    stride_ksp,
+    stride_ksh,
+    stride_vsp,
+    stride_vsh,
     stride_yb,
     stride_yh,
     scale,
@@ -158,6 +169,7 @@ def attention_decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_DK: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    PTX: tl.constexpr,
 ):
     split, sequence = tl.program_id(0), tl.program_id(2)
     kv_head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
@@ -183,15 +195,30 @@ def attention_decode_kernel(
         keys_ptr + kv_head.to(tl.int64) * stride_kh,
         values_ptr + kv_head.to(tl.int64) * stride_vh,
     )
-    acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
     largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    for at in range(first, end, BLOCK_N):
-        acc, largest, total = attend_step(
-            q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
-            stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
-            BLOCK_N, PAGE, True,
-        )  # fmt: skip
+    if key_scales_ptr is None:
+        acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
+        for at in range(first, end, BLOCK_N):
+            acc, largest, total = attend_step(
+                q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
+                stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
+                BLOCK_N, PAGE, True,
+            )  # fmt: skip
+    else:
+        k_scales = key_scales_ptr + kv_head.to(tl.int64) * stride_ksh
+        v_scales = value_scales_ptr + kv_head.to(tl.int64) * stride_vsh
+        q_even, q_odd, unit = narrowed(q, BLOCK_M, BLOCK_DK)
+        acc_even = tl.zeros((BLOCK_M, BLOCK_DV // 2), dtype=tl.float32)
+        acc_odd = tl.zeros((BLOCK_M, BLOCK_DV // 2), dtype=tl.float32)
+        for at in range(first, end, BLOCK_N):
+            acc_even, acc_odd, largest, total = attend_codes(
+                q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, sequence, k_head, v_head,
+                k_scales, v_scales, pages_ptr, stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, stride_ksp,
+                stride_vsp, scale * unit, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, True,
+                PTX,
+            )  # fmt: skip
+        acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
     y_rows = y_ptr + sequence.to(tl.int64) * stride_yb + (head * stride_yh)[:, None]
     inside = inside_m[:, None] & (dv < SIZE_V)
     if SPLITS == 1:
@@ -209,16 +236,7 @@ def attention_decode_kernel(
 
 def accepts(shape: DecodeShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
-    for size in (shape.size, shape.value_size or shape.size):
-        if size not in SIZES:
-            return f"the size of a head must be one of {', '.join(map(str, SIZES))}, got {size}"
-    if shape.batch >= 2**16:
-        return f"there must be less than 65536 sequences, got {shape.batch}"
-    return None
+    return refusal(shape.batch, (shape.size, shape.value_size or shape.size), dtype, arch)
 
 
 def plan(
@@ -228,6 +246,8 @@ def plan(
     lengths: torch.Tensor,
     *,
     pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -239,12 +259,9 @@ def plan(
     config: Config | None = None,
 ) -> Plan:
     """Check the arguments of `launch` and describe the launch."""
-    if q.ndim != 3 or q.stride(2) != 1:
-        raise KernelError(
-            f"q must be [batch, heads, size] with adjacent elements, got {list(q.shape)} with strides {list(q.stride())}"
-        )
+    require_queries(q, "batch")
     batch, heads, size = q.shape
-    capacity = require_cache(keys, values, pages, batch, q.dtype)
+    capacity = require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
     kv_heads, slots, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     if keys.shape[3] != size:
         raise KernelError(f"keys must have heads of {size} as q, got {keys.shape[3]}")
@@ -252,17 +269,12 @@ def plan(
     require_options(heads, kv_heads, window, soft_cap, sinks)
     page = 0 if pages is None else slots
     longest = capacity if longest is None else longest
-    shape = DecodeShape(batch, heads, kv_heads, size, longest, page, window or 0, value_size)
+    fp8 = key_scales is not None
+    shape = DecodeShape(batch, heads, kv_heads, size, longest, page, window or 0, value_size, fp8)
     arch = arch or arch_of(q.device)
     require(accepts(shape, dtype_name(q), arch), "attention_decode")
     config = config or choose(shape, dtype_name(q), arch)
-    if out is None:
-        out = torch.empty(batch, heads, value_size, dtype=q.dtype, device=q.device)
-    if out.shape != (batch, heads, value_size) or out.dtype != q.dtype or out.stride(2) != 1:
-        raise KernelError(
-            f"out must be {q.dtype} {[batch, heads, value_size]} with adjacent elements, got {out.dtype} "
-            f"{list(out.shape)} with strides {list(out.stride())}"
-        )
+    out = result(out, (batch, heads, value_size), q)
     shared = heads // kv_heads
     tiles = cdiv(shared, config.block_m)
     scale = size**-0.5 if scale is None else scale
@@ -271,7 +283,7 @@ def plan(
         grid=(config.split_k, kv_heads * tiles, batch),
         arguments={
             "q_ptr": q,
-            **pointers(keys, values, pages),
+            **pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16),
             "lengths_ptr": lengths,
             "sinks_ptr": sinks,
             "y_ptr": out,
@@ -296,6 +308,7 @@ def plan(
             "BLOCK_N": config.block_n,
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
+            "PTX": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
         },
         config=config,
         output=out,
@@ -307,7 +320,7 @@ def launch(
 ) -> torch.Tensor:
     """Attend: y [batch, heads, value size].
 
-    Options: pages, of a paged cache; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; longest, a bound of
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; longest, a bound of
     the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
     Raises KernelError if an argument does not fit.
     """
@@ -318,8 +331,9 @@ def cost(shape: DecodeShape, dtype: str) -> Cost:
     """For sequences of the longest length: two products, and every key and value that a query sees moved once."""
     seen = min(shape.longest, shape.window or shape.longest)
     both = shape.size + (shape.value_size or shape.size)
-    moved = shape.kv_heads * seen * both + shape.heads * both
-    return Cost(2 * shape.batch * shape.heads * seen * both, 2 * shape.batch * moved + 4 * shape.batch)
+    stored = shape.kv_heads * seen * (both + 8 if shape.fp8 else 2 * both)
+    moved = stored + 2 * shape.heads * both + 4
+    return Cost(2 * shape.batch * shape.heads * seen * both, shape.batch * moved)
 
 
 def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -335,8 +349,11 @@ def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple
         options["pages"] = make(shape.batch, per, kind="int32")
         first, slots = shape.batch * per, shape.page
     q = make(shape.batch, shape.heads, shape.size)
-    keys = make(first, shape.kv_heads, slots, shape.size)
-    values = make(first, shape.kv_heads, slots, shape.value_size or shape.size)
+    kind = "float8_e4m3fn" if shape.fp8 else dtype
+    keys = make(first, shape.kv_heads, slots, shape.size, kind=kind)
+    values = make(first, shape.kv_heads, slots, shape.value_size or shape.size, kind=kind)
+    for name in ("key_scales", "value_scales") if shape.fp8 else ():
+        options[name] = make(first, shape.kv_heads, slots, kind="float32")
     return (q, keys, values, make(shape.batch, kind="int32")), options
 
 

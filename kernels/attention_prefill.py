@@ -4,8 +4,8 @@
 Shapes: q [tokens, heads, size], adjacent along size, sequences one after the other: sequence b is q[starts[b] : starts[b +
 1]]; starts [batch + 1] int32; y [tokens, heads, value size]. Keys and values are either
   * those of the same tokens: [tokens, kv_heads, size], or
-  * a cache (`cache.py`), contiguous or paged, that holds before[b] earlier tokens of sequence b and then these: the chunk
-    after `before` is appended first. before [batch] int32, without it 0.
+  * a cache (`cache.py`), contiguous or paged, of the dtype of q or in 8 bits, that holds before[b] earlier tokens of
+    sequence b and then these: the chunk after `before` is appended first. before [batch] int32, without it 0.
 Query t of a sequence is at position before[b] + t. With causal=False it sees all keys instead; a window needs causal.
 
 The heads of a group and their queries are the rows of one tile: row r is query r // shared, head r % shared. Steps that no
@@ -24,16 +24,21 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.attention import (
+    DTYPES,
     LOG2E,
-    SIZES,
     attend_step,
     finish,
     padded,
+    refusal,
     require_options,
+    require_queries,
+    require_tokens,
+    result,
     row,
     shared_bytes,
 )
-from nnfront_kernels.cache import gathered, pointers, require_cache, require_counts
+from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
+from nnfront_kernels.cache import pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -46,8 +51,6 @@ from nnfront_kernels.common import (
     require,
 )
 from nnfront_kernels.tiles import cdiv
-
-DTYPES = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ class PrefillShape:
     page: int = 0
     window: int = 0
     causal: bool = True
+    fp8: bool = False  # the cache is in 8 bits
 
 
 def reference(
@@ -75,6 +79,8 @@ def reference(
     longest: int | None = None,
     before: torch.Tensor | None = None,
     pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
@@ -86,13 +92,14 @@ def reference(
     y = torch.zeros(*q.shape[:2], values.shape[-1], dtype=q.dtype, device=q.device)
     scale = q.shape[2] ** -0.5 if scale is None else scale
     options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks, "causal": causal}
-    bounds = starts.tolist()
-    for sequence, (first, end) in enumerate(pairwise(bounds)):
+    for sequence, (first, end) in enumerate(pairwise(starts.tolist())):
         earlier = 0 if before is None else int(before[sequence])
         if keys.ndim == 3:
             k, v = keys[first:end].transpose(0, 1), values[first:end].transpose(0, 1)
         else:
-            k, v = (gathered(t, pages, sequence, earlier + end - first) for t in (keys, values))
+            length = earlier + end - first
+            k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
+            v = stored_tokens(values, value_scales, pages, sequence, length, compute)
         for t in range(first, end):
             y[t] = row(q[t].to(compute), k, v, earlier + t - first, **options)
     return y
@@ -108,10 +115,11 @@ CONFIGS = {
 
 
 def choose(shape: PrefillShape, dtype: str, arch: str) -> Config:
-    """The narrowest config that holds a head."""
+    """The narrowest config that holds a head; in 8 bits with at most 16 rows for a warp, or queries and sums would spill."""
     size = max(shape.size, shape.value_size)
     held = [config for config in CONFIGS[arch] if config.block_k >= size]
-    return min(held, key=lambda config: config.block_k)
+    config = min(held, key=lambda config: config.block_k)
+    return replace(config, num_warps=max(config.num_warps, config.block_m // 16 if shape.fp8 else 0))
 
 
 @triton.jit(do_not_specialize=["stride_pages"])
@@ -119,6 +127,8 @@ def attention_prefill_kernel(
     q_ptr,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     pages_ptr,
     starts_ptr,
     before_ptr,
@@ -133,6 +143,10 @@ def attention_prefill_kernel(
     stride_vp,
     stride_vh,
     stride_vs,
+    stride_ksp,
+    stride_ksh,
+    stride_vsp,
+    stride_vsh,
     stride_yt,
     stride_yh,
     scale,
@@ -149,6 +163,7 @@ def attention_prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_DK: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    PTX: tl.constexpr,
 ):
     # The tiles that see most keys start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
@@ -166,19 +181,15 @@ def attention_prefill_kernel(
         dk, dv = tl.arange(0, BLOCK_DK)[None, :], tl.arange(0, BLOCK_DV)[None, :]
         q_rows = q_ptr + (token * stride_qt + head * stride_qh)[:, None]
         q = tl.load(q_rows + dk, mask=inside_m[:, None] & (dk < SIZE_K), other=0.0)
-        k_head, v_head = (
-            keys_ptr + kv_head.to(tl.int64) * stride_kh,
-            values_ptr + kv_head.to(tl.int64) * stride_vh,
-        )
+        k_head = keys_ptr + kv_head.to(tl.int64) * stride_kh
+        v_head = values_ptr + kv_head.to(tl.int64) * stride_vh
         if not CACHED:
             k_head += first_token.to(tl.int64) * stride_ks
             v_head += first_token.to(tl.int64) * stride_vs
 
         # Keys start .. end are seen by some row, full_start .. full_end by every row.
-        first, last = (
-            before + first_row // SHARED,
-            before + tl.minimum((first_row + BLOCK_M - 1) // SHARED, seq - 1),
-        )
+        first = before + first_row // SHARED
+        last = before + tl.minimum((first_row + BLOCK_M - 1) // SHARED, seq - 1)
         position, length = before + t, before + seq
         end = last + 1 if CAUSAL else length
         high = position if CAUSAL else tl.zeros((BLOCK_M,), dtype=tl.int32) + length - 1
@@ -190,28 +201,36 @@ def attention_prefill_kernel(
         full_start = tl.minimum(full_start, tl.maximum(full_end, step))
         full_end = tl.maximum(full_end, full_start)
 
-        acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        if WINDOW:
-            for at in range(step, full_start, BLOCK_N):
-                acc, largest, total = attend_step(
-                    q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr,
-                    stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V,
-                    BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, True,
-                )  # fmt: skip
-        for at in range(full_start, full_end, BLOCK_N):
-            acc, largest, total = attend_step(
-                q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
-                stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
-                BLOCK_N, PAGE, False,
-            )  # fmt: skip
-        for at in range(full_end, end, BLOCK_N):
-            acc, largest, total = attend_step(
-                q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
-                stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
-                BLOCK_N, PAGE, True,
-            )  # fmt: skip
+        if key_scales_ptr is None:
+            acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
+        else:
+            k_scales = key_scales_ptr + kv_head.to(tl.int64) * stride_ksh
+            v_scales = value_scales_ptr + kv_head.to(tl.int64) * stride_vsh
+            q_even, q_odd, unit = narrowed(q, BLOCK_M, BLOCK_DK)
+            acc_even = tl.zeros((BLOCK_M, BLOCK_DV // 2), dtype=tl.float32)
+            acc_odd = tl.zeros((BLOCK_M, BLOCK_DV // 2), dtype=tl.float32)
+        # Steps that the window cuts, those that nothing cuts, and those that the diagonal or the end cuts.
+        for part in tl.static_range(0 if WINDOW else 1, 3):
+            begin = step if part == 0 else full_start if part == 1 else full_end
+            stop = full_start if part == 0 else full_end if part == 1 else end
+            for at in range(begin, stop, BLOCK_N):
+                if key_scales_ptr is None:
+                    acc, largest, total = attend_step(
+                        q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr,
+                        stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V,
+                        BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, part != 1,
+                    )  # fmt: skip
+                else:
+                    acc_even, acc_odd, largest, total = attend_codes(
+                        q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, sequence, k_head,
+                        v_head, k_scales, v_scales, pages_ptr, stride_pages, stride_kp, stride_ks, stride_vp, stride_vs,
+                        stride_ksp, stride_vsp, scale * unit, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
+                        BLOCK_N, PAGE, part != 1, PTX,
+                    )  # fmt: skip
+        if key_scales_ptr is not None:
+            acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
         y = finish(acc, largest, total, sinks_ptr, head, inside_m)
         y_rows = y_ptr + (token * stride_yt + head * stride_yh)[:, None]
         tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside_m[:, None] & (dv < SIZE_V))
@@ -219,18 +238,10 @@ def attention_prefill_kernel(
 
 def accepts(shape: PrefillShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
-    for size in (shape.size, shape.value_size or shape.size):
-        if size not in SIZES:
-            return f"the size of a head must be one of {', '.join(map(str, SIZES))}, got {size}"
-    if shape.batch >= 2**16:
-        return f"there must be less than 65536 sequences, got {shape.batch}"
+    reason = refusal(shape.batch, (shape.size, shape.value_size or shape.size), dtype, arch)
     if shape.window and not shape.causal:
-        return "a window needs causal attention"
-    return None
+        return reason or "a window needs causal attention"
+    return reason
 
 
 def plan(
@@ -242,6 +253,8 @@ def plan(
     longest: int,
     before: torch.Tensor | None = None,
     pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
@@ -252,20 +265,19 @@ def plan(
     config: Config | None = None,
 ) -> Plan:
     """Check the arguments of `launch` and describe the launch."""
-    if q.ndim != 3 or q.stride(2) != 1:
-        raise KernelError(
-            f"q must be [tokens, heads, size] with adjacent elements, got {list(q.shape)} with strides {list(q.stride())}"
-        )
+    require_queries(q, "tokens")
     tokens, heads, size = q.shape
     batch = starts.shape[0] - 1
     require_counts("starts", starts, batch + 1)
     cached = keys.ndim == 4
     if cached:
-        require_cache(keys, values, pages, batch, q.dtype)
+        require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
     else:
-        _require_tokens(keys, values, tokens, q.dtype)
-        if before is not None or pages is not None:
-            raise KernelError("before and pages are for a cache, and keys are [tokens, kv_heads, size]")
+        require_tokens(keys, values, tokens, q.dtype)
+        if any(x is not None for x in (before, pages, key_scales, value_scales)):
+            raise KernelError(
+                "before, pages and scales are for a cache, and keys are [tokens, kv_heads, size]"
+            )
         keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (keys, values))
     if before is not None:
         require_counts("before", before, batch)
@@ -274,18 +286,13 @@ def plan(
         raise KernelError(f"keys must have heads of {size} as q, got {keys.shape[3]}")
     require_options(heads, kv_heads, window, soft_cap, sinks)
     page = 0 if pages is None else slots
-    shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window or 0, causal)
+    fp8 = key_scales is not None
+    shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window or 0, causal, fp8)
     arch = arch or arch_of(q.device)
     require(accepts(shape, dtype_name(q), arch), "attention_prefill")
     config = config or choose(shape, dtype_name(q), arch)
-    if out is None:
-        out = torch.empty(tokens, heads, value_size, dtype=q.dtype, device=q.device)
-    if out.shape != (tokens, heads, value_size) or out.dtype != q.dtype or out.stride(2) != 1:
-        raise KernelError(
-            f"out must be {q.dtype} {[tokens, heads, value_size]} with adjacent elements, got {out.dtype} "
-            f"{list(out.shape)} with strides {list(out.stride())}"
-        )
-    strides = pointers(keys, values, pages)
+    out = result(out, (tokens, heads, value_size), q)
+    strides = pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16)
     if not cached:
         strides |= {"stride_kp": 0, "stride_vp": 0}
     scale = size**-0.5 if scale is None else scale
@@ -319,21 +326,11 @@ def plan(
             "BLOCK_N": config.block_n,
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
+            "PTX": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
         },
         config=config,
         output=out,
     )
-
-
-def _require_tokens(keys: torch.Tensor, values: torch.Tensor, tokens: int, dtype: torch.dtype) -> None:
-    for name, tensor in (("keys", keys), ("values", values)):
-        if tensor.ndim != 3 or tensor.shape[:2] != (tokens, keys.shape[1]) or tensor.stride(2) != 1:
-            raise KernelError(
-                f"{name} must be [{tokens}, kv_heads, size] with adjacent elements, or a cache, "
-                f"got {list(tensor.shape)} with strides {list(tensor.stride())}"
-            )
-        if tensor.dtype != dtype:
-            raise KernelError(f"{name} must be {dtype}, got {tensor.dtype}")
 
 
 def launch(
@@ -342,7 +339,7 @@ def launch(
     """Attend: y [tokens, heads, value size].
 
     Options: longest, must be given: no sequence has more queries, those beyond are not computed; before and pages, of a
-    cache; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; out. Raises KernelError if an argument
+    cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; out. Raises KernelError if an argument
     does not fit.
     """
     return plan(q, keys, values, starts, **options).launch()
@@ -355,8 +352,9 @@ def cost(shape: PrefillShape, dtype: str) -> Cost:
         min(p + 1 if shape.causal else total, shape.window or total) for p in range(shape.before, total)
     )
     both = shape.size + (shape.value_size or shape.size)
-    moved = (shape.seq * shape.heads + total * shape.kv_heads) * both
-    return Cost(2 * shape.batch * shape.heads * pairs * both, 2 * shape.batch * moved + 4 * shape.batch)
+    stored = total * shape.kv_heads * (both + 8 if shape.fp8 else 2 * both)
+    moved = 2 * shape.seq * shape.heads * both + stored + 4
+    return Cost(2 * shape.batch * shape.heads * pairs * both, shape.batch * moved)
 
 
 def example(shape: PrefillShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -372,12 +370,15 @@ def example(shape: PrefillShape, dtype: str, device: str = "meta") -> tuple[tupl
         per = cdiv(total, shape.page)
         options["pages"] = make(shape.batch, per, kind="int32")
         rows = (shape.batch * per, shape.kv_heads, shape.page)
-    elif shape.before:
+    elif shape.before or shape.fp8:
         rows = (shape.batch, shape.kv_heads, total)
     if shape.before:
         options["before"] = make(shape.batch, kind="int32")
+    kind = "float8_e4m3fn" if shape.fp8 else dtype
+    for name in ("key_scales", "value_scales") if shape.fp8 else ():
+        options[name] = make(*rows, kind="float32")
     q, starts = make(tokens, shape.heads, shape.size), make(shape.batch + 1, kind="int32")
-    return (q, make(*rows, shape.size), make(*rows, values), starts), options
+    return (q, make(*rows, shape.size, kind=kind), make(*rows, values, kind=kind), starts), options
 
 
 KERNEL = Kernel(

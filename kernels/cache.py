@@ -4,6 +4,10 @@
 Contiguous: keys [batch, kv_heads, capacity, size], sequence b at keys[b]. Paged: keys [num_pages, kv_heads, page, size] and
 pages [batch, pages] int32; position p of sequence b is slot p % page of page pages[b, p // page]. A page may belong to
 several sequences. Values are alike, with a size of their own. Both are adjacent along size, with any other strides.
+
+In 8 bits: keys and values are float8_e4m3fn codes, and float32 key_scales and value_scales [batch or pages, kv_heads,
+slots], adjacent along slots, hold for each token and head its largest magnitude / 448: a code stands for itself times its
+scale. No code is NaN: a token and head that is not finite has a scale that is not.
 """
 
 from __future__ import annotations
@@ -14,14 +18,26 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import KernelError
+from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 
 PAGES = (16, 64, 128)
 
 
 def require_cache(
-    keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor | None, batch: int, dtype: torch.dtype
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    pages: torch.Tensor | None,
+    batch: int,
+    dtype: torch.dtype,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
 ) -> int:
-    """How many positions a sequence may have. Raise KernelError unless this is a cache for `batch` sequences."""
+    """How many positions a sequence may have. Raise KernelError unless this is a cache for `batch` sequences, of `dtype` or
+    with scales in 8 bits.
+    """
+    if key_scales is not None or value_scales is not None:
+        _require_scales(keys, key_scales, value_scales)
+        dtype = FP8
     for name, tensor in (("keys", keys), ("values", values)):
         if tensor.ndim != 4 or tensor.stride(3) != 1:
             raise KernelError(
@@ -48,21 +64,54 @@ def require_cache(
     return pages.shape[1] * keys.shape[2]
 
 
+def _require_scales(
+    keys: torch.Tensor, key_scales: torch.Tensor | None, value_scales: torch.Tensor | None
+) -> None:
+    for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
+        if scales is None:
+            raise KernelError(f"{name} are missing: keys and values in 8 bits both have scales")
+        if scales.dtype != torch.float32 or scales.shape != keys.shape[:3] or scales.stride(2) != 1:
+            raise KernelError(
+                f"{name} must be torch.float32 {list(keys.shape[:3])} with adjacent slots, "
+                f"got {scales.dtype} {list(scales.shape)} with strides {list(scales.stride())}"
+            )
+
+
 def require_counts(name: str, tensor: torch.Tensor, size: int) -> None:
     """Raise KernelError unless `tensor` is a dense int32 [size]."""
     if tensor.shape != (size,) or tensor.dtype != torch.int32 or (size > 1 and tensor.stride(0) != 1):
         raise KernelError(f"{name} must be a dense int32 [{size}], got {tensor.dtype} {list(tensor.shape)}")
 
 
-def pointers(keys: torch.Tensor, values: torch.Tensor, pages: torch.Tensor | None) -> dict[str, Any]:
-    """The kernel arguments that describe a cache."""
+def pointers(
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    pages: torch.Tensor | None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+    *,
+    codes: torch.dtype = torch.uint8,
+) -> dict[str, Any]:
+    """The kernel arguments that describe a cache, one in 8 bits as integers of the type `codes`."""
+    if key_scales is not None:
+        keys, values = keys.view(codes), values.view(codes)
     strides = {
         f"stride_{name}{axis}": tensor.stride(index)
         for name, tensor in (("k", keys), ("v", values))
         for index, axis in enumerate("phs")
     }
-    table = 0 if pages is None else pages.stride(0)
-    return {"keys_ptr": keys, "values_ptr": values, "pages_ptr": pages, "stride_pages": table, **strides}
+    for name, scales in (("ks", key_scales), ("vs", value_scales)):
+        for index, axis in enumerate("ph"):
+            strides[f"stride_{name}{axis}"] = 0 if scales is None else scales.stride(index)
+    return {
+        "keys_ptr": keys,
+        "values_ptr": values,
+        "key_scales_ptr": key_scales,
+        "value_scales_ptr": value_scales,
+        "pages_ptr": pages,
+        "stride_pages": 0 if pages is None else pages.stride(0),
+        **strides,
+    }
 
 
 @triton.jit
@@ -79,9 +128,32 @@ def slots_of(pages_ptr, stride_pages, sequence, position, inside, PAGE: tl.const
 
 
 def gathered(stored: torch.Tensor, pages: torch.Tensor | None, sequence: int, length: int) -> torch.Tensor:
-    """The first `length` tokens of a sequence: [kv_heads, length, size]. For references."""
+    """The first `length` tokens of a sequence: [kv_heads, length, ...]. For references."""
     if pages is None:
         return stored[sequence, :, :length]
     page = stored.shape[2]
     used = pages[sequence, : -(-length // page)].long()
     return stored[used].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def stored_tokens(
+    stored: torch.Tensor,
+    scales: torch.Tensor | None,
+    pages: torch.Tensor | None,
+    sequence: int,
+    length: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What the first `length` tokens of a sequence stand for: [kv_heads, length, size] in `dtype`. For references."""
+    found = gathered(stored, pages, sequence, length).to(dtype)
+    if scales is None:
+        return found
+    return found * gathered(scales, pages, sequence, length).to(dtype)[..., None]
+
+
+def rounded(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows [..., size] as codes, and their scales [...] float32: 1 where nothing is as large as 2^-100. For references."""
+    largest = x.float().abs().amax(-1)
+    largest = torch.where(largest < FP8_SMALLEST, FP8_MAX, largest)
+    scaled = x.float() * (torch.full_like(largest, FP8_MAX) / largest)[..., None]
+    return scaled.clamp(-FP8_MAX, FP8_MAX).to(FP8), largest / FP8_MAX

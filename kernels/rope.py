@@ -34,9 +34,12 @@ from nnfront_kernels.common import (
     dtype_name,
     require,
 )
+from nnfront_kernels.quantize_fp8 import encode
+from nnfront_kernels.quantized import FP8_SMALLEST
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
+SMALLEST = tl.constexpr(FP8_SMALLEST)
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,14 @@ def rope_kernel(
         x_rows = row_of(q_ptr, sequence, t, stride_qb, stride_qt) + head * stride_qh
         y_rows = row_of(new_q_ptr, sequence, t, stride_nqb, stride_nqt) + head * stride_nqh
         turn(
-            x_rows, y_rows, head < HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
+            x_rows, y_rows, None, head < HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
         )  # fmt: skip
     else:
         head = (block - Q_BLOCKS) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
         x_rows = row_of(k_ptr, sequence, t, stride_kb, stride_kt) + head * stride_kh
         y_rows = row_of(new_k_ptr, sequence, t, stride_nkb, stride_nkt) + head * stride_nkh
         turn(
-            x_rows, y_rows, head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
+            x_rows, y_rows, None, head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
         )  # fmt: skip
 
 
@@ -153,6 +156,7 @@ def row_of(ptr, sequence, t, stride_b, stride_t):
 def turn(
     x_rows,  # [BLOCK_H, 1]
     y_rows,  # [BLOCK_H, 1]
+    scale_rows,  # [BLOCK_H, 1] with y in codes of 8 bits, else None
     inside,  # [BLOCK_H, 1]
     cos_row,
     sin_row,
@@ -164,7 +168,7 @@ def turn(
     BLOCK_R: tl.constexpr,  # a power of two that holds what is not rotated, or 0
 ):
     """Store heads of a token with their first pairs rotated."""
-    dtype = y_rows.dtype.element_ty
+    largest = tl.zeros((BLOCK_H, 1), dtype=tl.int32)
     if PAIRS:
         pair = tl.arange(0, BLOCK_P)[None, :]
         real = pair < PAIRS
@@ -176,16 +180,49 @@ def turn(
             a, b = tl.split(tl.reshape(x, (BLOCK_H, BLOCK_P, 2)))
             new_a, new_b = tl.where(real, a * cos - b * sin, a), tl.where(real, b * cos + a * sin, b)
             y = tl.reshape(tl.join(new_a, new_b), (BLOCK_H, 2 * BLOCK_P))
-            tl.store(y_rows + at, y.to(dtype), mask=inside & (at < SIZE))
+            largest = larger(largest, y)
         else:
             a = tl.load(x_rows + pair, mask=inside & real, other=0.0).to(tl.float32)
             b = tl.load(x_rows + PAIRS + pair, mask=inside & real, other=0.0).to(tl.float32)
-            tl.store(y_rows + pair, (a * cos - b * sin).to(dtype), mask=inside & real)
-            tl.store(y_rows + PAIRS + pair, (b * cos + a * sin).to(dtype), mask=inside & real)
+            new_a, new_b = a * cos - b * sin, b * cos + a * sin
+            largest = larger(larger(largest, new_a), new_b)
     if BLOCK_R:
-        at = 2 * PAIRS + tl.arange(0, BLOCK_R)[None, :]
-        x = tl.load(x_rows + at, mask=inside & (at < SIZE), other=0.0)
-        tl.store(y_rows + at, x, mask=inside & (at < SIZE))
+        at_rest = 2 * PAIRS + tl.arange(0, BLOCK_R)[None, :]
+        rest = tl.load(x_rows + at_rest, mask=inside & (at_rest < SIZE), other=0.0)
+        largest = larger(largest, rest)
+    inverse = None
+    if scale_rows is not None:
+        full = tl.full((BLOCK_H, 1), 448.0, dtype=tl.float32)  # the largest code
+        size = largest.to(tl.float32, bitcast=True)
+        size = tl.where(size < SMALLEST, full, size)
+        tl.store(scale_rows, tl.div_rn(size, full), mask=inside)
+        inverse = tl.div_rn(full, size)
+    if PAIRS:
+        if INTERLEAVED:
+            put(y_rows + at, y, inverse, inside & (at < SIZE))
+        else:
+            put(y_rows + pair, new_a, inverse, inside & real)
+            put(y_rows + PAIRS + pair, new_b, inverse, inside & real)
+    if BLOCK_R:
+        put(y_rows + at_rest, rest, inverse, inside & (at_rest < SIZE))
+
+
+@triton.jit
+def larger(largest, y):
+    """The largest magnitudes so far as bits of float32, which are in the order of the numbers, NaN above all."""
+    size = y.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.maximum(largest, tl.max(size, axis=1)[:, None])
+
+
+@triton.jit
+def put(ptrs, y, inverse, mask):
+    """Store y, or with `inverse` the codes of y times that."""
+    if inverse is None:
+        tl.store(ptrs, y.to(ptrs.dtype.element_ty), mask=mask)
+    else:
+        z = y.to(tl.float32) * inverse
+        limited = tl.minimum(tl.maximum(z, -448.0), 448.0)
+        tl.store(ptrs, encode(tl.where(z == z, limited, z)), mask=mask)
 
 
 def blocks(size: int, pairs: int, interleaved: bool, config: Config) -> dict[str, int]:

@@ -5,7 +5,7 @@ Shapes: q [batch, seq, heads, size], k [batch, seq, kv_heads, size] and v [batch
 strides of its own, adjacent along the last axis: views into a fused projection will do. cos and sin as in `rope.py`, a row
 for each token, or None: then nothing is rotated, and q is returned as it is. lengths [batch] int32 are the tokens that were
 there before; token t of a sequence is stored as its token lengths[sequence] + t. The cache is contiguous or paged
-(`cache.py`). Computed in float32 and rounded once. lengths are not changed.
+(`cache.py`), of the dtype of q or in 8 bits. Computed in float32 and rounded once. lengths are not changed.
 
 Tokens beyond the capacity, or on a page of -1, are not stored.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.cache import pointers, require_cache, require_counts, slots_of
+from nnfront_kernels.cache import pointers, require_cache, require_counts, rounded, slots_of
 from nnfront_kernels.common import (
     Config,
     Cost,
@@ -52,6 +52,7 @@ class AppendShape(RopeShape):
 
     page: int = 0
     value_size: int = 0
+    fp8: bool = False  # the cache is in 8 bits
 
 
 def reference(
@@ -65,13 +66,21 @@ def reference(
     values: torch.Tensor,
     *,
     pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
     interleaved: bool = False,
     compute: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The definition, in float32 or in `compute`: (q, keys, values), the cache copied."""
+) -> tuple[torch.Tensor, ...]:
+    """The definition, in float32 or in `compute`: (q, keys, values), the cache copied, and in 8 bits both scales."""
+    wide_k = k.to(compute)
     if cos is not None and sin is not None:
-        q, k = (rotated(x, cos, sin, interleaved, compute).to(x.dtype) for x in (q, k))
-    keys, values = keys.clone(), values.clone()
+        q = rotated(q, cos, sin, interleaved, compute).to(q.dtype)
+        wide_k = rotated(k, cos, sin, interleaved, compute)
+    scaled = key_scales is not None and value_scales is not None
+    stored = [x.clone() for x in (keys, values, *((key_scales, value_scales) if scaled else ()))]
+    made = [wide_k.to(k.dtype), v]
+    if scaled:
+        made = [part for pair in zip(rounded(wide_k), rounded(v), strict=True) for part in pair]
     slots = keys.shape[2]
     for sequence, before in enumerate(lengths.tolist()):
         for t in range(k.shape[1]):
@@ -80,9 +89,9 @@ def reference(
             if pages is not None:
                 page = int(pages[sequence, row]) if row < pages.shape[1] else -1
             if page >= 0:
-                keys[page, :, slot] = k[sequence, t]
-                values[page, :, slot] = v[sequence, t]
-    return q, keys, values
+                for where, what in zip(stored, made, strict=True):
+                    where[page, :, slot] = what[sequence, t]
+    return q, *stored
 
 
 @triton.jit(do_not_specialize=["SEQ", "CAPACITY", "stride_pages"])
@@ -96,6 +105,8 @@ def rope_append_kernel(
     y_ptr,
     keys_ptr,
     values_ptr,
+    key_scales_ptr,
+    value_scales_ptr,
     pages_ptr,
     SEQ,
     CAPACITY,
@@ -122,6 +133,10 @@ def rope_append_kernel(
     stride_vp,
     stride_vh,
     stride_vs,
+    stride_ksp,
+    stride_ksh,
+    stride_vsp,
+    stride_vsh,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -145,7 +160,7 @@ def rope_append_kernel(
         x_rows = row_of(q_ptr, sequence, t, stride_xqb, stride_xqt) + head * stride_xqh
         y_rows = row_of(y_ptr, sequence, t, stride_yb, stride_yt) + head * stride_yh
         turn(
-            x_rows, y_rows, head < HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
+            x_rows, y_rows, None, head < HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
         )  # fmt: skip
     else:
         position = tl.load(lengths_ptr + sequence) + t
@@ -156,15 +171,25 @@ def rope_append_kernel(
                 x_rows = row_of(k_ptr, sequence, t, stride_xkb, stride_xkt) + head * stride_xkh
                 y_rows = row_of(keys_ptr, page, slot, stride_kp, stride_ks) + head.to(tl.int64) * stride_kh
                 turn(
-                    x_rows, y_rows, head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
+                    x_rows, y_rows, scales_of(key_scales_ptr, page, slot, head, stride_ksp, stride_ksh),
+                    head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
                 )  # fmt: skip
             else:
                 head = (block - Q_BLOCKS - KV_BLOCKS) * BLOCK_H + lane
                 x_rows = row_of(v_ptr, sequence, t, stride_xvb, stride_xvt) + head * stride_xvh
                 y_rows = row_of(values_ptr, page, slot, stride_vp, stride_vs) + head.to(tl.int64) * stride_vh
                 turn(
-                    x_rows, y_rows, head < KV_HEADS, None, None, SIZE_V, 0, False, BLOCK_H, 1, BLOCK_V
+                    x_rows, y_rows, scales_of(value_scales_ptr, page, slot, head, stride_vsp, stride_vsh),
+                    head < KV_HEADS, None, None, SIZE_V, 0, False, BLOCK_H, 1, BLOCK_V
                 )  # fmt: skip
+
+
+@triton.jit
+def scales_of(scales_ptr, page, slot, head, stride_p, stride_h):
+    if scales_ptr is None:
+        return None
+    else:
+        return scales_ptr + page * stride_p + slot + head.to(tl.int64) * stride_h
 
 
 def plan(
@@ -178,6 +203,8 @@ def plan(
     values: torch.Tensor,
     *,
     pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
     interleaved: bool = False,
     out: torch.Tensor | None = None,
     arch: str | None = None,
@@ -186,7 +213,7 @@ def plan(
     """Check the arguments of `launch` and describe the launch."""
     require_heads("q", q, ("batch", "seq", "heads", "size"), q.dtype)
     batch, seq, heads, size = q.shape
-    capacity = require_cache(keys, values, pages, batch, q.dtype)
+    capacity = require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
     kv_heads, slots, value_size = keys.shape[1], keys.shape[2], values.shape[3]
     require_heads("k", k, (batch, seq, kv_heads, size), q.dtype)
     require_heads("v", v, (batch, seq, kv_heads, value_size), q.dtype)
@@ -203,7 +230,8 @@ def plan(
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         require_heads("out", out, q.shape, q.dtype)
     page = slots if pages is not None else 0
-    shape = AppendShape(batch, seq, heads, kv_heads, size, pairs, interleaved, page, value_size)
+    fp8 = key_scales is not None
+    shape = AppendShape(batch, seq, heads, kv_heads, size, pairs, interleaved, page, value_size, fp8)
     arch = arch or arch_of(q.device)
     require(accepts(shape, dtype_name(q), arch), "rope_append")
     config = config or choose(shape, dtype_name(q), arch)
@@ -219,7 +247,7 @@ def plan(
             "sin_ptr": sin,
             "lengths_ptr": lengths,
             "y_ptr": out,
-            **pointers(keys, values, pages),
+            **pointers(keys, values, pages, key_scales, value_scales),
             "SEQ": seq,
             "CAPACITY": capacity,
             **strides("xq", q, "bth"),
@@ -258,8 +286,8 @@ def launch(
 ) -> torch.Tensor:
     """Write to the cache and return the rotated q [batch, seq, heads, size], or without a rotation q itself.
 
-    Options: pages, of a paged cache; interleaved; out, to write q to, which may be q itself. Raises KernelError if an
-    argument does not fit.
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; interleaved; out, to write q to, which
+    may be q itself. Raises KernelError if an argument does not fit.
     """
     return plan(q, k, v, cos, sin, lengths, keys, values, **options).launch()
 
@@ -267,13 +295,12 @@ def launch(
 def cost(shape: AppendShape, dtype: str) -> Cost:
     """Six operations for each pair; each head read and written once, and a row of cosines and of sines for each token."""
     tokens = shape.batch * shape.tokens
-    heads = (shape.heads if shape.pairs else 0) + shape.kv_heads
-    written = heads * shape.size + shape.kv_heads * (shape.value_size or shape.size)
+    turned = shape.heads if shape.pairs else 0
+    stored = shape.kv_heads * (shape.size + (shape.value_size or shape.size))
     width = 4 if dtype == "float32" else 2
-    return Cost(
-        6 * tokens * heads * shape.pairs,
-        tokens * (2 * written * width + 8 * shape.pairs) + 4 * shape.batch,
-    )
+    written = stored + 8 * shape.kv_heads if shape.fp8 else stored * width
+    moved = 2 * turned * shape.size * width + stored * width + written + 8 * shape.pairs
+    return Cost(6 * tokens * (turned + shape.kv_heads) * shape.pairs, tokens * moved + 4 * shape.batch)
 
 
 def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -299,7 +326,10 @@ def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple
         per = cdiv(room, shape.page)
         options["pages"] = make(shape.batch, per, kind="int32")
         first, slots = shape.batch * per, shape.page
-    cache = (make(first, shape.kv_heads, slots, each) for each in sizes[1:])
+    kind = "float8_e4m3fn" if shape.fp8 else dtype
+    cache = (make(first, shape.kv_heads, slots, each, kind=kind) for each in sizes[1:])
+    for name in ("key_scales", "value_scales") if shape.fp8 else ():
+        options[name] = make(first, shape.kv_heads, slots, kind="float32")
     return (q, k, v, *tables, make(shape.batch, kind="int32"), *cache), options
 
 

@@ -87,6 +87,9 @@ def others(kernel: Kernel) -> list[Build]:
         shapes = [shape]
         if kernel.name == "grouped_matmul":
             shapes += [replace(shape, gated=False, gather=False), replace(shape, k=shape.k + 16)]
+        if hasattr(shape, "fp8"):
+            narrow = replace(shape, fp8=True)
+            made.append(Build(kernel.name, arch, kernel.choose(narrow, dtype, arch), narrow, dtype))
         made += [Build(kernel.name, arch, config, each, dtype) for each in shapes]
     return made
 

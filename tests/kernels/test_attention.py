@@ -10,7 +10,7 @@ from typing import Any
 import nnfront_kernels
 import pytest
 import torch
-from kernel_attention import answer, cache, normal
+from kernel_attention import answer, normal, stored
 from kernel_checks import Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
@@ -36,11 +36,13 @@ class Decode:
     step: int = 32
     gap: int = 0
     scale: float | None = None
+    fp8: bool = False
+    magnitude: float = 1.0  # of values in 8 bits
 
     def __str__(self) -> str:
         flags = "".join(
             f"-{name}{getattr(self, name)}"
-            for name in ("page", "window", "soft_cap", "sinks", "splits", "gap", "value_size")
+            for name in ("page", "window", "soft_cap", "sinks", "splits", "gap", "value_size", "fp8")
             if getattr(self, name)
         )
         return f"{self.lengths}-{self.heads}of{self.kv_heads}x{self.size}{flags}"
@@ -52,17 +54,17 @@ def decode(package: ModuleType, case: Decode) -> None:
     batch, value_size = len(case.lengths), case.value_size or case.size
     q = surrounded(normal(generator, batch * case.heads, case.size).half(), case.gap, 0)
     q = q.unflatten(0, (batch, case.heads))
-    tokens_k = [normal(generator, case.kv_heads, n, case.size).half().double() for n in case.lengths]
-    tokens_v = [normal(generator, case.kv_heads, n, value_size).half().double() for n in case.lengths]
     first = [max(n - case.window, 0) if case.window else 0 for n in case.lengths]
-    state = generator.get_state()
-    keys, pages = cache(generator, tokens_k, first, case.page, case.gap)
-    generator.set_state(state)  # the same pages
-    values, _ = cache(generator, tokens_v, first, case.page, case.gap)
+    k, v = (
+        stored(generator, case.kv_heads, list(case.lengths), size, first, case.page, case.gap, case.fp8, by)
+        for size, by in ((case.size, 1.0), (value_size, case.magnitude))
+    )
     sinks = normal(generator, case.heads).float() * 2 if case.sinks else None
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     options = {
-        "pages": pages,
+        "pages": k.pages,
+        "key_scales": k.scales,
+        "value_scales": v.scales,
         "scale": case.scale,
         "window": case.window,
         "soft_cap": case.soft_cap,
@@ -74,7 +76,7 @@ def decode(package: ModuleType, case: Decode) -> None:
     def planned(views: list[torch.Tensor]) -> Any:
         out = views[0].unflatten(0, (batch, case.heads))
         plan = package.attention_decode.plan(
-            q, keys, values, lengths, **options, **kept, out=out, arch="sm_80", config=config
+            q, k.cache, v.cache, lengths, **options, **kept, out=out, arch="sm_80", config=config
         )
         if case.splits > 1:  # the next launch gets this one's counts, as it left them
             parts = (plan.arguments["partial_ptr"], plan.arguments["arrived_ptr"])
@@ -88,11 +90,14 @@ def decode(package: ModuleType, case: Decode) -> None:
     expected, drift = [], []
     for b, n in enumerate(case.lengths):
         seen = torch.arange(n) >= first[b]
-        row, off = answer(q[b].double(), tokens_k[b], tokens_v[b], seen, case, sinks)
+        scales = v.token_scales[b] if v.token_scales else None
+        row, off = answer(q[b].double(), k.tokens[b], v.tokens[b], seen, case, sinks, scales)
         expected.append(row)
         drift.append(off)
     assert_close(actual=y, expected=torch.cat(expected), drift=torch.cat(drift))
-    stated = package.attention_decode.reference(q, keys, values, lengths, **options, compute=torch.float64)
+    stated = package.attention_decode.reference(
+        q, k.cache, v.cache, lengths, **options, compute=torch.float64
+    )
     assert_close(actual=stated.flatten(0, 1), expected=torch.cat(expected), drift=torch.cat(drift))
 
 
@@ -109,6 +114,10 @@ CASES = [
     Decode((40, 39), 40, 2, 64, splits=2),  # more heads in a group than a tile has rows
     Decode((65,), 4, 4, 192, value_size=128, page=64, step=64),
     Decode((33, 130), 3, 3, 64, scale=1.0, splits=4, step=16),
+    Decode((1, 40), 4, 1, 64, fp8=True, gap=16),
+    Decode((15, 0, 70), 7, 1, 80, page=16, fp8=True, splits=2, sinks=True),
+    Decode((65, 64), 6, 2, 96, page=64, fp8=True, window=20, soft_cap=4.0, splits=3),
+    Decode((129,), 3, 1, 192, value_size=128, page=128, fp8=True, step=64),
 ]
 
 

@@ -36,14 +36,16 @@ from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
 ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
-# The default run compiles the first config of each kernel on each arch.
+# The default run compiles the first config of each kernel on each arch, and caches in 8 bits for one.
+NARROW = [b for b in ALL if getattr(b.shape, "fp8", False)]
 PLAIN = [
     b
     for b in ALL
     if not isinstance(b.shape, MatmulShape)
     or (b.shape.k == 4096 and not b.shape.gated and not b.wide and not b.shape.zero_points)
 ]
-FEW = list({(b.kernel, b.arch): b for b in reversed(PLAIN)}.values())
+FEW = list({(b.kernel, b.arch): b for b in reversed(PLAIN) if b not in NARROW}.values())
+FEW += [b for b in NARROW if b.arch == "sm_90" and b.shape.size == 128]
 FALLBACKS = [
     Build("matmul_small_m", "sm_90", nnfront_kernels.matmul_small_m.UNALIGNED, MatmulShape(64, 4095, 4095)),
     Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
@@ -159,6 +161,7 @@ SPECIALIZED = [
     ("gated_activation", GatedShape(3, 17, halves=True)),
     ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
     ("attention_decode", DecodeShape(2, 8, 2, 64, 4096, page=16, window=100)),
+    ("attention_decode", DecodeShape(2, 8, 2, 80, 4096, page=16, fp8=True)),
     ("attention_prefill", PrefillShape(1, 33, 3, 1, 80)),
     ("attention_prefill", PrefillShape(2, 5, 8, 2, 64, before=7, page=16, window=100)),
     ("rope", RopeShape(1, 1, 3, 1, 80, 40)),

@@ -9,7 +9,7 @@ from types import ModuleType
 import nnfront_kernels
 import pytest
 import torch
-from kernel_attention import answer, cache, normal
+from kernel_attention import answer, normal, stored
 from kernel_checks import Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
@@ -35,13 +35,14 @@ class Prefill:
     causal: bool = True
     gap: int = 0
     scale: float | None = None
+    fp8: bool = False
     rows: int = 32  # of a tile
     step: int = 16
 
     def __str__(self) -> str:
         flags = "".join(
             f"-{name}{getattr(self, name)}"
-            for name in ("page", "window", "soft_cap", "sinks", "gap", "value_size")
+            for name in ("page", "window", "soft_cap", "sinks", "gap", "value_size", "fp8")
             if getattr(self, name)
         )
         both = "" if self.causal else "-both"
@@ -56,29 +57,29 @@ def prefill(package: ModuleType, case: Prefill) -> None:
     q = q.unflatten(0, (tokens, case.heads))
     earlier = case.before or (0,) * len(case.seqs)
     totals = [b + s for b, s in zip(earlier, case.seqs, strict=True)]
-    all_k = [normal(generator, case.kv_heads, n, case.size).half().double() for n in totals]
-    all_v = [normal(generator, case.kv_heads, n, value_size).half().double() for n in totals]
-    pages = before = None
+    first = [max(b + 1 - case.window, 0) if case.window else 0 for b in earlier]
+    k, v = (
+        stored(generator, case.kv_heads, totals, size, first, case.page, case.gap, case.fp8)
+        for size in (case.size, value_size)
+    )
+    keys, values, before = k.cache, v.cache, None
     if case.before is None:
         keys, values = (
             surrounded(
-                torch.cat([t.transpose(0, 1) for t in each]).flatten(0, 1).half(), case.gap, 0
+                torch.cat([t.transpose(0, 1) for t in each.tokens]).flatten(0, 1).half(), case.gap, 0
             ).unflatten(0, (tokens, case.kv_heads))
-            for each in (all_k, all_v)
+            for each in (k, v)
         )
     else:
         before = torch.tensor(case.before, dtype=torch.int32)
-        first = [max(b + 1 - case.window, 0) if case.window else 0 for b in case.before]
-        state = generator.get_state()
-        keys, pages = cache(generator, all_k, first, case.page, case.gap)
-        generator.set_state(state)  # the same pages
-        values, _ = cache(generator, all_v, first, case.page, case.gap)
     sinks = normal(generator, case.heads).float() * 2 if case.sinks else None
     starts = torch.tensor([sum(case.seqs[:i]) for i in range(len(case.seqs) + 1)], dtype=torch.int32)
     options = {
         "longest": max(case.seqs),
         "before": before,
-        "pages": pages,
+        "pages": None if case.before is None else k.pages,
+        "key_scales": k.scales,
+        "value_scales": v.scales,
         "scale": case.scale,
         "causal": case.causal,
         "window": case.window,
@@ -105,7 +106,10 @@ def prefill(package: ModuleType, case: Prefill) -> None:
             seen = at <= position if case.causal else at >= 0
             if case.window:
                 seen &= at > position - case.window
-            row, off = answer(q[int(starts[b]) + t].double(), all_k[b], all_v[b], seen, case, sinks)
+            scales = v.token_scales[b] if v.token_scales else None
+            row, off = answer(
+                q[int(starts[b]) + t].double(), k.tokens[b], v.tokens[b], seen, case, sinks, scales
+            )
             expected.append(row)
             drift.append(off)
     assert_close(actual=y, expected=torch.cat(expected), drift=torch.cat(drift))
@@ -127,6 +131,9 @@ CASES = [
     Prefill((18,), size=192, value_size=128, scale=0.1),
     Prefill((12,), (7,), heads=3, causal=False, page=16),
     Prefill((70,), heads=1, step=32, rows=16),
+    Prefill((33, 2), (0, 40), heads=3, fp8=True, gap=16),
+    Prefill((3, 20), (40, 16), heads=4, kv_heads=2, size=96, page=16, fp8=True, window=21, sinks=True),
+    Prefill((17,), (64,), size=192, value_size=128, page=64, fp8=True, soft_cap=4.0),
 ]
 
 
@@ -200,7 +207,7 @@ WRONG = [
     ({"keys": tensor(8, 2, 64)}, r"keys must be \[9, kv_heads, size\] with adjacent elements, or a cache, got \[8, 2, 64\]"),
     ({"values": tensor(9, 1, 64)}, r"values must be \[9, kv_heads, size\] with adjacent elements, or a cache, got \[9, 1, 64\]"),
     ({"values": tensor(9, 2, 64, dtype=torch.bfloat16)}, "values must be torch.float16, got torch.bfloat16"),
-    ({"before": tensor(2, dtype=torch.int32)}, r"before and pages are for a cache, and keys are \[tokens, kv_heads, size\]"),
+    ({"before": tensor(2, dtype=torch.int32)}, r"before, pages and scales are for a cache, and keys are \[tokens, kv_heads, size\]"),
     ({"keys": tensor(9, 2, 80), "values": tensor(9, 2, 80)}, "keys must have heads of 64 as q, got 80"),
     ({"keys": tensor(3, 2, 9, 64), "values": tensor(3, 2, 9, 64)}, "keys must hold 2 sequences, got 3"),
     ({"starts": tensor(3)}, r"starts must be a dense int32 \[3\], got torch.float16 \[3\]"),

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from types import ModuleType
 
 import nnfront_kernels
 import pytest
 import torch
-from kernel_checks import TOLERANCES, Guarded
+from kernel_checks import EPS32, TOLERANCES, Guarded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
 from kernel_rope import angles, close, projected, turned
@@ -38,12 +39,13 @@ class Append:
     value_size: int = 0
     shared: bool = False  # angles are the same for all sequences
     fused: bool = True
+    fp8: bool = False
 
     def __str__(self) -> str:
         heads = f"{self.heads}of{self.kv_heads}x{self.size}-{self.pairs}pairs"
         flags = "".join(
             f"-{name}{int(getattr(self, name))}"
-            for name in ("interleaved", "page", "gap", "value_size", "shared", "fused")
+            for name in ("interleaved", "page", "gap", "value_size", "shared", "fused", "fp8")
             if getattr(self, name)
         )
         return f"{self.before}+{self.seq}-{heads}-{self.dtype}{flags}"
@@ -68,48 +70,124 @@ def append(package: ModuleType, case: Append) -> None:
         if batch > 2:
             pages[1, 0] = -1  # given away
     rows, shape = first * case.kv_heads * slots, (first, case.kv_heads, slots)
+    if case.fp8:
+        k[0, 0, 0] = 0  # has scale 1
+    kind = torch.float8_e4m3fn if case.fp8 else dtype
 
     def planned(views: list[torch.Tensor]) -> Plan:
         keys, values = (view.unflatten(0, shape) for view in views[:2])
-        out = views[2].unflatten(0, (batch, case.seq, case.heads)) if case.pairs else None
-        options = {"pages": pages, "interleaved": case.interleaved, "out": out, "arch": "sm_80"}
+        options = {"pages": pages, "interleaved": case.interleaved, "arch": "sm_80"}
+        if case.fp8:
+            scales = [view.unflatten(0, shape)[..., 0] for view in views[2:4]]
+            options |= dict(zip(("key_scales", "value_scales"), scales, strict=True))
+        if case.pairs:
+            options["out"] = views[-1].unflatten(0, (batch, case.seq, case.heads))
         return package.rope_append.plan(q, k, v, *tables, lengths, keys, values, **options)
 
     got = launched_twice(
         lambda pattern: [
-            *(Guarded(rows, size, dtype, case.gap + 8 * at, 0, 0x5A) for at, size in enumerate(sizes)),
+            *(Guarded(rows, size, kind, case.gap + 8 * at, 0, 0x5A) for at, size in enumerate(sizes)),
+            *(Guarded(rows, 1, torch.float32, 0, 0, 0x5A) for _ in sizes if case.fp8),
             *[Guarded(batch * case.seq * case.heads, case.size, dtype, case.gap, 0, pattern)]
             * bool(case.pairs),
         ],
         planned,
     )
     poison = [
-        torch.full((rows * size * dtype.itemsize,), 0x5A, dtype=torch.uint8).view(dtype).reshape(*shape, size)
+        torch.full((rows * size * kind.itemsize,), 0x5A, dtype=torch.uint8).view(kind).reshape(*shape, size)
         for size in sizes
     ]
-    expected_k, expected_v = (p.double() for p in poison)
-    terms_k = expected_k.abs()
+    scales = (
+        dict(zip(("key_scales", "value_scales"), [poison_of(shape)] * 2, strict=True)) if case.fp8 else {}
+    )
     turned_k, size_k = turned(k, *tables, case.interleaved) if case.pairs else (k.double(), k.double().abs())
-    for b, before in enumerate(case.before):
-        for t in range(case.seq):
-            p = before + t
-            page = b if pages is None else int(pages[b, p // case.page])
-            if page < 0 or (pages is None and p >= case.capacity):
-                continue
-            slot = p if pages is None else p % case.page
-            expected_k[page, :, slot], terms_k[page, :, slot] = turned_k[b, t], size_k[b, t]
-            expected_v[page, :, slot] = v[b, t].double()
-    close(got[0], expected_k, terms_k)
-    assert torch.equal(got[1].double(), expected_v.reshape(rows, -1)), "values are not copies"
+    if case.fp8:
+        where = places(case, batch, slots, pages)
+        for index, (exact, terms) in enumerate(((turned_k, size_k), (v.double(), v.double().abs()))):
+            codes, its_scales = got[index].reshape(*shape, -1), got[2 + index].reshape(shape)
+            in_8_bits(codes, its_scales, exact, terms, where)
+    else:
+        as_they_are(case, got, poison, (turned_k, size_k), v, places(case, batch, slots, pages))
     stated_q, *stated = package.rope_append.reference(
-        q, k, v, *tables, lengths, *poison, pages=pages, interleaved=case.interleaved, compute=torch.float64
+        q,
+        k,
+        v,
+        *tables,
+        lengths,
+        *poison,
+        pages=pages,
+        **scales,
+        interleaved=case.interleaved,
+        compute=torch.float64,
     )
     if case.pairs:
-        close(got[2], *turned(q, *tables, case.interleaved))
+        close(got[-1], *turned(q, *tables, case.interleaved))
         stated.append(stated_q)
-    unit = TOLERANCES[dtype].unit
     for mine, his in zip(got, stated, strict=True):
-        torch.testing.assert_close(mine, his.reshape(mine.shape), rtol=4 * unit, atol=8 * unit)
+        unit = 2.0**-4 if mine.dtype == kind and case.fp8 else TOLERANCES[mine.dtype].unit
+        near = {"rtol": 4 * unit, "atol": 8 * unit, "equal_nan": True}
+        torch.testing.assert_close(mine.float(), his.reshape(mine.shape).float(), **near)
+
+
+def poison_of(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.full((4 * math.prod(shape),), 0x5A, dtype=torch.uint8).view(torch.float32).reshape(shape)
+
+
+def places(
+    case: Append, batch: int, slots: int, pages: torch.Tensor | None
+) -> dict[tuple[int, int], tuple[int, int]]:
+    """Page and slot of each (sequence, token) that is stored."""
+    found = {}
+    for b, before in enumerate(case.before):
+        for t in range(case.seq):
+            row, slot = divmod(before + t, slots)
+            page = int(pages[b, row]) if pages is not None else b if row == 0 else -1
+            if page >= 0:
+                found[b, t] = page, slot
+    return found
+
+
+def as_they_are(
+    case: Append,
+    got: list[torch.Tensor],
+    poison: list[torch.Tensor],
+    turned_k: tuple[torch.Tensor, torch.Tensor],
+    v: torch.Tensor,
+    where: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    """Keys are rounded once, values are copies, other slots are untouched."""
+    expected_k, expected_v = (p.double() for p in poison)
+    terms_k = expected_k.abs()
+    for (b, t), (page, slot) in where.items():
+        expected_k[page, :, slot], terms_k[page, :, slot] = (x[b, t] for x in turned_k)
+        expected_v[page, :, slot] = v[b, t].double()
+    close(got[0], expected_k, terms_k)
+    assert torch.equal(got[1].double(), expected_v.reshape(got[1].shape)), "values are not copies"
+
+
+def in_8_bits(
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    exact: torch.Tensor,
+    terms: torch.Tensor,
+    where: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    """Codes times scales are within half a step of e4m3, scales are the largest magnitudes / 448, other slots are untouched."""
+    untouched = torch.ones(scales.shape, dtype=torch.bool)
+    for (b, t), (page, slot) in where.items():
+        untouched[page, :, slot] = False
+        scale, x = scales[page, :, slot].double(), exact[b, t]
+        drift = 4 * EPS32 * terms[b, t]
+        wanted = torch.where(x.abs().amax(-1) == 0, 1.0, x.abs().amax(-1) / 448)
+        assert ((scale - wanted).abs() <= drift.amax(-1) / 448 + 2 * EPS32 * wanted).all(), "scales are off"
+        error = (codes[page, :, slot].double() * scale[:, None] - x).abs()
+        # Three bits of mantissa, and a smallest step of 2^-9.
+        bound = 2.0**-4 * x.abs() + 2.0**-10 * scale[:, None] + 2 * drift + 4 * EPS32 * x.abs()
+        assert (error <= bound).all(), "codes are off"
+    assert (codes.view(torch.uint8)[untouched] == 0x5A).all(), "codes of other slots are written"
+    assert torch.equal(scales[untouched], poison_of(scales.shape)[untouched]), (
+        "scales of other slots are written"
+    )
 
 
 CASES = [
@@ -126,6 +204,9 @@ CASES = [
     Append((15, 3, 17), 2, 2, 1, 64, 0, page=16, dtype="float32"),
     Append((0, 0), 17, 1, 1, 16, 8, page=16),
     Append((2,), 2, 20, 18, 16, 4, gap=8),  # more heads than a block has
+    Append((3, 38), 4, 4, 2, 64, 24, fp8=True, gap=16),
+    Append((15, 3, 17), 2, 3, 3, 80, 40, page=16, value_size=64, fp8=True, interleaved=True, dtype="float32"),
+    Append((64,), 2, 2, 2, 128, 0, page=64, fp8=True),
 ]
 
 
