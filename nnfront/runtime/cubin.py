@@ -42,7 +42,7 @@ class Parameter:
 
     def fields(self) -> dict[str, Any]:
         """Return it as in JSON."""
-        described = {} if self.map is None else asdict(self.map)
+        described = {} if self.map is None else {**asdict(self.map), "box": list(self.map.box)}
         return {"name": self.name, "kind": self.kind, **described}
 
 

@@ -9,7 +9,6 @@ each at a multiple of its size, a tensor map at a multiple of 128.
 from __future__ import annotations
 
 import ctypes
-import itertools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -210,6 +209,10 @@ class Launcher:
         use.run(plan)
         use.launches += 1
 
+    def loaded(self, cubin: Cubin) -> Callable[[Any], None]:
+        """Load a kernel; return what launches plans of its specialisation. Raises LoadError."""
+        return _Loaded(cubin, self)
+
     def scratch(self, size_bytes: int) -> torch.Tensor | None:
         """Return memory for one launch; it is free for the next one on the same stream."""
         return torch.empty(size_bytes, dtype=torch.uint8, device=self._device) if size_bytes else None
@@ -233,7 +236,7 @@ class Launcher:
         key, name = ahead.key_of(plan, self.ahead.arch), plan.kernel.__name__
         cubin = self._cubins.get(key)
         if cubin is not None:
-            return _Use(_Loaded(cubin, self), name, key, "")
+            return _Use(self.loaded(cubin), name, key, "")
         return _Use(kernel_module("common").jit, name, key, _why_not(about, self.ahead))
 
     def __str__(self) -> str:
@@ -287,7 +290,7 @@ def _check(ahead: Ahead, driver: Driver) -> None:
         raise LoadError(
             f"the driver here is too old for the kernels: it is for CUDA {version_text(driver.version)}",
             details=[
-                f"they were compiled by CUDA {newest.cuda}, expected a driver for {version_text(newest.min_driver)}"
+                f"they were compiled by CUDA {newest.cuda}, expected a driver for {version_text(newest.min_driver)} or newer"
             ],
             help="update the driver, or export the model for 'cuda', which compiles on the GPU's machine",
         )
@@ -298,7 +301,8 @@ def _why_not(about: str, ahead: Ahead) -> str:
     name = about.partition(" ")[0]
     like = [cubin.about for cubin in ahead.cubins if cubin.about.partition(" ")[0] == name]
     if not like:
-        return "; ".join([f"the artefact has no {name}", *itertools.islice(ahead.notes.values(), 1)])
+        notes = [f"{method}: {why}" for method, why in ahead.notes.items()]
+        return "; ".join([f"the artefact has no {name}", *notes[:1]])
     same_source = [text for text in like if text.partition("\n")[0] == about.partition("\n")[0]]
     if not same_source:
         return f"the artefact has {name} from another version of nnfront's source"

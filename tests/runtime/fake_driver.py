@@ -146,7 +146,8 @@ class FakeDriver:
         _store(into, ctypes.c_void_p, handle)
 
     def do_cuFuncSetAttribute(self, kernel: int, attribute: int, value: int) -> None:
-        assert kernel in self._kernels and attribute == 8
+        assert kernel in self._kernels
+        assert attribute == 8
 
     def do_cuLaunchKernelEx(self, config: int, kernel: int, parameters: int, extra: int | None) -> None:
         assert self.context, "no context"
