@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -20,13 +21,18 @@ from nnfront.runtime.cache_type import layout
 from nnfront.runtime.lengths import Lengths
 
 
+@lru_cache(maxsize=1024)
+def _interned_places(places: tuple[object, ...]) -> object:
+    return object()
+
+
 class Cache(Sequence[CacheLayer]):
     """All layers of a cache. Make one with `session.make_cache(...)`.
 
     `batch` sequences of up to `max_seq` tokens. Iterates over its layers.
     """
 
-    __slots__ = ("_layers", "batch", "layout", "max_seq", "type")
+    __slots__ = ("_layers", "_places", "batch", "layout", "max_seq", "type")
 
     def __init__(self, type: CacheType, layers: Sequence[CacheLayer]) -> None:
         self.type = type
@@ -34,6 +40,16 @@ class Cache(Sequence[CacheLayer]):
         self.batch: int = layers[0].batch if layers else 0
         self.max_seq: int = layers[0].max_seq if layers else 0
         self._layers = tuple(layers)
+        self._places: object = None
+
+    @property
+    def places(self) -> object:
+        """The same object for another cache only if its layers lie in the same memory in the same way."""
+        if self._places is None:
+            tensors = (tensor for layer in self for tensor in layer.storage.tensors())
+            found = [(t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+            self._places = _interned_places((self.layout, self.batch, self.max_seq, *found))
+        return self._places
 
     def __getitem__(self, index: Any) -> Any:
         return self._layers[index]

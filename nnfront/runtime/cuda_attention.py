@@ -22,9 +22,13 @@ def page_sizes(target: str) -> tuple[int, ...] | None:
     return None if target == "cpu" else kernel_module("cache").PAGES
 
 
+# Lengths up to this are all alike.
+LEAST_CLASS = 128
+
+
 def length_class(longest: int) -> int:
     """The power of two up to which lengths are alike: how many blocks share a sequence depends on it alone."""
-    return 1 << max(longest - 1, 0).bit_length()
+    return max(1 << max(longest - 1, 0).bit_length(), LEAST_CLASS)
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -91,7 +95,9 @@ def _without_cache(run: Run) -> Callable[..., torch.Tensor]:
         if cos is not None:
             q, k = rope.launch(q, k, cos, sin, interleaved=interleaved)
         tokens = (part.reshape(batch * seq, *part.shape[2:]) for part in (q, k, v))
-        y = prefill.launch(*tokens, Lengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options)
+        y = prefill.launch(
+            *tokens, Lengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options
+        )
         result: torch.Tensor = y.view(batch, seq, *y.shape[1:])
         return result
 

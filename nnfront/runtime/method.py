@@ -17,13 +17,15 @@ from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
 from nnfront.runtime.check import compile_check, put
 from nnfront.runtime.device import default_device, device_of
 from nnfront.runtime.execute import Code, Frame, execute, prepare
+from nnfront.runtime.graphs import Graphs, why_not
 from nnfront.runtime.kernels import resolve
 from nnfront.runtime.launcher import Launcher, launching
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
-from nnfront.runtime.results import result_maker
 from nnfront.runtime.out_of_memory import call_error
-from nnfront.runtime.route import find_route
+from nnfront.runtime.recorder import recorder_for
+from nnfront.runtime.results import result_maker
 from nnfront.runtime.room import is_out_of_memory
+from nnfront.runtime.route import find_route
 from nnfront.runtime.signature import Known, arrange
 
 
@@ -67,6 +69,9 @@ class Method:
         self._route = find_route(program.body, self._prepared)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
+        recorder = None if why_not(program) else recorder_for(self._device)
+        self.graphs = None if recorder is None else Graphs(program, recorder, self._run)
+        """What of the method's calls has been recorded on a GPU; None if nothing can be, see `why_not`."""
         self._shelf = shelf or Shelf()
         loaded = self._finished(loaded_frame(program, weights, known, self._device))
         self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
@@ -143,14 +148,10 @@ class Method:
         self._check(frame, args)
         marks = [args[i].mark() for i in self._states]
         try:
-            with launching(self._launcher), default_device(self._device), torch.inference_mode():
-                route = self._route
-                execute(route.code, frame)
-                while route.condition >= 0:
-                    route = route.ways[bool(frame[route.condition])]
-                    execute(route.code, frame)
-            with launching(self._launcher), default_device(self._device), torch.no_grad():
-                execute(route.last, frame)
+            if self.graphs is not None:
+                return self.graphs(loaded.template, frame, loaded.result)
+            self._run(frame)
+            with torch.no_grad():
                 return loaded.result(frame)
         except BaseException as error:
             for i, mark in zip(self._states, marks, strict=True):
@@ -162,6 +163,17 @@ class Method:
             frame.clear()
             traceback.clear_frames(error.__traceback__)
             raise call_error(self.program, sizes, error, self._device) from error
+
+    def _run(self, frame: Frame) -> None:
+        """Do the work of a call whose arguments and dims are in the frame."""
+        with launching(self._launcher), default_device(self._device), torch.inference_mode():
+            route = self._route
+            execute(route.code, frame)
+            while route.condition >= 0:
+                route = route.ways[bool(frame[route.condition])]
+                execute(route.code, frame)
+        with launching(self._launcher), default_device(self._device), torch.no_grad():
+            execute(route.last, frame)
 
     def __repr__(self) -> str:
         return f"<Method {self.name}({', '.join(a.name for a in self.program.arguments)})>"

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose decode steps are recorded, for `test_graphs.py`. A module of its own: it runs in a process with the interpreter on."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from nnfront_kernels.common import launched_by
+from nnfront_models import llama
+from tape import TapeRecorder
+
+import nnfront as nn
+from nnfront.lower import tables
+from nnfront.runtime import cuda_attention, graphs, method, still_cache
+from nnfront.runtime.lengths import Lengths
+from nnfront.session import Session
+
+CONFIG = dataclasses.replace(
+    llama.TINY,
+    dtype="float16",
+    head_dim=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+
+
+@contextmanager
+def attention_alone(is_so: bool):
+    """Leave the other kernels out of the table: their ops run on torch."""
+    table = tables.KERNEL_TABLES
+    if is_so:
+        kept = tuple(rule for rule in table["cuda"] if rule.kernel in cuda_attention.KERNELS)
+        tables.KERNEL_TABLES = {**table, "cuda": kept}
+    try:
+        yield
+    finally:
+        tables.KERNEL_TABLES = table
+
+
+@contextmanager
+def recorded_by(recorder: Any):
+    """Sessions that are made inside record with it."""
+    before = method.recorder_for
+    method.recorder_for = lambda device: recorder
+    try:
+        yield
+    finally:
+        method.recorder_for = before
+
+
+def pair(
+    config: Any = CONFIG, *, is_whole: bool = False, **options: Any
+) -> tuple[Session, Session, TapeRecorder]:
+    """Two sessions of one model and the same weights: one that records, one that runs everything as usual.
+
+    Unless `is_whole`, only attention is on kernels: the interpreter takes seconds for the products of a step.
+    """
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    cuda_attention.LEAST_CLASS = 4  # so that a test with few tokens goes through several
+    model = llama.build(config)
+    ir = nn.passes.lift_transform_params(model.export(llama.export_spec(config)), shared_transform=True)
+    with attention_alone(not is_whole):
+        executable = nn.compile(ir, target="cuda")
+    weights = {
+        name: (torch.randn([int(s) for s in p.shape]) * 0.1).half() for name, p in model.named_parameters()
+    }
+    recorder = TapeRecorder(**options)
+    with recorded_by(recorder):
+        one = executable.load(weights)
+    return one, executable.load(weights), recorder
+
+
+class Both:
+    """Two sessions and a cache of each, through which everything goes; results and lengths must have the same bits."""
+
+    def __init__(self, sessions: tuple[Session, Session], caches: tuple[Any, Any]) -> None:
+        self.sessions = sessions
+        self.caches = caches
+
+    def __call__(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+        results = [s[name](ids, c) for s, c in zip(self.sessions, self.caches, strict=True)]
+        assert torch.equal(*results), (name, self.caches[0].lengths)
+        assert self.caches[0].lengths == self.caches[1].lengths
+        assert not results[0].is_inference()
+        return results[0][:, -1].argmax(-1, keepdim=True)
+
+    def map(self, what: str, *arguments: Any) -> Both:
+        return Both(self.sessions, tuple(getattr(cache, what)(*arguments) for cache in self.caches))
+
+
+def both(one: Session, other: Session, **sizes: Any) -> Both:
+    return Both((one, other), (one.make_cache(**sizes), other.make_cache(**sizes)))
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(0, CONFIG.vocab_size, shape)
+
+
+def decode(batch: int, page_size: int | None) -> None:
+    """Prompts of different lengths, then tokens over a length class and over the end of a page."""
+    layers = 1 if page_size is None else 2
+    one, other, recorder = pair(dataclasses.replace(CONFIG, num_hidden_layers=layers))
+    pages = {} if page_size is None else {"page_size": page_size}
+    run = both(one, other, batch=batch, max_seq=40, **pages)
+    for i in range(batch):
+        run.map("rows", i)("prefill", tokens(1, 14 - 4 * i))
+    token = tokens(batch, 1)
+    for _ in range(6):
+        token = run("decode", token)
+    found = one["decode"].graphs
+    # Up to 16 tokens, and up to 32: in each the first call runs as usual, the second is recorded.
+    assert found.replays == 1 + 3
+    assert len(found) == len(recorder.tapes) == 2
+    assert all("attention_decode_kernel" in tape.names for tape in recorder.tapes)
+
+
+def live(page_size: int | None) -> None:
+    """Cuts, forks, resets, new weights, several caches in turn: a recording knows nothing of them."""
+    one, other, _ = pair()
+    sizes = {"batch": 2, "max_seq": 24, **({} if page_size is None else {"page_size": page_size, "pages": 5})}
+    run = both(one, other, **sizes)
+    found = one["decode"].graphs
+
+    def steps(count: int, run: Both = run) -> None:
+        for _ in range(count):
+            run("decode", tokens(2, 1))
+
+    run("prefill", tokens(2, 15))
+    steps(2)
+    assert found.replays == 0  # at 16 tokens and at 17, each the first of its class
+    steps(2)
+    run.map("truncate", 9)
+    steps(2)
+    assert found.replays == 4
+    forked = run.map("fork", [1, 1])
+    steps(2, forked)
+    steps(2)
+    steps(1, forked)
+    del forked
+    run.map("reset")
+    run("prefill", tokens(2, 10))
+    before = found.replays
+    steps(1)
+    assert found.replays == before + 1
+    weights = {name: (torch.randn(CONFIG.hidden_size) * 0.1).half() for name in ("model.norm.weight",)}
+    for session in (one, other):
+        session.update(weights)
+    steps(2)
+    assert found.replays == before + 3
+    assert len(found) == 1  # those of the old weights are void
+    second = both(one, other, **sizes)
+    second("prefill", tokens(2, 10))
+    for _ in range(2):
+        steps(1, second)
+        steps(1)
+    assert len(found) == 2
+
+
+def whole() -> None:
+    """Every kernel of a step on the tape, not attention alone."""
+    config = dataclasses.replace(CONFIG, vocab_size=64, intermediate_size=64)
+    one, other, recorder = pair(config, is_whole=True)
+    run = both(one, other, batch=1, max_seq=8)
+    for i in range(3):
+        run("decode", torch.tensor([[i]]))
+    assert one["decode"].graphs.replays == 2
+    names = set(recorder.tapes[0].names)
+    assert {
+        "matmul_small_m_kernel",
+        "rms_norm_kernel",
+        "rope_append_kernel",
+        "attention_decode_kernel",
+    } <= names
+
+
+def bake() -> None:
+    """A cache that tells a recording on the host how many tokens it holds: the tape must show that this is wrong."""
+
+    def told(cache: Any, counts: torch.Tensor, longest: int) -> Any:
+        known = Lengths((cache[0].lengths.values[0] - 1,) * cache.batch)
+        return tuple(still_cache.StillLayer(layer, known) for layer in cache)
+
+    one, other, _ = pair()
+    run = both(one, other, batch=1, max_seq=16)
+    before, graphs.still = graphs.still, told
+    try:
+        run("prefill", tokens(1, 5))
+        for _ in range(2):
+            run("decode", tokens(1, 1))
+        with pytest.raises(AssertionError):
+            run("decode", tokens(1, 1))
+    finally:
+        graphs.still = before
+
+
+def fail() -> None:
+    """What cannot be recorded runs as usual, and says so once."""
+    one, other, _ = pair(fails="no such thing")
+    run = both(one, other, batch=1, max_seq=16)
+    run("decode", tokens(1, 1))
+    with pytest.warns(
+        RuntimeWarning,
+        match="decode is not recorded, all its calls run as usual: RuntimeError: no such thing",
+    ):
+        run("decode", tokens(1, 1))
+    run("decode", tokens(1, 1))
+    assert run.caches[0].lengths == [3]
+    assert str(one["decode"].graphs) == "decode: not recorded, RuntimeError: no such thing"
+
+
+def refuse_when_full(page_size: int | None) -> None:
+    """A full cache is an error before anything runs."""
+    one, _, _ = pair()
+    pages = {} if page_size is None else {"page_size": page_size, "pages": 1}
+    cache = one.make_cache(batch=1, max_seq=16 if page_size is None else 32, **pages)
+    one["prefill"](tokens(1, 13), cache)
+    for _ in range(3):
+        one["decode"](tokens(1, 1), cache)
+    found = one["decode"].graphs
+    assert found.replays == 2
+    kept = [part.clone() for part in cache[0].storage.tensors()]
+    with pytest.raises(
+        nn.errors.RunError, match="cache is full" if page_size is None else "cache is out of pages"
+    ):
+        one["decode"](tokens(1, 1), cache)
+    assert found.replays == 2
+    assert cache.lengths == [16]
+    assert all(map(torch.equal, kept, cache[0].storage.tensors()))
+
+
+def bound() -> None:
+    """Recordings are few, and hold no memory of caches."""
+    one, _, recorder = pair()
+    tape_of, recorder.record = recorder.record, lambda run: forgotten(tape_of, recorder, run)
+    before, graphs.RECORDINGS = graphs.RECORDINGS, 2
+    try:
+        with launched_by(lambda plan: None):
+            for batch in (1, 2, 3, 1):
+                cache = one.make_cache(batch=batch, max_seq=8)
+                for _ in range(2):
+                    one["decode"](tokens(batch, 1), cache)
+                assert len(one["decode"].graphs) <= 2
+                held = weakref.ref(cache[0].storage.keys)
+                del cache
+                assert held() is None
+    finally:
+        graphs.RECORDINGS = before
+    assert one["decode"].graphs.replays == 4
+
+
+def forgotten(record: Any, recorder: TapeRecorder, run: Any) -> Any:
+    """A recording as a GPU has it: addresses, no tensors."""
+    record(run)
+    recorder.tapes.clear()
+    return lambda: None

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded decode steps, played without any Python of the method, give bit for bit what the method gives."""
+
+from __future__ import annotations
+
+import pytest
+from graph_runs import bake, bound, decode, fail, live, refuse_when_full, whole
+
+
+@pytest.mark.parametrize(("batch", "page_size"), [(1, None), (3, None), (3, 16)])
+@pytest.mark.ahead.with_args(decode)
+def test_decode_steps_that_are_played_give_the_bits_of_the_method(interpreted, batch, page_size):
+    interpreted(decode, batch, page_size)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.ahead.with_args(live)
+def test_what_happens_to_a_cache_between_calls_is_seen_by_recordings(interpreted, page_size):
+    interpreted(live, page_size)
+
+
+def test_every_kernel_of_a_step_can_be_played(interpreted):
+    interpreted(whole)
+
+
+def test_a_length_that_a_recording_took_from_the_host_would_show(interpreted):
+    interpreted(bake)
+
+
+def test_what_cannot_be_recorded_runs_as_usual_and_says_so_once(interpreted):
+    interpreted(fail)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_full_cache_is_refused_before_anything_is_played(interpreted, page_size):
+    interpreted(refuse_when_full, page_size)
+
+
+def test_recordings_are_few_and_hold_no_cache(interpreted):
+    interpreted(bound)
