@@ -303,7 +303,7 @@ def test_a_cache_is_freed_without_the_garbage_collector():
     session = attend(window=3)
     cache = session.make_cache(batch=1, max_seq=40)
     session["prefill"](*inputs(1, 30), cache)
-    buffer = weakref.ref(cache[0]._keys)
+    buffer = weakref.ref(cache[0].storage.keys)
     gc.disable()
     try:
         del cache
