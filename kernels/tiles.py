@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from nnfront_kernels.common import ARCHS, Arch, Config
 from nnfront_kernels.measured import look_up
+from nnfront_kernels.spilled import without_spills
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,10 @@ def smallest(
     kernel: str, candidates: tuple[Config, ...], shape: MatmulShape, dtype: str, arch: str
 ) -> Config:
     """The measured config, else the candidate with the fewest rows that hold M, else the last, with K split to fill
-    the GPU. Where there are groups, block_k is the group.
+    the GPU. Where there are groups, block_k is the group. Candidates that the installed Triton spills are left out.
     """
     m = bucket(shape.m)
+    candidates = without_spills(kernel, candidates, arch, group=shape.group, zero_points=shape.zero_points)
     config = next((c for c in candidates if c.block_m >= m), candidates[-1])
     config = replace(config, block_k=shape.group or config.block_k)
     split = replace(config, split_k=splits(config, shape, ARCHS[arch]))

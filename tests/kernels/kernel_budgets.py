@@ -23,6 +23,7 @@ import triton
 from kernel_cases import MATMULS, SPLIT
 from nnfront_kernels.common import ARCHS, Config, Kernel
 from nnfront_kernels.inspect import Report, plan_for, report
+from nnfront_kernels.spilled import without_spills
 from nnfront_kernels.tiles import MatmulShape, accumulators
 
 FILE = Path(__file__).with_name("budgets_triton_{}_{}.json".format(*triton.__version__.split(".")))
@@ -71,6 +72,8 @@ def builds(kernel: Kernel) -> list[Build]:
             shapes.append(replace(plain, zero_points=True))
         for shape in shapes:
             configs = kernel.candidates(shape, arch) if kernel.candidates else kernel.configs[arch]
+            facts = {"group": shape.group, "zero_points": shape.zero_points}
+            configs = without_spills(kernel.name, configs, arch, **facts)
             if kernel.name in SPLIT:
                 configs = tuple(replace(c, split_k=4, block_k=group or c.block_k) for c in configs)
             wides = [False, True] if shape == plain and group == kernel.groups[0] else [False]
@@ -142,7 +145,7 @@ def broken_rules(build: Build, found: Report) -> list[str]:
 
 
 def over_budget(build: Build, found: Report, budgets: dict[str, dict[str, int]]) -> list[str]:
-    """Which numbers grew beyond the file's. A version of Triton without a file has no budgets."""
+    """Which numbers grew beyond the file's. For a version of Triton without a file one test fails, not each."""
     if not budgets:
         return []
     budget = budgets.get(str(build))
@@ -157,6 +160,17 @@ def over_budget(build: Build, found: Report, budgets: dict[str, dict[str, int]])
 
 def load() -> dict[str, dict[str, int]]:
     return json.loads(FILE.read_text()) if FILE.exists() else {}
+
+
+def missing_file() -> str:
+    """What to do if the installed version of Triton has no budgets; "" if it has."""
+    if FILE.exists():
+        return ""
+    return (
+        f"Triton {triton.__version__} has no budgets: the rules are checked, registers, shared memory and code size are not.\n"
+        f"  help: compile every config once and commit what is found:\n"
+        f"        PYTHONPATH=tests/kernels python -m kernel_budgets    # writes {FILE.name}, takes 10 to 20 minutes"
+    )
 
 
 def main(names: list[str]) -> None:

@@ -13,6 +13,7 @@ from nnfront_kernels.ahead import specialize
 from nnfront_kernels.common import ARCHS, Config
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.measured import MEASURED, TRITON, Key, Measurement, look_up
+from nnfront_kernels.spilled import SPILLED, without_spills
 from nnfront_kernels.tiles import MatmulShape, bucket, fits, model_seconds, shared_bytes
 
 CASES = [(kernel, arch) for kernel in nnfront_kernels.KERNELS for arch in kernel.configs]
@@ -50,6 +51,25 @@ def test_every_config_of_the_table_is_within_the_limits(kernel, arch):
 )
 def test_bucket_is_the_next_power_of_two_up_to_8192(m, want):
     assert bucket(m) == want
+
+
+@pytest.mark.parametrize(
+    ("version", "spill"),
+    [(version, spill) for version, spills in SPILLED.items() for spill in spills],
+    ids=str,
+)
+def test_a_tile_that_spills_is_left_out_where_it_does_and_nowhere_else(version, spill):
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == spill.kernel)
+    configs = kernel.configs[spill.arch]
+    facts = {"group": spill.group or 0, "zero_points": bool(spill.zero_points)}
+    kept = without_spills(spill.kernel, configs, spill.arch, **facts, version=version)
+    assert [c.block_m for c in configs if c not in kept] == [spill.block_m]
+    assert kept  # another one takes over
+    assert without_spills(spill.kernel, configs, spill.arch, **facts, version="0.0") == configs
+    assert without_spills("another", configs, spill.arch, **facts, version=version) == configs
+    other = {**facts, "group": 96}
+    left = without_spills(spill.kernel, configs, spill.arch, **other, version=version)
+    assert (left == configs) is (spill.group is not None)
 
 
 def test_shared_memory_counts_every_stage_of_both_operands():

@@ -9,11 +9,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import kernel_budgets
 import nnfront_kernels
 import pytest
 import torch
 import triton
-from kernel_budgets import Build, broken_rules, builds, compile_build, load, over_budget
+from kernel_budgets import Build, broken_rules, builds, compile_build, load, missing_file, over_budget
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
 from nnfront_kernels.ahead import specialize
@@ -25,6 +26,7 @@ from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import main as inspect_main
 from nnfront_kernels.inspect import plan_for, report
 from nnfront_kernels.matmul import matmul_kernel
+from nnfront_kernels.measured import TRITON
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
@@ -32,6 +34,7 @@ from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.softmax import SoftmaxShape
+from nnfront_kernels.spilled import SPILLED
 from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
@@ -71,6 +74,37 @@ def test_machine_code_keeps_the_rules_and_the_budget(compiled, build):
 @pytest.mark.parametrize("build", [build for build in ALL if build not in FEW], ids=str)
 def test_machine_code_of_every_config_keeps_the_rules_and_the_budget(compiled, build):
     assert compiled(check, build) == []
+
+
+def test_the_installed_version_of_triton_has_budgets():
+    assert missing_file() == ""
+
+
+def test_a_version_without_budgets_is_told_how_to_write_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernel_budgets, "FILE", tmp_path / "budgets_triton_4_0.json")
+    assert missing_file().startswith(f"Triton {triton.__version__} has no budgets: the rules are checked")
+    assert "# writes budgets_triton_4_0.json" in missing_file()
+    spilling = SimpleNamespace(
+        spills=1, shared_bytes=0, registers=1, serialized=False, mma={}, loads={}, loop={}
+    )
+    assert "1 spill instructions" in broken_rules(FEW[0], spilling)
+    assert over_budget(FEW[0], spilling, load()) == []
+
+
+def is_spilled(build: Build) -> bool:
+    return compile_build(build).spills > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spill", SPILLED.get(TRITON, ()), ids=str)
+def test_what_is_left_out_for_its_spills_spills(compiled, spill):
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == spill.kernel)
+    (config,) = [c for c in kernel.configs[spill.arch] if c.block_m == spill.block_m]
+    group = spill.group or 0
+    shape = MatmulShape(16, 4096, 4096, group=group, zero_points=bool(spill.zero_points))
+    dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
+    config = replace(config, split_k=4, block_k=group or config.block_k)
+    assert compiled(is_spilled, Build(spill.kernel, spill.arch, config, shape, dtype))
 
 
 def reckoned_and_found(build: Build) -> tuple[int, int]:

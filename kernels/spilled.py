@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configs that a version of Triton compiles to code that spills registers: `choose` leaves them out there, another tile takes over.
+
+Found by compiling every config with every version, without a GPU (tests/kernels/kernel_budgets.py). A row holds for one
+version; a version that is not here spills nothing, or has not been tried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nnfront_kernels.common import Config
+from nnfront_kernels.measured import TRITON
+
+
+@dataclass(frozen=True)
+class Spill:
+    """The tile with so many rows, for some group along K (None: for any), with zero points or without (None: either)."""
+
+    kernel: str
+    arch: str
+    block_m: int
+    group: int | None = None
+    zero_points: bool | None = None
+
+
+SPILLED: dict[str, tuple[Spill, ...]] = {
+    "3.6": (
+        Spill("matmul_int4", "sm_90", 32, group=128, zero_points=True),
+        Spill("matmul_int4", "sm_100", 64, group=32, zero_points=False),
+        Spill("matmul_int4", "sm_100", 128, group=64, zero_points=False),
+        Spill("matmul_int8", "sm_80", 16, group=64),
+        Spill("matmul_int8", "sm_100", 128, group=64),
+        Spill("matmul_fp8", "gfx942", 128),
+    ),
+}
+
+
+def without_spills(
+    kernel: str,
+    configs: tuple[Config, ...],
+    arch: str,
+    *,
+    group: int = 0,
+    zero_points: bool = False,
+    version: str = TRITON,
+) -> tuple[Config, ...]:
+    """The configs that the version of Triton compiles without spills, in their order."""
+    rows = {
+        spill.block_m
+        for spill in SPILLED.get(version, ())
+        if (spill.kernel, spill.arch) == (kernel, arch)
+        and spill.group in (None, group)
+        and spill.zero_points in (None, zero_points)
+    }
+    return tuple(config for config in configs if config.block_m not in rows)
