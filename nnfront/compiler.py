@@ -16,6 +16,7 @@ from nnfront.lower import MethodProgram, Program, lower, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import run as run_passes
+from nnfront.runtime.graphs import recorded
 from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.transform import run_transform, stream_transform
 from nnfront.runtime.transform_plan import TransformPlan, plan_load
@@ -232,8 +233,11 @@ class Executable:
         )
 
     def explain(self, **sizes: int) -> str:
-        """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims."""
-        return explain(self.program, sizes)
+        """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims.
+
+        For a CUDA target lines below it say which methods are recorded as CUDA graphs, and why others are not.
+        """
+        return explain(self.program, sizes) + "".join(f"{line}\n" for line in recorded(self.program))
 
     def memory(self, **sizes: int) -> MemoryReport:
         """Return what weights, caches and calls take in memory, and what is there at the peak; it prints as a table.

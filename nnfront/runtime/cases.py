@@ -107,17 +107,21 @@ class Explanation:
 
 @dataclass(frozen=True)
 class CaseList:
-    """The cases of a method, without a call: their texts in order, and how often each was taken."""
+    """The cases of a method, without a call: their texts in order, and how often each was taken.
+
+    `graphs` says what of its calls has been recorded on a GPU; it is empty on a CPU.
+    """
 
     method: str
     hits: Mapping[str, int]
+    graphs: str = ""
 
     def __str__(self) -> str:
+        end = [self.graphs] if self.graphs else []
         if not self.hits:
-            return f"{self.method}: there are no special cases"
-        return "\n".join(
-            [f"{self.method}:", *(f"  {text}: taken {_times(n)}" for text, n in self.hits.items())]
-        )
+            return "\n".join([f"{self.method}: there are no special cases", *end])
+        cases = (f"  {text}: taken {_times(n)}" for text, n in self.hits.items())
+        return "\n".join([f"{self.method}:", *cases, *end])
 
 
 def explain_call(program: MethodProgram, frame: Frame, hits: Mapping[str, int]) -> Explanation:

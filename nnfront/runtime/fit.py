@@ -14,6 +14,7 @@ from nnfront.lower.lifetimes import layer_of
 from nnfront.lower.memory import plan_memory
 from nnfront.lower.memory_report import text_of
 from nnfront.runtime.cache_codec import kept_bytes
+from nnfront.runtime.graphs import why_not
 from nnfront.runtime.room import Room, most
 from nnfront.runtime.workspace_cuda import workspaces_of
 
@@ -97,14 +98,23 @@ class Fit:
         )
 
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
-        """The most that a call takes with a cache of these sizes: arguments, results and what is in between."""
+        """The most that a call takes with a cache of these sizes: results, what is in between, and on a GPU what recordings keep of that."""
         longest = max((evaluate(layer.max_seq, sizes) for layer in self.type.layers), default=0)
-        workspaces = workspaces_of(self._target)
-        return max(plan_memory(m, self._sizes_of(m, sizes, longest), workspaces).peak for m in self._methods)
-
-    def _sizes_of(self, method: MethodProgram, sizes: Mapping[str, int], longest: int) -> dict[str, int]:
         known = {**sizes, **self._calls}
-        return {s.name: known.get(s.name, _floor(s, longest)) for s in symbols_of(method)}
+        calls = max(
+            self._peak(m, {s.name: known.get(s.name, _floor(s, longest)) for s in symbols_of(m)})
+            for m in self._methods
+        )
+        recorded = self._methods if self._target != "cpu" else []
+        return calls + sum(
+            # The recordings of a method share their memory. They are of calls of few rows.
+            self._peak(m, {s.name: sizes.get(s.name, max(s.min, 1)) for s in symbols_of(m)})
+            for m in recorded
+            if not why_not(m)
+        )
+
+    def _peak(self, method: MethodProgram, sizes: Mapping[str, int]) -> int:
+        return plan_memory(method, sizes, workspaces_of(self._target)).peak
 
     def most(self, name: str, sizes: Mapping[str, int]) -> int:
         """The greatest number for a dim of the cache that fits, 0 if none does; `sizes` has the others."""

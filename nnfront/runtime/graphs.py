@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from math import prod
 from threading import Lock
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Run
+from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Program, Run
 from nnfront.runtime.cache import Cache
 from nnfront.runtime.cuda_attention import KERNELS as ATTENTION
 from nnfront.runtime.cuda_attention import length_class
@@ -33,7 +33,7 @@ from nnfront.runtime.lengths import Lengths
 from nnfront.runtime.recorder import Recorder
 from nnfront.runtime.still_cache import still
 
-# Rows (sequences times tokens) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
+# Rows (tokens of all sequences) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
 # Recordings of a method, and keys that were seen once: those that were used longest ago are dropped.
 RECORDINGS = 16
@@ -61,6 +61,17 @@ def why_not(program: MethodProgram) -> str:
         if instruction.kernel in READ_BACK:
             return f"{instruction.kernel}{where} reads a result back to the host"
     return ""
+
+
+def recorded(program: Program) -> Iterator[str]:
+    """A line for each method of a program for CUDA: whether its calls are recorded, and if not, why not."""
+    if program.target == "cpu":
+        return
+    for method in program.methods.values():
+        reason = why_not(method)
+        yield f"{method.name}: " + (
+            f"not recorded, {reason}" if reason else f"recorded, calls of up to {ROWS} rows"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,8 @@ class Graphs:
     def __str__(self) -> str:
         if self.error:
             return f"{self._program.name}: not recorded, {self.error}"
-        return f"{self._program.name}: {len(self)} recordings, played {self.replays} times"
+        count = f"{len(self)} recordings of at most {RECORDINGS}"
+        return f"{self._program.name}: {count}, calls played: {self.replays}"
 
     def __call__(self, template: Frame, frame: Frame, result: Callable[[Frame], Any]) -> Any:
         """Do a call whose arguments and dims are in `frame`, a copy of `template`, and return what `result` makes of a frame.
@@ -146,7 +158,7 @@ class Graphs:
         for slot in self._slots:
             value = frame[slot]
             if isinstance(value, torch.Tensor):
-                if prod(value.shape[:2]) > ROWS:
+                if _rows(value) > ROWS:
                     return None
                 tensors[slot] = value
                 key += [value.shape, value.dtype]
@@ -225,6 +237,11 @@ class Graphs:
         for slot in self._results:
             kept[slot] = recording.frame[slot]
         return _Recording(tensors, counts, kept, replay)
+
+
+def _rows(value: torch.Tensor) -> int:
+    """How many tokens, or rows of features, a tensor has."""
+    return prod(value.shape[:-1] if value.is_floating_point() else value.shape)
 
 
 def _fill(recording: _Recording, call: _Call) -> None:

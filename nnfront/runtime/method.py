@@ -71,7 +71,7 @@ class Method:
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
         recorder = None if why_not(program) else recorder_for(self._device)
         self.graphs = None if recorder is None else Graphs(program, recorder, self._run)
-        """What of the method's calls has been recorded on a GPU; None if nothing can be, see `why_not`."""
+        """What of the method's calls has been recorded on a GPU; None if nothing can be."""
         self._shelf = shelf or Shelf()
         loaded = self._finished(loaded_frame(program, weights, known, self._device))
         self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
@@ -93,10 +93,17 @@ class Method:
         Raises RunError if the arguments do not fit the signature.
         """
         if self._count and not args and not kwargs:
-            return CaseList(self.name, self.hits)
+            return CaseList(self.name, self.hits, self._recorded)
         frame = self._shelf.loaded[self.name].template.copy()
         self._check(frame, tuple(arrange(self.program, args, kwargs)))
         return explain_call(self.program, frame, self.hits)
+
+    @property
+    def _recorded(self) -> str:
+        """What of its calls is recorded, in words; "" on a CPU."""
+        if self.graphs is not None or self._device.type == "cpu":
+            return "" if self.graphs is None else str(self.graphs)
+        return f"{self.name}: not recorded, {why_not(self.program) or 'NNFRONT_GRAPHS=0'}"
 
     def load_dims(self) -> dict[str, int]:
         """The dims that weights have bound, by name."""

@@ -9,7 +9,7 @@ from nnfront_kernels import attention_decode, matmul_small_m
 from nnfront_kernels.attention_parts import needed
 from nnfront_kernels.split_k import workspace
 from nnfront_kernels.tiles import MatmulShape
-from workspace_runs import compare
+from workspace_runs import compare, peaks
 
 from nnfront.ir import parse
 from nnfront.lower import KERNEL_TABLES, Run, lower
@@ -83,3 +83,12 @@ def test_kernels_allocate_what_the_table_says(interpreted, variant, quant):
             # Lengths are remembered for the next layers; 64 bytes is what torch's allocator rounds to.
             assert abs(said - taken) <= 8 * 64, (kernel, pairs)
     assert any(said > 1000 for pairs in found.values() for said, _ in pairs)
+
+
+@pytest.mark.parametrize(("variant", "quant"), [("plain", "int4"), ("experts", None)])
+def test_a_call_takes_what_its_plan_says_and_a_recording_that_gave_nothing_back_would_take_twice_that(
+    interpreted, variant, quant
+):
+    for planned, taken, kept in interpreted(peaks, variant, quant).values():
+        assert planned <= taken <= 1.12 * planned
+        assert kept > 2 * planned

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from nnfront_kernels.common import launched_by
 from nnfront_models import llama, qwen3_moe
+from tape import Tape
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
@@ -50,8 +51,7 @@ def allocated(call: Callable[[], Any]) -> tuple[Any, int]:
     return result, peak - sum(own.values())
 
 
-def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[int, int]]]:
-    """By kernel: the bytes that the table says and those that are allocated, in a prefill of `seq` tokens and the last decode."""
+def compiled(variant: str, quant: str | None) -> tuple[nn.Executable, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     file: Any = qwen3_moe if variant == "experts" else llama
     config = dataclasses.replace(file.TINY, dtype="float16", hidden_size=256, num_hidden_layers=1)
@@ -59,10 +59,34 @@ def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[i
     if quant is not None:
         ir = nn.passes.quantize_weights(ir, quant)
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True), target="cuda")
-    weights = {
+    return executable, {
         name: torch.zeros([int(s) for s in p.shape]).half()
         for name, p in file.build(config).named_parameters()
     }
+
+
+def peaks(variant: str, quant: str | None) -> dict[str, tuple[int, int, int]]:
+    """By method: the peak of the plan of a call, what torch's allocator gives out in one, and what a recording of one holds if it gives back nothing."""
+    executable, weights = compiled(variant, quant)
+    session = executable.load(weights)
+    plans = executable.memory(batch=2, seq=60, max_seq=MAX_SEQ).methods
+    found = {}
+    with launched_by(lambda plan: None):
+        cache = session.make_cache(batch=2, max_seq=MAX_SEQ)
+        for name, seq in (("prefill", 60), ("decode", 1)):
+            ids = torch.zeros(2, seq, dtype=torch.int64)
+            session[name](ids, cache)
+            result, taken = allocated(lambda name=name, ids=ids: session[name](ids, cache))
+            tape = Tape()
+            with tape:
+                session[name](ids, cache)
+            found[name] = plans[name].plan.peak, taken + result.nbytes, sum(tape.made.values())
+    return found
+
+
+def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[int, int]]]:
+    """By kernel: the bytes that the table says and those that are allocated, in a prefill of `seq` tokens and the last decode."""
+    executable, weights = compiled(variant, quant)
     table = workspaces_of("cuda")
     found: dict[str, list[tuple[int, int]]] = {}
     plain = method.resolve

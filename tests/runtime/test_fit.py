@@ -86,6 +86,28 @@ def test_part_of_the_device_is_left_alone(session, monkeypatch):
     assert whole.nbytes + peak(session, batch=1, max_seq=whole.max_seq, seq=1) <= 6 << 20
 
 
+def test_on_a_gpu_what_recordings_keep_is_left_free_too(free, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    config = dataclasses.replace(CONFIG, head_dim=64, dtype="float16")
+    ir = nn.passes.lift_transform_params(
+        llama.build(config).export(llama.export_spec(config)), shared_transform=True
+    )
+    weights = {
+        name: torch.zeros([int(s) for s in p.shape]).half()
+        for name, p in llama.build(config).named_parameters()
+    }
+    session = nn.compile(ir, target="cuda").load(weights)
+    free(4 << 20)
+    cache = session.make_cache(batch=2, max_seq=4096, page_size=16, pages="fit", calls={"seq": 100})
+    calls = peak(session, batch=2, max_seq=4096, seq=100)
+    recordings = [
+        session.memory(batch=2, max_seq=4096, seq=1).methods[name].plan.peak for name in ("prefill", "decode")
+    ]
+    page = 16 * 2 * 2 * 2 * config.kv_heads * 64
+    assert cache.pages * page + calls + sum(recordings) <= 4 << 20
+    assert (cache.pages + 1) * page + calls + sum(recordings) > 4 << 20
+
+
 def test_what_calls_are_not_said_count_as_long_as_the_cache(session, free):
     free(4 << 20)
     n = session.make_cache(batch=1, max_seq="fit").max_seq

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is recorded of a method's calls and when; that it is right to, the tape of `tests/kernels/test_graphs.py` shows."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from tape import TapeRecorder
+
+import nnfront as nn
+from nnfront.ir import parse
+from nnfront.lower import lower
+from nnfront.runtime import graphs, method, recorder
+from nnfront.runtime.graphs import why_not
+from nnfront.runtime.recorder import CudaRecorder
+from nnfront.session import Session
+
+
+@pytest.fixture
+def tapes(monkeypatch) -> TapeRecorder:
+    found = TapeRecorder()
+    monkeypatch.setattr(method, "recorder_for", lambda device: found)
+    return found
+
+
+SCALE = """
+def main[n](x: input float32[n, 3], by: input int64, w: weight float32[3]) -> (float32[n, 3], float32[n, 3]) {
+    a: float32[n, 3] = multiply(x, w)
+    b: float32[n, 3] = multiply(a, by)
+    r: (float32[n, 3], float32[n, 3]) = (a, b)
+    return r
+}
+"""
+
+
+def scale(w: torch.Tensor | None = None) -> Session:
+    return Session(lower(parse(SCALE)), {"w": torch.tensor([1.0, 2.0, 3.0]) if w is None else w})
+
+
+def test_the_first_call_of_a_kind_runs_the_second_is_recorded_and_others_are_played(tapes):
+    run = scale()["main"]
+    for i in range(5):
+        x = torch.randn(2, 3)
+        a, b = run(x, 4)
+        assert torch.equal(a, x * torch.tensor([1.0, 2.0, 3.0]))
+        assert torch.equal(b, a * 4)
+        assert (len(run.graphs), run.graphs.replays, len(tapes.tapes)) == (int(i > 0), i, int(i > 0))
+    assert str(run.graphs) == "main: 1 recordings of at most 16, calls played: 4"
+
+
+def test_numbers_sizes_and_rows_make_kinds_of_calls(tapes):
+    run = scale()["main"]
+    for _ in range(2):
+        for rows, by in ((2, 4), (2, 5), (3, 4)):
+            x = torch.randn(rows, 3)
+            assert torch.equal(run(x, by)[1], x * torch.tensor([1.0, 2.0, 3.0]) * by)
+    assert len(run.graphs) == 3
+
+
+def test_calls_of_many_rows_run_as_usual(tapes):
+    run = scale()["main"]
+    for _ in range(3):
+        run(torch.randn(graphs.ROWS + 1, 3), 1)
+        run(torch.randn(100, 3), 1)
+    assert len(run.graphs) == 1
+
+
+def test_a_result_belongs_to_the_caller(tapes):
+    run, x = scale()["main"], torch.ones(1, 3)
+    results = [run(x, 2) for _ in range(4)]
+    for a, b in results:
+        assert torch.equal(b, torch.tensor([[2.0, 4.0, 6.0]]))
+        a.zero_()
+        b.zero_()
+
+
+def test_new_weights_make_recordings_void(tapes):
+    session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
+    run, x = session["main"], torch.ones(1, 3)
+    for _ in range(3):
+        run(x, 1)
+    session.update({"w": torch.full((3,), 7.0)})
+    assert [float(run(x, 1)[0][0, 0]) for _ in range(3)] == [7.0] * 3
+    assert len(tapes.tapes) == 2
+
+
+def test_threads_get_their_own_results(tapes):
+    run = scale()["main"]
+    wrong = []
+
+    def work(seed: int) -> None:
+        x = torch.full((2, 3), float(seed))
+        for _ in range(50):
+            if not torch.equal(run(x, 2)[0], x * torch.tensor([1.0, 2.0, 3.0])):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert run.graphs.replays >= 100
+
+
+def test_few_recordings_are_kept_those_that_were_used_last(tapes, monkeypatch):
+    monkeypatch.setattr(graphs, "RECORDINGS", 2)
+    run = scale()["main"]
+    for rows in (1, 2, 3):
+        for _ in range(2):
+            run(torch.randn(rows, 3), 1)
+    assert len(run.graphs) == 2
+    run(torch.randn(3, 3), 1)
+    assert len(tapes.tapes) == 3
+    run(torch.randn(1, 3), 1)
+    assert len(tapes.tapes) == 4
+
+
+def test_an_error_of_a_call_is_the_callers(tapes):
+    run = scale()["main"]
+    with pytest.raises(nn.errors.RunError, match="expected float32"):
+        run(torch.zeros(2, 3, dtype=torch.float64), 1)
+
+
+LAYER = "layer(kv_heads=1, head_size=8, dtype=float32, batch=b, max_seq=m)"
+REFUSED = {
+    "def main(x: input float32[4], c: input bool) -> float32[4] { y: float32[4] = if c { a: float32[4] = exp(x) yield a } else { yield x } return y }": (
+        "the `if` is decided on the host"
+    ),
+    'def main(x: input float32[4]) -> float32[4] { p: () = print_(x, format="{}") y: float32[4] = exp(x) return y }': (
+        "print_ acts on the host"
+    ),
+    'def main(x: input float32[4]) -> float32[4] { y: float32[4] = extern(x, name="f", out=type(float32[4])) return y }': (
+        "extern acts on the host"
+    ),
+    f"""def main[b, m](q: input float32[b, 1, 1, 8], c: state {LAYER}) -> (float32[b, 1, 1, 8], {LAYER}) {{
+        y: (float32[b, 1, 1, 8], {LAYER}) = attention(q, q, q, c)    # at model.layers.3
+        return y
+    }}""": "attention_cached at model.layers.3 asks the host how many tokens the cache holds",
+    """def main[n](x: input float32[n, 8], g: weight float32[4, 16, 8], d: weight float32[4, 8, 8], e: input int64[n, 2], w: input float32[n, 2]) -> float32[n, 8] {
+        y: float32[n, 8] = moe_mlp(x, g, d, e, w)
+        return y
+    }""": "moe_mlp_sorted reads a result back to the host",
+}
+
+
+@pytest.mark.parametrize(("text", "reason"), REFUSED.items(), ids=REFUSED.values())
+def test_what_the_host_takes_part_in_is_not_recorded(text, reason):
+    assert why_not(lower(parse(text)).methods["main"]) == reason
+
+
+def test_explain_says_what_is_recorded_on_a_gpu():
+    texts = [text.replace("def main", f"def m{i}") for i, text in enumerate([*REFUSED][:2])]
+    text = "\n".join([SCALE, *texts])
+    lines = nn.compile(parse(text), target="cuda:sm_90").explain().splitlines()
+    assert lines[-3:] == [
+        "main: recorded, calls of up to 256 rows",
+        "m0: not recorded, the `if` is decided on the host",
+        "m1: not recorded, print_ acts on the host",
+    ]
+    assert "recorded" not in nn.compile(parse(text)).explain()
+
+
+def test_a_session_says_what_it_has_recorded(tapes):
+    session = scale()
+    assert str(session.explain("main")) == (
+        "main: there are no special cases\nmain: 0 recordings of at most 16, calls played: 0"
+    )
+
+
+class FakeCuda:
+    """The part of torch.cuda that a recorder uses, as a list of what happens."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+        self.current = "main"
+        self.events = 0
+
+    def Stream(self, device: torch.device) -> FakeStream:
+        return FakeStream("side", self)
+
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return FakeStream(self.current, self)
+
+    @contextmanager
+    def stream(self, stream: FakeStream):
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def CUDAGraph(self) -> FakeCuda:
+        return self
+
+    def replay(self) -> None:
+        self.log.append("replay")
+
+    def Event(self) -> FakeCuda:
+        self.events += 1
+        return self
+
+    def record(self, stream: FakeStream) -> None:
+        self.log.append(f"event on {stream.name}")
+
+    @contextmanager
+    def graph(self, graph: FakeCuda, pool: str, stream: FakeStream, capture_error_mode: str):
+        self.log.append(f"capture on {stream.name} in {pool}, {capture_error_mode}")
+        with self.stream(stream):
+            yield
+        self.log.append("captured")
+
+
+class FakeStream:
+    def __init__(self, name: str, cuda: FakeCuda) -> None:
+        self.name = name
+        self.cuda = cuda
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.cuda.log.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event: FakeCuda) -> None:
+        self.cuda.log.append(f"{self.name} waits for the last turn")
+
+
+def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch):
+    log: list[str] = []
+    cuda = FakeCuda(log)
+    for name in ("Stream", "current_stream", "stream", "graph_pool_handle", "CUDAGraph", "Event", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    made = CudaRecorder(torch.device("cuda", 0))
+    with made.turn():
+        replay = made.record(lambda: log.append(f"run on {cuda.current}"))
+        replay()
+    with made.turn():
+        replay()
+    assert log == [
+        "side waits for main",
+        "run on side",
+        "main waits for side",
+        "capture on side in pool, thread_local",
+        "run on side",
+        "captured",
+        "replay",
+        "event on main",
+        "main waits for the last turn",
+        "replay",
+        "event on main",
+    ]
+
+
+def test_there_is_a_recorder_for_gpus_alone_and_none_where_it_is_not_wanted(monkeypatch):
+    monkeypatch.setattr(recorder, "CudaRecorder", lambda device: "one")
+    assert recorder.recorder_for(torch.device("cpu")) is None
+    assert recorder.recorder_for(torch.device("cuda", 0)) == "one"
+    monkeypatch.setenv("NNFRONT_GRAPHS", "0")
+    assert recorder.recorder_for(torch.device("cuda", 0)) is None
