@@ -4,10 +4,9 @@
 For a grid of sizes, each instruction that has a kernel for the GPU is called with tensors of the meta device, under a launcher that keeps
 the plans: what runs is what will run, but for the GPU. Views in front of it run as well, as strides and offsets decide how a
 kernel is compiled; all else is a fresh tensor of the type that the program says. So it takes no longer for many equal layers than for one,
-and both ways of a branch are seen.
+both ways of a branch are seen, and ops that need data do not have to run.
 
-Kernels depend on sizes through powers of two (`tiles.bucket`), and through divisibility, which is why the grid has some odd sizes too.
-What is not foreseen Triton compiles where the program runs; `Ahead.notes` says so of instructions whose sizes only a run can tell.
+What is not foreseen Triton compiles where the program runs: kernels of a user's own, and those of instructions that `Ahead.notes` names.
 """
 
 from __future__ import annotations
@@ -15,16 +14,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nnfront.dims import Dim, Symbol, evaluate
-from nnfront.errors import DimError, LowerError
+from nnfront.errors import LowerError, RunError
 from nnfront.lower import (
     Branch,
+    CacheLayerType,
     CacheType,
     Instruction,
+    Match,
     MethodProgram,
     Program,
     Run,
@@ -48,6 +50,7 @@ from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.kernels import ON_DEVICE, resolve
 from nnfront.runtime.launcher import Ahead
 from nnfront.runtime.loading import loaded_frame
+from nnfront.runtime.match import match_step
 
 
 def kernels_of(
@@ -108,8 +111,8 @@ def rehearse(
                 stage = _Stage(method, known)
                 for numbers in grid(method, known, sizes) if stage.wanted else ():
                     stage.play(numbers)
-                if stage.unknown:
-                    notes[method.name] = "; ".join(dict.fromkeys(stage.unknown.values()))
+                if stage.missed:
+                    notes[method.name] = "; ".join(f"{where}: {why}" for where, why in stage.missed.items())
     return plans, notes
 
 
@@ -117,7 +120,7 @@ class _Stage:
     """A method whose instructions are called one by one."""
 
     def __init__(self, method: MethodProgram, known: Mapping[Symbol, int]) -> None:
-        self.unknown: dict[int, str] = {}  # by the instruction's place, why it cannot be called
+        self.missed: dict[str, str] = {}  # instructions that could not be called, and why
         self._method = method
         self._calls: dict[int, Callable[..., Any]] = {}
         self._makers: dict[int, Run] = {}
@@ -127,6 +130,7 @@ class _Stage:
                 self._makers.update((slot, instruction) for slot in instruction.outputs)
             elif isinstance(instruction, Branch):
                 self._ways.update(zip(instruction.outputs, instruction.then.results, strict=True))
+        self._matches = [i for i in _walk(method.body.instructions) if isinstance(i, Match)]
         self._frame = self._loaded({symbol.name: number for symbol, number in known.items()}, known)
         self.wanted = self._different(
             run for run in _walk(method.body.instructions) if isinstance(run, Run) and run.kernel in ON_DEVICE
@@ -137,13 +141,25 @@ class _Stage:
         frame = self._frame.copy()
         for argument in self._method.arguments:
             put(frame, argument.structure, self._argument(argument.type, numbers))
-        for place, run in enumerate(self.wanted):
-            if place in self.unknown:
-                continue
+        try:
+            numbers = {**numbers, **self._matched(frame, numbers)}
+        except RunError:
+            return  # a call with these sizes ends there as well
+        for run in self.wanted:
             try:
                 self._call(run, frame, numbers)
-            except DimError as error:
-                self.unknown[place] = f"{run.op}{f' at {run.module}' if run.module else ''}: {error.what}"
+            except (ValueError, RuntimeError, NotImplementedError) as error:
+                where = f"{run.op}{f' at {run.module}' if run.module else ''}"
+                self.missed.setdefault(where, str(error).partition("\n")[0])
+
+    def _matched(self, frame: Frame, numbers: Mapping[str, int]) -> dict[str, int]:
+        """The dims that matches of shapes define."""
+        found: dict[str, int] = {}
+        for match in self._matches:
+            frame[match.input] = self._value(match.input, frame, {**numbers, **found})
+            match_step(replace(match, frees=()), "a value")(frame)
+            found |= {symbol.name: frame[slot] for symbol, slot in match.defines}
+        return found
 
     def _loaded(self, numbers: Mapping[str, int], known: Mapping[Symbol, int]) -> Frame:
         """The frame after loading weights without data."""
@@ -172,11 +188,10 @@ class _Stage:
         held, maker = self._method.slots[slot], self._makers.get(slot)
         if maker is not None and maker.kernel in VIEWS and isinstance(held.type, TensorType):
             return f"{maker.outputs.index(slot)} of {self._form(maker)}"
-        if held.kind == "weight" or held.type is None:
-            value = self._frame[slot]
-            strides = value.stride() if isinstance(value, torch.Tensor) else ""
-            return f"{held.kind} {value if held.kind == 'constant' else ''} {strides}"
-        return f"{held.kind} {type_text(held.type)}"
+        value = self._frame[slot]
+        if isinstance(value, torch.Tensor):
+            return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+        return repr(value) if held.type is None else f"{held.kind} {type_text(held.type)}"
 
     def _call(self, run: Run, frame: Frame, numbers: Mapping[str, int]) -> None:
         call = self._calls.get(id(run))
@@ -197,10 +212,12 @@ class _Stage:
             frame[slot] = _evaluated(held.value if held.kind == "size" else numbers.get(held.name), numbers)
             return frame[slot]
         maker = self._makers.get(slot)
-        if maker is not None and (
-            maker.kernel in VIEWS or maker.kernel == PACK or not isinstance(held.type, TensorType)
-        ):
+        if maker is not None and (maker.kernel in VIEWS or maker.kernel == PACK):
             self._call(maker, frame, numbers)
+        elif maker is not None and isinstance(held.type, CacheLayerType):
+            # What an instruction that has written to a layer returns is that layer.
+            given = next(i for i in maker.inputs if isinstance(self._method.slots[i].type, CacheLayerType))
+            frame[slot] = self._value(given, frame, numbers)
         else:
             frame[slot] = self._argument(held.type, numbers)
         return frame[slot]

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rehearsing a program without data finds every kernel that calls of any size launch, and says what it cannot foresee."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nnfront_kernels import ahead
+from nnfront_kernels.common import Plan, launched_by, planning_for
+from nnfront_models import llama, qwen3_moe
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.dims import evaluate
+from nnfront.errors import LowerError
+from nnfront.lower import Program
+from nnfront.runtime.caches import make_cache
+from nnfront.runtime.call_sizes import grid
+from nnfront.runtime.device import META, default_device, standing_in
+from nnfront.runtime.kernels import KERNELS
+from nnfront.runtime.method import Method
+from nnfront.runtime.rehearse import kernels_of, rehearse
+
+ROOM = 64
+
+
+@cache
+def program(model: str, quant: str | None = None) -> Program:
+    """A language model of two layers with heads that the kernels take."""
+    file: Any = {"llama": llama, "experts": qwen3_moe}[model]
+    config = dataclasses.replace(file.TINY, dtype="bfloat16", head_dim=64, max_position_embeddings=ROOM)
+    ir = file.build(config).export(file.export_spec(config))
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    return nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True), target="cuda:sm_90").program
+
+
+@cache
+def foreseen(model: str, quant: str | None) -> set[str]:
+    plans, notes = rehearse(program(model, quant), {}, {})
+    assert notes == {}
+    return set(plans)
+
+
+def empty(type: Any) -> torch.Tensor:
+    shape = [evaluate(size, {}) for size in type.shape]
+    return torch.empty(shape, dtype=getattr(torch, type.dtype), device=META)
+
+
+def launched(program: Program, name: str, batch: int, seq: int, earlier: int) -> list[Plan]:
+    """The plans of one call of a method as it is, on tensors without data."""
+    plans: list[Plan] = []
+    method = program.methods[name]
+    weights: dict[str, dict[str, Any]] = {"weight": {}, "transformed": {}}
+    for weight in method.weights:
+        weights[weight.role][weight.name] = empty(weight.type)
+    with standing_in(META), planning_for("sm_90"), launched_by(plans.append):
+        ready = Method(method, weights, {})
+        args: list[Any] = [torch.empty(batch, 1 if name == "decode" else seq, dtype=torch.int64, device=META)]
+        if name != "logits":
+            args.append(
+                make_cache(method.arguments[1].type, {"batch": batch, "max_seq": ROOM}, program.target)
+            )
+            with default_device(META):
+                for layer in args[1] if earlier else ():
+                    layer.reserve(earlier)
+        ready(*args)
+    return plans
+
+
+@pytest.mark.parametrize(("model", "quant"), [("llama", None), ("llama", "int4"), ("experts", None)], ids=str)
+def test_every_kernel_of_any_call_was_foreseen(model: str, quant: str | None) -> None:
+    @settings(max_examples=8, deadline=None)
+    @given(
+        st.sampled_from(["logits", "prefill", "decode"]),
+        st.integers(1, 300),
+        st.integers(1, 90),
+        st.integers(0, 37),
+    )
+    def check(name: str, batch: int, seq: int, earlier: int) -> None:
+        plans = launched(program(model, quant), name, batch, seq, earlier)
+        assert plans
+        assert {ahead.key_of(plan, "sm_90") for plan in plans} <= foreseen(model, quant)
+
+    check()
+
+
+def test_nothing_is_foreseen_that_no_call_launches() -> None:
+    plans, _ = rehearse(program("llama"), {}, {"batch": [2], "seq": [5], "earlier": [3], "max_seq": [ROOM]})
+    found = {
+        ahead.key_of(plan, "sm_90")
+        for name in ("logits", "prefill", "decode")
+        for plan in launched(program("llama"), name, 2, 5, 3)
+    }
+    assert set(plans) == found
+
+
+def test_paged_caches_have_kernels_of_their_own() -> None:
+    sizes = {"batch": [2], "seq": [5], "earlier": [3]}
+    plain, paged = (
+        set(rehearse(program("llama"), {}, {**sizes, "page_size": [size]})[0]) for size in (0, 16)
+    )
+    names = Counter(
+        plan.kernel.__name__
+        for key, plan in rehearse(program("llama"), {}, {**sizes, "page_size": [16]})[0].items()
+        if key not in plain
+    )
+    assert names == {"rope_append_kernel": 1, "attention_decode_kernel": 1, "attention_prefill_kernel": 1}
+    assert len(paged) == len(plain)
+
+
+class Either(nn.Module):
+    """Different products in the two ways of a branch that only data decides."""
+
+    def __init__(self) -> None:
+        self.up = nn.Linear(64, 128, bias=False, dtype="float16")
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.cond(op.sum(x) > 0.0, lambda: self.up(x), lambda: op.silu(self.up(x)))
+
+
+def either() -> Program:
+    ir = Either().export({"forward": {"x": spec.Tensor(["n", 64], "float16")}})
+    return nn.compile(ir, target="cuda:sm_90").program
+
+
+def test_both_ways_of_a_branch_are_foreseen() -> None:
+    plans, notes = rehearse(either(), {}, {"n": [4]})
+    assert sorted(plan.constants["ACTIVATION"] for plan in plans.values()) == ["none", "silu"]
+    assert notes == {}
+
+
+SQUARE = """
+def forward[n, m, k](x: input float16[n, m, 64], w: weight float16[32, 64]) -> float16[k, k, 32] {
+    rows: float16[k, k, 64] = match_shape(x, float16[k, k, 64])
+    y: float16[k, k, 32] = linear(rows, w)
+    return y
+}
+"""
+
+
+def test_sizes_that_a_match_defines_are_known_and_calls_that_it_refuses_left_out() -> None:
+    compiled = nn.compile(nn.ir.parse(SQUARE), target="cuda:sm_90").program
+    plans, notes = rehearse(compiled, {}, {"n": [5, 128], "m": [5]})
+    assert [plan.arguments["M"] for plan in plans.values()] == [25]
+    assert notes == {}
+
+
+def test_an_instruction_that_cannot_be_called_without_data_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(run: Any) -> Any:
+        return lambda x, *rest: x.sum().item()
+
+    monkeypatch.setitem(KERNELS, "triton_product", make)
+    plans, notes = rehearse(either(), {}, {"n": [4, 8]})
+    assert plans == {}
+    assert list(notes) == ["forward"]
+    assert re.fullmatch(r"(linear|product) at up: .*meta.*", notes["forward"])
+
+
+def test_a_target_without_an_architecture_has_no_kernels_ahead() -> None:
+    ir = Either().export({"forward": {"x": spec.Tensor(["n", 64], "float16")}})
+    assert kernels_of(nn.compile(ir, target="cuda").program, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        (
+            {"rows": [1]},
+            "no method has a dim 'rows' that calls bind\n  help: dims are 'batch', 'seq', 'max_seq'",
+        ),
+        ({"seq": [1, ROOM + 1]}, f"'seq' cannot be {ROOM + 1}, expected between 1 and {ROOM}"),
+    ],
+)
+def test_sizes_that_no_call_has_are_refused(sizes: dict[str, list[int]], text: str) -> None:
+    with pytest.raises(LowerError, match=text):
+        rehearse(program("llama"), {}, sizes)
+
+
+def test_the_grid_has_every_power_of_two_that_kernels_tell_apart() -> None:
+    points = list(grid(program("llama").methods["prefill"], {}, {}))
+    assert {1, 2, 4, 8, 16, 32, ROOM} <= {point["seq"] for point in points}
+    assert {2**i for i in range(14)} <= {point["batch"] for point in points}
+    assert any(point["batch"] % 2 and point["batch"] > 1 for point in points)
+    assert {point["max_seq"] for point in points} == {ROOM}
+    assert all(point["earlier"] + point["seq"] <= ROOM for point in points)
+    assert {0, 1, 2, 4, 8, 16, 32, ROOM - 1} <= {point["earlier"] for point in points if point["seq"] == 1}
