@@ -58,8 +58,13 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
         stored = layer.reserve(seq)
         where = stored.keys, stored.values
         window = min((w for w in (own_window, layer.window) if w is not None), default=None)
-        given = {**options, "window": window, "sinks": sinks, "pages": stored.pages}
-        q = append.launch(q, k, v, cos, sin, earlier, *where, pages=stored.pages, interleaved=interleaved)
+        there = {
+            "pages": stored.pages,
+            "key_scales": stored.key_scales,
+            "value_scales": stored.value_scales,
+        }
+        given = {**options, **there, "window": window, "sinks": sinks}
+        q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
         if seq == 1:
             now = layer.lengths
             longest = min(length_class(now.longest), layer.max_seq)

@@ -98,7 +98,12 @@ class Attention(nn.Module):
         return op.attention(q, k, v, cache=cache[0], sinks=self.sinks, **self.options)
 
 
-def attend(options: tuple[tuple[str, Any], ...], cache_window: int | None, page_size: int | None) -> None:
+def attend(
+    options: tuple[tuple[str, Any], ...],
+    cache_window: int | None,
+    page_size: int | None,
+    stored_as: str | None,
+) -> None:
     """A chunk longer than a window, tokens beyond it, and chunks again: results are those of the CPU."""
     batch, seq = nn.Dim("batch", min=1), nn.Dim("seq", min=1, max=64)
     model = Attention(6, 2, 64, **dict(options))
@@ -107,10 +112,11 @@ def attend(options: tuple[tuple[str, Any], ...], cache_window: int | None, page_
     executable, a, b = sessions(model, specs)
     assert "triton_qkv_attention" in kernels(executable, "step")
     pages = {} if page_size is None else {"page_size": page_size}
-    mine, theirs = (s.make_cache(batch=2, max_seq=64, **pages) for s in (a, b))
+    mine, theirs = (s.make_cache(batch=2, max_seq=64, stored_as=stored_as, **pages) for s in (a, b))
     for length in (1, 21, 1, 1, 9, 1):
         x = torch.randn(2, length, 32).half()
-        assert far(a["step"](x, mine), b["step"](x, theirs)) < 4e-3
+        # A value half way between two codes may be either: an eighth of itself, among all that are summed.
+        assert far(a["step"](x, mine), b["step"](x, theirs)) < (4e-3 if stored_as is None else 8e-3)
 
 
 def refuse_pages() -> None:

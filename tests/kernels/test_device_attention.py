@@ -15,23 +15,25 @@ def test_a_conversation_on_the_kernels_gives_the_logits_of_the_cpu(interpreted, 
 
 @pytest.mark.ahead.with_args(attend)
 @pytest.mark.parametrize(
-    ("options", "cache_window", "page_size"),
+    ("options", "cache_window", "page_size", "stored_as"),
     [
-        ((), None, None),
-        ((("window", 8),), None, None),
-        ((), 8, None),
-        ((), 8, 16),
-        ((("window", 5),), 8, 16),
-        ((("softcap", 2.0),), None, 16),
-        ((("sinks", True), ("window", 4)), None, None),
-        ((("scale", 0.3), ("interleaved", True)), None, 64),
+        ((), None, None, None),
+        ((("window", 8),), None, None, None),
+        ((), 8, None, None),
+        ((), 8, 16, None),
+        ((("window", 5),), 8, 16, None),
+        ((("softcap", 2.0),), None, 16, None),
+        ((("sinks", True), ("window", 4)), None, None, None),
+        ((("scale", 0.3), ("interleaved", True)), None, 64, None),
+        ((), None, None, "float8_e4m3fn"),
+        ((("softcap", 2.0), ("window", 5)), 8, 16, "float8_e4m3fn"),
     ],
     ids=str,
 )
 def test_every_option_of_attention_means_on_the_kernels_what_it_means_on_the_cpu(
-    interpreted, options, cache_window, page_size
+    interpreted, options, cache_window, page_size, stored_as
 ):
-    interpreted(attend, options, cache_window, page_size)
+    interpreted(attend, options, cache_window, page_size, stored_as)
 
 
 def test_a_page_size_that_no_kernel_reads_is_refused_when_the_cache_is_made(interpreted):
