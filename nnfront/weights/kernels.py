@@ -29,7 +29,8 @@ def is_kernel_file(name: str) -> bool:
 
 def write_kernels(place: Path, ahead: Ahead) -> list[Path]:
     """Write compiled kernels into a folder that is being made; return the files. Raises OSError."""
-    (place / FOLDER).mkdir()
+    if ahead.cubins:
+        (place / FOLDER).mkdir()
     fields = {
         "arch": ahead.arch,
         "kernels": [cubin.fields() for cubin in ahead.cubins],
@@ -62,10 +63,10 @@ def read_kernels(folder: Path, manifest: Manifest) -> Ahead | None:
     unnamed = sorted(listed - {_name(cubin.key) for cubin in found.cubins})
     if unnamed:
         raise LoadError(f"{folder / KERNELS} does not say how to launch {', '.join(unnamed[:5])}")
-    wanted = manifest.target.partition(":")[2]
-    if found.arch != wanted or any(cubin.arch != wanted for cubin in found.cubins):
+    archs = {found.arch, *(cubin.arch for cubin in found.cubins)}
+    if archs != {manifest.target.partition(":")[2]}:
         raise LoadError(
-            f"{folder / KERNELS} has kernels for {found.arch}, the artefact is for {manifest.target!r}"
+            f"{folder / KERNELS} has kernels for {', '.join(sorted(archs))}, the artefact is for {manifest.target!r}"
         )
     return found
 

@@ -140,9 +140,13 @@ def rehash(folder: Path, **changes: Any) -> None:
     """Write the hashes of the files as they are now into the manifest, as whoever forges an artefact would; `changes` are fields."""
     file = folder / "nnfront.json"
     fields = json.loads(file.read_text())
-    files = sorted(f for f in folder.iterdir() if f != file)
+    files = sorted(f for f in folder.rglob("*") if f.is_file() and f != file)
     fields["files"] = {
-        f.name: {"bytes": d.size_bytes, "sha256": d.sha256, "crc32": [f"{c:08x}" for c in d.crc32]}
+        f.relative_to(folder).as_posix(): {
+            "bytes": d.size_bytes,
+            "sha256": d.sha256,
+            "crc32": [f"{c:08x}" for c in d.crc32],
+        }
         for f, d in zip(files, digest_files(files), strict=True)
     }
     file.write_text(json.dumps(fields | changes))
