@@ -8,6 +8,7 @@ split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
 attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence
+philox.py     random numbers by seed, step and token;  token_limits.py  what top-k, top-p and min-p keep
 inspect.py    compile for a GPU that is not there and read the machine code
 the others    one kernel each; a mixture of experts is moe_routing, grouped_matmul twice, moe_combine
 """
@@ -32,6 +33,7 @@ from nnfront_kernels import (
     rms_norm,
     rope,
     rope_append,
+    sampling,
     softmax,
 )
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
@@ -51,6 +53,7 @@ KERNELS: tuple[Kernel, ...] = (
     layer_norm.KERNEL,
     softmax.KERNEL,
     gated_activation.KERNEL,
+    sampling.KERNEL,
     rope.KERNEL,
     rope_append.KERNEL,
     attention_decode.KERNEL,

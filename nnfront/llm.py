@@ -15,7 +15,7 @@ from nnfront.errors import LoadError, RunError
 from nnfront.folder import compile_folder
 from nnfront.phases import Phases
 from nnfront.runtime.transform_plan import TransformPlan
-from nnfront.sampling import Sampler, Sampling
+from nnfront.sampling import Sampler, Sampling, tokens_of
 from nnfront.session import Session
 from nnfront.tokenizer import Tokenizer, until
 from nnfront.weights import TextModel, is_artefact
@@ -120,6 +120,7 @@ class LLM:
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         stream: bool = False,
+        repetition_penalty: float = 1.0,
     ) -> Any:
         """Continue a text: the new text only, or with `stream` an iterator over its pieces.
 
@@ -134,9 +135,10 @@ class LLM:
                 f"the prompt is a {type(prompt).__name__}, expected a text",
                 help="use generate_ids for token ids",
             )
-        sampler = Sampler(Sampling(temperature, top_k, top_p, min_p, seed))
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
         ids = torch.tensor(self.tokenizer.encode(prompt), dtype=torch.int64)
         room = self._room([ids], max_new_tokens)
+        sampler = Sampler(sampling, [ids])
         pieces = until(self.tokenizer.stream(self._tokens(ids, room, sampler)), stops)
         return pieces if stream else "".join(pieces)
 
@@ -150,13 +152,14 @@ class LLM:
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
+        repetition_penalty: float = 1.0,
     ) -> Any:
         """Continue token ids: int64 [batch, seq] to [batch, new], or a list of 1-D tensors of any lengths to a list.
 
         Greedy by default. With `eos_token_id` a sequence ends after that token: in a list it is shorter, in a tensor it is filled up with
         that token. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
-        sampler = Sampler(Sampling(temperature, top_k, top_p, min_p, seed))
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
         prompts = list(ids)
         ends = (
             []
@@ -166,10 +169,11 @@ class LLM:
             else list(eos_token_id)
         )
         self._room(prompts, max_new_tokens)
+        sampler = Sampler(sampling, prompts)
         rows: list[list[int]] = [[] for _ in prompts]
         done = [False] * len(prompts)
         for step in self._steps(prompts, max_new_tokens, sampler):
-            for i, token in enumerate(step.tolist()):
+            for i, token in enumerate(tokens_of(step)):
                 if not done[i]:
                     rows[i].append(token)
                     done[i] = token in ends
@@ -209,7 +213,7 @@ class LLM:
     def _tokens(self, prompt: torch.Tensor, room: int, sampler: Sampler) -> Iterator[int]:
         """Yield new tokens of one sequence up to the model's end token."""
         for step in self._steps([prompt], room, sampler):
-            token = int(step[0])
+            (token,) = tokens_of(step)
             if token in self.eos_token_ids:
                 return
             yield token

@@ -240,6 +240,20 @@ def test_a_model_file_outside_the_tree_is_used(folder: Path, tmp_path: Path, llm
         nn.LLM.load(folder, model_file=file)
 
 
+def test_a_repetition_penalty_counts_prompt_and_generated_tokens(llm: nn.LLM) -> None:
+    prompts = [torch.tensor([7, 8, 9, 300]), torch.tensor([7, 8])]
+    theirs = transformers.RepetitionPenaltyLogitsProcessor(1.8)
+    expected = []
+    for ids in prompts:
+        for _ in range(6):
+            scores = theirs(ids[None], llm.logits(ids[None])[:, -1])
+            ids = torch.cat([ids, scores.argmax(-1)])
+        expected.append(ids[-6:].tolist())
+    got = llm.generate_ids(prompts, 6, repetition_penalty=1.8)
+    assert [row.tolist() for row in got] == expected
+    assert [row.tolist() for row in llm.generate_ids(prompts, 6)] != expected
+
+
 def test_run_prints_prompt_and_text_and_then_a_table_of_times(
     capsys: pytest.CaptureFixture[str], llm: nn.LLM
 ) -> None:
@@ -256,10 +270,13 @@ def test_run_prints_prompt_and_text_and_then_a_table_of_times(
         "0.01",
         "--seed",
         "1",
+        "--repetition-penalty",
+        "1.2",
     ]
     assert main(["run", str(FOLDER), "-p", PROMPT, *options]) == 0
     out, err = capsys.readouterr()
-    expected = llm.generate(PROMPT, 12, temperature=0.8, top_k=40, top_p=0.9, min_p=0.01, seed=1)
+    limits = {"top_k": 40, "top_p": 0.9, "min_p": 0.01}
+    expected = llm.generate(PROMPT, 12, temperature=0.8, **limits, seed=1, repetition_penalty=1.2)
     assert out == PROMPT + expected + "\n"
     for phase in ("export", "lift", "load", "prefill", "decode", "total"):
         assert phase in err

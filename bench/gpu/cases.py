@@ -18,6 +18,7 @@ from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
+from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
 from nnfront_kernels.tiles import MatmulShape
 
@@ -89,6 +90,12 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
     if name == "softmax":
         return [SoftmaxShape(r, s) for r, s in ((1, 128256), (4096, 4096), (131072, 128))]
+    if name == "sampling":
+        return [
+            SampleShape(r, 128256, greedy=g, filtered=f, penalty=f)
+            for r in (1, 64)
+            for g, f in ((True, False), (False, False), (False, True))
+        ]
     if name == "gated_activation":
         return [GatedShape(r, 14336, halves=True) for r in (1, 64, 4096)]
     if name == "rope_append":
@@ -114,6 +121,7 @@ def small(run: Run) -> Run:
         "top_k": 2,
         "experts": 4,
         "width": 64,
+        "vocab": 300,
         "rows": 9,
         "size": 64,
         "pairs": 24,

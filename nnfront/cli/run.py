@@ -31,12 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-p", type=float, metavar="P", help="draw from tokens with at least P of the highest probability"
     )
+    parser.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="divide the logits of tokens that were there before by R; more than 1 repeats less",
+    )
     parser.add_argument("--seed", type=int, help="the same seed draws the same text")
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument("--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8")
+    parser.add_argument(
+        "--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8"
+    )
     parser.add_argument(
         "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
     )
@@ -62,6 +71,7 @@ def main(args: argparse.Namespace) -> int:
         top_p=args.top_p,
         min_p=args.min_p,
         seed=args.seed,
+        repetition_penalty=args.repetition_penalty,
         stop=args.stop,
         stream=True,
     )

@@ -33,6 +33,7 @@ from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
+from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
 from nnfront_kernels.spilled import SPILLED
 from nnfront_kernels.tiles import MatmulShape
@@ -55,6 +56,9 @@ FALLBACKS = [
     Build("matmul", "sm_90", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
     Build("layer_norm", "sm_90", nnfront_kernels.layer_norm.CONFIGS[-1], NormShape(16, 20000, residual=True)),
     Build("softmax", "sm_90", nnfront_kernels.softmax.CONFIGS[-1], SoftmaxShape(16, 20000)),
+    Build("sampling", "sm_90", nnfront_kernels.sampling.CONFIGS[0], SampleShape(64, 50257)),
+    Build("sampling", "sm_90", nnfront_kernels.sampling.CONFIGS[0], SampleShape(64, 128256, filtered=False)),
+    Build("sampling", "sm_90", nnfront_kernels.sampling.CONFIGS[0], SampleShape(64, 128256, greedy=True)),
 ]
 
 
@@ -137,7 +141,7 @@ def spills(build: Build) -> int:
 
 @pytest.mark.ahead.with_args(spills)
 @pytest.mark.parametrize("build", FALLBACKS, ids=str)
-def test_fallback_for_unaligned_or_long_rows_does_not_spill(compiled, build):
+def test_what_the_budgets_leave_out_does_not_spill(compiled, build):
     assert compiled(spills, build) == 0
 
 
@@ -192,6 +196,8 @@ SPECIALIZED = [
     ("rms_norm", NormShape(1, 64, residual=True)),
     ("layer_norm", NormShape(1, 64, residual=True)),
     ("softmax", SoftmaxShape(3, 17)),
+    ("sampling", SampleShape(3, 1000, penalty=True)),
+    ("sampling", SampleShape(1, 1, filtered=False)),
     ("gated_activation", GatedShape(3, 17, halves=True)),
     ("attention_decode", DecodeShape(1, 3, 1, 80, 33)),
     ("attention_decode", DecodeShape(2, 8, 2, 64, 4096, page=16, window=100)),

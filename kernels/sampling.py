@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw one token for each row of logits.
+
+    s[i]   = logits[i] / penalty, or logits[i] * penalty where it is negative         for tokens seen before
+    z[i]   = s[i] / temperature                                                       temperature 0: the first largest s wins
+    top_k  keeps z[i] with fewer than k greater ones
+    top_p  keeps, of those, the likeliest until they hold p of their probability; of equals those with lower numbers first
+    min_p  keeps, of those, the ones with at least min_p times the probability of the likeliest
+    token  = argmax of exp(z[i] - max z) / E[i] over what is kept                      E exponential: token i wins with its probability
+
+Shapes: logits [rows, vocab], adjacent along vocab, any stride between rows; seen bool [rows, vocab]; state int64 [rows, 2]
+(seed, step); tokens int64 [rows]. Everything is float32 inside. E[i] comes from Philox-4x32-10 with the seed as key and (i // 4,
+step) as counter: it depends on nothing else, so a token is repeatable bit for bit, however the row is divided into blocks.
+With `advance` the kernel adds 1 to the step of its row and marks the token as seen, so a captured graph needs nothing else.
+
+A row with a NaN gives -1; so does, when a token is to be drawn, one whose largest z is infinite: it has no distribution.
+
+One block for each row. Tokens that some bound cannot exclude are gathered first, few as a rule; thresholds are then found bit by
+bit among them, without a sort. Sums are in a fixed order.
+
+Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011) for Philox; Keskar et al., arXiv 1909.05858,
+section 4.1 for the penalty; Fan et al., arXiv 1805.04833 for top-k; Holtzman et al., arXiv 1904.09751 for top-p; Nguyen et al.,
+arXiv 2407.01082 for min-p.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_matrix,
+    require_vector,
+)
+from nnfront_kernels.philox import bits_of_block, exponential, exponentials
+from nnfront_kernels.token_limits import draw_filtered, gather, largest, load_scores, value_of
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class SampleShape:
+    """`rows` rows of `vocab` logits; `greedy` takes the largest, else `filtered` says whether any of top_k, top_p and min_p is given."""
+
+    rows: int
+    vocab: int
+    greedy: bool = False
+    filtered: bool = True
+    penalty: bool = False
+
+
+class Workspace(NamedTuple):
+    """Room for the tokens that are gathered; it may hold anything. One per stream."""
+
+    scores: torch.Tensor  # float32 [rows, room]
+    ids: torch.Tensor  # int32 [rows, room]
+
+
+def workspace(rows: int, vocab: int, device: torch.device) -> Workspace:
+    """What a launch with top_k, top_p or min_p needs."""
+    return Workspace(
+        torch.empty(rows, _room(vocab), dtype=torch.float32, device=device),
+        torch.empty(rows, _room(vocab), dtype=torch.int32, device=device),
+    )
+
+
+def _room(vocab: int) -> int:
+    """Tokens up to a multiple of 16, so that every row can be read in wide loads."""
+    return -(-vocab // 16) * 16
+
+
+def reference(
+    logits: torch.Tensor,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    penalty: float = 1.0,
+    seen: torch.Tensor | None = None,
+    state: torch.Tensor | None = None,
+    compute: torch.dtype = torch.float32,
+    **_: Any,
+) -> torch.Tensor:
+    """The definition, with a sort; nothing is advanced."""
+    s = logits.to(compute)
+    if seen is not None:
+        s = torch.where(seen, torch.where(s < 0, s * penalty, s / penalty), s)
+    best, token = s.max(-1)
+    if temperature == 0:
+        return torch.where(best.isnan(), -1, token)
+    assert state is not None
+    z = s / temperature
+    top = z.amax(-1, keepdim=True)
+    if top_k is not None and top_k < z.shape[1]:
+        z = z.masked_fill(z < z.topk(top_k).values[:, -1:], -math.inf)
+    weights = (z - top).exp()
+    if top_p is not None and top_p < 1:
+        ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+        before = ordered.cumsum(-1) - ordered
+        dropped = before >= top_p * ordered.sum(-1, keepdim=True)
+        weights = weights.masked_fill(torch.zeros_like(dropped).scatter(-1, order, dropped), 0)
+    if min_p:
+        weights = weights.masked_fill(weights < min_p, 0)
+    token = (weights / exponentials(state, z.shape[1])).argmax(-1)
+    return torch.where(top[:, 0].isfinite(), token, -1)
+
+
+# One block for each row: the first where a row fits, else the second. By arithmetic: loads in flight that one SM can have,
+# registers for 8 values of each thread; not yet measured.
+CONFIGS = (Config(1, 4096, 1, 16, 1), Config(1, 1024, 1, 4, 1))
+
+
+def choose(shape: SampleShape, dtype: str, arch: str) -> Config:
+    """Few threads for few tokens."""
+    return CONFIGS[1] if shape.vocab <= CONFIGS[1].block_n else CONFIGS[0]
+
+
+@triton.jit(do_not_specialize=["top_k"])
+def sampling_kernel(
+    logits_ptr,
+    token_ptr,
+    state_ptr,
+    seen_ptr,  # uint8
+    kept_ptr,  # uint8
+    scores_ptr,
+    ids_ptr,
+    VOCAB,
+    ROOM,
+    stride_l,
+    stride_seen,
+    stride_kept,
+    penalty,
+    temperature,  # None: the largest
+    top_k,
+    top_p,
+    min_p,
+    nearest,  # tokens this far below the largest cannot be kept, None if that is not known
+    ADVANCE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    FILTERED: tl.constexpr = scores_ptr is not None
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits_ptr + row * stride_l
+    seen = None
+    if seen_ptr is not None:
+        seen = seen_ptr + row * stride_seen
+    lane = tl.arange(0, BLOCK)
+    # Each lane keeps the first of its largest tokens. A NaN stays: nothing is greater.
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    token = tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(0, VOCAB, BLOCK):
+        z = load_scores(logits, seen, first + lane, VOCAB, penalty, temperature)
+        better = (z > best) | (z != z)
+        best = tl.where(better, z, best)
+        token = tl.where(better, first + lane, token)
+    top = tl.max(best, axis=0)
+    has_nan = tl.max((best != best).to(tl.int32), axis=0) > 0
+    winner = tl.min(tl.where(best == top, token, VOCAB), axis=0)
+    if temperature is None:
+        winner = tl.where(has_nan, -1, winner)
+    else:
+        if has_nan | (tl.abs(top) == float("inf")):
+            winner = -1
+        else:
+            seed = tl.load(state_ptr + 2 * row)
+            step = tl.load(state_ptr + 2 * row + 1)
+            if FILTERED:
+                scores = scores_ptr + row * ROOM
+                ids = ids_ptr + row * ROOM
+                kept = None
+                if kept_ptr is not None:
+                    kept = kept_ptr + row * stride_kept
+                low = top - float("inf")
+                if top_k is not None:
+                    # Lanes hold different tokens, so the k-th largest of lanes is at most that of all tokens.
+                    tl.store(scores + lane, best, mask=lane < VOCAB)
+                    tl.debug_barrier()
+                    low = value_of(
+                        largest(
+                            scores, tl.minimum(VOCAB, BLOCK), ROOM, top, top_k.to(tl.float32), False, BLOCK
+                        )
+                    )
+                if nearest is not None:
+                    low = tl.maximum(low, top + nearest)
+                count, total = gather(
+                    logits, seen, scores, ids, kept, top, low, VOCAB, penalty, temperature, BLOCK
+                )
+                winner = draw_filtered(
+                    scores, ids, kept, count, ROOM, top, total, seed, step, top_k, top_p, min_p, VOCAB, BLOCK
+                )
+            else:
+                winner = draw(logits, seen, top, seed, step, VOCAB, penalty, temperature, BLOCK)
+    tl.store(token_ptr + row, winner.to(tl.int64))
+    if ADVANCE:
+        if temperature is not None:
+            tl.store(state_ptr + 2 * row + 1, tl.load(state_ptr + 2 * row + 1) + 1)
+        if seen_ptr is not None:
+            tl.store(seen + winner, 1, mask=winner >= 0)
+
+
+@triton.jit
+def draw(logits, seen, top, seed, step, VOCAB, penalty, temperature, BLOCK: tl.constexpr):
+    """The token that wins among all."""
+    lane = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -1.0, dtype=tl.float32)
+    token = tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(0, VOCAB, BLOCK):
+        z = load_scores(logits, seen, first + lane, VOCAB, penalty, temperature)
+        weight = tl.exp(z - top)
+        chance = tl.where(
+            first + lane < VOCAB, weight / exponential(bits_of_block(seed, step, first, BLOCK)), -1.0
+        )
+        better = chance > best
+        best = tl.where(better, chance, best)
+        token = tl.where(better, first + lane, token)
+    return tl.min(tl.where(best == tl.max(best, axis=0), token, VOCAB), axis=0)
+
+
+def accepts(shape: SampleShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if not 1 <= shape.vocab < 2**24:
+        return f"there must be at least 1 token and less than 2^24, got {shape.vocab}"
+    if shape.rows >= 2**31:
+        return f"there must be less than 2^31 rows, got {shape.rows}"
+    return None
+
+
+def plan(
+    logits: torch.Tensor,
+    *,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    penalty: float = 1.0,
+    seen: torch.Tensor | None = None,
+    state: torch.Tensor | None = None,
+    advance: bool = False,
+    kept: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    require_matrix("logits", logits, None, logits.shape[-1], None)
+    rows, vocab = logits.shape
+    draws = temperature > 0
+    top_k = top_k if draws and top_k is not None and top_k < vocab else None
+    top_p = top_p if draws and top_p is not None and top_p < 1 else None
+    min_p = min_p if draws and min_p else None
+    filtered = draws and (kept is not None or any(limit is not None for limit in (top_k, top_p, min_p)))
+    shape = SampleShape(rows, vocab, not draws, filtered, seen is not None)
+    arch = arch or arch_of(logits.device)
+    require(accepts(shape, dtype_name(logits), arch), "sampling")
+    _require_options(logits, temperature, penalty, seen, state, kept)
+    if out is None:
+        out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    require_vector("out", out, rows)
+    space = _space(workspace, rows, vocab, logits.device) if filtered else None
+    config = config or choose(shape, dtype_name(logits), arch)
+    return Plan(
+        kernel=sampling_kernel,
+        grid=(rows,),
+        arguments={
+            "logits_ptr": logits,
+            "token_ptr": out,
+            "state_ptr": state if draws else None,
+            "seen_ptr": None if seen is None else seen.view(torch.uint8),
+            "kept_ptr": kept.view(torch.uint8) if kept is not None and draws else None,
+            "scores_ptr": None if space is None else space.scores,
+            "ids_ptr": None if space is None else space.ids,
+            "VOCAB": vocab,
+            "ROOM": _room(vocab),
+            "stride_l": logits.stride(0),
+            "stride_seen": 0 if seen is None else seen.stride(0),
+            "stride_kept": 0 if kept is None else kept.stride(0),
+            "penalty": None if seen is None else float(penalty),
+            "temperature": float(temperature) if draws else None,
+            "top_k": top_k,
+            "top_p": None if top_p is None else float(top_p),
+            "min_p": None if min_p is None else float(min_p),
+            "nearest": _nearest(vocab, top_k, top_p, min_p),
+        },
+        constants={"ADVANCE": advance, "BLOCK": config.block_n},
+        config=config,
+        output=out,
+    )
+
+
+def _nearest(vocab: int, top_k: int | None, top_p: float | None, min_p: float | None) -> float | None:
+    """How far below the largest z a token must be to be dropped for certain; None if that cannot be said.
+
+    All tokens that are each less likely than (1 - p) / vocab of the likeliest hold less than 1 - p together. What top_k leaves out
+    may not count in the sum for top_p, so with both nothing is said.
+    """
+    if top_k is not None and top_p is not None:
+        return None
+    bounds = [] if top_p is None else [math.log((1 - top_p) / vocab)]
+    bounds += [] if min_p is None else [math.log(min_p)]
+    return max(bounds) - 1.0 if bounds else None  # 1: far more than rounding can move a weight
+
+
+def _require_options(
+    logits: torch.Tensor,
+    temperature: float,
+    penalty: float,
+    seen: torch.Tensor | None,
+    state: torch.Tensor | None,
+    kept: torch.Tensor | None,
+) -> None:
+    rows, vocab = logits.shape
+    if penalty != 1.0 and seen is None:
+        raise KernelError("a penalty needs to be told which tokens were seen")
+    if temperature > 0 and state is None:
+        raise KernelError("a token is drawn with a seed and a step for each row: state is missing")
+    for name, mask in (("seen", seen), ("kept", kept)):
+        if mask is not None:
+            require_matrix(name, mask, rows, vocab, torch.bool)
+    if state is not None:
+        require_matrix("state", state, rows, 2, torch.int64)
+        if rows > 1 and state.stride(0) != 2:
+            raise KernelError(f"state must be dense, got strides {list(state.stride())}")
+
+
+def _space(given: Workspace | None, rows: int, vocab: int, device: torch.device) -> Workspace:
+    if given is None:
+        return workspace(rows, vocab, device)
+    needed = rows * _room(vocab)
+    if min(given.scores.numel(), given.ids.numel()) < needed:
+        raise KernelError(f"workspace must hold {needed} tokens, got {given.scores.numel()}")
+    return given
+
+
+def launch(logits: torch.Tensor, **options: Any) -> torch.Tensor:
+    """One token for each row of logits [rows, vocab], int64 [rows]; -1 for a row that has none.
+
+    Options: temperature, 0 by default; top_k, top_p, min_p; penalty and seen; state, needed with a temperature; advance, to count the
+    step and mark the token; kept, a bool [rows, vocab] to write to which tokens could have been drawn, for rows that are drawn from;
+    workspace; out, to write to. Raises KernelError if an argument does not fit.
+    """
+    return plan(logits, **options).launch()
+
+
+def cost(shape: SampleShape, dtype: str) -> Cost:
+    """Ten operations for each logit; logits and marks moved once."""
+    values = shape.rows * shape.vocab
+    return Cost(10 * values, ((4 if dtype == "float32" else 2) + shape.penalty) * values + 24 * shape.rows)
+
+
+def example(shape: SampleShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    logits = torch.empty(shape.rows, shape.vocab, dtype=getattr(torch, dtype), device=device)
+    options: dict[str, Any] = {}
+    if shape.penalty:
+        seen = torch.zeros(shape.rows, shape.vocab, dtype=torch.bool, device=device)
+        options |= {"penalty": 1.1, "seen": seen}
+    if not shape.greedy:
+        state = torch.zeros(shape.rows, 2, dtype=torch.int64, device=device)
+        options |= {"temperature": 0.8, "state": state}
+    if shape.filtered and not shape.greedy:
+        options |= {"top_k": 50, "top_p": 0.9, "min_p": 0.02}
+    return (logits,), options
+
+
+KERNEL = Kernel(
+    name="sampling",
+    op="sampling",
+    accepts=accepts,
+    choose=choose,
+    configs={arch: CONFIGS for arch in ARCHS},
+    shared_bytes=lambda config: 8 * config.block_n,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    typical=SampleShape(64, 128256, penalty=True),
+)

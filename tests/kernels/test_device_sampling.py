@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sampler with its kernel, in the interpreter: what it draws, what it remembers, and what it says of logits without a token."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from nnfront.errors import RunError
+from nnfront.runtime.device_sampling import DeviceSampler
+from nnfront.sampling import Sampler, Sampling, tokens_of
+
+
+def on_kernel(prompts: tuple[torch.Tensor, ...] = (), **options: float) -> Sampler:
+    return Sampler(Sampling(**options), prompts, on_kernel=True)
+
+
+def drawn(seed: int, steps: int, rows: int = 2) -> list[list[int]]:
+    sampler = on_kernel(temperature=1.5, seed=seed)
+    return [sampler(torch.zeros(rows, 50)).tolist() for _ in range(steps)]
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_row_or_step_others(interpreted):
+    first = interpreted(drawn, 3, 3)
+    assert first == interpreted(drawn, 3, 3)
+    assert first != interpreted(drawn, 4, 3)
+    assert len({token for row in first for token in row}) > 3
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 - 1, -(2**63)])
+def test_every_seed_of_64_bits_will_do(interpreted, seed):
+    assert len(interpreted(drawn, seed, 1)) == 1
+
+
+def two_batches() -> tuple[list[list[int]], list[list[int]]]:
+    sampler = on_kernel(temperature=1.5, seed=3)
+    return [sampler(torch.zeros(n, 50)).tolist() for n in (2, 3, 2)], drawn(3, 3, 3)
+
+
+def test_another_batch_goes_on_with_the_steps(interpreted):
+    got, expected = interpreted(two_batches)
+    assert got == [expected[0][:2], expected[1], expected[2][:2]]
+
+
+def greedy_with_a_penalty(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    prompts = tuple(torch.randint(0, 40, (n,)) for n in (3, 9))
+    device = on_kernel(prompts, repetition_penalty=1.7)
+    host = Sampler(Sampling(repetition_penalty=1.7), prompts)
+    for _ in range(4):
+        logits = torch.randn(2, 40).round().to(dtype)
+        assert torch.equal(device(logits), host(logits))
+        assert torch.equal(device._seen, host._seen)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_greedy_tokens_with_a_penalty_are_those_of_the_cpu(interpreted, dtype):
+    interpreted(greedy_with_a_penalty, dtype)
+
+
+def limits_with_a_penalty() -> None:
+    """A token that may be drawn only once is drawn once: the penalty takes it out of the top k."""
+    sampler = on_kernel(
+        (torch.tensor([0]),), temperature=1.0, top_k=1, top_p=0.9, min_p=0.1, repetition_penalty=8.0
+    )
+    logits = torch.tensor([[9.0, 8.0, 7.0, 6.0]])
+    assert [sampler(logits).item() for _ in range(3)] == [1, 2, 3]
+
+
+def test_drawn_tokens_are_remembered_on_the_device(interpreted):
+    interpreted(limits_with_a_penalty)
+
+
+def of_nan(temperature: float) -> torch.Tensor:
+    logits = torch.zeros(2, 8)
+    logits[1, 5] = math.nan
+    return on_kernel(temperature=temperature)(logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_with_nan_is_told_when_the_numbers_are_read(interpreted, temperature):
+    token = interpreted(of_nan, temperature)
+    with pytest.raises(RunError, match="logits hold NaN, or no token to draw"):
+        tokens_of(token)
+
+
+def strided() -> None:
+    logits = torch.randn(40, 2).T
+    assert torch.equal(on_kernel()(logits), logits.argmax(-1))
+    last = torch.randn(2, 3, 40)[:, -1]
+    assert torch.equal(on_kernel()(last), last.argmax(-1))
+
+
+def test_logits_may_be_strided(interpreted):
+    interpreted(strided)
+
+
+def buffers() -> None:
+    sampler = DeviceSampler({"temperature": 1.0, "top_k": 3, "top_p": None, "min_p": None}, 5)
+    sampler(torch.zeros(2, 8), None)
+    before = dict(sampler._buffers)
+    sampler(torch.zeros(2, 8), None)
+    assert all(sampler._buffers[name] is value for name, value in before.items())
+    assert before["state"].tolist() == [[5, 2], [5, 2**32 + 2]]
+
+
+def test_every_draw_of_a_batch_uses_the_same_buffers(interpreted):
+    interpreted(buffers)
