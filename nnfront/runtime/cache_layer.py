@@ -93,11 +93,16 @@ class CacheLayer(ABC):
         """Where kernels find the tokens; it stays where it is."""
 
     @abstractmethod
-    def reserve(self, seq: int) -> Storage:
-        """Count `seq` more tokens of each sequence, which the caller stores; return where. The token at position p is at p, or on its page.
+    def take(self, seq: int) -> None:
+        """Find places for `seq` more tokens of each sequence and count them. The token at position p is at p, or on its page.
 
         Raises RunError, with nothing changed, if they do not fit.
         """
+
+    def reserve(self, seq: int) -> Storage:
+        """Find places for `seq` more tokens of each sequence, which the caller stores; return where. Raises RunError as `take` does."""
+        self.take(seq)
+        return self.storage
 
     @abstractmethod
     def keys(self) -> torch.Tensor:
@@ -187,13 +192,12 @@ class RingLayer(CacheLayer):
         state.lengths = lengths.grow(0, self.batch, 1)
         return keys.narrow(2, 0, n + 1), values.narrow(2, 0, n + 1)
 
-    def reserve(self, seq: int) -> Storage:
+    def take(self, seq: int) -> None:
         assert self.capacity == self.max_seq
         before = self.lengths
         if before.longest + seq > self.max_seq:
             raise self._full(before, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
-        return self.storage
 
     @property
     def storage(self) -> Storage:

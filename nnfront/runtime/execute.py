@@ -80,7 +80,7 @@ def prepare(
         match instruction:
             case Run():
                 step = _run_step(instruction, resolve(instruction))
-                pairs.append((_checked(step, instruction, method) if _checks_nan() else step, instruction))
+                pairs.append((_checked(step, instruction, method) if checks_nan() else step, instruction))
             case Branch():
                 then = prepare(instruction.then, slots, resolve, dims, method)
                 otherwise = prepare(instruction.otherwise, slots, resolve, dims, method)
@@ -172,7 +172,7 @@ def _run_maker(
     return maker
 
 
-def _checks_nan() -> bool:
+def checks_nan() -> bool:
     """NNFRONT_CHECK_NAN=1: methods made while it is set stop at the first instruction that makes a NaN of operands without one."""
     return os.environ.get("NNFRONT_CHECK_NAN") == "1"
 

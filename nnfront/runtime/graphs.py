@@ -180,7 +180,7 @@ class Graphs:
         for slot, cache in call.caches.items():
             if growth[slot]:
                 for layer in cache:
-                    layer.reserve(growth[slot])
+                    layer.take(growth[slot])
         with self._recorder.turn(), torch.no_grad():
             recording = self._recordings.get(call.key)
             if recording is None:

@@ -103,7 +103,9 @@ class Method:
         """What of its calls is recorded, in words; "" on a CPU."""
         if self.graphs is not None or self._device.type == "cpu":
             return "" if self.graphs is None else str(self.graphs)
-        return f"{self.name}: not recorded, {why_not(self.program) or 'NNFRONT_GRAPHS=0'}"
+        return (
+            f"{self.name}: not recorded, {why_not(self.program) or 'by NNFRONT_GRAPHS or NNFRONT_CHECK_NAN'}"
+        )
 
     def load_dims(self) -> dict[str, int]:
         """The dims that weights have bound, by name."""

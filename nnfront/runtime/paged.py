@@ -60,16 +60,11 @@ class PagedLayer(CacheLayer):
         """How many tokens of each sequence have a page: int32 [batch]. In a call, those with the call's own."""
         return self.table.lengths_tensor.narrow(0, self._first, self.batch)
 
-    def reserve(self, seq: int) -> Storage:
-        self._take(seq)
-        return self.storage
-
     @property
     def storage(self) -> Storage:
         return Storage.of(tuple(part.transpose(0, 1) for part in self._parts), self.page_table)
 
-    def _take(self, seq: int) -> None:
-        """Find pages for more tokens and count them."""
+    def take(self, seq: int) -> None:
         before = self.lengths
         if before.longest + seq > self.max_seq:
             raise self._full(before, seq)
@@ -78,7 +73,7 @@ class PagedLayer(CacheLayer):
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         before, seq = self.lengths, k.shape[1]
-        self._take(seq)
+        self.take(seq)
         slots = self.table.slots(before, self._first, self.batch, seq)
         for pages, new in zip(self._parts, encode(k, v, len(self._parts) > 2), strict=True):
             pages.flatten(1, 2)[:, slots] = new.permute(2, 0, 1, 3)

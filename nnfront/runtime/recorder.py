@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from nnfront.runtime.execute import checks_nan
+
 
 class Recorder(Protocol):
     """Makes recordings for one user, who plays one of them at a time."""
@@ -61,7 +63,7 @@ class CudaRecorder:
 
 
 def recorder_for(device: torch.device) -> Recorder | None:
-    """A recorder for a GPU; None for the CPU, and with NNFRONT_GRAPHS=0."""
-    if device.type != "cuda" or os.environ.get("NNFRONT_GRAPHS") == "0":
+    """A recorder for a GPU; None for the CPU, with NNFRONT_GRAPHS=0, and where results are looked at for NaN on the host."""
+    if device.type != "cuda" or os.environ.get("NNFRONT_GRAPHS") == "0" or checks_nan():
         return None
     return CudaRecorder(device)

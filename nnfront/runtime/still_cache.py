@@ -27,10 +27,9 @@ class StillLayer(CacheLayer):
     def storage(self) -> Storage:
         return self._storage
 
-    def reserve(self, seq: int) -> Storage:
-        """Count more tokens on the device; the real layer has found a place for them."""
+    def take(self, seq: int) -> None:
+        """Count more tokens on the device; the real layer has found places for them."""
         self._state.lengths = self._state.lengths.grow(0, self.batch, seq)
-        return self._storage
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
         self._refuse()

@@ -257,5 +257,7 @@ def test_there_is_a_recorder_for_gpus_alone_and_none_where_it_is_not_wanted(monk
     monkeypatch.setattr(recorder, "CudaRecorder", lambda device: "one")
     assert recorder.recorder_for(torch.device("cpu")) is None
     assert recorder.recorder_for(torch.device("cuda", 0)) == "one"
-    monkeypatch.setenv("NNFRONT_GRAPHS", "0")
-    assert recorder.recorder_for(torch.device("cuda", 0)) is None
+    for name, value in (("NNFRONT_GRAPHS", "0"), ("NNFRONT_CHECK_NAN", "1")):
+        with monkeypatch.context() as context:
+            context.setenv(name, value)
+            assert recorder.recorder_for(torch.device("cuda", 0)) is None
