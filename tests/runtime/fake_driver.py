@@ -64,6 +64,7 @@ class Launch:
     """What cuLaunchKernelEx was given. `parameters` are the bytes of each, by the sizes that were announced for the kernel."""
 
     kernel: str
+    image: bytes
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int
@@ -160,6 +161,7 @@ class FakeDriver:
         self.launches.append(
             Launch(
                 name,
+                image,
                 (given.gridX, given.gridY, given.gridZ),
                 (given.blockX, given.blockY, given.blockZ),
                 given.shared,
