@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import RunError
-from nnfront.runtime.device_sampling import DeviceSampler
+from nnfront.runtime.device_sampling import DeviceSampler, takes
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Sampler:
     """Draws tokens as a `Sampling` says, with a random generator of its own, one call after the other for the same sequences.
 
     prompts: for each sequence its tokens so far, int64 [seq], which a repetition penalty counts as drawn.
-    on_kernel: whether the kernel draws; by default for logits on a GPU.
+    on_kernel: whether the kernel draws; by default for logits on a GPU that it was made for.
     """
 
     sampling: Sampling
@@ -82,7 +82,9 @@ class Sampler:
         """
         if self.sampling.repetition_penalty != 1 and self._seen is None:
             self._seen = self._in_prompts(logits)
-        if logits.is_cuda if self.on_kernel is None else self.on_kernel:
+        if self.on_kernel is None:
+            self.on_kernel = logits.is_cuda and takes(logits)
+        if self.on_kernel:
             return self._on_device(logits)
         scores = self.scores(logits)
         # NaN spreads into the maximum, so looking at that finds one anywhere in the row.
@@ -94,7 +96,9 @@ class Sampler:
                 raise RunError(
                     "the model's logits hold no token to draw: the largest is infinite", help=_HELP
                 )
-            token = torch.multinomial(self._probabilities(scores), 1, generator=self.generator)[:, 0]
+            # The generator's numbers are the CPU's, wherever the logits are.
+            likely = self._probabilities(scores).cpu()
+            token = torch.multinomial(likely, 1, generator=self.generator)[:, 0].to(logits.device)
         if self._seen is not None:
             self._seen.scatter_(1, token[:, None], True)
         return token

@@ -11,6 +11,14 @@ import torch
 from nnfront.lower.kernel_package import kernel_module
 
 
+def takes(logits: torch.Tensor) -> bool:
+    """Whether the kernel draws from such logits on the device that they are on: it has not been made for every GPU."""
+    common, kernel = kernel_module("common"), kernel_module("sampling")
+    shape = kernel.SampleShape(*logits.shape)
+    reason = kernel.accepts(shape, common.dtype_name(logits), common.arch_of(logits.device))
+    return reason is None
+
+
 class DeviceSampler:
     """One launch of the kernel `sampling` for each call. Seeds, steps and marks of seen tokens lie on the device and the kernel advances
     them, so a launch can be captured and replayed.

@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+from nnfront_kernels.common import planning_for
 
+import nnfront as nn
 from nnfront.errors import RunError
-from nnfront.runtime.device_sampling import DeviceSampler
+from nnfront.runtime.device_sampling import DeviceSampler, takes
 from nnfront.sampling import Sampler, Sampling, tokens_of
+
+FOLDER = Path(__file__).parents[2] / "examples/checkpoints/pylib-3m"
 
 
 def on_kernel(prompts: tuple[torch.Tensor, ...] = (), **options: float) -> Sampler:
@@ -108,3 +114,41 @@ def buffers() -> None:
 
 def test_every_draw_of_a_batch_uses_the_same_buffers(interpreted):
     interpreted(buffers)
+
+
+def taken(dtype: torch.dtype, arch: str) -> bool:
+    with planning_for(arch):
+        return takes(torch.zeros(2, 8, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "arch", "expected"),
+    [
+        (torch.bfloat16, "sm_90", True),
+        (torch.float32, "gfx942", True),
+        (torch.float64, "sm_90", False),
+        (torch.float32, "sm_75", False),
+    ],
+    ids=str,
+)
+def test_a_gpu_or_dtype_that_the_kernel_was_not_made_for_is_left_to_torch(interpreted, dtype, arch, expected):
+    assert interpreted(taken, dtype, arch) is expected
+
+
+def texts(folder: str) -> None:
+    """A language model's tokens, drawn by the kernel: greedy ones are the CPU's, and drawn ones the same every time."""
+    llm = nn.LLM.load(folder)
+    prompts = [torch.tensor([7, 8, 9, 300]), torch.tensor([7, 8])]
+    greedy = {"max_new_tokens": 4, "repetition_penalty": 1.8}
+    random = {"max_new_tokens": 3, "temperature": 0.9, "top_k": 40, "seed": 2}
+    expected = llm.generate_ids(prompts, **greedy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nnfront.llm.Sampler", partial(Sampler, on_kernel=True))
+        got = llm.generate_ids(prompts, **greedy)
+        assert [row.tolist() for row in got] == [row.tolist() for row in expected]
+        first, second = llm.generate_ids(prompts, **random), llm.generate_ids(prompts, **random)
+        assert [row.tolist() for row in first] == [row.tolist() for row in second]
+
+
+def test_a_language_model_generates_with_the_kernel(interpreted):
+    interpreted(texts, str(FOLDER))
