@@ -12,15 +12,22 @@ from artefact_cases import VARIED_WEIGHTS, llama_weights, varied_inputs
 from torch.nn import functional as F
 
 import nnfront as nn
+from nnfront import session
+from nnfront.runtime.device import CPU, standing_in
+from nnfront.runtime.launcher import Ahead
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def test_every_golden_artefact_has_a_test() -> None:
-    assert {folder.name for folder in GOLDEN.iterdir() if folder.is_dir()} == {"llama-1", "varied-1"}
+    assert {folder.name for folder in GOLDEN.iterdir() if folder.is_dir()} == {
+        "kernels-2",
+        "llama-1",
+        "varied-1",
+    }
 
 
-@pytest.mark.parametrize("name", ["llama-1", "varied-1"])
+@pytest.mark.parametrize("name", ["kernels-2", "llama-1", "varied-1"])
 def test_every_byte_is_as_it_was_written(name: str) -> None:
     assert nn.artefact.check(GOLDEN / name) == []
 
@@ -81,6 +88,25 @@ def test_the_logits_and_tokens_of_llama_1() -> None:
     assert llm.generate_ids(ids, max_new_tokens=12).tolist() == expected[:, 5:].tolist()
     assert llm.eos_token_ids == (1, 2)
     assert llm.tokenizer.encode("c a") == [3, 1]
+
+
+def test_the_kernels_of_kernels_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Ahead] = []
+    monkeypatch.setattr(session, "launcher_for", lambda ahead, device: given.append(ahead))
+    with standing_in(CPU):
+        loaded = nn.load(GOLDEN / "kernels-2")
+    assert loaded.methods == ("forward",)
+    (ahead,) = given
+    (kernel,) = ahead.cubins
+    assert (ahead.arch, kernel.kernel, kernel.triton, kernel.cuda) == (
+        "sm_90",
+        "matmul_small_m_kernel",
+        "3.9.0",
+        "13.4",
+    )
+    assert (kernel.threads, kernel.cluster, kernel.min_driver) == (128, 1, 13000)
+    assert [p.name for p in kernel.parameters[:3]] == ["x_ptr", "w_ptr", "y_ptr"]
+    assert kernel.image[:4] == b"\x7fELF"
 
 
 def test_what_is_loaded_is_saved_in_todays_form(tmp_path: Path) -> None:
