@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Kernels on a GPU: right first (edges, full sizes, compute-sanitizer), then how fast. One call, under ten minutes, no network.
+# Kernels on a GPU: right first (edges, full sizes, compute-sanitizer, launched from machine code as by Triton), then how fast. One call, under ten minutes, no network.
 #
-#     bench/gpu.sh [--only NAME ...] [--parts edges,full,sanitizer,speed] [--configs] [--seconds 540] [--out FILE]
+#     bench/gpu.sh [--only NAME ...] [--parts edges,full,sanitizer,cubin,speed] [--configs] [--seconds 540] [--out FILE]
 #     bench/gpu.sh --dry          # every case small, in Triton's interpreter, on a machine without a GPU
 #
 # Needs python3 (or $PYTHON) with torch and triton. Writes bench/results/gpu.json and a table.

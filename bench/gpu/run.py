@@ -22,6 +22,7 @@ HERE = Path(__file__).resolve()
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent), str(ROOT / "tests" / "kernels")]
 
+import launcher  # noqa: E402
 import torch  # noqa: E402
 import triton  # noqa: E402
 from cases import edges, full, small  # noqa: E402
@@ -31,7 +32,7 @@ from right import edge, full_size  # noqa: E402
 from speed import Clock, ceilings, timed  # noqa: E402
 from table import table  # noqa: E402
 
-PARTS = ("edges", "full", "sanitizer", "speed")
+PARTS = ("edges", "full", "sanitizer", "cubin", "speed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,6 +98,9 @@ def run_part(
     if part == "sanitizer":
         sanitize(options, results)
         return
+    if part == "cubin" and options.dry:
+        launcher.dry(arch, options.only, results)
+        return
     if part == "edges":
         accepted = [k.name for k in KERNELS if k.name in options.only and arch in k.configs]
         cases = edges(accepted)
@@ -111,6 +115,14 @@ def run_part(
         runs = list(dict.fromkeys(map(small, runs)))
     if part == "full":
         each([(run,) for run in runs], lambda run: full_size(run, arch, device), deadline, results)
+        return
+    if part == "cubin":
+        each(
+            [(run,) for run in runs],
+            lambda run: launcher.compared(run, arch, device, results),
+            deadline,
+            results,
+        )
         return
     clock = Clock(device)
     results["ceilings"] = ceilings(clock)

@@ -44,6 +44,15 @@ def test_edge_cases_run_for_the_kernels_that_are_asked_for():
     assert "WRONG" not in done.stdout
 
 
+def test_kernels_are_compiled_and_launched_by_the_launcher_of_artefacts(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = bench("--dry", "--parts", "cubin", "--only", "moe_combine", "rms_norm", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(out.read_text())["launches"]
+    assert [row["kernel"] for row in rows] == ["moe_combine_kernel", "rms_norm_kernel"]
+    assert all(row["bytes"] > 1000 for row in rows)
+
+
 def test_what_there_is_no_time_for_is_listed():
     done = bench("--dry", "--parts", "full", "--only", "moe_combine", "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -75,7 +84,7 @@ def parts(monkeypatch):
 def test_an_unknown_part_is_refused(parts, capsys):
     with pytest.raises(SystemExit):
         parts[0].parse(["--parts", "ful"])
-    assert "parts are edges, full, sanitizer, speed, got ful" in capsys.readouterr().err
+    assert "parts are edges, full, sanitizer, cubin, speed, got ful" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arch", nnfront_kernels.ARCHS)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel through both launchers: Triton's own, and nnfront's of machine code compiled ahead. Same bits, and what a launch costs the host.
+
+    python bench/gpu/launcher.py [KERNEL ...]    # what `bench/gpu.sh --parts cubin --dry` runs: compile, launch on a driver that does nothing
+
+Each plan runs twice from the same memory, outputs poisoned before, and every tensor that it was given is compared afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE.parent), str(ROOT), str(ROOT / "tests" / "kernels"), str(ROOT / "tests" / "runtime")]
+
+import torch  # noqa: E402
+from cases import Run, full, small  # noqa: E402
+from nnfront_kernels import ahead  # noqa: E402
+from nnfront_kernels.common import Plan, jit, launched_by  # noqa: E402
+from right import RECORDS, operands  # noqa: E402
+
+from nnfront.runtime.cubin import Cubin, read_cubin  # noqa: E402
+from nnfront.runtime.driver import Driver  # noqa: E402
+from nnfront.runtime.launcher import Ahead, Launcher, launcher_for  # noqa: E402
+
+LAUNCHES = 50  # fewer than the driver queues
+
+
+def compared(run: Run, arch: str, device: str, results: dict[str, Any]) -> None:
+    """Run a kernel's plans through both launchers; add a row for each to `results["launches"]`, and what is wrong to `results["wrong"]`."""
+    arguments, options = operands(run, arch, device)
+
+    def both(plan: Plan) -> None:
+        cubin = read_cubin(*ahead.build(plan, arch))
+        own = launcher_for(Ahead(arch, (cubin,)), torch.device(device, 0))
+        before = [tensor.clone() for tensor in tensors(plan)]
+        seen = []
+        for launch in (jit, own):
+            for tensor, value in zip(tensors(plan), before, strict=True):
+                tensor.copy_(value)
+            plan.output.view(torch.uint8).fill_(0xA5) if plan.output.is_contiguous() else plan.output.fill_(
+                85
+            )
+            launch(plan)
+            seen.append([tensor.clone() for tensor in tensors(plan)])
+        differ = [
+            name
+            for name, one, two in zip(names(plan), *seen, strict=True)
+            if not torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))
+        ]
+        if differ or own.compiled_here:
+            why = (
+                f"{plan.kernel.__name__}: the launchers differ in {', '.join(differ)}" if differ else str(own)
+            )
+            results["wrong"].append({"case": f"cubin {run}", "why": why})
+        row = {
+            "case": str(run),
+            "kernel": plan.kernel.__name__,
+            "triton_us": host_microseconds(jit, plan),
+            "own_us": host_microseconds(own, plan),
+            "bytes": len(cubin.image),
+        }
+        results.setdefault("launches", []).append(row)
+        print(
+            f"{row['kernel']} {run}: {row['triton_us']:.1f} us a launch by Triton, {row['own_us']:.1f} us here"
+        )
+
+    with launched_by(both):
+        RECORDS[run.kernel].launch(*arguments, **options, arch=arch)
+
+
+def host_microseconds(launch: Callable[[Plan], None], plan: Plan) -> float:
+    """What one launch takes the host, the queue being short."""
+    launch(plan)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(LAUNCHES):
+        launch(plan)
+    taken = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return taken / LAUNCHES * 1e6
+
+
+def given(plan: Plan) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a plan by name, those behind descriptors too."""
+    for name, value in plan.arguments.items():
+        tensor = getattr(value, "base", value)
+        if isinstance(tensor, torch.Tensor):
+            yield name, tensor
+
+
+def tensors(plan: Plan) -> list[torch.Tensor]:
+    return [tensor for _, tensor in given(plan)]
+
+
+def names(plan: Plan) -> list[str]:
+    return [name for name, _ in given(plan)]
+
+
+def dry(arch: str, kernels: list[str], results: dict[str, Any]) -> None:
+    """Compile and launch in a process of its own: this one's kernels are interpreted."""
+    command = [sys.executable, str(HERE), arch, *kernels]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        results["wrong"].append({"case": "cubin", "why": (done.stdout + done.stderr)[-1500:]})
+        return
+    results["launches"] = json.loads(done.stdout)
+
+
+def main(arch: str, kernels: list[str]) -> int:
+    """Launch one small run of each kernel on a driver that writes down what it gets; print a row for each plan."""
+    from fake_driver import FakeDriver
+
+    rows: list[dict[str, Any]] = []
+
+    def launched(plan: Plan) -> None:
+        cubin = read_cubin(*ahead.build(plan, arch))
+        sizes = tuple(ahead.sizes_of(cubin.fields()["parameters"]))
+        library = FakeDriver(sizes={cubin.image: sizes}, capability=capability(cubin))
+        own = Launcher(Ahead(arch, (cubin,)), Driver(0, library), stream=int)
+        own(plan)
+        (launch,) = library.launches
+        assert list(map(len, launch.parameters)) == list(sizes)
+        assert own.compiled_here == {}
+        rows.append({"kernel": launch.kernel, "grid": launch.grid, "bytes": len(cubin.image)})
+
+    for run in {run.kernel: run for run in full(arch) if run.kernel in kernels}.values():
+        with launched_by(launched):  # some operands are made by kernels
+            arguments, options = operands(small(run), arch, "cpu")
+            RECORDS[run.kernel].launch(*arguments, **options, arch=arch)
+    print(json.dumps(rows))
+    return 0
+
+
+def capability(cubin: Cubin) -> tuple[int, int]:
+    """The GPU that machine code is for."""
+    number = int(cubin.arch.removeprefix("sm_"))
+    return number // 10, number % 10
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1], sys.argv[2:] or list(RECORDS)))
