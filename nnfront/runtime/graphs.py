@@ -135,6 +135,7 @@ class Graphs:
                 self._recordings.clear()
             growth = self._growth.get(call.key, "new")
             if isinstance(growth, dict):
+                _bound(self._growth, call.key, SEEN)
                 played = self._played(call, frame, growth)
                 if played is not None:
                     return result(played)
@@ -181,7 +182,8 @@ class Graphs:
             if growth[slot]:
                 for layer in cache:
                     layer.take(growth[slot])
-        with self._recorder.turn(), torch.no_grad():
+        # A caller's inference mode must not decide what the memory of a recording is.
+        with self._recorder.turn(), torch.inference_mode(False), torch.no_grad():
             recording = self._recordings.get(call.key)
             if recording is None:
                 recording = self._recorded(call, frame)

@@ -103,22 +103,34 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.randint(0, CONFIG.vocab_size, shape)
 
 
-def decode(batch: int, page_size: int | None) -> None:
+def decode(batch: int, page_size: int | None, stored_as: str | None) -> None:
     """Prompts of different lengths, then tokens over a length class and over the end of a page."""
     layers = 1 if page_size is None else 2
     one, other, recorder = pair(dataclasses.replace(CONFIG, num_hidden_layers=layers))
     pages = {} if page_size is None else {"page_size": page_size}
-    run = both(one, other, batch=batch, max_seq=40, **pages)
+    run = both(one, other, batch=batch, max_seq=40, stored_as=stored_as, **pages)
     for i in range(batch):
         run.map("rows", i)("prefill", tokens(1, 14 - 4 * i))
     token = tokens(batch, 1)
-    for _ in range(6):
+    for _ in range(5):
         token = run("decode", token)
     found = one["decode"].graphs
     # Up to 16 tokens, and up to 32: in each the first call runs as usual, the second is recorded.
-    assert found.replays == 1 + 3
+    assert found.replays == 1 + 2
     assert len(found) == len(recorder.tapes) == 2
     assert all("attention_decode_kernel" in tape.names for tape in recorder.tapes)
+
+
+def chunks() -> None:
+    """Several tokens at a time, behind sequences of different lengths."""
+    one, other, recorder = pair()
+    cuda_attention.LEAST_CLASS = 16
+    run = both(one, other, batch=2, max_seq=16, page_size=16)
+    run.map("rows", 0)("decode", tokens(1, 1))
+    for _ in range(3):
+        run("prefill", tokens(2, 2))
+    assert one["prefill"].graphs.replays == 2
+    assert "attention_prefill_kernel" in recorder.tapes[0].names
 
 
 def live(page_size: int | None) -> None:

@@ -4,13 +4,19 @@
 from __future__ import annotations
 
 import pytest
-from graph_runs import bake, bound, decode, fail, live, refuse_when_full, whole
+from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full, whole
 
 
-@pytest.mark.parametrize(("batch", "page_size"), [(1, None), (3, None), (3, 16)])
+@pytest.mark.parametrize(
+    ("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, None, None), (3, 16, None)]
+)
 @pytest.mark.ahead.with_args(decode)
-def test_decode_steps_that_are_played_give_the_bits_of_the_method(interpreted, batch, page_size):
-    interpreted(decode, batch, page_size)
+def test_decode_steps_that_are_played_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
+    interpreted(decode, batch, page_size, stored_as)
+
+
+def test_chunks_of_a_prompt_can_be_played_as_well(interpreted):
+    interpreted(chunks)
 
 
 @pytest.mark.parametrize("page_size", [None, 16])

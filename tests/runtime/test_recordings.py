@@ -77,6 +77,15 @@ def test_a_result_belongs_to_the_caller(tapes):
         b.zero_()
 
 
+def test_a_recording_that_was_made_in_inference_mode_is_good_outside_of_it_and_the_other_way(tapes):
+    for is_inside in (True, False):
+        run, x = scale()["main"], torch.ones(1, 3)
+        for step in range(4):
+            with torch.inference_mode(is_inside == (step < 2)):
+                assert torch.equal(run(x, 2)[1], torch.tensor([[2.0, 4.0, 6.0]]))
+        assert run.graphs.replays == 3
+
+
 def test_new_weights_make_recordings_void(tapes):
     session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
     run, x = session["main"], torch.ones(1, 3)
