@@ -9,9 +9,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nnfront_kernels
 import pytest
+import torch
+from nnfront_kernels.common import Plan
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -91,3 +94,27 @@ def test_an_unknown_part_is_refused(parts, capsys):
 def test_full_sizes_cover_every_kernel_of_an_arch(parts, arch):
     names = {run.kernel for run in parts[1].full(arch)}
     assert names == {kernel.name for kernel in nnfront_kernels.KERNELS if arch in kernel.configs}
+
+
+@pytest.mark.parametrize(("step", "wrong"), [(1, []), (2, ["K: the launchers differ in y"])])
+def test_a_difference_between_the_launchers_is_reported(parts, monkeypatch, step, wrong):
+    launcher = importlib.import_module("launcher")
+    run, y = parts[1].Run("rms_norm", nnfront_kernels.rms_norm.NormShape(1, 4), "float16"), torch.zeros(4)
+    plan = Plan(type("K", (), {}), (1,), {"y": y}, {}, None, y)
+    own = type("Own", (), {"compiled_here": {}, "__call__": lambda self, plan: plan.output.add_(step)})()
+    record = SimpleNamespace(launch=lambda **options: plan.launch())
+    for name, stand_in in {
+        "jit": lambda plan: plan.output.add_(1),
+        "launcher_for": lambda ahead, device: own,
+        "read_cubin": lambda fields, image: SimpleNamespace(image=image),
+        "operands": lambda *arguments: ((), {}),
+        "RECORDS": {"rms_norm": record},
+    }.items():
+        monkeypatch.setattr(launcher, name, stand_in)
+    monkeypatch.setattr(launcher.ahead, "build", lambda plan, arch: ({}, b"code"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    results = {"wrong": [], "skipped": []}
+    launcher.compared(run, "sm_90", "cpu", results)
+    assert [failure["why"] for failure in results["wrong"]] == wrong
+    assert y.tolist() == [1.0] * 4, "what one launch makes is left behind"
+    assert [(row["kernel"], row["bytes"]) for row in results["launches"]] == [("K", 4)]
