@@ -5,7 +5,7 @@
     a reader     a thread that copies each of them piece by piece into the ring, which faults the pages of files in, and queues the copies
     the GPU      copies from the ring on a stream of its own, while the reader fills the next slot
 
-A slot is filled again when its copy is done and no sooner. The host holds the ring, the weight that is read and the one that waits; what
+A slot is filled again when its copy is done and no sooner. The host holds the ring, the weight that is read, one that waits and one that is made; what
 was computed is let go of as soon as it has been read.
 """
 
@@ -132,22 +132,20 @@ class Upload:
         slots: int = SLOTS,
         slot_bytes: int = SLOT_BYTES,
     ) -> None:
-        """Raises LoadError if there is no pinned memory for the ring."""
         self._link = link
         self._device = device
         self._progress = progress
         self._total = total
         self._sent = 0
         self._placed = 0
+        self._slots = slots
         self._slot_bytes = slot_bytes
-        self._free = _ring(link, slots, slot_bytes)
         self._busy: deque[tuple[Any, torch.Tensor]] = deque()
         self._error: BaseException | None = None
         self._is_stopped = False
         # One may wait while another is read: with more of them, more of what transforms compute would be held.
         self._queue: Queue[tuple[str, torch.Tensor, torch.Tensor] | None] = Queue(1)
-        self._reader = Thread(target=self._read, name="nnfront upload", daemon=True)
-        self._reader.start()
+        self._reader: Thread | None = None
 
     def send(self, name: str, value: Any) -> Any:
         """Return a weight on the device, whose bytes are on the way; what is there already, or is no tensor, as it is.
@@ -161,6 +159,9 @@ class Upload:
         if self._link.holds(value):
             return value.contiguous()
         target = self._place(name, value)
+        if self._reader is None:  # nothing is taken for weights that are all there
+            self._reader = Thread(target=self._read, name="nnfront upload", daemon=True)
+            self._reader.start()
         self._queue.put((name, value.detach(), target))
         return target
 
@@ -198,8 +199,9 @@ class Upload:
         self._end()
 
     def _end(self) -> None:
-        self._queue.put(None)
-        self._reader.join()
+        if self._reader is not None:
+            self._queue.put(None)
+            self._reader.join()
         # Even after an error: the device must not write to memory, nor read from it, that is somebody else's by then.
         while self._busy:
             self._link.wait(self._busy.popleft()[0])
@@ -228,23 +230,21 @@ class Upload:
                 self._progress(self._sent, self._total)
 
     def _slot(self) -> torch.Tensor:
-        """A slot that no copy reads any more."""
-        if self._free:
-            return self._free.pop()
+        """A slot that no copy reads: a new one while the ring is not complete, else the one that has been busy for longest."""
+        if len(self._busy) < self._slots:
+            try:
+                return self._link.pinned(self._slot_bytes)
+            except RuntimeError as error:
+                if not self._busy:
+                    raise LoadError(
+                        f"there is no pinned memory to load through: {text_of(self._slot_bytes)} were asked for",
+                        details=[str(error).splitlines()[0]],
+                        help="free memory of the host, or raise what the system lets a process lock (ulimit -l, a container's limits)",
+                    ) from error
+                self._slots = len(self._busy)
         copied, slot = self._busy.popleft()
         self._link.wait(copied)
         return slot
-
-
-def _ring(link: Link, slots: int, slot_bytes: int) -> list[torch.Tensor]:
-    try:
-        return [link.pinned(slot_bytes) for _ in range(slots)]
-    except RuntimeError as error:
-        raise LoadError(
-            f"there is no pinned memory to load through: {slots} times {text_of(slot_bytes)} were asked for",
-            details=[str(error).splitlines()[0]],
-            help="free memory of the host, or raise what the system lets a process lock (ulimit -l, a container's limits)",
-        ) from error
 
 
 def pieces(

@@ -158,5 +158,5 @@ def test_a_load_without_pinned_memory_says_how_much_it_wants(monkeypatch):
 
     with pytest.raises(LoadError) as caught:
         load(monkeypatch, FakeLink(fails=fails))
-    assert caught.value.what == "there is no pinned memory to load through: 4 times 32.00 MiB were asked for"
+    assert caught.value.what == "there is no pinned memory to load through: 32.00 MiB were asked for"
     assert caught.value.details == ("CUDA error: out of memory",)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -67,6 +68,29 @@ def test_the_ring_is_all_the_pinned_memory_there_is_and_its_slots_are_used_again
     sent.finish()
     assert [slot.nbytes for slot in link.slots] == [SLOT] * 3
     assert link.copies == 100
+
+
+@pytest.mark.parametrize("there", [1, 3])
+def test_a_ring_for_which_there_is_too_little_pinned_memory_has_fewer_slots(there):
+    def fails(what: str, size: int) -> None:
+        if what == "pinned" and len(link.slots) == there:
+            raise RuntimeError("CUDA error: out of memory")
+
+    link = FakeLink(fails=fails)
+    sent = Upload(link, CPU, slots=4, slot_bytes=SLOT)
+    value = torch.arange(20 * SLOT, dtype=torch.int32)
+    copy = sent.send("w", value)
+    sent.finish()
+    assert len(link.slots) == there
+    assert torch.equal(copy, value)
+
+
+def test_without_anything_to_send_nothing_is_taken():
+    link = FakeLink()
+    sent = Upload(link, CPU, slots=3, slot_bytes=SLOT)
+    sent.send("dim", 7)
+    sent.finish()
+    assert not link.slots
 
 
 def test_what_was_sent_is_let_go_of():
@@ -133,7 +157,7 @@ def test_a_stop_waits_for_what_is_under_way_and_reads_no_more():
     sent.stop()
     assert not link.pending
     assert link.copies <= 1
-    assert not sent._reader.is_alive()
+    assert not any(thread.name == "nnfront upload" for thread in threading.enumerate())
 
 
 class TwoLayers(nn.Module):
@@ -183,6 +207,33 @@ def test_a_session_for_cuda_holds_each_weight_once_on_the_device(links, shared):
     by_shape = {tuple(t.shape): t for t in session.weights.values()}
     assert torch.equal(by_shape[32, 8], fused)
     assert torch.equal(by_shape[4, 32], weights["c.weight"])
+
+
+def test_a_load_holds_three_computed_weights_at_most(links, monkeypatch):
+    class Many(nn.Module):
+        def __init__(self) -> None:
+            self.parts = nn.ModuleList([nn.Linear(8, 16, bias=False) for _ in range(8)])
+            self.scaled = [part.weight * 2.0 for part in self.parts]
+
+        def forward(self, x: nn.Tensor) -> list[nn.Tensor]:
+            return [op.linear(x, weight) for weight in self.scaled]
+
+    model = Many()
+    ir = model.export({"forward": {"x": spec.Tensor(["n", 8])}})
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True), target="cuda")
+    alive, most = [], []
+    plain = Upload.send
+
+    def send(self: Upload, name: str, value: object) -> object:
+        alive.append(weakref.ref(value))
+        most.append(sum(ref() is not None for ref in alive))
+        return plain(self, name, value)
+
+    monkeypatch.setattr(Upload, "send", send)
+    executable.load({name: torch.randn(16, 8) for name, _ in model.named_parameters()})
+    assert len(most) >= 8
+    # One that is read, one that waits, one that is made.
+    assert max(most[:8]) <= 3
 
 
 def test_a_load_that_fails_leaves_nothing_under_way(links, monkeypatch):
