@@ -13,8 +13,8 @@ norm_residual      a sum and its RMS norm or layer norm; the region returns both
 sampling           a token drawn from logits
 embedding          rows of a table, scaled or cast
 
-For CUDA, where a pass over memory costs more than a call:
-gated_activation   activation and multiplication, where gate and up are no product's
+For CUDA, where no kernel computes two products, but each may have a kernel of its own:
+gated_activation   in the place of gated_pair: activation and multiplication, whatever gate and up are
 """
 
 from __future__ import annotations
@@ -226,10 +226,7 @@ def _patterns() -> tuple[Pattern, ...]:
 
 
 PATTERNS: tuple[Pattern, ...] = _patterns()
-# Before products, which would take the factor for a scale.
-_FIRST_PRODUCT = next(i for i, pattern in enumerate(PATTERNS) if pattern.name == "quantized_product")
-CUDA_PATTERNS: tuple[Pattern, ...] = (
-    *PATTERNS[:_FIRST_PRODUCT],
-    Pattern("gated_activation", _gated_activations(), _is_pair),
-    *PATTERNS[_FIRST_PRODUCT:],
+CUDA_PATTERNS: tuple[Pattern, ...] = tuple(
+    Pattern("gated_activation", _gated_activations(), _is_pair) if pattern.name == "gated_pair" else pattern
+    for pattern in PATTERNS
 )

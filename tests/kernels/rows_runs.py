@@ -156,3 +156,27 @@ def model_kernels(file: str) -> dict[str, list[tuple[str, str, str]]]:
         name: [(i.op, i.kernel, i.module.split(".")[-1]) for i in m.body.instructions if i.op in ops]
         for name, m in executable.program.methods.items()
     }
+
+
+class Feed(nn.Module):
+    """Gate and up with weights of their own."""
+
+    def __init__(self) -> None:
+        self.gate_proj, self.up_proj = (nn.Linear(64, 96, bias=False, dtype="float16") for _ in range(2))
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.silu(self.gate_proj(x)) * self.up_proj(x)
+
+
+def feed(quant: str | None) -> set[str]:
+    """Kernels that run it; AssertionError unless it gives what the CPU gives."""
+    torch.manual_seed(0)
+    ir = Feed().export({"forward": {"x": spec.Tensor(["n", 64], "float16")}})
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    weights = {f"{name}_proj.weight": torch.randn(96, 64).half() / 8 for name in ("gate", "up")}
+    device, x = nn.compile(ir, target="cuda"), torch.randn(5, 64).half()
+    got, expected = (e.load(weights)["forward"](x) for e in (device, nn.compile(ir)))
+    torch.testing.assert_close(got, expected, rtol=4e-3, atol=4e-3)
+    return {i.kernel for i in device.program.methods["forward"].body.instructions}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from rows_runs import CASES, FLOAT64, REFUSED, agree, explained, model_kernels
+from rows_runs import CASES, FLOAT64, REFUSED, agree, explained, feed, model_kernels
 
 
 @pytest.mark.ahead.with_args(agree)
@@ -42,3 +42,10 @@ def test_every_norm_of_a_language_model_runs_on_the_kernels(interpreted, file):
         if file == "qwen3_moe":
             assert {module for op, _, module in rows if op == "rms_norm"} >= {"q_norm", "k_norm"}
             assert ("softmax", "triton_softmax") in {(op, kernel) for op, kernel, _ in rows}
+
+
+@pytest.mark.parametrize(
+    ("quant", "product"), [(None, "triton_product"), ("int8", "triton_int8"), ("int4", "triton_int4")]
+)
+def test_gate_and_up_with_weights_of_their_own_run_on_the_kernels(interpreted, quant, product):
+    assert interpreted(feed, quant) == {product, "triton_gated_activation"}

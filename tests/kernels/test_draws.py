@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -162,6 +163,32 @@ def draw_here(rows: Rows) -> None:
 @pytest.mark.ahead.with_args(draw_here)
 @pytest.mark.parametrize("rows", CASES, ids=str)
 def test_the_tokens_that_can_be_drawn_are_the_cpus_and_the_token_is_the_definitions(interpreted, rows):
+    interpreted(draw_here, rows)
+
+
+def random_case(seed: int) -> Rows:
+    """Some logits and some limits; edges of top_p that rounding could move are unlikely."""
+    choose = random.Random(seed)
+    vocab = choose.choice([3, 17, 255, 256, 257, 1000, 3000])
+    return Rows(
+        vocab,
+        choose.choice(["normal", "ties", "holes", "equal", "zeros", "peak"]),
+        rows=choose.choice([1, 2]),
+        dtype=choose.choice(["float16", "float32"]),
+        temperature=choose.choice([0.3, 0.9, 2.5]),
+        top_k=choose.choice([None, choose.randint(1, vocab)]),
+        top_p=choose.choice([None, choose.uniform(0.01, 0.999)]),
+        min_p=choose.choice([None, choose.uniform(0.001, 0.9)]),
+        penalty=choose.choice([1.0, 0.6, 1.4]),
+        gap=choose.choice([0, 3, 16]),
+        small=choose.choice([True, False]),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.ahead.with_args(draw_here)
+@pytest.mark.parametrize("rows", [random_case(seed) for seed in range(100)], ids=str)
+def test_random_limits_keep_what_the_cpu_keeps(interpreted, rows):
     interpreted(draw_here, rows)
 
 

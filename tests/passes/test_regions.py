@@ -283,6 +283,12 @@ def test_an_activation_times_anything_but_a_tensor_like_it_stays(forward):
     assert regions(outline(exported(forward, x=Y, y=Y), CUDA_PATTERNS)) == []
 
 
+def test_two_products_are_one_region_but_on_cuda():
+    ir = exported(lambda x, v, w: op.silu(op.linear(x, v)) * op.linear(x, w), x=X, v=W, w=W)
+    assert [name for name, _ in regions(outline(ir))] == ["gated_pair"]
+    assert [name for name, _ in regions(outline(ir, CUDA_PATTERNS))] == ["gated_activation"]
+
+
 TWICE = {
     "a product added to its own rows": (
         lambda x, w: x + op.linear(x, w),
