@@ -45,7 +45,7 @@ def program(model: str, quant: str | None = None) -> Program:
 
 @cache
 def foreseen(model: str, quant: str | None) -> set[str]:
-    plans, notes = rehearse(program(model, quant), {}, {"batch": [1, 3, *(2**i for i in range(1, 10))]})
+    plans, notes = rehearse(program(model, quant), {}, {"batch": [1, 2, 3, 4, 8, 16, 32, 64]})
     assert notes == {}
     return set(plans)
 
@@ -81,7 +81,7 @@ def test_every_kernel_of_any_call_was_foreseen(model: str, quant: str | None) ->
     @settings(max_examples=8, deadline=None)
     @given(
         st.sampled_from(["logits", "prefill", "decode"]),
-        st.integers(1, 300),
+        st.integers(1, 50),
         st.integers(1, 44),
         st.integers(0, 20),
     )
