@@ -58,13 +58,13 @@ def reference(
     dense = []
     for q, scales, side in ((x, x_scales, 1), (w, w_scales, BLOCK)):
         whole = scales.shape == (1, 1)
-        rows = len(q) if whole else side if _in_blocks(x_scales, w_scales, len(w)) else 1
+        rows = len(q) if whole else side if in_blocks(x_scales, w_scales, len(w)) else 1
         columns = q.shape[1] if scales.shape[1] == 1 else BLOCK
         dense.append(dequantize_fp8(q, scales, max(rows, 1), columns, compute))
     return Epilogue(**epilogue).reference(dense[0] @ dense[1].T, torch.bfloat16)
 
 
-def _in_blocks(x_scales: torch.Tensor, w_scales: torch.Tensor, n: int) -> bool:
+def in_blocks(x_scales: torch.Tensor, w_scales: torch.Tensor, n: int) -> bool:
     """Which of the two forms the scales have. Where K is at most 128 a block of x is a row."""
     return x_scales.shape[1] > 1 or w_scales.shape[1] > 1 or w_scales.shape[0] not in (1, n)
 
@@ -249,9 +249,8 @@ def plan(
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
     require_matrix("w", w, n, k, x.dtype)
-    blocks = _in_blocks(x_scales, w_scales, n)
-    _require_scales("x_scales", x_scales, m, m, cdiv(k, BLOCK), blocks)
-    _require_scales("w_scales", w_scales, n, cdiv(n, BLOCK), cdiv(k, BLOCK), blocks)
+    blocks = in_blocks(x_scales, w_scales, n)
+    require_scales(x_scales, w_scales, m, n, k, blocks=blocks)
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
     shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=BLOCK if blocks else 0)
@@ -287,6 +286,14 @@ def plan(
         },
         divisible=tuple(loads),
     )
+
+
+def require_scales(
+    x_scales: torch.Tensor, w_scales: torch.Tensor, m: int, n: int, k: int, *, blocks: bool
+) -> None:
+    """Raise KernelError unless both scales are float32 of the shapes that their form asks for."""
+    _require_scales("x_scales", x_scales, m, m, cdiv(k, BLOCK), blocks)
+    _require_scales("w_scales", w_scales, n, cdiv(n, BLOCK), cdiv(k, BLOCK), blocks)
 
 
 def _require_scales(

@@ -11,6 +11,7 @@ Not used: Triton's warp_specialize, which on Hopper is ignored or fails to compi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -62,9 +63,9 @@ def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     return best("matmul_tma", CONFIGS[arch], shape, dtype, arch, 16, 16)
 
 
-def with_room(config: Config, moved: int, arch: str) -> Config:
+def with_room(config: Config, arch: str, needed: Callable[[Config], int]) -> Config:
     """The config with as many of its stages as leave room for the epilogue: a wide residual costs one."""
-    while shared_bytes(config, moved) + BARRIERS > ARCHS[arch].shared_bytes:
+    while needed(config) + BARRIERS > ARCHS[arch].shared_bytes:
         config = replace(config, num_stages=config.num_stages - 1)
     return config
 
@@ -156,16 +157,16 @@ def plan(
     require(accepts(shape, dtype_name(x), arch), "matmul_tma")
     y = epi.output(out, x, n)
     moved = y.element_size() + (0 if epi.residual is None else epi.residual.element_size())
-    config = with_room(config or choose(shape, dtype_name(x), arch), moved, arch)
+    config = with_room(config or choose(shape, dtype_name(x), arch), arch, lambda c: shared_bytes(c, moved))
     arguments: dict[str, Any] = {}
     tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
     if tiles:
         half = [config.block_m, config.block_n // 2]
         arguments = {
-            "x_desc": _descriptor("x", x, [config.block_m, config.block_k]),
-            "w_desc": _descriptor("w", w, [config.block_n, config.block_k]),
-            "y_desc": _descriptor("out", y, half),
-            "residual_desc": None if epi.residual is None else _descriptor("residual", epi.residual, half),
+            "x_desc": descriptor("x", x, [config.block_m, config.block_k]),
+            "w_desc": descriptor("w", w, [config.block_n, config.block_k]),
+            "y_desc": descriptor("out", y, half),
+            "residual_desc": None if epi.residual is None else descriptor("residual", epi.residual, half),
             "bias_ptr": epi.bias,
             "scale": epi.scale,
             "M": m,
@@ -188,12 +189,12 @@ def plan(
     )
 
 
-def _descriptor(name: str, tensor: torch.Tensor, block: list[int]) -> TensorDescriptor:
+def descriptor(name: str, tensor: torch.Tensor, block: list[int]) -> TensorDescriptor:
     """A host tensor descriptor; KernelError if TMA cannot address the tensor."""
     size = tensor.element_size()
     if tensor.data_ptr() % 16 or (tensor.stride(0) * size % 16 and tensor.shape[0] > 1):
         raise KernelError(
-            f"matmul_tma: every row of {name} must start at a multiple of 16 bytes, got address "
+            f"TMA: every row of {name} must start at a multiple of 16 bytes, got address "
             f"{tensor.data_ptr() % 16} mod 16 and rows {tensor.stride(0) * size} bytes apart"
         )
     # The stride of a single row is never used, and torch lets it be anything.

@@ -40,7 +40,7 @@ def operands(run: Run, arch: str, device: str) -> tuple[tuple[Any, ...], dict[st
     if run.kernel in stored.KERNELS:
         return stored.operands(kernel, run.shape, run.dtype, device)
     arguments, options = kernel.example(run.shape, run.dtype, device)
-    if run.kernel == "matmul_fp8" and device == "cpu":
+    if run.kernel.startswith("matmul_fp8") and device == "cpu":
         options["out_dtype"] = torch.float16  # the interpreter's bfloat16 is wrong
     options = {name: _random(run, value) for name, value in options.items()}
     return tuple(_random(run, tensor) for tensor in arguments), options
@@ -64,7 +64,7 @@ def _random(run: Run, tensor: Any) -> Any:
         return torch.randint(low, high, tensor.shape, device=tensor.device).to(tensor.dtype)
     values = torch.randn(tensor.shape, device=tensor.device)
     scales = run.kernel in ("matmul_int4", "matmul_int8") and tensor.shape[0] != run.shape.m
-    if scales or (run.kernel == "matmul_fp8" and tensor.dtype == torch.float32):
+    if scales or (run.kernel.startswith("matmul_fp8") and tensor.dtype == torch.float32):
         values = values.abs() / 64 + 1 / 256
     return values.to(tensor.dtype)
 
