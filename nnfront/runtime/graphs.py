@@ -15,6 +15,7 @@ A recording holds no memory of a cache. New weights make all recordings void.
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ class Graphs:
         self._slots = [slot for a in program.arguments for slot in a.structure.leaves()]
         self._results = [*dict.fromkeys(program.result.leaves())]
         self._lock = Lock()
-        self._template: Frame | None = None
+        self._loaded: weakref.ref[Any] | None = None
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
@@ -121,8 +122,8 @@ class Graphs:
         count = f"{len(self)} recordings of at most {RECORDINGS}"
         return f"{self._program.name}: {count}, calls played: {self.replays}"
 
-    def __call__(self, template: Frame, frame: Frame, result: Callable[[Frame], Any]) -> Any:
-        """Do a call whose arguments and dims are in `frame`, a copy of `template`, and return what `result` makes of a frame.
+    def __call__(self, loaded: object, frame: Frame, result: Callable[[Frame], Any]) -> Any:
+        """Do a call whose arguments and dims are in `frame`, and return what `result` makes of a frame. Recordings are of one `loaded`.
 
         Raises what the call as usual raises; the caches are then to be restored.
         """
@@ -130,8 +131,8 @@ class Graphs:
         if call is None:
             return self._as_usual(frame, result)
         with self._lock:
-            if template is not self._template:
-                self._template = template
+            if self._loaded is None or self._loaded() is not loaded:
+                self._loaded = weakref.ref(loaded)
                 self._recordings.clear()
             growth = self._growth.get(call.key, "new")
             if isinstance(growth, dict):

@@ -29,7 +29,7 @@ from nnfront.runtime.route import find_route
 from nnfront.runtime.signature import Known, arrange
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Loaded:
     """A frame with the weights in place, and what makes a caller's result of a frame that has run."""
 
@@ -158,7 +158,7 @@ class Method:
         marks = [args[i].mark() for i in self._states]
         try:
             if self.graphs is not None:
-                return self.graphs(loaded.template, frame, loaded.result)
+                return self.graphs(loaded, frame, loaded.result)
             self._run(frame)
             with torch.no_grad():
                 return loaded.result(frame)

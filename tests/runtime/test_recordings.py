@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from contextlib import contextmanager
 
 import pytest
@@ -94,6 +96,26 @@ def test_new_weights_make_recordings_void(tapes):
     session.update({"w": torch.full((3,), 7.0)})
     assert [float(run(x, 1)[0][0, 0]) for _ in range(3)] == [7.0] * 3
     assert len(tapes.tapes) == 2
+
+
+def test_weights_that_were_replaced_are_let_go_of_before_the_next_call(monkeypatch):
+    class Forgetful(TapeRecorder):
+        """A recording has addresses and no tensors, as on a GPU."""
+
+        def record(self, run: Callable[[], None]) -> Callable[[], None]:
+            run()
+            return lambda: None
+
+    monkeypatch.setattr(method, "recorder_for", lambda device: Forgetful())
+    session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
+    for _ in range(3):
+        session["main"](torch.ones(1, 3), 1)
+    session.update({"w": torch.full((3,), 2.0)})
+    old = weakref.ref(session.weights["w"])
+    for _ in range(3):
+        session["main"](torch.ones(1, 3), 1)
+    session.update({"w": torch.full((3,), 3.0)})
+    assert old() is None
 
 
 def test_threads_get_their_own_results(tapes):
