@@ -25,7 +25,7 @@ from nnfront.weights import Extras, Options, is_artefact
 from nnfront.weights.artefact import PROGRAM, ArtefactFiles, check_files, read_artefact
 from nnfront.weights.stored import read_weights, restored
 
-__all__ = ["check", "export", "is_artefact", "load", "program_of", "session_of"]
+__all__ = ["check", "export", "is_artefact", "load", "program_of", "session_of", "target_of"]
 
 
 def load(path: str | Path, *, verify: bool = True) -> Session:
@@ -57,6 +57,11 @@ def session_of(files: ArtefactFiles) -> Session:
         raise _about(files.folder, error) from None
     extras = Extras(manifest.llm, files.copies)
     return Session(program, values.pop(""), values, known, ir=ir, extras=extras, kernels=files.kernels)
+
+
+def target_of(path: str | Path) -> str:
+    """Return the target that an artefact was made for. Raises LoadError if it has no manifest that can be read."""
+    return read_artefact(path, verify=False).manifest.target
 
 
 def program_of(path: str | Path) -> IRModule:

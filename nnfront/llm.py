@@ -21,6 +21,9 @@ from nnfront.tokenizer import Tokenizer, until
 from nnfront.weights import TextModel, is_artefact
 from nnfront.weights.artefact import read_artefact
 
+KV_QUANTS = {"fp8": "float8_e4m3fn"}
+"""How keys and values may be kept in fewer bits, and what caches call it."""
+
 
 class LLM:
     """A language model that generates text. Make one with `LLM.load`.
@@ -30,9 +33,21 @@ class LLM:
     """
 
     def __init__(
-        self, session: Session, text: TextModel, config: Any, path: Path, phases: Phases | None = None
+        self,
+        session: Session,
+        text: TextModel,
+        config: Any,
+        path: Path,
+        phases: Phases | None = None,
+        kv_quant: str | None = None,
     ) -> None:
+        """`kv_quant` as for `load`. Raises LoadError for one that there is not."""
+        if kv_quant not in (None, *KV_QUANTS):
+            raise LoadError(
+                f"kv_quant is {kv_quant!r}, expected {' or '.join(map(repr, KV_QUANTS))}, or nothing"
+            )
         self.session = session
+        self._stored_as = None if kv_quant is None else KV_QUANTS[kv_quant]
         self.config = config
         self.path = path
         self.eos_token_ids = text.eos_token_ids
@@ -46,6 +61,7 @@ class LLM:
         dtype: str | None = None,
         quant: str | None = None,
         *,
+        kv_quant: str | None = None,
         model_file: str | Path | None = None,
         cache: str | Path | None = None,
         plan: Callable[[TransformPlan], None] | None = None,
@@ -55,9 +71,10 @@ class LLM:
 
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
         quant: store the weights of linear layers in 4 bits (`int4`, a scale for 32 of them) or 8 (`int8` or, in floats, `fp8`, a scale for each output).
+        kv_quant: keep keys and values in 8 bits (`fp8`: a float, with a scale for each token and head).
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
-        An artefact has all of these in it, so none is given with one.
+        An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be.
         """
@@ -71,7 +88,7 @@ class LLM:
                 raise LoadError(
                     f"{path} is an artefact: its weights are made already", help="leave the cache out"
                 )
-            return _from_artefact(Path(path), device)
+            return _from_artefact(Path(path), device, kv_quant)
         phases = Phases()
         model = compile_folder(path, device, dtype, model_file, phases, quant)
         cast = dtype is not None
@@ -80,7 +97,7 @@ class LLM:
         session = model.executable.load(model.checkpoint, cast=cast, cache=cache, progress=progress)
         session.extras = model.extras
         phases.end("load")
-        return LLM(session, model.text, model.config, Path(path), phases)
+        return LLM(session, model.text, model.config, Path(path), phases, kv_quant)
 
     def save(self, folder: str | Path) -> None:
         """Write an artefact that `LLM.load` reads, tokenizer included. Raises LoadError like `Session.save`."""
@@ -221,7 +238,9 @@ class LLM:
     def _steps(self, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler) -> Iterator[torch.Tensor]:
         """Yield the next token of every sequence, int64 [batch], `count` times."""
         longest = max(map(len, prompts))
-        cache = self.session.make_cache(batch=len(prompts), max_seq=longest + count)
+        cache = self.session.make_cache(
+            batch=len(prompts), max_seq=longest + count, stored_as=self._stored_as
+        )
         self.phases.start()
         parts = []
         first = 0
@@ -240,7 +259,7 @@ class LLM:
             yield token
 
 
-def _from_artefact(folder: Path, device: str) -> LLM:
+def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
     phases = Phases()
     files = read_artefact(folder)
     text = files.manifest.llm
@@ -248,9 +267,13 @@ def _from_artefact(folder: Path, device: str) -> LLM:
         raise LoadError(
             f"{folder} is an artefact, but of no language model", help="nnfront.load(DIR) loads it"
         )
-    if files.manifest.target != device:
-        raise LoadError(f"{folder} was made for the target {files.manifest.target!r}, not for {device!r}")
+    target = files.manifest.target
+    if device not in (target, target.partition(":")[0]):
+        raise LoadError(
+            f"{folder} was made for the target {target!r}, not for {device!r}",
+            help=f"LLM.load(..., device={target!r}), or export the model again for {device!r}",
+        )
     phases.end("read")
     session = session_of(files)
     phases.end("load")
-    return LLM(session, text, text, folder, phases)
+    return LLM(session, text, text, folder, phases, kv_quant)

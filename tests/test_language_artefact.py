@@ -218,7 +218,10 @@ def test_an_artefact_of_no_language_model_is_said(tmp_path: Path) -> None:
 def test_another_target_than_the_artefacts_is_said(exported: Path) -> None:
     with pytest.raises(LoadError) as error:
         nn.LLM.load(exported, device="cuda")
-    assert str(error.value) == f"{exported} was made for the target 'cpu', not for 'cuda'"
+    assert str(error.value) == (
+        f"{exported} was made for the target 'cpu', not for 'cuda'\n"
+        "  help: LLM.load(..., device='cpu'), or export the model again for 'cuda'"
+    )
 
 
 def test_a_tokenizer_without_a_token_for_a_text_says_so(tmp_path: Path) -> None:

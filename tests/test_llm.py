@@ -349,3 +349,33 @@ def test_prompts_are_moved_to_the_device_of_the_session(llm: nn.LLM) -> None:
     elsewhere.generate_ids(torch.tensor([[1, 2]]), 1)
     elsewhere.logits(torch.tensor([[1, 2]]))
     assert seen == ["meta", "meta"]
+
+
+def test_keys_and_values_are_kept_in_8_bits_if_asked(llm: nn.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    coded = nn.LLM.load(FOLDER, kv_quant="fp8")
+    made: list[Any] = []
+    make_cache = coded.session.make_cache
+
+    def remembering(**sizes: Any) -> Any:
+        made.append(make_cache(**sizes))
+        return made[-1]
+
+    monkeypatch.setattr(coded.session, "make_cache", remembering)
+    assert coded.generate_ids(torch.tensor([[5, 6, 7]]), max_new_tokens=3).shape == (1, 3)
+    plain = llm.session.make_cache(batch=1, max_seq=made[0].max_seq)
+    size = llm.config.head_size
+    assert made[0].nbytes * 2 * size == plain.nbytes * (size + 4)
+
+
+def test_another_way_to_keep_keys_and_values_is_refused() -> None:
+    with pytest.raises(LoadError) as error:
+        nn.LLM.load(FOLDER, kv_quant="int3")
+    assert str(error.value) == "kv_quant is 'int3', expected 'fp8', or nothing"
+
+
+def test_the_command_line_keeps_keys_and_values_in_8_bits_and_names_the_device(capsys: Any) -> None:
+    arguments = ["run", str(FOLDER), "-p", PROMPT, "-n", "4", "--kv-quant", "fp8", "--device"]
+    assert main([*arguments, "cpu"]) == 0
+    assert capsys.readouterr().out
+    assert main([*arguments, "abacus"]) == 1
+    assert "unknown target 'abacus'" in capsys.readouterr().err

@@ -42,10 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
+    parser.add_argument(
+        "--device",
+        metavar="TARGET",
+        help="cpu (the default), cuda, or a GPU's architecture such as cuda:sm_90; an artefact has its own",
+    )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     parser.add_argument(
         "--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8"
     )
+    parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
     parser.add_argument(
         "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
     )
@@ -55,8 +61,10 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     llm = nn.LLM.load(
         args.path,
+        args.device or (nn.artefact.target_of(args.path) if nn.artefact.is_artefact(args.path) else "cpu"),
         dtype=args.dtype,
         quant=args.quant,
+        kv_quant=args.kv_quant,
         model_file=args.model,
         cache=args.cache,
         plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
