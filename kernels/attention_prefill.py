@@ -115,11 +115,12 @@ CONFIGS = {
 
 
 def choose(shape: PrefillShape, dtype: str, arch: str) -> Config:
-    """The narrowest config that holds a head; in 8 bits with at most 16 rows for a warp, or queries and sums would spill."""
+    """The narrowest config that holds a head. In 8 bits and with a window a warp of more than 16 rows would spill."""
     size = max(shape.size, shape.value_size)
     held = [config for config in CONFIGS[arch] if config.block_k >= size]
     config = min(held, key=lambda config: config.block_k)
-    return replace(config, num_warps=max(config.num_warps, config.block_m // 16 if shape.fp8 else 0))
+    least = config.block_m // 16 if shape.fp8 or shape.window else 1
+    return replace(config, num_warps=max(config.num_warps, least))
 
 
 @triton.jit(do_not_specialize=["stride_pages"])

@@ -21,6 +21,7 @@ from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
 from nnfront_kernels.tiles import MatmulShape
+from table import shown
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,7 @@ class Run:
     dtype: str
 
     def __str__(self) -> str:
-        shown = {name: value for name, value in vars(self.shape).items() if value not in (False, True, 0)}
-        return f"{self.kernel} {self.dtype} " + " ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{self.kernel} {self.dtype} {shown(vars(self.shape))}"
 
 
 # N, K of Llama-3.1-8B: attention output, gate and up, down, and head; and one square.
@@ -99,13 +99,23 @@ def _shapes(kernel: Kernel) -> list[Any]:
     if name == "gated_activation":
         return [GatedShape(r, 14336, halves=True) for r in (1, 64, 4096)]
     if name == "rope_append":
-        return [AppendShape(b, t, 32, 8, 128, 64, page=p) for b, t, p in ((64, 1, 64), (2, 2048, 0))]
+        return [
+            AppendShape(b, t, 32, 8, 128, 64, page=p, fp8=narrow)
+            for b, t, p, narrow in ((64, 1, 64, False), (64, 1, 0, True), (2, 2048, 0, False))
+        ]
     if name == "attention_decode":
-        return [DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in ((32, 8192, 64), (1, 32768, 0))]
+        contexts = ((32, 8192, 64), (64, 512, 0), (1, 8192, 0), (1, 32768, 0))
+        return [
+            *(DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in contexts),
+            *(DecodeShape(b, 32, 8, 128, n, page=p, fp8=True) for b, n, p in contexts[::3]),
+            DecodeShape(32, 64, 8, 64, 8192, page=16, window=1024),
+        ]
     if name == "attention_prefill":
         return [
             PrefillShape(1, 1024, 32, 8, 128),
             PrefillShape(2, 512, 32, 8, 128, before=1536, page=64),
+            PrefillShape(2, 512, 32, 8, 128, before=1536, page=64, fp8=True),
+            PrefillShape(1, 2048, 16, 16, 192, value_size=128),
         ]
     assert name == "quantize_fp8", name
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]

@@ -30,9 +30,9 @@ from nnfront_kernels import KERNELS  # noqa: E402
 from nnfront_kernels.common import ARCHS, arch_of  # noqa: E402
 from right import edge, full_size  # noqa: E402
 from speed import Clock, ceilings, timed  # noqa: E402
-from table import table  # noqa: E402
+from table import model_table, table  # noqa: E402
 
-PARTS = ("edges", "full", "sanitizer", "cubin", "speed")
+PARTS = ("edges", "full", "sanitizer", "cubin", "speed", "model")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arch not in ARCHS:
         print(f"no kernels for {arch}: they are for {', '.join(ARCHS)}", file=sys.stderr)
         return 2
-    results: dict[str, Any] = {"machine": machine(options.dry, arch), "wrong": [], "skipped": [], "rows": []}
+    results: dict[str, Any] = {"machine": machine(options.dry, arch)}
+    results |= {kind: [] for kind in ("wrong", "skipped", "rows", "model")}
     deadline = time.monotonic() + options.seconds
     for part in options.parts:
         started = time.monotonic()
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{part}: {time.monotonic() - started:.0f} s", flush=True)
     if results["rows"]:
         print(table(results))
+    if results["model"]:
+        print(model_table(results["model"]))
     for failure in results["wrong"]:
         print(f"WRONG {failure['case']}: {failure['why']}")
     for case in results["skipped"]:
@@ -101,6 +104,9 @@ def run_part(
     if part == "cubin" and options.dry:
         launcher.dry(arch, options.only, results)
         return
+    if part == "model":
+        time_model(options.dry, deadline, results)
+        return
     if part == "edges":
         accepted = [k.name for k in KERNELS if k.name in options.only and arch in k.configs]
         cases = edges(accepted)
@@ -134,6 +140,16 @@ def run_part(
             results["rows"] += timed(run, arch, clock, options.configs)
         except Exception as error:  # a case that cannot run must not hide the others' numbers
             results["wrong"].append({"case": f"speed {run}", "why": f"{type(error).__name__}: {error}"})
+
+
+def time_model(dry: bool, deadline: float, results: dict[str, Any]) -> None:
+    """The whole model; on a machine that has the kernels only, it is listed as skipped."""
+    try:
+        import model
+    except ImportError as error:
+        results["skipped"].append(f"model: {error}")
+        return
+    model.run(dry, deadline, results)
 
 
 def each(

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import stored
 import torch
 from cases import Run
 from nnfront_kernels import moe_routing
 from nnfront_kernels.common import Config
 from right import RECORDS, operands
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import scaled_dot_product_attention
 
 COPIES = 10  # launches in one graph
 REPEATS = 5
@@ -67,28 +72,63 @@ def ceilings(clock: Clock) -> dict[str, float]:
     }
 
 
-def baseline(run: Run, arguments: tuple[Any, ...]) -> tuple[str, Callable[[], Any]] | None:
-    """What torch does for the same result, or for the nearest thing that it has."""
+def baselines(run: Run, arguments: tuple[Any, ...]) -> list[tuple[str, Callable[[], Any]]]:
+    """What torch does for the same result, or for the nearest thing that it has; the fastest of several counts."""
     shape = run.shape
     if run.kernel in ("matmul", "matmul_tma", "matmul_small_m"):
         x, w = arguments[:2]
-        return "torch", lambda: x @ w.T
+        return [("torch", lambda: x @ w.T)]
     if run.kernel.startswith("matmul_fp8") and not shape.group and arguments[0].is_cuda:
         x, w, x_scales, w_scales = arguments
-        return "torch fp8", lambda: torch._scaled_mm(
-            x, w.T, scale_a=x_scales, scale_b=w_scales.T.contiguous(), out_dtype=torch.bfloat16
-        )
+        scales = {"scale_a": x_scales, "scale_b": w_scales.T.contiguous()}
+        return [("torch fp8", lambda: torch._scaled_mm(x, w.T, **scales, out_dtype=torch.bfloat16))]
     if run.kernel.startswith("matmul"):
         x = torch.randn(shape.m, shape.k, device=arguments[0].device, dtype=torch.bfloat16)
         w = torch.randn(shape.n, shape.k, device=arguments[0].device, dtype=torch.bfloat16)
-        return "torch bf16", lambda: x @ w.T
+        return [("torch bf16", lambda: x @ w.T)]
     if run.kernel == "grouped_matmul":
         slots = shape.tokens * shape.top_k
         experts = min(shape.experts, slots)
         w = arguments[1][:experts]
         x = torch.randn(experts, -(-slots // experts), shape.k, device=w.device, dtype=w.dtype)
-        return "torch bmm, even shares", lambda: torch.bmm(x, w.transpose(1, 2))
-    return None
+        return [("torch bmm, even shares", lambda: torch.bmm(x, w.transpose(1, 2)))]
+    if run.kernel.startswith("attention"):
+        return _attention(run, arguments[0])
+    return []
+
+
+def _attention(run: Run, q: torch.Tensor) -> list[tuple[str, Callable[[], Any]]]:
+    """torch's backends on dense keys and values in 16 bits: as many as a query of the kernel sees, without a window."""
+    shape, decode = run.shape, run.kernel == "attention_decode"
+    seq, total = (1, shape.longest) if decode else (shape.seq, shape.before + shape.seq)
+
+    def dense(heads: int, length: int, size: int) -> torch.Tensor:
+        return torch.randn(shape.batch, heads, length, size, device=q.device).to(q.dtype)
+
+    query = dense(shape.heads, seq, shape.size)
+    k = dense(shape.kv_heads, total, shape.size)
+    v = dense(shape.kv_heads, total, shape.value_size or shape.size)
+    mask = None if decode else causal_lower_right(seq, total)
+
+    def by(backend: SDPBackend) -> Callable[[], Any]:
+        def attend() -> torch.Tensor:
+            with sdpa_kernel(backend):
+                return scaled_dot_product_attention(query, k, v, attn_mask=mask, enable_gqa=True)
+
+        return attend
+
+    # The CPU has one backend for all masks.
+    backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION) if q.is_cuda else (SDPBackend.MATH,)
+    return [(f"torch {backend.name.lower()}", by(backend)) for backend in backends]
+
+
+def fastest(choices: list[tuple[str, Callable[[], Any]]], clock: Clock) -> tuple[str, float | None]:
+    """The name and the time of the fastest; a backend that has no kernel for these operands raises RuntimeError."""
+    times: dict[str, float] = {}
+    for name, work in choices:
+        with contextlib.suppress(RuntimeError):
+            times[name] = clock.us(work)
+    return min(times.items(), key=lambda item: item[1], default=("", None))
 
 
 def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[str, Any]]:
@@ -104,8 +144,9 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
             for c in kernel.configs[arch]
             if c.block_m >= chosen.block_m and (c.block_k == block_k or not block_k)
         ]
-    versus = baseline(run, arguments)
-    versus_us = clock.us(versus[1]) if versus else None
+    if run.kernel == "attention_decode":
+        stored.longest(run.shape, arguments)
+    versus, versus_us = fastest(baselines(run, arguments), clock)
     cost = kernel.cost(run.shape, run.dtype)
     rows = []
     for config in dict.fromkeys(configs):
@@ -124,7 +165,7 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
                 "us": time_us,
                 "tflop_s": cost.flops / max(time_us, 1e-9) / 1e6,
                 "gb_s": cost.bytes / max(time_us, 1e-9) / 1e3,
-                "versus": versus[0] if versus else "",
+                "versus": versus,
                 "versus_us": versus_us,
             }
         )

@@ -30,7 +30,16 @@ def operands(kernel: Kernel, shape: Any, dtype: str, device: str) -> tuple[tuple
             return torch.full_like(tensor, shape.before)
         return torch.randint(shape.longest // 2, shape.longest + 1, tensor.shape, device=device).int()
 
-    return tuple(map(filled, arguments)), {name: filled(value) for name, value in options.items()}
+    made = {name: filled(value) for name, value in options.items()}
+    for name in ("key_scales", "value_scales"):
+        if name in made:
+            made[name] = torch.rand(made[name].shape, device=device) / 100 + 0.001
+    return tuple(map(filled, arguments)), made
+
+
+def longest(run_shape: Any, arguments: tuple[Any, ...]) -> None:
+    """Let every sequence that is decoded have the length that its cost is for."""
+    arguments[3].fill_(run_shape.longest)
 
 
 def stated_and_found(
@@ -39,7 +48,20 @@ def stated_and_found(
     """What the definition gives, what a launch gave (its result, and the cache that it wrote to), and the size of the terms."""
     stated = kernel.reference(*arguments, **options, compute=torch.float64)
     if kernel.name == "rope_append":
-        return list(stated), [results[0], *arguments[6:8]], list(stated)
+        found = [results[0], *arguments[6:8]]
+        if "key_scales" not in options:
+            return list(stated), found, list(stated)
+        q, *codes = stated
+        scales = codes[2:], [options["key_scales"], options["value_scales"]]
+        values = [
+            [c.float() * s[..., None] for c, s in zip(pair, scale, strict=True)]
+            for pair, scale in zip((codes[:2], found[1:]), scales, strict=True)
+        ]
+        # Codes may be a step apart where rounding is close: 1/8 of the value, or 2^-9 of the scale.
+        step = 2.0**-24 * 3
+        terms = [(x.abs() / 8 + s[..., None] / 512) / step for x, s in zip(values[0], scales[0], strict=True)]
+        return [q, *values[0]], [results[0], *values[1]], [q, *terms]
     q, keys, values, *others = arguments
-    size = kernel.reference(q, keys, values.abs(), *others, **options, compute=torch.float64)
+    magnitudes = values.float().abs().to(values.dtype)
+    size = kernel.reference(q, keys, magnitudes, *others, **options, compute=torch.float64)
     return [stated], results, [size]

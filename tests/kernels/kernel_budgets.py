@@ -91,10 +91,25 @@ def others(kernel: Kernel) -> list[Build]:
         if kernel.name == "grouped_matmul":
             shapes += [replace(shape, gated=False, gather=False), replace(shape, k=shape.k + 16)]
         if hasattr(shape, "fp8"):
-            narrow = replace(shape, fp8=True)
-            made.append(Build(kernel.name, arch, kernel.choose(narrow, dtype, arch), narrow, dtype))
+            made.append(chosen(kernel, arch, replace(shape, fp8=True), dtype))
         made += [Build(kernel.name, arch, config, each, dtype) for each in shapes]
+    if kernel.name.startswith("attention"):
+        made += [chosen(kernel, arch, shape, dtype) for arch in kernel.configs for shape in heads(kernel)]
     return made
+
+
+def chosen(kernel: Kernel, arch: str, shape: Any, dtype: str) -> Build:
+    return Build(kernel.name, arch, kernel.choose(shape, dtype, arch), shape, dtype)
+
+
+def heads(kernel: Kernel) -> list[Any]:
+    """Heads that do not fill a block, values of another size, and the paths that the typical shape does not take."""
+    shape = kernel.typical
+    made = [replace(shape, size=size, value_size=values) for size, values in ((80, 0), (96, 0), (192, 128))]
+    if kernel.name == "attention_prefill":
+        made += [replace(shape, before=512, page=64), replace(shape, size=64, window=256)]
+        return [*made, replace(shape, before=512, page=128, fp8=True)]
+    return [*made, replace(shape, page=0, window=1024), replace(shape, page=0, fp8=True)]
 
 
 def compile_build(build: Build, package: ModuleType = nnfront_kernels) -> Report:

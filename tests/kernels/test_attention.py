@@ -114,6 +114,7 @@ CASES = [
     Decode((40, 39), 40, 2, 64, splits=2),  # more heads in a group than a tile has rows
     Decode((65,), 4, 4, 192, value_size=128, page=64, step=64),
     Decode((33, 130), 3, 3, 64, scale=1.0, splits=4, step=16),
+    Decode((40, 16, 2), 8, 1, 192, value_size=128, window=17, soft_cap=2.0, sinks=True, splits=2),
     Decode((1, 40), 4, 1, 64, fp8=True, gap=16),
     Decode((15, 0, 70), 7, 1, 80, page=16, fp8=True, splits=2, sinks=True),
     Decode((65, 64), 6, 2, 96, page=64, fp8=True, window=20, soft_cap=4.0, splits=3),
@@ -131,14 +132,19 @@ def test_decode_matches_float64(interpreted, case):
     interpreted(decode_here, case)
 
 
+# Lengths on both sides of the end of a page, windows of one key and across pages, every number of heads for a key head.
 MORE = [
-    Decode((n, n + page - 1, 2 * page + 1), heads, kv, size, page, window=window, splits=splits, sinks=n % 2 == 1)
-    for n, (heads, kv), size, page, window, splits in (
-        (length, group, size, page, (None, 1, 20, 64)[(length + size) % 4], 1 + (length * size) % 5)
-        for length in (1, 17, 65)
-        for group in ((1, 1), (3, 1), (4, 1), (7, 1), (8, 1), (8, 2))
-        for size in (64, 80, 96, 128, 256)
-        for page in (16, 64, 128)
+    Decode(
+        (n, n + (page or 40) - 1, 2 * (page or 40) + 1), heads, kv, size, page, value_size=value_size,
+        window=(None, 1, 20, 64)[turn % 4], splits=1 + turn % 5, sinks=turn % 2 == 1,
+        soft_cap=4.0 if turn % 3 == 1 else None, gap=16 * (turn % 2), fp8=turn % 4 == 3,
+    )
+    for turn, (n, (heads, kv), (size, value_size), page) in enumerate(
+        (n, group, sizes, page)
+        for n in (1, 17, 65)
+        for group in ((1, 1), (3, 1), (4, 1), (7, 1), (8, 1), (8, 2), (33, 1))
+        for sizes in ((64, 0), (80, 0), (96, 0), (128, 0), (192, 128), (192, 0), (256, 0))
+        for page in (0, 16, 64, 128)
     )
 ]  # fmt: skip
 

@@ -49,7 +49,7 @@ PLAIN = [
     or (b.shape.k == 4096 and not b.shape.gated and not b.wide and not b.shape.zero_points)
 ]
 FEW = list({(b.kernel, b.arch): b for b in reversed(PLAIN) if b not in NARROW}.values())
-FEW += [b for b in NARROW if b.arch == "sm_90" and b.shape.size == 128]
+FEW += list({b.kernel: b for b in reversed(NARROW) if b.arch == "sm_90"}.values())
 FALLBACKS = [
     Build("matmul_small_m", "sm_90", nnfront_kernels.matmul_small_m.UNALIGNED, MatmulShape(64, 4095, 4095)),
     Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),

@@ -56,6 +56,37 @@ def test_kernels_are_compiled_and_launched_by_the_launcher_of_artefacts(tmp_path
     assert all(row["bytes"] > 1000 for row in rows)
 
 
+@pytest.mark.slow
+def test_a_whole_model_runs_small_against_its_limit_and_transformers(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = bench("--dry", "--parts", "model", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(out.read_text())
+    assert (results["wrong"], results["skipped"]) == ([], [])
+    steps = {(row["who"].split()[0], row["what"]) for row in results["model"]}
+    both = {"prefill 5", "decode 1 x 3"}
+    assert steps == {
+        *(("nnfront", what) for what in both | {"decode 2 x 3 in 8 bits", "first token"}),
+        *(("transformers", what) for what in both | {"decode 2 x 3"}),
+    }
+    for row in results["model"]:
+        assert f"| {row['who']} | {row['what']} |" in done.stdout
+
+
+def test_a_model_that_there_is_no_time_for_is_listed(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = bench("--dry", "--parts", "model", "--seconds", "0", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = [
+        "model float16",
+        "model int4",
+        "model float16 speed",
+        "model int4 speed",
+        "model transformers",
+    ]
+    assert json.loads(out.read_text())["skipped"] == expected
+
+
 def test_what_there_is_no_time_for_is_listed():
     done = bench("--dry", "--parts", "full", "--only", "moe_combine", "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -87,7 +118,7 @@ def parts(monkeypatch):
 def test_an_unknown_part_is_refused(parts, capsys):
     with pytest.raises(SystemExit):
         parts[0].parse(["--parts", "ful"])
-    assert "parts are edges, full, sanitizer, cubin, speed, got ful" in capsys.readouterr().err
+    assert "parts are edges, full, sanitizer, cubin, speed, model, got ful" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arch", nnfront_kernels.ARCHS)
@@ -118,3 +149,20 @@ def test_a_difference_between_the_launchers_is_reported(parts, monkeypatch, step
     assert [failure["why"] for failure in results["wrong"]] == wrong
     assert y.tolist() == [1.0] * 4, "what one launch makes is left behind"
     assert [(row["kernel"], row["bytes"]) for row in results["launches"]] == [("K", 4)]
+
+
+@pytest.fixture
+def model(parts):
+    return importlib.import_module("model")
+
+
+def test_a_decode_step_reads_all_weights_but_the_embeddings_and_every_token(model):
+    config = model.SMALL  # 259 rows of 64 embeddings, 1 layer, 1 key head of 32
+    assert model.decode_bytes(10**6, config, 7, None) == 10**6 - 2 * 259 * 64 + 7 * 2 * 32 * 2
+    assert model.decode_bytes(10**6, config, 7, "float8_e4m3fn") == 10**6 - 2 * 259 * 64 + 7 * 2 * (32 + 4)
+
+
+def test_the_work_of_a_prompt_counts_products_and_pairs(model):
+    # q and o of 64 x 64, k and v of 64 x 32, three of 64 x 96; 2 heads of 32, 1 + 2 + 3 pairs, two products
+    weights = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96
+    assert model.prefill_flops(model.SMALL, 3) == 2 * 3 * weights + 2 * 2 * 6 * 2 * 32

@@ -131,6 +131,8 @@ CASES = [
     Prefill((18,), size=192, value_size=128, scale=0.1),
     Prefill((12,), (7,), heads=3, causal=False, page=16),
     Prefill((70,), heads=1, step=32, rows=16),
+    Prefill((2, 16), (126, 1), heads=7, size=128, page=128, window=1),
+    Prefill((1, 5), (63, 16), heads=3, size=80, page=64, soft_cap=2.0, sinks=True),
     Prefill((33, 2), (0, 40), heads=3, fp8=True, gap=16),
     Prefill((3, 20), (40, 16), heads=4, kv_heads=2, size=96, page=16, fp8=True, window=21, sinks=True),
     Prefill((17,), (64,), size=192, value_size=128, page=64, fp8=True, soft_cap=4.0),
@@ -147,11 +149,21 @@ def test_prefill_matches_float64(interpreted, case):
     interpreted(prefill_here, case)
 
 
+# Chunks of every length after caches of every length, on both sides of the end of a page.
 MORE = [
-    Prefill((s, 1, 40), (b, 0, 7), heads, kv, size, page=page, window=(None, 1, 17, 33)[(s + b) % 4], sinks=s % 2 == 1)
-    for s in (1, 16, 31, 65)
-    for b in (0, 15, 64)
-    for (heads, kv), size, page in (((1, 1), 64, 16), ((3, 1), 80, 64), ((4, 1), 96, 128), ((7, 1), 128, 0), ((8, 2), 256, 16))
+    Prefill(
+        (s, 1, 40), (b, 0, 7), heads, kv, size, value_size, page, window=(None, 1, 17, 33)[turn % 4], sinks=turn % 2 == 1,
+        soft_cap=4.0 if turn % 3 == 1 else None, gap=16 * (turn % 2), fp8=turn % 5 == 3,
+    )
+    for turn, (s, b, ((heads, kv), (size, value_size), page)) in enumerate(
+        (s, b, kind)
+        for s in (1, 16, 31, 65)
+        for b in (0, 15, 64)
+        for kind in (
+            ((1, 1), (64, 0), 16), ((3, 1), (80, 0), 64), ((4, 1), (96, 0), 128), ((7, 1), (128, 0), 0),
+            ((8, 2), (256, 0), 16), ((8, 1), (192, 128), 64), ((4, 4), (128, 0), 128), ((3, 3), (192, 0), 0),
+        )
+    )
 ]  # fmt: skip
 
 

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that write and read a cache take lengths from device memory only: a captured launch stays right as sequences grow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from kernel_attention import normal
+from nnfront_kernels import attention_decode, attention_prefill, rope_append
+from nnfront_kernels.common import Plan
+
+BATCH, HEADS, KV_HEADS, SIZE, SLOTS = 3, 4, 2, 64, 128
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def random(*size: int) -> torch.Tensor:
+    return normal(GENERATOR, *size).half()
+
+
+def operands(paged: bool, fp8: bool) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Keys, values and options of a cache of random tokens."""
+    first, slots = (BATCH * SLOTS // 16, 16) if paged else (BATCH, SLOTS)
+    cache = [random(first, KV_HEADS, slots, SIZE) for _ in range(2)]
+    options: dict[str, torch.Tensor] = {}
+    if paged:
+        options["pages"] = torch.randperm(first, generator=GENERATOR).view(BATCH, -1).int()
+    if fp8:
+        cache = [x.to(torch.float8_e4m3fn) for x in cache]
+        for name in ("key_scales", "value_scales"):
+            options[name] = random(first, KV_HEADS, slots).float().abs() + 0.5
+    return cache, options
+
+
+def decode(paged: bool, fp8: bool) -> tuple[Any, list[torch.Tensor], dict[str, Any], list[torch.Tensor]]:
+    """A kernel, its operands with lengths left out, its options, and the counts that lie in device memory."""
+    cache, options = operands(paged, fp8)
+    return attention_decode, [random(BATCH, HEADS, SIZE), *cache], options, [torch.zeros(BATCH).int()]
+
+
+def prefill(paged: bool, fp8: bool) -> tuple[Any, list[torch.Tensor], dict[str, Any], list[torch.Tensor]]:
+    cache, options = operands(paged, fp8)
+    before = torch.zeros(BATCH).int()
+    starts = torch.tensor([0, 4, 4, 9], dtype=torch.int32)
+    options |= {"longest": 5, "before": before}
+    return attention_prefill, [random(9, HEADS, SIZE), *cache], options, [starts, before]
+
+
+def append(paged: bool, fp8: bool) -> tuple[Any, list[torch.Tensor], dict[str, Any], list[torch.Tensor]]:
+    cache, options = operands(paged, fp8)
+    heads = (HEADS, KV_HEADS, KV_HEADS)
+    tokens = [random(BATCH, 2, count, SIZE) for count in heads]
+    tables = [random(BATCH, 2, 32).float() for _ in range(2)]
+    return rope_append, [*tokens, *tables, *cache], options, [torch.zeros(BATCH).int()]
+
+
+MAKERS = [decode, prefill, append]
+COUNTS = {
+    "decode": [([1, 40, 128],), ([17, 0, 2],)],
+    "prefill": [([0, 4, 4, 9], [0, 90, 16]), ([0, 1, 6, 6], [31, 0, 100])],
+    "append": [([0, 15, 126],), ([127, 63, 8],)],
+}
+
+
+def planned(made: tuple[Any, list[torch.Tensor], dict[str, Any], list[torch.Tensor]]) -> Plan:
+    module, tensors, options, counts = made
+    at = 5 if module is rope_append else 3
+    return module.plan(*tensors[:at], counts[0], *tensors[at:], **options, arch="sm_90")
+
+
+def written_down(plan: Plan) -> dict[str, Any]:
+    """All of a plan that a captured launch holds; of tensors where they are."""
+    held = {**plan.arguments, **plan.constants, "grid": plan.grid, "config": plan.config}
+    fresh = ("y_ptr", "partial_ptr", "arrived_ptr")
+    return {
+        name: value.data_ptr() if isinstance(value, torch.Tensor) else value
+        for name, value in held.items()
+        if name not in fresh
+    }
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["16bits", "8bits"])
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_a_launch_is_the_same_whatever_the_lengths(make, paged, fp8):
+    made = make(paged, fp8)
+    plans = []
+    for contents in COUNTS[make.__name__]:
+        for tensor, values in zip(made[3], contents, strict=True):
+            tensor.copy_(torch.tensor(values))
+        plans.append(written_down(planned(made)))
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_lengths_are_not_even_read_for_a_plan(make):
+    module, tensors, options, counts = make(True, False)
+    nowhere = {id(tensor): tensor.to("meta") for tensor in counts}
+    options = {name: nowhere.get(id(value), value) for name, value in options.items()}
+    planned((module, tensors, options, [nowhere[id(tensor)] for tensor in counts]))
+
+
+def launched_again(make: Callable[..., Any], paged: bool, fp8: bool) -> None:
+    made = make(paged, fp8)
+    module, tensors, options, counts = made
+    at = 5 if module is rope_append else 3
+    plan = planned(made)
+    near = {"rtol": 2.0**-3, "atol": 2.0**-7} if fp8 else {"rtol": 2.0**-9, "atol": 2.0**-10}
+    for contents in COUNTS[make.__name__]:
+        for tensor, values in zip(counts, contents, strict=True):
+            tensor.copy_(torch.tensor(values))
+        limits = {name: value for name, value in options.items() if name != "longest"}
+        stated = module.reference(*tensors[:at], counts[0], *tensors[at:], **limits)
+        y = plan.launch()
+        found = [y, *tensors[at:], *(options[n] for n in ("key_scales", "value_scales") if fp8)]
+        if module is not rope_append:
+            stated, found = (stated,), [y]
+            last = int(counts[0][-1]) if module is attention_prefill else None
+            stated, found = (stated[0][:last],), [y[:last]]
+        for mine, his in zip(found, stated, strict=True):
+            torch.testing.assert_close(mine.float(), his.float(), **near)
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(("paged", "fp8"), [(True, False), (False, True)], ids=["paged", "8bits"])
+def test_one_plan_stays_right_as_sequences_grow(interpreted, make, paged, fp8):
+    interpreted(launched_again, make, paged, fp8)
