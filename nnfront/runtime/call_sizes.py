@@ -39,6 +39,8 @@ def check_sizes(program: Program, known: Mapping[Symbol, int], sizes: Sizes) -> 
                 f"no method has a dim {name!r} that calls bind",
                 help=f"dims are {', '.join(map(repr, symbols)) or 'none'}",
             )
+        if not numbers:
+            raise LowerError(f"no size is given for {name!r}")
         for number in numbers:
             if name in symbols and satisfies(number, symbols[name]) is False:
                 raise LowerError(

@@ -8,7 +8,8 @@ text and what was being done. Sources: cuda.h of CUDA 13 for prototypes, structu
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -131,7 +132,7 @@ class Driver:
         self.version = self._number("cuDriverGetVersion", doing="say its version")
         """The newest CUDA that it is for, as 1000 * major + 10 * minor."""
         self._device = self._number("cuDeviceGet", device, doing=f"find GPU {device}")
-        self._context: c_void_p | None = None
+        self._context = c_void_p()
 
     @property
     def arch(self) -> str:
@@ -147,24 +148,37 @@ class Driver:
 
         Raises LoadError; `origin` says in it where the code comes from.
         """
-        self.enter()
         module, kernel = c_void_p(), c_void_p()
         doing = f"load {name} from {origin}"
-        self._call("cuModuleLoadData", ctypes.byref(module), image, doing=doing, error=LoadError)
-        self._call(
-            "cuModuleGetFunction", ctypes.byref(kernel), module, name.encode(), doing=doing, error=LoadError
-        )
-        if shared_bytes > _PLAIN_SHARED_BYTES:
-            doing = f"give {name} {shared_bytes} bytes of shared memory"
+        with self._in_context():
+            self._call("cuModuleLoadData", ctypes.byref(module), image, doing=doing, error=LoadError)
             self._call(
-                "cuFuncSetAttribute", kernel, _MAX_DYNAMIC_SHARED, shared_bytes, doing=doing, error=LoadError
+                "cuModuleGetFunction",
+                ctypes.byref(kernel),
+                module,
+                name.encode(),
+                doing=doing,
+                error=LoadError,
             )
+            if shared_bytes > _PLAIN_SHARED_BYTES:
+                doing = f"give {name} {shared_bytes} bytes of shared memory"
+                self._call(
+                    "cuFuncSetAttribute",
+                    kernel,
+                    _MAX_DYNAMIC_SHARED,
+                    shared_bytes,
+                    doing=doing,
+                    error=LoadError,
+                )
         return kernel
 
     def launch(self, name: str, kernel: c_void_p, config: LaunchConfig, parameters: Any) -> None:
         """Launch a kernel; `parameters` is an array of pointers to its parameters. Raises RunError."""
-        self.enter()
-        code = self._launch(config, kernel, parameters, None)
+        if self._is_current():
+            code = self._launch(config, kernel, parameters, None)
+        else:
+            with self._in_context():
+                code = self._launch(config, kernel, parameters, None)
         if code:
             self._fail(code, f"launch {name}", RunError)
 
@@ -211,17 +225,30 @@ class Driver:
             # These drivers set a bit that they should not in maps of small tensors; CUTLASS and Triton clear it as well.
             ctypes.cast(into, _NUMBERS64)[1] &= ~(1 << 21)
 
-    def enter(self) -> None:
-        """Make sure that this thread has a context; torch's, which is the GPU's primary one."""
+    def _is_current(self) -> bool:
+        """Whether the GPU's primary context, which torch uses too, is this thread's."""
         current = c_void_p()
-        code = self._get_context(ctypes.byref(current))
-        if code == 0 and current:
-            return
-        if self._context is None:
+        return (
+            self._get_context(ctypes.byref(current)) == 0
+            and current.value is not None
+            and current.value == self._context.value
+        )
+
+    @contextmanager
+    def _in_context(self) -> Iterator[None]:
+        """Make the GPU's primary context this thread's; one of another GPU comes back in the end."""
+        before = c_void_p()
+        self._call("cuCtxGetCurrent", ctypes.byref(before), doing="open the GPU")
+        if not self._context:
             context = c_void_p()
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device, doing="open the GPU")
             self._context = context
         self._call("cuCtxSetCurrent", self._context, doing="open the GPU")
+        try:
+            yield
+        finally:
+            if before and before.value != self._context.value:
+                self._call("cuCtxSetCurrent", before, doing="return to the GPU that was used before")
 
     def _function(self, name: str) -> Any:
         try:

@@ -65,6 +65,7 @@ class Launch:
 
     kernel: str
     image: bytes
+    context: int
     grid: tuple[int, ...]
     block: tuple[int, ...]
     shared: int
@@ -162,6 +163,7 @@ class FakeDriver:
             Launch(
                 name,
                 image,
+                self.context,
                 (given.gridX, given.gridY, given.gridZ),
                 (given.blockX, given.blockY, given.blockZ),
                 given.shared,

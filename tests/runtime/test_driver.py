@@ -61,20 +61,30 @@ def test_a_launch_has_the_attributes_that_it_needs(
     assert library.launches[0].attributes == attributes
 
 
-def test_a_launch_goes_to_the_context_that_the_thread_has() -> None:
-    library = FakeDriver(context=0x77)
-    launched(library)
-    assert library.context == 0x77
-    assert not [call for call in library.calls if call[0] == "cuDevicePrimaryCtxRetain"]
-
-
 def test_a_thread_without_a_context_gets_the_primary_one() -> None:
-    library = FakeDriver()
+    library = FakeDriver(sizes={CUBIN: (8,)})
     launched(library)
     assert library.context == CONTEXT
-    library.context = 0  # another thread
+    assert library.launches[0].context == CONTEXT
+
+
+def test_a_launch_is_in_the_context_of_its_gpu_and_the_threads_own_comes_back() -> None:
+    library = FakeDriver(sizes={CUBIN: (8,)}, context=0x77)  # another GPU's
     launched(library)
-    assert library.context == CONTEXT
+    assert library.launches[0].context == CONTEXT
+    assert library.context == 0x77
+
+
+def test_the_context_is_looked_up_once() -> None:
+    library = FakeDriver(sizes={CUBIN: (8,)})
+    driver = Driver(0, library)
+    kernel = driver.load(CUBIN, "kernel", 0, "a.cubin")
+    value = ctypes.c_uint64(1)
+    for _ in range(3):
+        driver.launch("kernel", kernel, launch_config(32, 0), (ctypes.c_void_p * 1)(ctypes.addressof(value)))
+    names = [name for name, *_ in library.calls]
+    assert names.count("cuDevicePrimaryCtxRetain") == 1
+    assert names.count("cuCtxSetCurrent") == 1
 
 
 @pytest.mark.parametrize(("size", "asked"), [(49_152, []), (49_153, [49_153])])

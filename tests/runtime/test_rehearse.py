@@ -177,6 +177,7 @@ def test_a_target_without_an_architecture_has_no_kernels_ahead() -> None:
             {"rows": [1]},
             "no method has a dim 'rows' that calls bind\n  help: dims are 'batch', 'seq', 'max_seq'",
         ),
+        ({"seq": []}, "no size is given for 'seq'"),
         ({"seq": [1, ROOM + 1]}, f"'seq' cannot be {ROOM + 1}, expected between 1 and {ROOM}"),
     ],
 )
