@@ -156,6 +156,18 @@ def test_gate_and_up_that_are_read_as_they_are_too_stay_in_their_order():
     assert reason in {why for run in found for why in run.refused}
 
 
+def test_quantised_gate_and_up_that_no_kernel_reads_say_so():
+    def in_small_groups(model, x):
+        gate, up = op.split(op.linear(x, op.dequantize(*model.grouped, None, 8, dtype="float16")), 2, -1)
+        return op.silu(gate) * up
+
+    reasons = {why for run in runs(in_small_groups) for why in run.refused}
+    assert (
+        "triton_gated: something else reads the weight as it is, and it is not kept twice, "
+        "or no kernel reads float8_e4m3fn with groups of 8" in reasons
+    )
+
+
 def test_a_product_with_a_transpose_of_an_input_needs_no_copy():
     class Model(nn.Module):
         def forward(self, x: nn.Tensor, y: nn.Tensor) -> nn.Tensor:

@@ -92,6 +92,15 @@ class TestRowBlocks:
         assert len(got) == len(whole)
         assert all(torch.equal(a, b) for a, b in zip(got.values(), whole, strict=True))
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    def test_floats_of_8_bits_are_made_in_blocks_like_the_whole(self, dtype: str):
+        w = torch.randn(5000, 512).to(getattr(torch, dtype))
+        options = {"axis": 1, "dtype": "float8_e4m3fn", "scale_dtype": "float32"}
+        q, scale = OPS["quantize"].run([w], options)
+        got = run({"w": w}, quantized(**options))
+        assert torch.equal(got["part0"].view(torch.uint8), q.view(torch.uint8))
+        assert torch.equal(got["part1"], scale)
+
     @pytest.mark.parametrize("axis", [0, 1])
     def test_what_works_along_the_rows_is_not_taken_apart(self, axis: int):
         w = torch.randn(4096, 512)
