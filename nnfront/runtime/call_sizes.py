@@ -16,8 +16,9 @@ LARGEST = 8192
 """From this size on all are alike: the last bucket of `tiles`."""
 ODD = (3, 37, 1003)
 """Sizes that 16 does not divide."""
-EARLIER, PAGE = "earlier", "page_size"
-"""Among the sizes: how many tokens a cache holds before a call, and how many a page of it holds, 0 for a cache without pages."""
+EARLIER, PAGE, BITS = "earlier", "page_size", "kv_bits"
+"""Among the sizes, those of caches: how many tokens one holds before a call; how many a page of it holds, 0 for one without pages; in
+how many bits keys and values are stored, 8 for codes, 0 as the model computes them."""
 PAGES = "pages"
 PAGED_TOKENS = 1 << 16  # in a paged cache: more of them only take longer to count
 
@@ -34,13 +35,15 @@ def check_sizes(program: Program, known: Mapping[Symbol, int], sizes: Sizes) -> 
         if s not in known
     }
     for name, numbers in sizes.items():
-        if name not in symbols and name not in (EARLIER, PAGE):
+        if name not in symbols and name not in (EARLIER, PAGE, BITS):
             raise LowerError(
                 f"no method has a dim {name!r} that calls bind",
                 help=f"dims are {', '.join(map(repr, symbols)) or 'none'}",
             )
         if not numbers:
             raise LowerError(f"no size is given for {name!r}")
+        if name == BITS and not set(numbers) <= {0, 8}:
+            raise LowerError(f"{name!r} can be 0 or 8, got {', '.join(map(str, numbers))}")
         for number in numbers:
             if name in symbols and satisfies(number, symbols[name]) is False:
                 raise LowerError(
@@ -84,11 +87,11 @@ def _caches(
     """Yield a point with caches that hold so many tokens already, as many as leave room for those to be appended."""
     layer = cache.layers[0]
     batch, room = evaluate(layer.batch, point), evaluate(layer.max_seq, point) - appended
-    for page in sizes.get(PAGE, [0]):
+    for page, bits in itertools.product(sizes.get(PAGE, [0]), sizes.get(BITS, [0])):
         for earlier in dict.fromkeys(min(fill, room) for fill in fills):
             pages = batch * -(-(earlier + appended) // page) if page else 0
             if earlier >= 0 and pages * page <= PAGED_TOKENS:
-                yield {**point, EARLIER: earlier, PAGE: page, PAGES: pages}
+                yield {**point, EARLIER: earlier, PAGE: page, PAGES: pages, BITS: bits}
 
 
 def _powers(high: int) -> Iterator[int]:

@@ -42,7 +42,7 @@ from nnfront.lower.instructions import PACK
 from nnfront.lower.kernel_package import arch_of, kernel_module
 from nnfront.runtime.cache import Cache
 from nnfront.runtime.caches import make_cache
-from nnfront.runtime.call_sizes import EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
+from nnfront.runtime.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
 from nnfront.runtime.check import put
 from nnfront.runtime.cubin import Cubin, read_cubin
 from nnfront.runtime.device import META, default_device, standing_in
@@ -243,7 +243,8 @@ class _Stage:
     def _cache(self, type: CacheType, numbers: Mapping[str, int]) -> Cache:
         """A cache that holds some tokens already."""
         page, pages = numbers[PAGE] or None, numbers[PAGES] or None
-        cache = make_cache(type, numbers, self._method.target, page_size=page, pages=pages)
+        coded = "float8_e4m3fn" if numbers[BITS] == 8 else None
+        cache = make_cache(type, numbers, self._method.target, page_size=page, pages=pages, stored_as=coded)
         for layer in cache if numbers[EARLIER] else ():
             layer.reserve(numbers[EARLIER])
         return cache

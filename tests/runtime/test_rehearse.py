@@ -117,6 +117,13 @@ def test_paged_caches_have_kernels_of_their_own() -> None:
     assert len(paged) == len(plain)
 
 
+def test_caches_in_8_bits_have_kernels_of_their_own() -> None:
+    sizes = {"batch": [2], "seq": [5], "earlier": [3]}
+    plain, coded = (rehearse(program("llama"), {}, {**sizes, "kv_bits": [bits]})[0] for bits in (0, 8))
+    names = Counter(plan.kernel.__name__ for key, plan in coded.items() if key not in plain)
+    assert names == {"rope_append_kernel": 1, "attention_decode_kernel": 1, "attention_prefill_kernel": 1}
+
+
 class Either(nn.Module):
     """Different products in the two ways of a branch that only data decides."""
 
@@ -177,6 +184,7 @@ def test_a_target_without_an_architecture_has_no_kernels_ahead() -> None:
             {"rows": [1]},
             "no method has a dim 'rows' that calls bind\n  help: dims are 'batch', 'seq', 'max_seq'",
         ),
+        ({"kv_bits": [4]}, "'kv_bits' can be 0 or 8, got 4"),
         ({"seq": []}, "no size is given for 'seq'"),
         ({"seq": [1, ROOM + 1]}, f"'seq' cannot be {ROOM + 1}, expected between 1 and {ROOM}"),
     ],
