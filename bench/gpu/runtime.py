@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the runtime only a GPU can show: that weights arrive, that played decode steps have the bits of others, that what is planned fits.
+
+python bench/gpu/runtime.py          # on a GPU: about two minutes; exits with 1 if something is wrong
+python bench/gpu/runtime.py --dry    # the same steps, small, in the interpreter: recordings are tapes, nothing is measured
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve()
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernels")]
+if "--dry" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch  # noqa: E402
+from nnfront_models import llama  # noqa: E402
+
+import nnfront as nn  # noqa: E402
+from nnfront.errors import RunError  # noqa: E402
+from nnfront.runtime import cuda_attention, method  # noqa: E402
+from nnfront.runtime.room import room_on  # noqa: E402
+from nnfront.runtime.upload import Upload, link_to  # noqa: E402
+from nnfront.session import Session  # noqa: E402
+
+SMALL = dataclasses.replace(
+    llama.TINY,
+    dtype="float16",
+    head_dim=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+)
+LARGE = dataclasses.replace(
+    SMALL,
+    dtype="bfloat16",
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_hidden_layers=16,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    vocab_size=128256,
+    max_position_embeddings=8192,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--dry", action="store_true", help="small, in the interpreter, without a GPU")
+    dry: bool = parser.parse_args(argv).dry
+    wrong: list[str] = []
+
+    def check(what: str, holds: bool, figure: str = "") -> None:
+        print(f"{'ok   ' if holds else 'WRONG'} {what}{f': {figure}' if figure else ''}", flush=True)
+        if not holds:
+            wrong.append(what)
+
+    if not dry:
+        upload(check)
+    one, other = sessions(dry)
+    for page_size in (None, 16):
+        decode(one, other, page_size, dry, check)
+    if not dry:
+        memory(other, check)
+    return 1 if wrong else 0
+
+
+def upload(check: Callable[..., None]) -> None:
+    """4 GiB from pageable memory, in tensors of every form."""
+    device = torch.device("cuda", 0)
+    link = link_to(device)
+    assert link is not None
+    values = [torch.randint(0, 255, (256 << 20,), dtype=torch.uint8) for _ in range(16)]
+    values += [
+        torch.randn(3000, 5000).t(),
+        torch.randn(7, 11, 13)[::2, :, ::3],
+        torch.tensor(1.5),
+        torch.empty(0, 3),
+    ]
+    for what in ("first", "again"):  # the first one also pins the ring
+        started = time.perf_counter()
+        sent = Upload(link, device)
+        found = [sent.send(f"w{i}", value) for i, value in enumerate(values)]
+        sent.finish()
+        seconds = time.perf_counter() - started
+        equal = all(torch.equal(a, b.cpu()) for a, b in zip(values, found, strict=True))
+        size = sum(value.nbytes for value in values)
+        check(f"weights arrive, {what}", equal, f"{size / seconds / 1e9:.1f} GB/s")
+
+
+def sessions(dry: bool) -> tuple[Session, Session]:
+    """Two sessions of one model and the same weights: one that records, one that does not."""
+    config = SMALL if dry else LARGE
+    torch.manual_seed(0)
+    model = llama.build(config)
+    ir = nn.passes.lift_transform_params(model.export(llama.export_spec(config)), shared_transform=True)
+    if dry:
+        from graph_runs import attention_alone
+        from tape import TapeRecorder
+
+        with attention_alone(True):
+            executable = nn.compile(ir, target="cuda")
+    else:
+        executable = nn.compile(ir, target="cuda")
+    dtype = getattr(torch, config.dtype)
+    weights = {
+        name: (torch.randn([int(size) for size in p.shape]) * 0.02).to(dtype)
+        for name, p in model.named_parameters()
+    }
+    if dry:
+        method.recorder_for = lambda device: TapeRecorder()
+        cuda_attention.LEAST_CLASS = 4
+    one = executable.load(weights)
+    method.recorder_for = lambda device: None
+    return one, executable.load(weights)
+
+
+def decode(
+    one: Session, other: Session, page_size: int | None, dry: bool, check: Callable[..., None]
+) -> None:
+    """Sequences of different lengths, from before the end of a length class to behind it."""
+    kind = "contiguous" if page_size is None else f"pages of {page_size}"
+    batch, prompt, steps = (1, 2, 4) if dry else (3, 120, 40)
+    sizes: dict[str, Any] = {"batch": batch, "max_seq": prompt + steps, "page_size": page_size}
+    caches = [session.make_cache(**sizes) for session in (one, other)]
+    device = other.device
+    for i in range(batch):
+        ids = torch.randint(0, 250, (1, prompt - 3 * i), device=device)
+        for session, cache in zip((one, other), caches, strict=True):
+            session["prefill"](ids, cache.rows(i))
+    token = torch.randint(0, 250, (batch, 1), device=device)
+    equal, times = True, ([], [])
+    for _ in range(steps):
+        results = []
+        for session, cache, spent in zip((one, other), caches, times, strict=True):
+            started = time.perf_counter()
+            results.append(session["decode"](token, cache))
+            if not dry:
+                torch.cuda.synchronize()
+            spent.append(time.perf_counter() - started)
+        equal = equal and torch.equal(*results)
+        token = results[1][:, -1].argmax(-1, keepdim=True)
+    played, usual = (sorted(spent)[len(spent) // 2] * 1e3 for spent in times)
+    figure = f"{played:.2f} ms a step, {usual:.2f} as usual; {one['decode'].graphs}"
+    check(f"played steps have the bits of others, {kind}", equal, "" if dry else figure)
+    check(f"steps are played, {kind}", one["decode"].graphs.replays > 0)
+
+
+def memory(session: Session, check: Callable[..., None]) -> None:
+    """Plans against what torch's allocator gives out; a cache that fits, with its calls; one that does not."""
+    sizes = {"batch": 4, "max_seq": 2048}
+    cache = session.make_cache(**sizes)
+    for name, seq in (("prefill", 1024), ("decode", 1)):
+        ids = torch.zeros(4, seq, dtype=torch.int64, device=session.device)
+        session[name](ids, cache)
+        cache.reset()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = session[name](ids, cache)
+        taken = torch.cuda.max_memory_allocated() - before
+        cache.reset()
+        planned = session.memory(**sizes, seq=seq).methods[name].plan.peak
+        check(
+            f"{name} takes what is planned",
+            0.9 * planned <= taken <= 1.1 * planned + (1 << 20),
+            f"{taken:,} of {planned:,} bytes",
+        )
+        del result
+    del cache
+    torch.cuda.empty_cache()
+    large = session.make_cache(batch=64, max_seq=8192, page_size=16, pages="fit", calls={"seq": 512})
+    session["prefill"](torch.zeros(64, 512, dtype=torch.int64, device=session.device), large)
+    check(
+        "a cache that fits leaves room for its calls",
+        True,
+        f"{large.pages:,} pages; {room_on(session.device)}",
+    )
+    del large
+    torch.cuda.empty_cache()
+    try:
+        session.make_cache(batch=4096, max_seq=8192)
+        check("a cache that does not fit is refused", False)
+    except RunError as error:
+        check("a cache that does not fit is refused", "fits: " in str(error), str(error))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
