@@ -225,12 +225,17 @@ class Executable:
         """
         sources = self._checked(weights, ignored, cast)
         options = options or Options()
-        kernels = kernels_of(self.program, sources.found.dims, options.sizes, options.compiled)
+        extras = extras or Extras()
+        kernels = kernels_of(
+            self.program,
+            sources.found.dims,
+            options.sizes,
+            options.compiled,
+            draws=extras.text is not None,
+        )
         if kernels is not None:
             options.phase("kernels")
-        save_stream(
-            Path(folder), self.source, self.program, sources, extras or Extras(), options, kernels=kernels
-        )
+        save_stream(Path(folder), self.source, self.program, sources, extras, options, kernels=kernels)
 
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims.

@@ -14,6 +14,7 @@ from nnfront.artefact import session_of
 from nnfront.errors import LoadError, RunError
 from nnfront.folder import compile_folder
 from nnfront.phases import Phases
+from nnfront.runtime.launcher import launching
 from nnfront.runtime.transform_plan import TransformPlan
 from nnfront.sampling import Sampler, Sampling, tokens_of
 from nnfront.session import Session
@@ -249,14 +250,19 @@ class LLM:
             rows = cache if len(same) == len(prompts) else cache.rows(first, first + len(same))
             parts.append(self.session["prefill"](same, rows)[:, -1])
             first += len(same)
-        token = sampler(torch.cat(parts))
+        token = self._drawn(sampler, torch.cat(parts))
         self.phases.end("prefill", sum(map(len, prompts)))
         yield token
         for _ in range(count - 1):
             self.phases.start()
-            token = sampler(self.session["decode"](token[:, None], cache)[:, -1])
+            token = self._drawn(sampler, self.session["decode"](token[:, None], cache)[:, -1])
             self.phases.end("decode", len(prompts))
             yield token
+
+    def _drawn(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
+        """The next token of every sequence, by a kernel of the artefact's if it has it."""
+        with launching(self.session.kernels):
+            return sampler(logits)
 
 
 def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:

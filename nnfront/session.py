@@ -145,7 +145,8 @@ class Session(Mapping[str, Method]):
         held = self._held
         values = {"": held.raw, **held.results}
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
-        kernels = kernels_of(self.program, dims) if self.kernels is None else self.kernels.ahead
+        draws = self.extras.text is not None
+        kernels = kernels_of(self.program, dims, draws=draws) if self.kernels is None else self.kernels.ahead
         save_values(Path(folder), self._ir, self.program, values, dims, self.extras, kernels=kernels)
 
     def export_checkpoint(

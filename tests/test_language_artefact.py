@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from nnfront_kernels import common
 
 import nnfront as nn
 from nnfront.cli import main
@@ -62,6 +63,21 @@ def test_it_runs_without_model_file_transformers_and_tracing(exported: Path, ori
     assert tokens == original.generate_ids(ids[None], max_new_tokens=24)[0].tolist()
     assert text == original.generate(PROMPT, max_new_tokens=24)
     assert refused == "nnfront.nn.trace is not to be imported"  # the guard was there
+
+
+def test_tokens_are_drawn_where_kernels_are_launched_as_the_artefact_has_them(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = nn.LLM.load(exported)
+    monkeypatch.setattr(llm.session, "kernels", lambda plan: None)
+    launchers: list[object] = []
+
+    def sampler(logits: torch.Tensor) -> torch.Tensor:
+        launchers.append(common._LAUNCHER.get())
+        return logits.argmax(-1)
+
+    assert len(list(llm._steps([torch.tensor([1, 2])], 3, sampler))) == 3  # type: ignore[arg-type]
+    assert launchers == [llm.session.kernels] * 3
 
 
 def test_logits_are_the_same_bits(exported: Path, original: nn.LLM) -> None:

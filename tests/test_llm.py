@@ -332,6 +332,7 @@ class ElsewhereSession(dict[str, Any]):
     """A session on another device than the CPU."""
 
     device = torch.device("meta")
+    kernels = None
 
     def make_cache(self, **sizes: int) -> None:
         return None

@@ -19,6 +19,27 @@ def takes(logits: torch.Tensor) -> bool:
     return reason is None
 
 
+# Ways of drawing whose kernels are compiled ahead, with and without a penalty; values only say what is there.
+COMMON: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 50},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
+)
+
+
+def rehearse_draws(logits: torch.Tensor) -> None:
+    """Launch the kernel in each of the common ways; nothing if it does not take such logits."""
+    if not takes(logits):
+        return
+    for given in COMMON:
+        options = {"top_k": None, "top_p": None, "min_p": None, **given}
+        for seen in (None, torch.empty(logits.shape, dtype=torch.bool, device=logits.device)):
+            DeviceSampler(options, 0, penalty=1.1)(logits, seen)
+
+
 class DeviceSampler:
     """One launch of the kernel `sampling` for each call. Seeds, steps and marks of seen tokens lie on the device and the kernel advances
     them, so a launch can be captured and replayed.

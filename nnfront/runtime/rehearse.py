@@ -46,6 +46,7 @@ from nnfront.runtime.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_
 from nnfront.runtime.check import put
 from nnfront.runtime.cubin import Cubin, read_cubin
 from nnfront.runtime.device import META, default_device, standing_in
+from nnfront.runtime.device_sampling import rehearse_draws
 from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.kernels import ON_DEVICE, resolve
 from nnfront.runtime.launcher import Ahead
@@ -58,11 +59,14 @@ def kernels_of(
     known: Mapping[Symbol, int],
     sizes: Sizes | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    draws: bool = False,
 ) -> Ahead | None:
     """Return all kernels that a program may launch, compiled for the architecture that its target names; None if it names none.
 
     `known` are the dims that weights have bound. `sizes` are the sizes that calls will have, by the name of the dim; for others it is
-    powers of two inside their range. `progress` is told how many kernels of how many are compiled.
+    powers of two inside their range. `progress` is told how many kernels of how many are compiled. `draws`: also the kernels that draw
+    tokens from what `decode` returns.
     Raises LowerError for a name or a size that no method has, and where Triton interprets kernels.
     """
     if ":" not in program.target:
@@ -74,7 +78,7 @@ def kernels_of(
             help="unset TRITON_INTERPRET, or compile for 'cuda'",
         )
     arch = arch_of(program.target)
-    plans, notes = rehearse(program, known, sizes or {})
+    plans, notes = rehearse(program, known, sizes or {}, draws=draws)
     made: list[Cubin] = []
     with ahead.without_paths(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
         waiting = [pool.submit(ahead.build, plan, arch) for plan in plans.values()]
@@ -90,7 +94,7 @@ def kernels_of(
 
 
 def rehearse(
-    program: Program, known: Mapping[Symbol, int], sizes: Sizes
+    program: Program, known: Mapping[Symbol, int], sizes: Sizes, *, draws: bool = False
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return a plan for each specialisation that the methods launch, by its key, and for methods that are not seen in full why."""
     arch, common, ahead = arch_of(program.target), kernel_module("common"), kernel_module("ahead")
@@ -113,7 +117,17 @@ def rehearse(
                     stage.play(numbers)
                 if stage.missed:
                     notes[method.name] = "; ".join(f"{where}: {why}" for where, why in stage.missed.items())
+            if draws:
+                _draw(program)
     return plans, notes
+
+
+def _draw(program: Program) -> None:
+    """Draw a token from what `decode` returns."""
+    method = program.methods["decode"]
+    logits = method.slots[method.result.slot].type if method.result.is_leaf else None
+    if isinstance(logits, TensorType) and isinstance(logits.shape[-1], int):
+        rehearse_draws(torch.empty(1, logits.shape[-1], dtype=getattr(torch, logits.dtype), device=META))
 
 
 class _Stage:

@@ -28,6 +28,7 @@ from nnfront.runtime.device import META, default_device, standing_in
 from nnfront.runtime.kernels import KERNELS
 from nnfront.runtime.method import Method
 from nnfront.runtime.rehearse import kernels_of, rehearse
+from nnfront.sampling import Sampler, Sampling
 
 ROOM = 64
 
@@ -122,6 +123,37 @@ def test_caches_in_8_bits_have_kernels_of_their_own() -> None:
     plain, coded = (rehearse(program("llama"), {}, {**sizes, "kv_bits": [bits]})[0] for bits in (0, 8))
     names = Counter(plan.kernel.__name__ for key, plan in coded.items() if key not in plain)
     assert names == {"rope_append_kernel": 1, "attention_decode_kernel": 1, "attention_prefill_kernel": 1}
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_k": 64},
+        {"temperature": 1.2, "top_p": 0.5},
+        {"temperature": 0.7, "min_p": 0.05},
+        {"temperature": 0.7, "top_k": 3, "top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_common_ways_to_draw_a_token_are_foreseen(options: dict[str, Any], penalty: float) -> None:
+    sizes = {"batch": [1], "seq": [1], "earlier": [0]}
+    without, _ = rehearse(program("llama"), {}, sizes)
+    foreseen, _ = rehearse(program("llama"), {}, sizes, draws=True)
+    sampler = Sampler(
+        Sampling(**options, repetition_penalty=penalty, seed=1), [torch.tensor([1])] * 3, on_kernel=True
+    )
+    plans: list[Plan] = []
+    logits = program("llama").methods["decode"]
+    dtype = logits.slots[logits.result.slot].type.dtype  # type: ignore[union-attr]
+    with planning_for("sm_90"), launched_by(plans.append):
+        for _ in range(2):
+            sampler(torch.zeros(3, 1, llama.TINY.vocab_size, dtype=getattr(torch, dtype))[:, -1])
+    keys = {ahead.key_of(plan, "sm_90") for plan in plans}
+    assert keys
+    assert keys <= foreseen.keys() - without.keys()
 
 
 class Either(nn.Module):

@@ -35,8 +35,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Instead of compiling: what was asked to be."""
     found: list[Any] = []
 
-    def compiled(program: Any, known: Any, sizes: Any = None, progress: Any = None) -> Ahead | None:
-        found.append(sizes)
+    def compiled(
+        program: Any, known: Any, sizes: Any = None, progress: Any = None, **draws: bool
+    ) -> Ahead | None:
+        found.append((sizes, *draws.values()))
         return KERNELS if ":" in program.target else None
 
     monkeypatch.setattr(compiler, "kernels_of", compiled)
@@ -58,7 +60,7 @@ def names(folder: Path) -> list[str]:
 
 def test_kernels_are_files_of_the_artefact(asked: list[Any], tmp_path: Path) -> None:
     folder = saved(tmp_path, sizes={"n": [1, 8]})
-    assert asked == [{"n": [1, 8]}]
+    assert asked == [({"n": [1, 8]}, False)]
     assert [name for name in names(folder) if "kernel" in name] == [
         "kernels.json",
         f"kernels/{FIRST}.cubin",
@@ -84,7 +86,7 @@ def test_a_program_without_kernels_of_its_own_says_so(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = Ahead("sm_90", (), {"forward": "linear: no data"})
-    monkeypatch.setattr(compiler, "kernels_of", lambda *args: nothing)
+    monkeypatch.setattr(compiler, "kernels_of", lambda *args, **draws: nothing)
     folder = saved(tmp_path)
     assert not (folder / "kernels").exists()
     assert json.loads((folder / "nnfront.json").read_text())["schema"] == 1
@@ -134,7 +136,7 @@ def test_an_artefact_with_kernels_is_replaced_whole(
     saved(tmp_path)
     fewer = replace(KERNELS, cubins=KERNELS.cubins[:1])
     monkeypatch.setattr(
-        compiler, "kernels_of", lambda program, *rest: fewer if ":" in program.target else None
+        compiler, "kernels_of", lambda program, *rest, **draws: fewer if ":" in program.target else None
     )
     assert nn.artefact.kernels_of(saved(tmp_path)) == fewer
     assert saved(tmp_path, "cuda").exists()
@@ -265,7 +267,7 @@ def test_export_takes_a_gpu_and_the_sizes_of_calls(
     source = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
     options = ["--device", "cuda:sm_90", "--sizes", "batch=1,8", "--sizes", "seq=16", "--dtype", "float16"]
     assert main(["export", str(source), "-o", str(tmp_path / "a"), *options]) == 0
-    assert asked == [{"batch": [1, 8], "seq": [16]}]
+    assert asked == [({"batch": [1, 8], "seq": [16]}, True)]
     assert "\nkernels " in capsys.readouterr().out
     assert nn.artefact.kernels_of(tmp_path / "a") == KERNELS
     assert main(["export", str(source), "-o", str(tmp_path / "b"), "--sizes", "batch"]) == 1
