@@ -13,6 +13,7 @@ import torch
 from nnfront_kernels.common import launched_by
 from nnfront_models import llama
 from tape import TapeRecorder
+from torch.utils._python_dispatch import _disable_current_modes
 
 import nnfront as nn
 from nnfront.lower import tables
@@ -197,6 +198,8 @@ def bake() -> None:
 
     def told(cache: Any, counts: torch.Tensor, longest: int) -> Any:
         known = Lengths((cache[0].lengths.values[0] - 1,) * cache.batch)
+        with _disable_current_modes():  # or the tape would refuse it at once
+            known.counts()
         return tuple(still_cache.StillLayer(layer, known) for layer in cache)
 
     one, other, _ = pair()

@@ -15,6 +15,20 @@ from nnfront_kernels.common import Plan, jit, launched_by
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+# What a GPU refuses while work is captured: values that the host reads, results whose size depends on values, and what the host has made
+# of values that it knows.
+REFUSED = {
+    "aten._local_scalar_dense.default",
+    "aten.item.default",
+    "aten.is_nonzero.default",
+    "aten.equal.default",
+    "aten.nonzero.default",
+    "aten.masked_select.default",
+    "aten._unique2.default",
+    "aten.bincount.default",
+    "aten.lift_fresh.default",
+}
+
 
 def tensors_of(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
@@ -37,6 +51,8 @@ class Tape(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if str(func) in REFUSED:
+            raise RuntimeError(f"{func} is not permitted while work is captured")
         result = func(*args, **kwargs)
         given = {t.untyped_storage()._cdata for t in tensors_of((args, kwargs))}
         fresh = [t for t in tensors_of(result) if t.untyped_storage()._cdata not in given]

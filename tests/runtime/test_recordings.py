@@ -156,6 +156,25 @@ def test_an_error_of_a_call_is_the_callers(tapes):
         run(torch.zeros(2, 3, dtype=torch.float64), 1)
 
 
+@pytest.mark.parametrize(
+    "read",
+    [lambda x: x.sum().item(), lambda x: x.nonzero(), lambda x: torch.tensor([1.0])],
+    ids=["a value", "a size", "a constant"],
+)
+def test_a_kernel_that_needs_the_host_is_found_when_it_is_recorded(tapes, read):
+    nn.register_kernel("exp", "reading_exp", lambda run: lambda x: (read(x), torch.exp(x))[1], why="test")
+    try:
+        text = "def main[n](x: input float32[n]) -> float32[n] { y: float32[n] = exp(x) z: float32[n] = sin(y) return z }"
+        run = nn.compile(parse(text)).load({})["main"]
+        x = torch.ones(3)
+        run(x)
+        with pytest.warns(RuntimeWarning, match="main is not recorded, all its calls run as usual"):
+            assert torch.equal(run(x), x.exp().sin())
+        assert torch.equal(run(x), x.exp().sin())
+    finally:
+        nn.unregister_kernel("reading_exp")
+
+
 LAYER = "layer(kv_heads=1, head_size=8, dtype=float32, batch=b, max_seq=m)"
 REFUSED = {
     "def main(x: input float32[4], c: input bool) -> float32[4] { y: float32[4] = if c { a: float32[4] = exp(x) yield a } else { yield x } return y }": (
