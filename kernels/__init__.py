@@ -9,6 +9,7 @@ quantized.py  how weights in 4 and 8 bits are stored
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
 attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence
 philox.py     random numbers by seed, step and token;  token_limits.py  what top-k, top-p and min-p keep
+ahead.py      compile for a GPU that is not here, and say all that a launch of the machine code takes
 inspect.py    compile for a GPU that is not there and read the machine code
 the others    one kernel each; a mixture of experts is moe_routing, grouped_matmul twice, moe_combine
 """

@@ -66,7 +66,9 @@ def _product(run: Run) -> Callable[..., Any]:
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         rows = _rows(x)
-        if takes_cublas(is_cuda=x.is_cuda, rows=len(rows), has_end=bool(options) or residual is not None):
+        if takes_cublas(
+            is_cuda=x.is_cuda or x.is_meta, rows=len(rows), has_end=bool(options) or residual is not None
+        ):
             return _like(x, torch.nn.functional.linear(rows, weight, bias))
         kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
         added = None if residual is None else _rows(residual)
@@ -131,7 +133,11 @@ def _fp8(run: Run) -> Callable[..., Any]:
 
 
 def _experts(run: Run) -> Callable[..., Any]:
-    routing, grouped, combine = kernel_module("moe_routing"), kernel_module("grouped_matmul"), kernel_module("moe_combine")
+    routing, grouped, combine = (
+        kernel_module("moe_routing"),
+        kernel_module("grouped_matmul"),
+        kernel_module("moe_combine"),
+    )
     activation = run.attrs["activation"]
 
     def triton_experts(
