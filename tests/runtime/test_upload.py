@@ -12,6 +12,7 @@ import torch
 from fake_link import FakeLink
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 import nnfront as nn
 from nnfront import op, spec
@@ -249,6 +250,28 @@ def test_a_load_that_fails_leaves_nothing_under_way(links, monkeypatch):
     assert not links[0].pending
     monkeypatch.setattr(upload, "link_to", lambda device: FakeLink())
     assert len(executable.load(weights).weights) == 2
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_weights_of_files_arrive_whatever_is_kept_of_them(links, tmp_path, cached):
+    executable, weights = compiled(shared_transform=True)
+    save_file(weights, tmp_path / "model.safetensors")
+    options = {"cache": tmp_path / "cache"} if cached else {}
+    for _ in range(2):
+        session = executable.load(nn.Checkpoint(tmp_path), **options)
+        by_shape = {tuple(t.shape): t for t in session.weights.values()}
+        assert torch.equal(by_shape[32, 8], torch.cat([weights["a.weight"], weights["b.weight"]]))
+        assert torch.equal(by_shape[4, 32], weights["c.weight"])
+
+
+def test_an_artefact_is_sent_as_well(links, tmp_path):
+    executable, weights = compiled(shared_transform=True)
+    executable.load(weights).save(tmp_path / "artefact")
+    links.clear()
+    session = nn.load(tmp_path / "artefact")
+    assert {t.data_ptr() for t in session.weights.values()} <= {t.data_ptr() for t in links[-1].made}
+    found = next(t for t in session.weights.values() if t.shape == (4, 32))
+    assert torch.equal(found, weights["c.weight"])
 
 
 def test_an_update_sends_what_is_new(links):
