@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from nnfront.artefact import session_of
 from nnfront.errors import LoadError, RunError
 from nnfront.folder import compile_folder
 from nnfront.phases import Phases
+from nnfront.runtime import Cache
 from nnfront.runtime.launcher import launching
 from nnfront.runtime.transform_plan import TransformPlan
 from nnfront.sampling import Sampler, Sampling, tokens_of
@@ -24,6 +26,9 @@ from nnfront.weights.artefact import read_artefact
 
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
 """How keys and values may be kept in fewer bits, and what caches call it."""
+
+# On a GPU caches have room for a multiple of so many tokens, so that one serves several generations.
+SPARE_TOKENS = 1024
 
 
 class LLM:
@@ -54,6 +59,7 @@ class LLM:
         self.eos_token_ids = text.eos_token_ids
         self.phases = phases or Phases()
         self._tokenizer: Tokenizer | None = None
+        self._spare: Cache | None = None
 
     @staticmethod
     def load(
@@ -238,10 +244,32 @@ class LLM:
 
     def _steps(self, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler) -> Iterator[torch.Tensor]:
         """Yield the next token of every sequence, int64 [batch], `count` times."""
-        longest = max(map(len, prompts))
-        cache = self.session.make_cache(
-            batch=len(prompts), max_seq=longest + count, stored_as=self._stored_as
-        )
+        with self._cache(len(prompts), max(map(len, prompts)) + count) as cache:
+            yield from self._steps_in(cache, prompts, count, sampler)
+
+    @contextmanager
+    def _cache(self, batch: int, length: int) -> Iterator[Cache]:
+        """An empty cache for sequences of so many tokens.
+
+        On a GPU it is that of the generation before, if that is over and it will do: steps are recorded for the memory of one cache.
+        """
+        if self.session.program.target == "cpu":
+            yield self.session.make_cache(batch=batch, max_seq=length, stored_as=self._stored_as)
+            return
+        cache, self._spare = self._spare, None
+        if cache is None or cache.batch != batch or cache.max_seq < length:
+            cache = None  # its memory may be needed for the next one
+            room = min(-(-length // SPARE_TOKENS) * SPARE_TOKENS, self.context)
+            cache = self.session.make_cache(batch=batch, max_seq=room, stored_as=self._stored_as)
+        cache.reset()
+        try:
+            yield cache
+        finally:
+            self._spare = cache
+
+    def _steps_in(
+        self, cache: Cache, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler
+    ) -> Iterator[torch.Tensor]:
         self.phases.start()
         parts = []
         first = 0

@@ -8,6 +8,7 @@ import math
 import shutil
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -333,6 +334,7 @@ class ElsewhereSession(dict[str, Any]):
 
     device = torch.device("meta")
     kernels = None
+    program = SimpleNamespace(target="cpu")
 
     def make_cache(self, **sizes: int) -> None:
         return None
