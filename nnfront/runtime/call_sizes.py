@@ -12,8 +12,8 @@ from nnfront.dims import Dim, Symbol, describe_facts, evaluate, satisfies
 from nnfront.errors import LowerError
 from nnfront.lower import CacheType, MethodProgram, Program, places
 
-LARGEST = 8192
-"""From this size on all are alike: the last bucket of `tiles`."""
+LARGEST, LONGEST = 8192, 1 << 17
+"""From these sizes on all are alike: the last bucket of `tiles`, and the length of which blocks of attention share no smaller part."""
 ODD = (3, 37, 1003)
 """Sizes that 16 does not divide."""
 EARLIER, PAGE, BITS = "earlier", "page_size", "kv_bits"
@@ -77,7 +77,7 @@ def grid(method: MethodProgram, known: Mapping[Symbol, int], sizes: Sizes) -> It
             yield point
             continue
         is_least = len(rows) < 2 or any(point[name] == choices[name][0] for name in rows)
-        fills = sizes.get(EARLIER, [0, *_powers(LARGEST)] if is_least else [0, 1])
+        fills = sizes.get(EARLIER, [0, *_powers(LONGEST)] if is_least else [0, 1])
         yield from _caches(cache, point, max([1, *(point[name] for name in tokens)]), fills, sizes)
 
 
@@ -110,7 +110,7 @@ def _spread(symbol: Symbol) -> list[int]:
 
 
 def _largest(symbol: Symbol) -> int:
-    high = LARGEST if symbol.max is None else symbol.max
+    high = LONGEST if symbol.max is None else min(symbol.max, max(LONGEST, symbol.min))
     return high // symbol.multiple_of * symbol.multiple_of
 
 

@@ -19,6 +19,7 @@ MAP_BYTES, MAP_ALIGNMENT = 128, 128  # a CUtensorMap
 
 _COMPUTE_CAPABILITY = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PREFER_SHARED = 1  # CU_FUNC_CACHE_PREFER_SHARED: as many blocks on an SM as Triton's launcher gets
 _PLAIN_SHARED_BYTES = 48 << 10  # what a block may have without asking for more, CUDA programming guide
 _COOPERATIVE, _CLUSTER, _SPREAD, _DEPENDENT = 2, 4, 5, 6  # CU_LAUNCH_ATTRIBUTE_...
 _PROMOTE_128 = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
@@ -101,6 +102,7 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
     "cuFuncSetAttribute": (c_void_p, c_int, c_int),
+    "cuFuncSetCacheConfig": (c_void_p, c_int),
     "cuLaunchKernelEx": (POINTER(LaunchConfig), c_void_p, POINTER(c_void_p), POINTER(c_void_p)),
     "cuTensorMapEncodeTiled": (
         c_void_p,
@@ -162,6 +164,7 @@ class Driver:
             )
             if shared_bytes > _PLAIN_SHARED_BYTES:
                 doing = f"give {name} {shared_bytes} bytes of shared memory"
+                self._call("cuFuncSetCacheConfig", kernel, _PREFER_SHARED, doing=doing, error=LoadError)
                 self._call(
                     "cuFuncSetAttribute",
                     kernel,

@@ -151,6 +151,10 @@ class FakeDriver:
         assert kernel in self._kernels
         assert attribute == 8
 
+    def do_cuFuncSetCacheConfig(self, kernel: int, config: int) -> None:
+        assert kernel in self._kernels
+        assert config == 1
+
     def do_cuLaunchKernelEx(self, config: int, kernel: int, parameters: int, extra: int | None) -> None:
         assert self.context, "no context"
         assert extra is None

@@ -92,6 +92,7 @@ def test_more_shared_memory_than_usual_is_asked_for(size: int, asked: list[int])
     library = FakeDriver()
     Driver(0, library).load(CUBIN, "kernel", size, "a.cubin")
     assert [call[3] for call in library.calls if call[0] == "cuFuncSetAttribute"] == asked
+    assert len([call for call in library.calls if call[0] == "cuFuncSetCacheConfig"]) == len(asked)
 
 
 def test_a_driver_says_its_version_and_its_gpu() -> None:

@@ -34,10 +34,10 @@ ROOM = 64
 
 
 @cache
-def program(model: str, quant: str | None = None) -> Program:
+def program(model: str, quant: str | None = None, room: int = ROOM) -> Program:
     """A language model of two layers with heads that the kernels take."""
     file: Any = {"llama": llama, "experts": qwen3_moe}[model]
-    config = dataclasses.replace(file.TINY, dtype="bfloat16", head_dim=64, max_position_embeddings=ROOM)
+    config = dataclasses.replace(file.TINY, dtype="bfloat16", head_dim=64, max_position_embeddings=room)
     ir = file.build(config).export(file.export_spec(config))
     if quant is not None:
         ir = nn.passes.quantize_weights(ir, quant)
@@ -56,7 +56,7 @@ def empty(type: Any) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, type.dtype), device=META)
 
 
-def launched(program: Program, name: str, batch: int, seq: int, earlier: int) -> list[Plan]:
+def launched(program: Program, name: str, batch: int, seq: int, earlier: int, room: int = ROOM) -> list[Plan]:
     """The plans of one call of a method as it is, on tensors without data."""
     plans: list[Plan] = []
     method = program.methods[name]
@@ -68,7 +68,7 @@ def launched(program: Program, name: str, batch: int, seq: int, earlier: int) ->
         args: list[Any] = [torch.empty(batch, 1 if name == "decode" else seq, dtype=torch.int64, device=META)]
         if name != "logits":
             args.append(
-                make_cache(method.arguments[1].type, {"batch": batch, "max_seq": ROOM}, program.target)
+                make_cache(method.arguments[1].type, {"batch": batch, "max_seq": room}, program.target)
             )
             with default_device(META):
                 for layer in args[1] if earlier else ():
@@ -92,6 +92,19 @@ def test_every_kernel_of_any_call_was_foreseen(model: str, quant: str | None) ->
         assert {ahead.key_of(plan, "sm_90") for plan in plans} <= foreseen(model, quant)
 
     check()
+
+
+def test_kernels_of_long_sequences_are_foreseen() -> None:
+    room = 1 << 17
+    long = program("llama", None, room)
+    found = set(rehearse(long, {}, {"batch": [1, 4], "seq": [1]})[0])
+    keys = [
+        {ahead.key_of(plan, "sm_90") for plan in launched(long, "decode", batch, 1, earlier, space)}
+        for batch in (1, 4)
+        for earlier, space in ((10, 100), (3000, 4096), (9000, room), (40_000, 50_000), (room - 1, room))
+    ]
+    assert len(set.union(*keys)) > max(map(len, keys))  # lengths do make a difference
+    assert all(each <= found for each in keys)
 
 
 def test_nothing_is_foreseen_that_no_call_launches() -> None:
@@ -202,6 +215,15 @@ def test_an_instruction_that_cannot_be_called_without_data_is_named(monkeypatch:
     assert plans == {}
     assert list(notes) == ["forward"]
     assert re.fullmatch(r"(linear|product) at up: .*meta.*", notes["forward"])
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(64, 1), (65, 0)])
+def test_products_that_are_left_to_cublas_have_no_kernels(rows: int, launches: int) -> None:
+    ir = nn.Linear(64, 32, bias=False, dtype="float16").export(
+        {"forward": {"x": spec.Tensor(["n", 64], "float16")}}
+    )
+    plans, _ = rehearse(nn.compile(ir, target="cuda:sm_90").program, {}, {"n": [rows]})
+    assert len(plans) == launches
 
 
 def test_a_target_without_an_architecture_has_no_kernels_ahead() -> None:
