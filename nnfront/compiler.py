@@ -16,7 +16,7 @@ from nnfront.lower import MethodProgram, Program, lower, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import run as run_passes
-from nnfront.runtime.graphs import recorded
+from nnfront.runtime.recordable import recorded
 from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.transform import run_transform, stream_transform
 from nnfront.runtime.transform_plan import TransformPlan, plan_load

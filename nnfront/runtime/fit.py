@@ -14,7 +14,7 @@ from nnfront.lower.lifetimes import layer_of
 from nnfront.lower.memory import plan_memory
 from nnfront.lower.memory_report import text_of
 from nnfront.runtime.cache_codec import kept_bytes
-from nnfront.runtime.graphs import why_not
+from nnfront.runtime.recordable import why_not
 from nnfront.runtime.room import Room, most
 from nnfront.runtime.workspace_cuda import workspaces_of
 

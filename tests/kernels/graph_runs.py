@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import weakref
 from contextlib import contextmanager
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -268,6 +270,60 @@ def bound() -> None:
     finally:
         graphs.RECORDINGS = before
     assert one["decode"].graphs.replays == 4
+
+
+def wander(page_size: int | None, seeds: int = 12, steps: int = 25) -> None:
+    """Anything that may happen to caches, in any order: after each step they hold as many tokens on the same pages, or refuse alike."""
+    one, other, recorder = pair()
+    recorder.record = lambda run: (run(), lambda: None)[1]
+    sizes = {"batch": 2, "max_seq": 20, **({} if page_size is None else {"page_size": page_size, "pages": 6})}
+    with launched_by(lambda plan: None):
+        for seed in range(seeds):
+            chance = random.Random(seed)
+            caches = [tuple(session.make_cache(**sizes) for session in (one, other))]
+            for _ in range(steps):
+                pair_of = caches[chance.randrange(len(caches))]
+                match chance.randrange(8):
+                    case 0:
+                        length = chance.randrange(20)
+                        list(map(methodcaller("truncate", length), pair_of))
+                    case 1 if len(caches) < 3:
+                        chosen = [chance.randrange(2) for _ in range(2)]
+                        caches.append(tuple(cache.fork(chosen) for cache in pair_of))
+                    case 2 if len(caches) > 1:
+                        caches.remove(pair_of)
+                    case 3:
+                        list(map(methodcaller("reset"), pair_of))
+                    case 4:
+                        i, ids = chance.randrange(2), tokens(1, chance.randrange(1, 6))
+                        outcome = [
+                            done(s, "prefill", ids, c.rows(i))
+                            for s, c in zip((one, other), pair_of, strict=True)
+                        ]
+                        assert outcome[0] == outcome[1]
+                    case _:
+                        outcome = [
+                            done(s, "decode", tokens(2, 1), c)
+                            for s, c in zip((one, other), pair_of, strict=True)
+                        ]
+                        assert outcome[0] == outcome[1]
+                del pair_of
+                for mine, theirs in caches:
+                    assert mine.lengths == theirs.lengths
+                    assert {tuple(layer.lengths.values) for layer in mine} == {tuple(mine.lengths)}
+                    if page_size is not None:
+                        assert mine.free_pages == theirs.free_pages
+                        assert mine[0].page_table.tolist() == theirs[0].page_table.tolist()
+    assert one["decode"].graphs.replays > 5 * seeds
+
+
+def done(session: Session, name: str, ids: torch.Tensor, cache: Any) -> str:
+    """What is wrong with a call, nothing if it works."""
+    try:
+        session[name](ids, cache)
+    except nn.errors.RunError as error:
+        return error.what
+    return ""
 
 
 def forgotten(record: Any, recorder: TapeRecorder, run: Any) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full, whole
+from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full, wander, whole
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,8 @@ def test_a_full_cache_is_refused_before_anything_is_played(interpreted, page_siz
 
 def test_recordings_are_few_and_hold_no_cache(interpreted):
     interpreted(bound)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_whatever_happens_to_caches_played_steps_leave_them_as_others_do(interpreted, page_size):
+    interpreted(wander, page_size)

@@ -16,7 +16,7 @@ import nnfront as nn
 from nnfront.ir import parse
 from nnfront.lower import lower
 from nnfront.runtime import graphs, method, recorder
-from nnfront.runtime.graphs import why_not
+from nnfront.runtime.recordable import ROWS, why_not
 from nnfront.runtime.recorder import CudaRecorder
 from nnfront.session import Session
 
@@ -65,7 +65,7 @@ def test_numbers_sizes_and_rows_make_kinds_of_calls(tapes):
 def test_calls_of_many_rows_run_as_usual(tapes):
     run = scale()["main"]
     for _ in range(3):
-        run(torch.randn(graphs.ROWS + 1, 3), 1)
+        run(torch.randn(ROWS + 1, 3), 1)
         run(torch.randn(100, 3), 1)
     assert len(run.graphs) == 1
 
