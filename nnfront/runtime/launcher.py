@@ -198,11 +198,12 @@ class Launcher:
         self._device = device
         self._cubins = {cubin.key: cubin for cubin in ahead.cubins}
         self._uses: dict[Any, _Use] = {}
+        self._fingerprint: Callable[[Any], Any] = kernel_module("ahead").fingerprint
         _check(ahead, driver)
 
     def __call__(self, plan: Any) -> None:
         """Launch a plan. Raises LoadError for machine code that the driver does not take, and RunError if the launch fails."""
-        mark = kernel_module("ahead").fingerprint(plan)
+        mark = self._fingerprint(plan)
         use = self._uses.get(mark)
         if use is None:
             use = self._uses[mark] = self._find(plan)

@@ -116,7 +116,7 @@ def rehearse(
                 for numbers in grid(method, known, sizes) if stage.wanted else ():
                     stage.play(numbers)
                 if stage.missed:
-                    notes[method.name] = "; ".join(f"{where}: {why}" for where, why in stage.missed.items())
+                    notes[method.name] = "; ".join(stage.missed)
             if draws:
                 _draw(program)
     return plans, notes
@@ -134,7 +134,8 @@ class _Stage:
     """A method whose instructions are called one by one."""
 
     def __init__(self, method: MethodProgram, known: Mapping[Symbol, int]) -> None:
-        self.missed: dict[str, str] = {}  # instructions that could not be called, and why
+        self._called: set[int] = set()  # the instructions that could be called
+        self._failed: dict[int, str] = {}  # by the place among those wanted, why one could not be
         self._method = method
         self._calls: dict[int, Callable[..., Any]] = {}
         self._makers: dict[int, Run] = {}
@@ -153,18 +154,32 @@ class _Stage:
     def play(self, numbers: Mapping[str, int]) -> None:
         """Call each instruction with the sizes of one point of the grid."""
         frame = self._frame.copy()
-        for argument in self._method.arguments:
-            put(frame, argument.structure, self._argument(argument.type, numbers))
+        given = [self._argument(argument.type, numbers) for argument in self._method.arguments]
+        for argument, value in zip(self._method.arguments, given, strict=True):
+            put(frame, argument.structure, value)
+        caches = [(value, value.mark()) for value in given if isinstance(value, Cache)]
         try:
             numbers = {**numbers, **self._matched(frame, numbers)}
         except RunError:
             return  # a call with these sizes ends there as well
-        for run in self.wanted:
+        for place, run in enumerate(self.wanted):
             try:
                 self._call(run, frame, numbers)
-            except (ValueError, RuntimeError, NotImplementedError) as error:
-                where = f"{run.op}{f' at {run.module}' if run.module else ''}"
-                self.missed.setdefault(where, str(error).partition("\n")[0])
+                self._called.add(place)
+            except (ValueError, RuntimeError, NotImplementedError, RunError) as error:
+                self._failed.setdefault(place, str(error).partition("\n")[0])
+            if any(isinstance(self._method.slots[slot].type, CacheLayerType) for slot in run.inputs):
+                for cache, mark in caches:  # another way of a branch may write to the same layer
+                    for layer in cache:
+                        layer.set_lengths(mark)
+
+    @property
+    def missed(self) -> list[str]:
+        """The instructions that could not be called with any sizes, and why. One that fails with some is of a way that those do not take."""
+        found = [
+            (self.wanted[place], why) for place, why in self._failed.items() if place not in self._called
+        ]
+        return [f"{run.op}{f' at {run.module}' if run.module else ''}: {why}" for run, why in found]
 
     def _matched(self, frame: Frame, numbers: Mapping[str, int]) -> dict[str, int]:
         """The dims that matches of shapes define."""

@@ -199,6 +199,21 @@ def forward[n, m, k](x: input float16[n, m, 64], w: weight float16[32, 64]) -> f
 """
 
 
+def test_special_cases_are_foreseen_each_with_its_own_sizes() -> None:
+    file: Any = llama
+    config = dataclasses.replace(file.TINY, dtype="bfloat16", head_dim=64, max_position_embeddings=ROOM)
+    ir = nn.passes.lift_transform_params(
+        file.build(config).export(file.export_spec(config)), shared_transform=True
+    )
+    ir = nn.passes.special_cases(ir, "decode", [{"batch": 1}, {"batch": (2, 8)}])
+    cases = nn.compile(ir, target="cuda:sm_90").program
+    plans, notes = rehearse(cases, {}, {"batch": [1, 4, 16], "seq": [1]})
+    assert notes == {}
+    for batch in (1, 4, 16):
+        keys = {ahead.key_of(plan, "sm_90") for plan in launched(cases, "decode", batch, 1, 5)}
+        assert keys <= set(plans)
+
+
 def test_sizes_that_a_match_defines_are_known_and_calls_that_it_refuses_left_out() -> None:
     compiled = nn.compile(nn.ir.parse(SQUARE), target="cuda:sm_90").program
     plans, notes = rehearse(compiled, {}, {"n": [5, 128], "m": [5]})
