@@ -91,8 +91,8 @@ class CudaLink:
 
 
 def link_to(device: torch.device) -> Link | None:
-    """The way to a device; None to the CPU, where everything is already."""
-    return None if device.type == "cpu" else CudaLink(device)
+    """The way to a GPU; None to any other device, where weights stay as they are."""
+    return CudaLink(device) if device.type == "cuda" else None
 
 
 @contextmanager

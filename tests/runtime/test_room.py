@@ -59,3 +59,15 @@ def test_the_room_of_the_cpu_is_part_of_its_memory():
 
 def test_a_room_says_what_is_free_of_what():
     assert str(Room(3 << 29, 8 << 30, "cuda:0")) == "1.50 GiB of 8.00 GiB are free on cuda:0"
+
+
+def test_the_room_of_a_gpu_has_what_torch_keeps_for_itself(monkeypatch):
+    figures = {
+        "mem_get_info": (10, 100),
+        "memory_reserved": 30,
+        "memory_allocated": 25,
+        "get_device_name": "a GPU",
+    }
+    for name, value in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert room_on(torch.device("cuda", 1)) == Room(15, 100, "cuda:1 (a GPU)")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -290,3 +291,61 @@ def test_progress_of_a_load_is_in_bytes(links):
     told: list[tuple[int, int]] = []
     executable.load(weights, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (12 * 32 * 4, 12 * 32 * 4)
+
+
+class FakeStream:
+    """A stream of torch.cuda, or an event, as far as a link uses one; what happens to it is written down."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name = name
+        self.log = log
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+    def record(self, stream: FakeStream) -> None:
+        self.log.append(f"event on {stream.name}")
+
+    def synchronize(self) -> None:
+        self.log.append(f"the host waits for the {self.name}")
+
+
+def test_a_gpu_copies_on_a_stream_of_its_own_behind_what_used_the_memory_before(monkeypatch):
+    log: list[str] = []
+    plain = torch.empty
+
+    def empty(*shape, dtype, device=None, pin_memory=False):
+        log.append("pinned" if pin_memory else f"memory on {device}")
+        return plain(*shape, dtype=dtype)
+
+    @contextmanager
+    def stream(made: FakeStream):
+        log.append(f"copy on {made.name}")
+        yield
+
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda where: FakeStream("side", log))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: FakeStream("main", log))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: FakeStream("event", log))
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    link = upload.link_to(device)
+    assert not link.holds(torch.ones(1))
+    target = link.empty((2, 3), torch.float32)
+    slot = link.pinned(64)
+    slot[:24].view(torch.float32).copy_(torch.arange(6.0))
+    link.wait(link.copy(slot[:24].view(torch.float32).view(2, 3), target))
+    assert torch.equal(target, torch.arange(6.0).view(2, 3))
+    assert log == [
+        "memory on cuda:0",
+        "side waits for main",
+        "pinned",
+        "copy on side",
+        "event on side",
+        "the host waits for the event",
+    ]
+
+
+def test_there_is_a_link_to_gpus_alone():
+    assert upload.link_to(torch.device("cpu")) is None
+    assert upload.link_to(torch.device("meta")) is None
