@@ -46,7 +46,8 @@ def four_words(seed, step, index):
 def exponential(bits):
     """Exponentially distributed numbers of mean 1: -log(1 - v), v = (bits + 1/2) / 2^32 in (0, 1), precise at both ends."""
     v = (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
-    rest = ((~bits).to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    # Not ~bits: the interpreter of Triton 3.6 has none for unsigned numbers.
+    rest = ((bits ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.3283064365386963e-10
     # 1 - v has lost the digits of a small v: there the series of the logarithm.
     series = v * (1.0 + v * (0.5 + v * (0.3333333333 + v * 0.25)))
     return tl.where(v < 0.01, series, -tl.log(rest))

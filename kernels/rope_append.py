@@ -171,7 +171,9 @@ def rope_append_kernel(
                 x_rows = row_of(k_ptr, sequence, t, stride_xkb, stride_xkt) + head * stride_xkh
                 y_rows = row_of(keys_ptr, page, slot, stride_kp, stride_ks) + head.to(tl.int64) * stride_kh
                 turn(
-                    x_rows, y_rows, scales_of(key_scales_ptr, page, slot, head, stride_ksp, stride_ksh),
+                    x_rows, y_rows,
+                    scales_of(key_scales_ptr, page, slot, head, stride_ksp, stride_ksh)
+                    if key_scales_ptr is not None else None,
                     head < KV_HEADS, cos_row, sin_row, SIZE, PAIRS, INTERLEAVED, BLOCK_H, BLOCK_P, BLOCK_R
                 )  # fmt: skip
             else:
@@ -179,17 +181,16 @@ def rope_append_kernel(
                 x_rows = row_of(v_ptr, sequence, t, stride_xvb, stride_xvt) + head * stride_xvh
                 y_rows = row_of(values_ptr, page, slot, stride_vp, stride_vs) + head.to(tl.int64) * stride_vh
                 turn(
-                    x_rows, y_rows, scales_of(value_scales_ptr, page, slot, head, stride_vsp, stride_vsh),
+                    x_rows, y_rows,
+                    scales_of(value_scales_ptr, page, slot, head, stride_vsp, stride_vsh)
+                    if value_scales_ptr is not None else None,
                     head < KV_HEADS, None, None, SIZE_V, 0, False, BLOCK_H, 1, BLOCK_V
                 )  # fmt: skip
 
 
 @triton.jit
 def scales_of(scales_ptr, page, slot, head, stride_p, stride_h):
-    if scales_ptr is None:
-        return None
-    else:
-        return scales_ptr + page * stride_p + slot + head.to(tl.int64) * stride_h
+    return scales_ptr + page * stride_p + slot + head.to(tl.int64) * stride_h
 
 
 def plan(

@@ -29,7 +29,7 @@ def load_scores(logits, seen, at, VOCAB, penalty, temperature):
 @triton.jit
 def value_of(key):
     """Floats in the order of unsigned integers: -inf up to a certain one, then all floats, NaN from another on."""
-    bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, ~key)
+    bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
     return tl.where(key <= 0x007FFFFF, float("-inf"), bits.to(tl.float32, bitcast=True))
 
 
@@ -80,7 +80,7 @@ def largest(scores, count, ROOM, top, target, WEIGHTS: tl.constexpr, BLOCK: tl.c
     bit = tl.full((), 0x80000000, dtype=tl.uint32)
     for _ in range(32):
         key = found | bit
-        bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, ~key)
+        bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
         low = tl.where(key <= 0x007FFFFF, float("-inf"), bits.to(tl.float32, bitcast=True))
         total = tl.zeros((BLOCK,), dtype=tl.float32)
         for first in range(0, count, BLOCK):
