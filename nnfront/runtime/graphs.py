@@ -35,8 +35,8 @@ from nnfront.runtime.recorder import Recorder
 from nnfront.runtime.still_cache import still
 
 # Recordings of a method, and keys that were seen once: those that were used longest ago are dropped.
-RECORDINGS = 16
-SEEN = 64
+RECORDINGS = 64
+SEEN = 256
 
 
 @dataclass(frozen=True, slots=True)
