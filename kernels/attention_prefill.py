@@ -115,10 +115,11 @@ CONFIGS = {
 
 
 def choose(shape: PrefillShape, dtype: str, arch: str) -> Config:
-    """The narrowest config that holds a head. In 8 bits and with a window a warp of more than 16 rows would spill."""
+    """The narrowest config that holds a head. With a window a warp of more than 16 rows would spill, in 8 bits a larger step."""
     size = max(shape.size, shape.value_size)
-    held = [config for config in CONFIGS[arch] if config.block_k >= size]
-    config = min(held, key=lambda config: config.block_k)
+    config = min((c for c in CONFIGS[arch] if c.block_k >= size), key=lambda config: config.block_k)
+    if shape.fp8:
+        config = replace(config, block_n=min(config.block_n, 4096 // config.block_k), num_stages=2)
     least = config.block_m // 16 if shape.fp8 or shape.window else 1
     return replace(config, num_warps=max(config.num_warps, least))
 
@@ -296,7 +297,6 @@ def plan(
     strides = pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16)
     if not cached:
         strides |= {"stride_kp": 0, "stride_vp": 0}
-    scale = size**-0.5 if scale is None else scale
     return Plan(
         kernel=attention_prefill_kernel,
         grid=(cdiv(longest * (heads // kv_heads), config.block_m), kv_heads, batch),
@@ -311,7 +311,7 @@ def plan(
             "stride_qh": q.stride(1),
             "stride_yt": out.stride(0),
             "stride_yh": out.stride(1),
-            "scale": scale * LOG2E,
+            "scale": (size**-0.5 if scale is None else scale) * LOG2E,
             "soft_cap": (soft_cap or 1.0) * LOG2E,
         },
         constants={

@@ -138,10 +138,11 @@ def small(run: Run) -> Run:
         "batch": 3,
         "heads": 8,
         "kv_heads": 2,
-        "longest": 1000,
+        "longest": 300,
+        "before": 60,
         "seq": 20,
     }
-    shape = replace(run.shape, **{name: size for name, size in sizes.items() if name in vars(run.shape)})
+    shape = replace(run.shape, **{name: size for name, size in sizes.items() if vars(run.shape).get(name)})
     return Run(run.kernel, shape, "float16" if run.dtype == "bfloat16" else run.dtype)
 
 
