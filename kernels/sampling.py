@@ -9,14 +9,14 @@
     token  = argmax of exp(z[i] - max z) / E[i] over what is kept                      E exponential: token i wins with its probability
 
 Shapes: logits [rows, vocab], adjacent along vocab, any stride between rows; seen bool [rows, vocab]; state int64 [rows, 2]
-(seed, step); tokens int64 [rows]. Everything is float32 inside. E[i] comes from Philox-4x32-10 with the seed as key and (i // 4,
-step) as counter: it depends on nothing else, so a token is repeatable bit for bit, however the row is divided into blocks.
+(seed, step); tokens int64 [rows]. Everything is float32 inside, sums are in a fixed order: repeatable bit for bit. E[i] comes from
+Philox-4x32-10 with the seed as key and (i // 4, step) as counter: it depends on nothing else, not on how a row is divided into blocks.
 With `advance` the kernel adds 1 to the step of its row and marks the token as seen, so a captured graph needs nothing else.
 
 A row with a NaN gives -1; so does, when a token is to be drawn, one whose largest z is infinite: it has no distribution.
 
 One block for each row. Tokens that some bound cannot exclude are gathered first, few as a rule; thresholds are then found bit by
-bit among them, without a sort. Sums are in a fixed order.
+bit among them, without a sort.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011) for Philox; Keskar et al., arXiv 1909.05858,
 section 4.1 for the penalty; Fan et al., arXiv 1805.04833 for top-k; Holtzman et al., arXiv 1904.09751 for top-p; Nguyen et al.,

@@ -83,33 +83,32 @@ def softmax_kernel(
     y_rows = y_ptr + (row.to(tl.int64) * stride_ym)[:, None]
     at = tl.arange(0, BLOCK_N)[None, :]
     if ONE_STEP:
-        inside = inside_m & (at < SIZE)
-        z = scaled(x_rows, at, inside, scale)
+        z = scaled(x_rows, at, inside_m, SIZE, scale)
         e = tl.exp(z - finite(tl.max(z, axis=1))[:, None])
         y = e / tl.sum(e, axis=1)[:, None]
-        tl.store(y_rows + at, y.to(y_rows.dtype.element_ty), mask=inside)
+        tl.store(y_rows + at, y.to(y_rows.dtype.element_ty), mask=inside_m & (at < SIZE))
     else:
         # Each column of the block keeps a maximum and a sum of its own; they are joined at the end.
         largest = tl.full((BLOCK_M, BLOCK_N), float("-inf"), dtype=tl.float32)
         total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for first in range(0, SIZE, BLOCK_N):
-            z = scaled(x_rows, first + at, inside_m & (first + at < SIZE), scale)
+            z = scaled(x_rows, first + at, inside_m, SIZE, scale)
             before = largest
             largest = tl.maximum(largest, z)
             total = total * tl.exp(before - finite(largest)) + tl.exp(z - finite(largest))
         top = finite(tl.max(largest, axis=1))[:, None]
         sums = tl.sum(total * tl.exp(largest - top), axis=1)[:, None]
         for first in range(0, SIZE, BLOCK_N):
+            y = tl.exp(scaled(x_rows, first + at, inside_m, SIZE, scale) - top) / sums
             inside = inside_m & (first + at < SIZE)
-            y = tl.exp(scaled(x_rows, first + at, inside, scale) - top) / sums
             tl.store(y_rows + first + at, y.to(y_rows.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def scaled(x_rows, at, inside, scale):
-    """scale * x, -inf outside."""
-    z = tl.load(x_rows + at, mask=inside, other=0.0).to(tl.float32) * scale
-    return tl.where(inside, z, float("-inf"))
+def scaled(x_rows, at, inside_m, SIZE, scale):
+    """scale * x, -inf beyond a row's end; rows beyond the last one hold zeros, which have weights."""
+    z = tl.load(x_rows + at, mask=inside_m & (at < SIZE), other=0.0).to(tl.float32) * scale
+    return tl.where(at < SIZE, z, float("-inf"))
 
 
 @triton.jit

@@ -108,6 +108,13 @@ def _unpacked(run: Run, context: Context) -> str:
     return "something else reads the weight as it is, and it is not kept twice"
 
 
+def _unpacked_quantized(run: Run, context: Context) -> str:
+    """The same for a weight in few bits, or that it is in no form that a kernel reads."""
+    attrs, form = run.attrs, context.tensor(run.inputs[1]).dtype
+    group = f"groups of {attrs['group_size']}" if "group_size" in attrs else "one scale for each output"
+    return _unpacked(run, context) + f", or no kernel reads {form} with {group}"
+
+
 def _quantized(kernel: str, *, gated: bool = False) -> Any:
     def accepts(run: Run, context: Context) -> str:
         x, weight, scales, zeros, bias, *ends = run.inputs
@@ -186,6 +193,7 @@ _DECODED = "activations rounded to float8, a scale for each row; codes decoded i
 CUDA: tuple[Rule, ...] = (
     Rule("interleaved_product", "triton_gated", _TILES, _gated),
     Rule("gated_product", "triton_gated", _TILES, _unpacked),
+    Rule("quantized_gated_product", "triton_gated", _TILES, _unpacked_quantized),
     Rule("int4_product", "triton_int4", _NIBBLES, _quantized("matmul_int4")),
     Rule("int8_product", "triton_int8", _NIBBLES, _quantized("matmul_int8")),
     Rule("int4_gated_product", "triton_int4", _NIBBLES, _quantized("matmul_int4", gated=True)),

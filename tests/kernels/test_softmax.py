@@ -131,7 +131,7 @@ LONG = Rows(2, 20000, scale=0.5, mean=300.0, spread=9.0, holes=True)
 MUTANTS = [
     (Mutant("scale_dropped", "softmax.py", ".to(tl.float32) * scale", ".to(tl.float32)"), HERE),
     (Mutant("largest_not_subtracted", "softmax.py", "e = tl.exp(z - finite(tl.max(z, axis=1))[:, None])", "e = tl.exp(z)"), HERE),
-    (Mutant("columns_outside_counted", "softmax.py", "return tl.where(inside, z, float(\"-inf\"))", "return z"), LOW),
+    (Mutant("columns_outside_counted", "softmax.py", "return tl.where(at < SIZE, z, float(\"-inf\"))", "return z"), LOW),
     (Mutant("one_row_too_many", "softmax.py", "row < ROWS", "row <= ROWS"), HERE),
     (Mutant("row_stride_of_y_is_that_of_x", "softmax.py", "row.to(tl.int64) * stride_ym", "row.to(tl.int64) * SIZE"), HERE),
     (Mutant("sums_keep_their_old_maximum", "softmax.py", "total * tl.exp(before - finite(largest))", "total"), LONG),
