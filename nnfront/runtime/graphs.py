@@ -83,8 +83,8 @@ class Graphs:
     def __str__(self) -> str:
         if self.error:
             return f"{self._program.name}: not recorded, {self.error}"
-        count = f"{len(self)} recordings of at most {RECORDINGS}"
-        return f"{self._program.name}: {count}, calls played: {self.replays}"
+        counts = f"recordings: {len(self)} of at most {RECORDINGS}, calls played: {self.replays}"
+        return f"{self._program.name}: {counts}"
 
     def __call__(self, loaded: object, frame: Frame, result: Callable[[Frame], Any]) -> Any:
         """Do a call whose arguments and dims are in `frame`, and return what `result` makes of a frame. Recordings are of one `loaded`.

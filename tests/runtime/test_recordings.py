@@ -50,7 +50,7 @@ def test_the_first_call_of_a_kind_runs_the_second_is_recorded_and_others_are_pla
         assert torch.equal(a, x * torch.tensor([1.0, 2.0, 3.0]))
         assert torch.equal(b, a * 4)
         assert (len(run.graphs), run.graphs.replays, len(tapes.tapes)) == (int(i > 0), i, int(i > 0))
-    assert str(run.graphs) == "main: 1 recordings of at most 64, calls played: 4"
+    assert str(run.graphs) == "main: recordings: 1 of at most 64, calls played: 4"
 
 
 def test_numbers_sizes_and_rows_make_kinds_of_calls(tapes):
@@ -217,7 +217,7 @@ def test_explain_says_what_is_recorded_on_a_gpu():
 def test_a_session_says_what_it_has_recorded(tapes):
     session = scale()
     assert str(session.explain("main")) == (
-        "main: there are no special cases\nmain: 0 recordings of at most 64, calls played: 0"
+        "main: there are no special cases\nmain: recordings: 0 of at most 64, calls played: 0"
     )
 
 
