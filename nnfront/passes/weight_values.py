@@ -14,7 +14,10 @@ VIEWS = frozenset({ops.permute_dims, ops.reshape})
 
 @dataclass(frozen=True)
 class WeightValues:
-    """Values of a function that depend on weights alone; those that are a weight, or a view of one, with the weight's name."""
+    """Values of a function that depend on weights alone; those that are a weight, or a view of one, with a name that tells weights apart.
+
+    Public functions know one weight by one name; what a private one calls its weights is its own affair.
+    """
 
     all: frozenset[Var]
     names: dict[Var, str]
@@ -22,7 +25,10 @@ class WeightValues:
 
 def weight_values(function: Function) -> WeightValues:
     """Find the values that depend on weights alone; what depends on nothing is none."""
-    names: dict[Var, str] = {p: p.name for p in function.params if p.role in ("weight", "transformed")}
+    own = f"{function.name}:" if function.kind == "private" else ""
+    names: dict[Var, str] = {
+        p: f"{own}{p.name}" for p in function.params if p.role in ("weight", "transformed")
+    }
     found: set[Var] = set(names)
     for binding in walk_bindings(function.bindings):
         reads, value = set(used_vars(binding.value)), binding.value
@@ -35,7 +41,7 @@ def weight_values(function: Function) -> WeightValues:
 
 
 def read_as_they_are(ir: IRModule, rewritten: Callable[[Binding], Collection[Atom | None]]) -> set[str]:
-    """Names of weights that some method reads in the order that they are stored in, views included: another order would be a second copy.
+    """Names (of `weight_values`) of weights that some function reads in the order that they are stored in, views included: another order would be a second copy.
 
     `rewritten` says which operands of a binding are about to be read in another order.
     """

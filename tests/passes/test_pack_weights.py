@@ -184,3 +184,46 @@ def test_methods_and_shared_layers_read_one_packed_copy():
     packed = [p.name for p in again["one"].weights]
     assert packed == [p.name for p in again["two"].weights]
     assert len(packed) == 5
+
+
+def test_a_weight_that_something_else_reads_is_not_packed_beside_it():
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.gated = Gated()
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return self.gated(x)
+
+        def rows(self, indices: nn.Tensor) -> nn.Tensor:
+            return op.take(self.gated.weight, indices, axis=0)
+
+    ir = Model().export({"forward": {"x": X}, "rows": {"indices": spec.Tensor(["m"], "int64")}})
+    ir = outline(lift_transform_params(ir, shared_transform=True))
+    assert pack_weights(ir) is ir
+
+
+def test_private_functions_have_names_of_their_own_for_weights():
+    text = """
+    fused def gated_product[n](x: input float16[n, 4], weight: input float16[6, 4])
+            -> float16[n, 3] attrs(activation="silu", kind="linear", region="gated_product", operands=("x", "weight", "bias")) {
+        linear: float16[n, 6] = linear(x, weight)
+        split: (float16[n, 3], float16[n, 3]) = split(linear, indices_or_sections=2, axis=1)
+        gate: float16[n, 3] = split[0]
+        up: float16[n, 3] = split[1]
+        silu: float16[n, 3] = silu(gate)
+        multiply: float16[n, 3] = multiply(silu, up)
+        return multiply
+    }
+    private def rows(i: input int64[2], w: weight float16[6, 4]) -> float16[2, 4] {
+        y: float16[2, 4] = take(w, i, axis=0)
+        return y
+    }
+    def main[n](x: input float16[n, 4], i: input int64[2], w: weight float16[6, 4], table: weight float16[6, 4])
+            -> (float16[n, 3], float16[2, 4]) {
+        y: float16[n, 3] = @gated_product(x, w)
+        z: float16[2, 4] = @rows(i, table)
+        both: (float16[n, 3], float16[2, 4]) = (y, z)
+        return both
+    }
+    """
+    assert "interleaved_product" in pack_weights(parse(text))
