@@ -72,6 +72,7 @@ class Session(Mapping[str, Method]):
         numbers = {symbol: number for symbol, (number, _) in self._known.items()}
         self._held = Held(Layout(program, results, numbers), weights, results)
         self._shelf = Shelf()
+        self._ahead = kernels
         self.kernels = None if kernels is None else launcher_for(kernels, self.device)
         """What launches the kernels that were compiled ahead; printed, it says which ran and which others were compiled here, and why."""
         self._methods = {
@@ -146,7 +147,7 @@ class Session(Mapping[str, Method]):
         values = {"": held.raw, **held.results}
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
         draws = self.extras.text is not None
-        kernels = kernels_of(self.program, dims, draws=draws) if self.kernels is None else self.kernels.ahead
+        kernels = kernels_of(self.program, dims, draws=draws) if self._ahead is None else self._ahead
         save_values(Path(folder), self._ir, self.program, values, dims, self.extras, kernels=kernels)
 
     def export_checkpoint(

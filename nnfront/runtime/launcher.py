@@ -257,8 +257,13 @@ def open_driver(device: torch.device) -> Driver:
     return Driver(device.index or 0)
 
 
-def launcher_for(ahead: Ahead, device: torch.device) -> Launcher:
-    """Return what launches these kernels on torch's current stream of a GPU. Raises LoadError if they cannot run there."""
+def launcher_for(ahead: Ahead, device: torch.device) -> Launcher | None:
+    """Return what launches these kernels on torch's current stream of a GPU; None where Triton interprets kernels instead.
+
+    Raises LoadError if they cannot run there.
+    """
+    if not kernel_module("ahead").can_compile():
+        return None
 
     def stream() -> int:
         handle: int = torch.cuda.current_stream(device).cuda_stream

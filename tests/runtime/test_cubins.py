@@ -12,7 +12,7 @@ import pytest
 import torch
 import triton
 from fake_driver import FakeDriver, Launch
-from nnfront_kernels import common
+from nnfront_kernels import ahead, common
 from nnfront_kernels.common import planning_for
 from nnfront_models import llama
 
@@ -21,6 +21,7 @@ from nnfront.runtime import launcher as launcher_module
 from nnfront.runtime.cubin import Cubin
 from nnfront.runtime.device import CPU, standing_in
 from nnfront.runtime.driver import Driver
+from nnfront.runtime.rehearse import kernels_of
 from nnfront.weights import Options
 
 CONFIG = dataclasses.replace(
@@ -147,11 +148,18 @@ def test_an_artefact_for_another_gpu_does_not_load(artefact: Path, monkeypatch: 
         nn.load(artefact)
 
 
+def test_an_artefact_loads_where_triton_interprets_and_keeps_its_kernels(
+    artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "can_compile", lambda: False)
+    with standing_in(CPU):
+        session = nn.load(artefact)
+        assert session.kernels is None
+        session.save(tmp_path / "again")
+    assert nn.artefact.kernels_of(tmp_path / "again") == nn.artefact.kernels_of(artefact)
+
+
 def test_nothing_is_compiled_where_triton_interprets(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnfront_kernels import ahead
-
-    from nnfront.runtime.rehearse import kernels_of
-
     monkeypatch.setattr(ahead, "can_compile", lambda: False)
     program = nn.compile(
         nn.Linear(64, 32).export({"forward": {"x": nn.spec.Tensor(["n", 64])}}), target="cuda:sm_90"
