@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nnfront_kernels
@@ -26,6 +28,7 @@ from nnfront_kernels.common import ARCHS, KernelError, Plan, arch_of, planning_f
 from nnfront_kernels.inspect import plan_for
 from nnfront_kernels.rms_norm import NormShape
 from test_compile import FEW
+from triton.backends.compiler import GPUTarget
 from triton.backends.driver import expand_signature
 
 from nnfront.runtime.cubin import read_cubin
@@ -97,6 +100,29 @@ def views_of_routing() -> list[Any]:
 def test_so_does_each_launch_of_the_routing(compiled):
     for ours, machine_codes, tritons in compiled(views_of_routing):
         assert ours == machine_codes == tritons
+
+
+def arguments_by_us_and_by_triton(build: Build) -> bool:
+    """Whether the record names the arguments that Triton's binder passes on, in its order: the same objects."""
+    plan, limits = plan_of(build), ARCHS[build.arch]
+    target = GPUTarget(limits.backend, limits.target, limits.warp_size)
+    # This process compiles for named targets only, so the stand-in may stay.
+    triton.runtime.driver.set_active(
+        SimpleNamespace(
+            get_current_target=lambda: target, get_current_device=lambda: 0, get_current_stream=int
+        )
+    )
+    bind = plan.kernel.create_binder()[-1]
+    bound, kinds, _ = bind(**plan.arguments, **plan.constants, debug=False)
+    theirs = [value for value, (kind, _) in zip(bound.values(), kinds, strict=True) if kind != "constexpr"]
+    record, _ = ahead.build(plan, build.arch)
+    ours = [plan.arguments[parameter["name"]] for parameter in record["parameters"]]
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
+@pytest.mark.parametrize("build", [build for build in NVIDIA if build.arch == "sm_90"], ids=str)
+def test_arguments_are_passed_in_the_order_of_tritons_binder(compiled, build):
+    assert compiled(arguments_by_us_and_by_triton, build)
 
 
 def refused() -> str:
