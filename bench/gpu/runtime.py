@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not dry:
         upload(check)
     one, other = sessions(dry)
-    for page_size in (None, 16):
+    for page_size in (16,) if dry else (None, 16):
         decode(one, other, page_size, dry, check)
     if not dry:
         memory(other, check)

@@ -7,9 +7,7 @@ import pytest
 from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full, wander, whole
 
 
-@pytest.mark.parametrize(
-    ("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, None, None), (3, 16, None)]
-)
+@pytest.mark.parametrize(("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, 16, None)])
 @pytest.mark.ahead.with_args(decode)
 def test_decode_steps_that_are_played_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
     interpreted(decode, batch, page_size, stored_as)
