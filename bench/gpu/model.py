@@ -156,7 +156,8 @@ class Steps:
         activities = [torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities) as profile:
             self.wall(call, count)
-        return sum(e.self_device_time_total for e in profile.key_averages()) / 1e6 / count
+        total = sum(e.self_device_time_total for e in profile.key_averages()) / 1e6 / count
+        return total or None  # no kernels: the profiler may not look at this GPU
 
 
 def decode_bytes(weights: int, config: llama.Config, tokens: int, stored_as: str | None) -> int:
@@ -252,13 +253,13 @@ def first_token(session: nn.Session, results: dict[str, Any], label: str) -> Non
             )
 
 
-def run(dry: bool, deadline: float, results: dict[str, Any]) -> None:
-    """All of it into results["model"], ["wrong"] and ["skipped"]; correctness first, comparisons last."""
+def run(dry: bool, deadline: float, results: dict[str, Any], keep: Callable[[], None]) -> None:
+    """All of it into results["model"], ["wrong"] and ["skipped"]; correctness first, comparisons last. `keep` writes them."""
     device, sizes = torch.device("cpu" if dry else "cuda"), DRY if dry else FULL
     results.setdefault("ceilings", ceilings(Clock(device.type)))
     copy = results["ceilings"]["copy_gb_s"]
 
-    def attempt(case: str, part: Callable[[], str | None]) -> None:
+    def attempt(case: str, part: Callable[[], str | None], kind: str = "wrong") -> None:
         """One part: what goes wrong in it must not hide the others' numbers."""
         if time.monotonic() > deadline:
             results["skipped"].append(case)
@@ -268,7 +269,8 @@ def run(dry: bool, deadline: float, results: dict[str, Any]) -> None:
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
         if why:
-            results["wrong"].append({"case": case, "why": why})
+            results[kind].append({"case": case, "why": why} if kind == "wrong" else f"{case}: {why}")
+        keep()
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -287,7 +289,7 @@ def run(dry: bool, deadline: float, results: dict[str, Any]) -> None:
             attempt(f"model {label} speed", partial(measured, quant, f"nnfront {label}"))
         # What is compiled anew for each shape takes a minute or two, so it starts that much earlier.
         before = deadline if dry else deadline - 120
-        attempt("model transformers", partial(theirs, sizes, device, copy, before, results))
+        attempt("model transformers", partial(theirs, sizes, device, copy, before, results), "skipped")
 
 
 def theirs(

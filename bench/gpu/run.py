@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in options.parts:
         started = time.monotonic()
         run_part(part, options, arch, device, deadline, results)
+        keep(options, results)
         print(f"{part}: {time.monotonic() - started:.0f} s", flush=True)
     if results["rows"]:
         print(table(results))
@@ -57,11 +59,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"WRONG {failure['case']}: {failure['why']}")
     for case in results["skipped"]:
         print(f"skipped {case}")
+    return 1 if results["wrong"] else 0
+
+
+def keep(options: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Write the results so far: whatever ends this process must not take along what was measured."""
     out = options.out or (None if options.dry else ROOT / "bench" / "results" / "gpu.json")
     if out:
         Path(out).parent.mkdir(exist_ok=True)
         Path(out).write_text(json.dumps(results, indent=1) + "\n")
-    return 1 if results["wrong"] else 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -105,7 +111,7 @@ def run_part(
         launcher.dry(arch, options.only, results)
         return
     if part == "model":
-        time_model(options.dry, deadline, results)
+        time_model(options, deadline, results)
         return
     if part == "edges":
         accepted = [k.name for k in KERNELS if k.name in options.only and arch in k.configs]
@@ -142,14 +148,14 @@ def run_part(
             results["wrong"].append({"case": f"speed {run}", "why": f"{type(error).__name__}: {error}"})
 
 
-def time_model(dry: bool, deadline: float, results: dict[str, Any]) -> None:
+def time_model(options: argparse.Namespace, deadline: float, results: dict[str, Any]) -> None:
     """The whole model; on a machine that has the kernels only, it is listed as skipped."""
     try:
         import model
     except ImportError as error:
         results["skipped"].append(f"model: {error}")
         return
-    model.run(dry, deadline, results)
+    model.run(options.dry, deadline, results, partial(keep, options, results))
 
 
 def each(

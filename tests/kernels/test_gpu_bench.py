@@ -81,6 +81,19 @@ def test_an_unknown_part_is_refused(parts, capsys):
     assert "parts are edges, full, sanitizer, cubin, speed, model, got ful" in capsys.readouterr().err
 
 
+def test_results_are_kept_part_by_part(parts, monkeypatch, tmp_path):
+    def run_part(part, *arguments):
+        if part == "speed":
+            raise KeyboardInterrupt
+        arguments[-1]["skipped"].append(part)
+
+    monkeypatch.setattr(parts[0], "run_part", run_part)
+    out = tmp_path / "gpu.json"
+    with pytest.raises(KeyboardInterrupt):
+        parts[0].main(["--dry", "--parts", "edges,full,speed", "--out", str(out)])
+    assert json.loads(out.read_text())["skipped"] == ["edges", "full"]
+
+
 @pytest.mark.parametrize("arch", nnfront_kernels.ARCHS)
 def test_full_sizes_cover_every_kernel_of_an_arch(parts, arch):
     names = {run.kernel for run in parts[1].full(arch)}

@@ -193,16 +193,16 @@ def in_8_bits(
 CASES = [
     Append((0,), 1, 4, 1, 64, 32),
     Append((5, 0, 39), 1, 8, 2, 128, 64, gap=16, shared=True),
-    Append((3, 0), 7, 3, 1, 80, 40, dtype="float32", interleaved=True),
+    Append((3, 0), 3, 3, 1, 80, 40, dtype="float32", interleaved=True),
     Append((15, 16, 17), 2, 7, 1, 64, 16, page=16, gap=8),
     Append((0, 63, 64), 3, 4, 4, 96, 24, page=64, interleaved=True, dtype="float32", fused=False),
     Append((127, 128, 300), 1, 8, 1, 256, 64, page=128),
-    Append((1, 35), 9, 6, 2, 40, 5, gap=3),  # the second sequence ends beyond the capacity
+    Append((1, 37), 4, 6, 2, 40, 5, gap=3),  # the second sequence ends beyond the capacity
     Append((1, 2), 3, 2, 2, 17, 7, interleaved=True, gap=3),
     Append((3, 17), 2, 4, 4, 192, 32, page=16, value_size=128),
     Append((0, 38), 3, 5, 3, 24, 0, value_size=17, fused=False),  # no rotation
     Append((15, 3, 17), 2, 2, 1, 64, 0, page=16, dtype="float32"),
-    Append((0, 0), 17, 1, 1, 16, 8, page=16),
+    Append((0, 13), 5, 1, 1, 16, 8, page=16),
     Append((2,), 2, 20, 18, 16, 4, gap=8),  # more heads than a block has
     Append((3, 38), 4, 4, 2, 64, 24, fp8=True, gap=16),
     Append((15, 3, 17), 2, 3, 3, 80, 40, page=16, value_size=64, fp8=True, interleaved=True, dtype="float32"),
@@ -221,7 +221,7 @@ def test_queries_turn_and_keys_and_values_are_appended(interpreted, case):
 
 
 PAGED = Append((15, 3, 17), 2, 7, 2, 40, 12, page=16, gap=8)
-PLAIN = Append((1, 35), 9, 6, 2, 40, 12, gap=3)
+PLAIN = Append((1, 38), 3, 6, 2, 40, 12, gap=3)
 MANY = Append((2, 1), 2, 18, 17, 16, 4, gap=3)
 STILL = replace(PAGED, pairs=0, value_size=24)
 MUTANTS = [
