@@ -59,16 +59,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    made = nn.artefact.is_artefact(args.path)
+    device = args.device or (nn.artefact.target_of(args.path) if made else "cpu")
     llm = nn.LLM.load(
         args.path,
-        args.device or (nn.artefact.target_of(args.path) if nn.artefact.is_artefact(args.path) else "cpu"),
+        device,
         dtype=args.dtype,
         quant=args.quant,
         kv_quant=args.kv_quant,
         model_file=args.model,
         cache=args.cache,
         plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
-        progress=progress_bar("weights", "step"),
+        progress=progress_bar("weights", "step")
+        if device == "cpu"
+        else progress_bar("weights", "B", scale=True),
     )
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = llm.generate(
