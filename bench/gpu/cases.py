@@ -140,6 +140,7 @@ def small(run: Run) -> Run:
         "kv_heads": 2,
         "longest": 300,
         "before": 60,
+        "window": 100,
         "seq": 20,
     }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if vars(run.shape).get(name)})

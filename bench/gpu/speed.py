@@ -108,12 +108,14 @@ def _attention(run: Run, q: torch.Tensor) -> list[tuple[str, Callable[[], Any]]]
     query = dense(shape.heads, seq, shape.size)
     k = dense(shape.kv_heads, total, shape.size)
     v = dense(shape.kv_heads, total, shape.value_size or shape.size)
-    mask = None if decode else causal_lower_right(seq, total)
+    seen: dict[str, Any] = {"is_causal": not decode}
+    if not decode and seq != total:
+        seen = {"attn_mask": causal_lower_right(seq, total)}
 
     def by(backend: SDPBackend) -> Callable[[], Any]:
         def attend() -> torch.Tensor:
             with sdpa_kernel(backend):
-                return scaled_dot_product_attention(query, k, v, attn_mask=mask, enable_gqa=True)
+                return scaled_dot_product_attention(query, k, v, **seen, enable_gqa=True)
 
         return attend
 
@@ -123,10 +125,10 @@ def _attention(run: Run, q: torch.Tensor) -> list[tuple[str, Callable[[], Any]]]
 
 
 def fastest(choices: list[tuple[str, Callable[[], Any]]], clock: Clock) -> tuple[str, float | None]:
-    """The name and the time of the fastest; a backend that has no kernel for these operands raises RuntimeError."""
+    """The name and the time of the fastest; a backend that has no kernel for these operands raises one of two errors."""
     times: dict[str, float] = {}
     for name, work in choices:
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, ValueError):
             times[name] = clock.us(work)
     return min(times.items(), key=lambda item: item[1], default=("", None))
 
