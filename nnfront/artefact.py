@@ -18,8 +18,8 @@ from nnfront.ir import IRModule, admit
 from nnfront.lower import Program
 from nnfront.passes import inline
 from nnfront.phases import Phases
+from nnfront.runtime.cubin import Ahead
 from nnfront.runtime.device import CPU, standing_in
-from nnfront.runtime.launcher import Ahead
 from nnfront.session import Session
 from nnfront.weights import Extras, Options, is_artefact
 from nnfront.weights.artefact import PROGRAM, ArtefactFiles, check_files, read_artefact

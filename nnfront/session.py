@@ -18,8 +18,9 @@ from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.runtime import Cache, Method
 from nnfront.runtime.cache_type import describe, layout
 from nnfront.runtime.cases import CaseList, Explanation
+from nnfront.runtime.cubin import Ahead
 from nnfront.runtime.device import device_of
-from nnfront.runtime.launcher import Ahead, launcher_for
+from nnfront.runtime.launcher import launcher_for
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
 from nnfront.runtime.new_cache import Amount, new_cache

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from nnfront.errors import LoadError
@@ -83,6 +83,52 @@ class Cubin:
         """Return all but the image, as in JSON."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "image"}
         return {**plain, "parameters": [parameter.fields() for parameter in self.parameters]}
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Kernels that were compiled ahead for a GPU, and `notes`: for a method that could not be gone through in full, why."""
+
+    arch: str
+    cubins: tuple[Cubin, ...] = ()
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of machine code."""
+        return sum(len(cubin.image) for cubin in self.cubins)
+
+    def __str__(self) -> str:
+        made = sorted({f"Triton {cubin.triton} and CUDA {cubin.cuda}" for cubin in self.cubins})
+        lines = [
+            f"{len(self.cubins)} kernels for {self.arch}, {self.size_bytes / 1e6:.2f} MB"
+            + (f", compiled by {', '.join(made)}" if made else "")
+        ]
+        counts: dict[str, int] = {}
+        for cubin in self.cubins:
+            counts[cubin.kernel] = counts.get(cubin.kernel, 0) + 1
+        lines += [f"  {name}: {number}" for name, number in sorted(counts.items())]
+        lines += [f"  {method} compiles on the GPU's machine: {why}" for method, why in self.notes.items()]
+        return "\n".join(lines)
+
+    def why_not(self, about: str) -> str:
+        """Say how a specialisation differs from what there is of its kernel."""
+        name = about.partition(" ")[0]
+        like = [cubin.about for cubin in self.cubins if cubin.about.partition(" ")[0] == name]
+        if not like:
+            notes = [f"{method}: {why}" for method, why in self.notes.items()]
+            return "; ".join([f"the artefact has no {name}", *notes[:1]])
+        same_source = [text for text in like if text.partition("\n")[0] == about.partition("\n")[0]]
+        if not same_source:
+            return f"the artefact has {name} from another version of nnfront's source"
+        wanted = about.split("\n")
+        nearest = max(same_source, key=lambda text: sum(map(str.__eq__, text.split("\n"), wanted)))
+        differences = [
+            f"{new} (there: {old})"
+            for new, old in zip(wanted, nearest.split("\n"), strict=False)
+            if new != old
+        ]
+        return f"the artefact has it otherwise: {', '.join(differences[:4])}"
 
 
 _NAMES = tuple(f.name for f in fields(Cubin) if f.name != "image")

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nnfront.errors import LoadError
 from nnfront.lower.kernel_package import kernel_module
-from nnfront.runtime.cubin import Cubin, Parameter
+from nnfront.runtime.cubin import Ahead, Cubin, Parameter
 from nnfront.runtime.driver import MAP_ALIGNMENT, MAP_BYTES, Driver, launch_config, version_text
 
 _FORMATS = {"pointer": ("Q", 8), "i32": ("i", 4), "i64": ("q", 8), "f32": ("f", 4)}
@@ -150,33 +150,6 @@ class _Use:
     launches: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Kernels that were compiled ahead for a GPU, and `notes`: for a method that could not be gone through in full, why."""
-
-    arch: str
-    cubins: tuple[Cubin, ...] = ()
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of machine code."""
-        return sum(len(cubin.image) for cubin in self.cubins)
-
-    def __str__(self) -> str:
-        made = sorted({f"Triton {cubin.triton} and CUDA {cubin.cuda}" for cubin in self.cubins})
-        lines = [
-            f"{len(self.cubins)} kernels for {self.arch}, {self.size_bytes / 1e6:.2f} MB"
-            + (f", compiled by {', '.join(made)}" if made else "")
-        ]
-        counts: dict[str, int] = {}
-        for cubin in self.cubins:
-            counts[cubin.kernel] = counts.get(cubin.kernel, 0) + 1
-        lines += [f"  {name}: {number}" for name, number in sorted(counts.items())]
-        lines += [f"  {method} compiles on the GPU's machine: {why}" for method, why in self.notes.items()]
-        return "\n".join(lines)
-
-
 class Launcher:
     """Launches plans on one GPU: call it with a plan. Printed, it is a table of the kernels that ran and where each came from."""
 
@@ -238,7 +211,7 @@ class Launcher:
         cubin = self._cubins.get(key)
         if cubin is not None:
             return _Use(self.loaded(cubin), name, key, "")
-        return _Use(kernel_module("common").jit, name, key, _why_not(about, self.ahead))
+        return _Use(kernel_module("common").jit, name, key, self.ahead.why_not(about))
 
     def __str__(self) -> str:
         lines = [str(self.ahead).partition("\n")[0]]
@@ -300,21 +273,3 @@ def _check(ahead: Ahead, driver: Driver) -> None:
             ],
             help="update the driver, or export the model for 'cuda', which compiles on the GPU's machine",
         )
-
-
-def _why_not(about: str, ahead: Ahead) -> str:
-    """Say how a specialisation differs from what there is of its kernel."""
-    name = about.partition(" ")[0]
-    like = [cubin.about for cubin in ahead.cubins if cubin.about.partition(" ")[0] == name]
-    if not like:
-        notes = [f"{method}: {why}" for method, why in ahead.notes.items()]
-        return "; ".join([f"the artefact has no {name}", *notes[:1]])
-    same_source = [text for text in like if text.partition("\n")[0] == about.partition("\n")[0]]
-    if not same_source:
-        return f"the artefact has {name} from another version of nnfront's source"
-    wanted = about.split("\n")
-    nearest = max(same_source, key=lambda text: sum(map(str.__eq__, text.split("\n"), wanted)))
-    differences = [
-        f"{new} (there: {old})" for new, old in zip(wanted, nearest.split("\n"), strict=False) if new != old
-    ]
-    return f"the artefact has it otherwise: {', '.join(differences[:4])}"

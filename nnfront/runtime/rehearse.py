@@ -44,12 +44,11 @@ from nnfront.runtime.cache import Cache
 from nnfront.runtime.caches import make_cache
 from nnfront.runtime.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
 from nnfront.runtime.check import put
-from nnfront.runtime.cubin import Cubin, read_cubin
+from nnfront.runtime.cubin import Ahead, Cubin, read_cubin
 from nnfront.runtime.device import META, default_device, standing_in
 from nnfront.runtime.device_sampling import rehearse_draws
 from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.kernels import ON_DEVICE, resolve
-from nnfront.runtime.launcher import Ahead
 from nnfront.runtime.loading import loaded_frame
 from nnfront.runtime.match import match_step
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfront.errors import LoadError
-from nnfront.runtime.cubin import Cubin, read_cubin
-from nnfront.runtime.launcher import Ahead
+from nnfront.runtime.cubin import Ahead, Cubin, read_cubin
 from nnfront.weights.manifest import MANIFEST, Manifest
 
 KERNELS = "kernels.json"

@@ -12,7 +12,7 @@ import torch
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
-from nnfront.runtime.launcher import Ahead
+from nnfront.runtime.cubin import Ahead
 from nnfront.runtime.transform import stream_transform, weight_dims
 from nnfront.runtime.transform_plan import plan_transform
 from nnfront.weights.artefact import write_artefact

@@ -21,8 +21,9 @@ from nnfront import compiler, spec
 from nnfront import session as session_module
 from nnfront.errors import LoadError
 from nnfront.runtime import launcher as launcher_module
+from nnfront.runtime.cubin import Ahead
 from nnfront.runtime.device import CPU, standing_in
-from nnfront.runtime.launcher import Ahead, Launcher
+from nnfront.runtime.launcher import Launcher
 from nnfront.weights import Options
 
 FIRST, SECOND = "0" * 16, "f" * 16

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import session
+from nnfront.runtime.cubin import Ahead
 from nnfront.runtime.device import CPU, standing_in
-from nnfront.runtime.launcher import Ahead
 
 GOLDEN = Path(__file__).parent / "golden"
 
