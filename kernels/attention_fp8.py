@@ -32,7 +32,7 @@ lop3.b32 $1, $2, 0x80008000, size, 0xEA;
 
 @triton.jit
 def halves(words, PTX: tl.constexpr):
-    """The even and the odd features of codes, as float16 and divided by 256. No code is NaN: then its scale is."""
+    """The even and the odd features of codes, as float16 and divided by 256. No code is NaN; what is not finite has such a scale."""
     if PTX:
         even, odd = tl.inline_asm_elementwise(
             MOVES, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2

@@ -6,8 +6,8 @@ pages [batch, pages] int32; position p of sequence b is slot p % page of page pa
 several sequences. Values are alike, with a size of their own. Both are adjacent along size, with any other strides.
 
 In 8 bits: keys and values are float8_e4m3fn codes, and float32 key_scales and value_scales [batch or pages, kv_heads,
-slots], adjacent along slots, hold for each token and head its largest magnitude / 448: a code stands for itself times its
-scale. No code is NaN: a token and head that is not finite has a scale that is not.
+slots], adjacent along slots, hold for each token and head its largest magnitude / 448, or 1 for zeros: a code stands for
+itself times its scale. No code is read as NaN: a token and head that is not finite has a scale that is not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def require_cache(
     with scales in 8 bits.
     """
     if key_scales is not None or value_scales is not None:
-        _require_scales(keys, key_scales, value_scales)
+        _require_scales(keys, values, key_scales, value_scales)
         dtype = FP8
     for name, tensor in (("keys", keys), ("values", values)):
         if tensor.ndim != 4 or tensor.stride(3) != 1:
@@ -65,8 +65,17 @@ def require_cache(
 
 
 def _require_scales(
-    keys: torch.Tensor, key_scales: torch.Tensor | None, value_scales: torch.Tensor | None
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    key_scales: torch.Tensor | None,
+    value_scales: torch.Tensor | None,
 ) -> None:
+    for name, codes in (("keys", keys), ("values", values)):
+        if any(stride % 2 for stride in codes.stride()[:3]) or codes.storage_offset() % 2:
+            raise KernelError(
+                f"{name} in 8 bits must start at even bytes, as two codes are read at a time, "
+                f"got strides {list(codes.stride())} from {codes.storage_offset()}"
+            )
     for name, scales in (("key_scales", key_scales), ("value_scales", value_scales)):
         if scales is None:
             raise KernelError(f"{name} are missing: keys and values in 8 bits both have scales")

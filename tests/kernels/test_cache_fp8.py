@@ -141,6 +141,8 @@ def tensor(*size: int, dtype: torch.dtype = FP8) -> torch.Tensor:
 
 
 WRONG = [
+    ({"keys": tensor(2, 2, 9, 65)[..., :64]}, r"keys in 8 bits must start at even bytes, as two codes are read at a time, got strides \[1170, 585, 65, 1\] from 0"),
+    ({"values": tensor(2, 2, 9, 66)[..., 1:65]}, r"values in 8 bits must start at even bytes, .* got strides \[1188, 594, 66, 1\] from 1"),
     ({"value_scales": None}, "value_scales are missing: keys and values in 8 bits both have scales"),
     ({"key_scales": None, "value_scales": None}, "keys must be torch.float16, got torch.float8_e4m3fn"),
     ({"keys": tensor(2, 2, 9, 64, dtype=torch.float16)}, "keys must be torch.float8_e4m3fn, got torch.float16"),
