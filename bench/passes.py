@@ -23,7 +23,7 @@ from nnfront_models import llama
 import nnfront as nn
 from nnfront.lower import lower
 from nnfront.lower.memory_report import report_memory
-from nnfront.runtime.workspace import WORKSPACES
+from nnfront.runtime.cpu.workspace import WORKSPACES
 
 # Fewer layers are mostly fixed costs.
 FITTED = 16

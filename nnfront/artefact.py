@@ -18,7 +18,7 @@ from nnfront.ir import IRModule, admit
 from nnfront.lower import Program
 from nnfront.passes import inline
 from nnfront.phases import Phases
-from nnfront.runtime.cubin import Ahead
+from nnfront.runtime.cuda.cubin import Ahead
 from nnfront.runtime.device import CPU, standing_in
 from nnfront.session import Session
 from nnfront.weights import Extras, Options, is_artefact

@@ -16,13 +16,13 @@ from nnfront.lower import MethodProgram, Program, lower, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.passes import run as run_passes
-from nnfront.runtime.recordable import recorded
-from nnfront.runtime.rehearse import kernels_of
-from nnfront.runtime.transform import run_transform, stream_transform
-from nnfront.runtime.transform_plan import TransformPlan, plan_load
-from nnfront.runtime.upload import sending
-from nnfront.runtime.uses import weight_uses
-from nnfront.runtime.workspace_cuda import workspaces_of
+from nnfront.runtime.cuda.recordable import recorded
+from nnfront.runtime.cuda.rehearse import kernels_of
+from nnfront.runtime.cuda.upload import sending
+from nnfront.runtime.cuda.workspace import workspaces_of
+from nnfront.runtime.transform.plan import TransformPlan, plan_load
+from nnfront.runtime.transform.run import run_transform, stream_transform
+from nnfront.runtime.transform.uses import weight_uses
 from nnfront.session import Session
 from nnfront.weights import (
     BoundWeights,

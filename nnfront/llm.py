@@ -16,8 +16,8 @@ from nnfront.errors import LoadError, RunError
 from nnfront.folder import compile_folder
 from nnfront.phases import Phases
 from nnfront.runtime import Cache
-from nnfront.runtime.launcher import launching
-from nnfront.runtime.transform_plan import TransformPlan
+from nnfront.runtime.cuda.launcher import launching
+from nnfront.runtime.transform.plan import TransformPlan
 from nnfront.sampling import Sampler, Sampling, tokens_of
 from nnfront.session import Session
 from nnfront.tokenizer import Tokenizer, until

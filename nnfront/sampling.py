@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Choose the next token from logits: repetition penalty, temperature, top-k, top-p, min-p, in that order, as transformers applies them.
 
-On a GPU one kernel does all of it (`nnfront.runtime.device_sampling`), and no number leaves the device.
+On a GPU one kernel does all of it (`nnfront.runtime.cuda.sampling`), and no number leaves the device.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import RunError
-from nnfront.runtime.device_sampling import DeviceSampler, takes
+from nnfront.runtime.cuda.sampling import DeviceSampler, takes
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,18 @@ from nnfront.ir import IRModule
 from nnfront.lower import CacheType, Program
 from nnfront.lower.memory_report import MemoryReport, report_memory
 from nnfront.runtime import Cache, Method
-from nnfront.runtime.cache_type import describe, layout
+from nnfront.runtime.cache.new import Amount, new_cache
+from nnfront.runtime.cache.type import describe, layout
 from nnfront.runtime.cases import CaseList, Explanation
-from nnfront.runtime.cubin import Ahead
+from nnfront.runtime.cuda.cubin import Ahead
+from nnfront.runtime.cuda.launcher import launcher_for
+from nnfront.runtime.cuda.rehearse import kernels_of
+from nnfront.runtime.cuda.upload import sending
+from nnfront.runtime.cuda.workspace import workspaces_of
 from nnfront.runtime.device import device_of
-from nnfront.runtime.launcher import launcher_for
 from nnfront.runtime.loading import Values, learn_dims
 from nnfront.runtime.method import Shelf
-from nnfront.runtime.new_cache import Amount, new_cache
-from nnfront.runtime.rehearse import kernels_of
 from nnfront.runtime.signature import Known
-from nnfront.runtime.upload import sending
-from nnfront.runtime.workspace_cuda import workspaces_of
 from nnfront.weights import BoundWeights, Extras, save_values
 from nnfront.weights.export_checkpoint import export_checkpoint
 from nnfront.weights.held import Held, Layout, Results

@@ -16,7 +16,7 @@ from nnfront.ir import IRModule
 from nnfront.runtime import Method
 from nnfront.runtime.cases import Explanation
 from nnfront.runtime.samples import Draw, copied
-from nnfront.runtime.uses import weight_uses
+from nnfront.runtime.transform.uses import weight_uses
 from nnfront.session import Session
 
 TOLERANCES: Mapping[torch.dtype, float] = {

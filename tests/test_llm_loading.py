@@ -14,7 +14,7 @@ import torch
 import nnfront as nn
 from nnfront.cli import bar, main, run
 from nnfront.errors import LoadError
-from nnfront.runtime.transform_plan import TransformPlan
+from nnfront.runtime.transform.plan import TransformPlan
 from nnfront.weights import cache as cache_module
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"

@@ -27,9 +27,10 @@ from nnfront_models import llama  # noqa: E402
 
 import nnfront as nn  # noqa: E402
 from nnfront.errors import RunError  # noqa: E402
-from nnfront.runtime import cuda_attention, method  # noqa: E402
+from nnfront.runtime import method  # noqa: E402
+from nnfront.runtime.cuda import attention as cuda_attention  # noqa: E402
+from nnfront.runtime.cuda.upload import Upload, link_to  # noqa: E402
 from nnfront.runtime.room import room_on  # noqa: E402
-from nnfront.runtime.upload import Upload, link_to  # noqa: E402
 from nnfront.session import Session  # noqa: E402
 
 SMALL = dataclasses.replace(

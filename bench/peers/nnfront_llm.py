@@ -15,7 +15,7 @@ import torch
 IMPORT_TORCH = time.perf_counter() - BEGIN
 
 import nnfront as nn
-from nnfront.runtime.gemv import gemv
+from nnfront.runtime.cpu.gemv import gemv
 
 folder, mode = sys.argv[1:3]
 torch.set_num_threads(2)

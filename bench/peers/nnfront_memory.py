@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import nnfront as nn
 from nnfront.lower.memory_report import report_memory
-from nnfront.runtime.workspace import WORKSPACES
+from nnfront.runtime.cpu.workspace import WORKSPACES
 
 folder, prompt = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(2)

@@ -65,7 +65,7 @@ def naive(source: Path, target: Path) -> Callable[[], None]:
 def ours(source: Path, target: Path) -> Callable[[], None]:
     """Prepare a transform: the program is compiled, the checkpoint checked."""
     from nnfront.folder import compile_folder
-    from nnfront.runtime.uses import weight_uses
+    from nnfront.runtime.transform.uses import weight_uses
     from nnfront.weights import BoundWeights, check_weights, write_transformed
 
     model = compile_folder(source)

@@ -2,7 +2,7 @@
 """The kernel table of CUDA: products on the Triton kernels of `nnfront_kernels`, all else in torch on the device.
 
 Whether a kernel takes a call is the kernel's own `accepts`, asked for the weight's sizes and the target's architecture. How many rows there
-are is known on a call only: then `nnfront.runtime.cuda` takes the kernel for few rows or that for many.
+are is known on a call only: then `nnfront.runtime.cuda.products` takes the kernel for few rows or that for many.
 """
 
 from __future__ import annotations

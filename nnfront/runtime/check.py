@@ -38,8 +38,8 @@ from nnfront.lower import (
     Type,
     places,
 )
-from nnfront.runtime.cache_type import layout
-from nnfront.runtime.caches import CACHES
+from nnfront.runtime.cache.ring import CACHES
+from nnfront.runtime.cache.type import layout
 from nnfront.runtime.device import CPU
 from nnfront.runtime.signature import Known, bind
 

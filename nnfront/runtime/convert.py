@@ -23,8 +23,8 @@ from nnfront.lower import (
     Type,
     type_text,
 )
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.cache_type import describe, layout
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.type import describe, layout
 from nnfront.runtime.device import CPU, device_of
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from nnfront.lower import Run, reference
-from nnfront.runtime import cpu, cuda, cuda_attention, cuda_rows
+from nnfront.runtime.cpu import kernels as cpu
+from nnfront.runtime.cuda import attention, products, rows
 
 Maker: TypeAlias = Callable[[Run], Callable[..., Any]]
 
-ON_DEVICE: dict[str, Maker] = {**cuda.KERNELS, **cuda_attention.KERNELS, **cuda_rows.KERNELS}
+ON_DEVICE: dict[str, Maker] = {**products.KERNELS, **attention.KERNELS, **rows.KERNELS}
 """Kernels that launch those of `nnfront_kernels`."""
 
 KERNELS: dict[str, Maker] = {**cpu.KERNELS, **ON_DEVICE}

@@ -15,15 +15,15 @@ from nnfront.errors import RunError
 from nnfront.lower import Block, MethodProgram
 from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
 from nnfront.runtime.check import compile_check, put
+from nnfront.runtime.cuda.graphs import Graphs
+from nnfront.runtime.cuda.launcher import Launcher, launching
+from nnfront.runtime.cuda.recordable import why_not
+from nnfront.runtime.cuda.recorder import recorder_for
 from nnfront.runtime.device import default_device, device_of
 from nnfront.runtime.execute import Code, Frame, execute, prepare
-from nnfront.runtime.graphs import Graphs
 from nnfront.runtime.kernels import resolve
-from nnfront.runtime.launcher import Launcher, launching
 from nnfront.runtime.loading import Values, loaded_frame, matched_dims
 from nnfront.runtime.out_of_memory import call_error
-from nnfront.runtime.recordable import why_not
-from nnfront.runtime.recorder import recorder_for
 from nnfront.runtime.results import result_maker
 from nnfront.runtime.room import is_out_of_memory
 from nnfront.runtime.route import find_route

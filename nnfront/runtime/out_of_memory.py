@@ -11,8 +11,8 @@ from nnfront.errors import LowerError, RunError
 from nnfront.lower import DimBinding, MethodProgram
 from nnfront.lower.memory import MemoryPlan, plan_memory
 from nnfront.lower.memory_report import text_of
+from nnfront.runtime.cuda.workspace import workspaces_of
 from nnfront.runtime.room import asked, most, room_on
-from nnfront.runtime.workspace_cuda import workspaces_of
 
 
 def call_error(

@@ -27,8 +27,8 @@ from nnfront.lower import (
     parts_of,
     places,
 )
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.caches import make_cache
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.ring import make_cache
 from nnfront.runtime.device import device_of, on_device
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.runtime.cubin import Ahead
+from nnfront.runtime.cuda.cubin import Ahead
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.integrity import Digest, damaged_blocks, digest_files, digest_of
 from nnfront.weights.kernels import FOLDER, is_kernel_file, read_kernels, write_kernels

@@ -19,10 +19,10 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram
-from nnfront.runtime.result_keys import result_keys
-from nnfront.runtime.transform import stream_transform, weight_dims
-from nnfront.runtime.transform_plan import plan_transform
-from nnfront.runtime.transform_steps import results_of
+from nnfront.runtime.transform.plan import plan_transform
+from nnfront.runtime.transform.result_keys import result_keys
+from nnfront.runtime.transform.run import stream_transform, weight_dims
+from nnfront.runtime.transform.steps import results_of
 from nnfront.weights.bind import BoundWeights, stored_type
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.contents import Contents

@@ -12,9 +12,9 @@ import torch
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import ScalarType, TensorType
 from nnfront.lower import MethodProgram
-from nnfront.runtime.source import Source, as_source
-from nnfront.runtime.transform import stream_transform, weight_dims
-from nnfront.runtime.transform_steps import results_of
+from nnfront.runtime.transform.run import stream_transform, weight_dims
+from nnfront.runtime.transform.source import Source, as_source
+from nnfront.runtime.transform.steps import results_of
 from nnfront.weights.write import SHARD_BYTES, write_tensors
 
 

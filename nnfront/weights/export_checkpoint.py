@@ -17,7 +17,7 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.runtime.inverse import holds
+from nnfront.runtime.transform.inverse import holds
 from nnfront.weights.bind import BoundWeights
 from nnfront.weights.checkpoint import INDEX, SINGLE, Checkpoint
 from nnfront.weights.held import Held, WayBack

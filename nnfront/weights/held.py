@@ -15,9 +15,9 @@ from nnfront.dims import Symbol, evaluate
 from nnfront.errors import DimError, LoadError
 from nnfront.ir import TensorType
 from nnfront.lower import Program
-from nnfront.runtime.formula import formulas
-from nnfront.runtime.inverse import Inverse
-from nnfront.runtime.uses import weight_uses
+from nnfront.runtime.transform.formula import formulas
+from nnfront.runtime.transform.inverse import Inverse
+from nnfront.runtime.transform.uses import weight_uses
 
 Results = Mapping[str, Mapping[str, Any]]
 """The results of transforms, by the transform's name and theirs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled kernels in an artefact: `kernels.json` says how each is launched (`nnfront.runtime.cubin`), `kernels/KEY.cubin` is its code.
+"""Compiled kernels in an artefact: `kernels.json` says how each is launched (`nnfront.runtime.cuda.cubin`), `kernels/KEY.cubin` is its code.
 
     {"arch": "sm_90", "kernels": [{"key": "1f0c...", ...}], "notes": {"generate": "take at model: ..."}}
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfront.errors import LoadError
-from nnfront.runtime.cubin import Ahead, Cubin, read_cubin
+from nnfront.runtime.cuda.cubin import Ahead, Cubin, read_cubin
 from nnfront.weights.manifest import MANIFEST, Manifest
 
 KERNELS = "kernels.json"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from nnfront.runtime.uses import Use, WeightUses
+from nnfront.runtime.transform.uses import Use, WeightUses
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.names import pattern

@@ -12,9 +12,9 @@ import torch
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
-from nnfront.runtime.cubin import Ahead
-from nnfront.runtime.transform import stream_transform, weight_dims
-from nnfront.runtime.transform_plan import plan_transform
+from nnfront.runtime.cuda.cubin import Ahead
+from nnfront.runtime.transform.plan import plan_transform
+from nnfront.runtime.transform.run import stream_transform, weight_dims
 from nnfront.weights.artefact import write_artefact
 from nnfront.weights.bind import BoundWeights, stored_type
 from nnfront.weights.convert import result_types

@@ -16,8 +16,8 @@ from nnfront.dims import Symbol
 from nnfront.errors import LoadError
 from nnfront.ir import ScalarType, TensorType, Type
 from nnfront.lower import MethodProgram, Program
-from nnfront.runtime.result_keys import result_keys, weight_key
-from nnfront.runtime.transform_steps import results_of
+from nnfront.runtime.transform.result_keys import result_keys, weight_key
+from nnfront.runtime.transform.steps import results_of
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 

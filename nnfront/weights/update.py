@@ -15,8 +15,8 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.runtime.transform import stream_transform
-from nnfront.runtime.upload import Send
+from nnfront.runtime.cuda.upload import Send
+from nnfront.runtime.transform.run import stream_transform
 from nnfront.weights.bind import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
 from nnfront.weights.held import Held, Layout, Results, WayBack

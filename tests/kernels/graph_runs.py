@@ -19,8 +19,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import nnfront as nn
 from nnfront.lower import tables
-from nnfront.runtime import cuda_attention, graphs, method, still_cache
-from nnfront.runtime.lengths import Lengths
+from nnfront.runtime import method
+from nnfront.runtime.cache import still as still_cache
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cuda import attention as cuda_attention
+from nnfront.runtime.cuda import graphs
 from nnfront.session import Session
 
 CONFIG = dataclasses.replace(

@@ -121,11 +121,14 @@ def compile_build(build: Build, package: ModuleType = nnfront_kernels) -> Report
     return report(plan_for(kernel, build.shape, build.dtype, build.arch, build.config, **options), build.arch)
 
 
-def broken_rules(build: Build, found: Report) -> list[str]:
-    """What is wrong with the machine code of a hot kernel, in words; [] if nothing."""
+def broken_rules(build: Build, found: Report, known_spills: int = 0) -> list[str]:
+    """What is wrong with the machine code of a hot kernel, in words; [] if nothing.
+
+    `known_spills`: what the file of the installed version owns up to, where that version spills and nothing else can take over.
+    """
     arch = ARCHS[build.arch]
     broken = []
-    if found.spills:
+    if found.spills > known_spills:
         broken.append(f"{found.spills} spill instructions")
     if found.shared_bytes > arch.shared_bytes:
         broken.append(f"{found.shared_bytes:,} bytes of shared memory, the limit is {arch.shared_bytes:,}")
@@ -195,9 +198,8 @@ def main(names: list[str]) -> None:
         numbers = compile_build(build)
         for rule in broken_rules(build, numbers):
             print(f"{build}: {rule}", flush=True)
-        found[str(build)] = {
-            name: getattr(numbers, name) for name in ("registers", "shared_bytes", "instructions")
-        }
+        names_of = ("registers", "shared_bytes", "instructions", *(["spills"] if numbers.spills else []))
+        found[str(build)] = {name: getattr(numbers, name) for name in names_of}
     lines = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in sorted(found.items())
     )

@@ -13,7 +13,7 @@ from nnfront_kernels.common import planning_for
 
 import nnfront as nn
 from nnfront.errors import RunError
-from nnfront.runtime.device_sampling import DeviceSampler, takes
+from nnfront.runtime.cuda.sampling import DeviceSampler, takes
 from nnfront.sampling import Sampler, Sampling, tokens_of
 
 FOLDER = Path(__file__).parents[2] / "examples/checkpoints/pylib-3m"

@@ -14,7 +14,7 @@ from workspace_runs import compare, peaks
 from nnfront.ir import parse
 from nnfront.lower import KERNEL_TABLES, Run, lower
 from nnfront.lower.layout import Layer, contiguous
-from nnfront.runtime.workspace_cuda import workspaces_of
+from nnfront.runtime.cuda.workspace import workspaces_of
 
 META = torch.device("meta")
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 import nnfront as nn
 from nnfront.lower.layout import Layer, Layout
 from nnfront.runtime import method
-from nnfront.runtime.cache_layer import CacheLayer
-from nnfront.runtime.workspace_cuda import workspaces_of
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cuda.workspace import workspaces_of
 
 MAX_SEQ = 250
 

@@ -17,7 +17,7 @@ from nnfront.lower import MethodProgram, lower
 from nnfront.lower.lifetimes import Piece
 from nnfront.lower.memory import MemoryPlan, place, plan_memory
 from nnfront.lower.memory_report import report_memory
-from nnfront.runtime.workspace import WORKSPACES
+from nnfront.runtime.cpu.workspace import WORKSPACES
 from nnfront.session import Session
 
 ROW = 4 * 4  # bytes of float32[4]

@@ -23,7 +23,7 @@ from nnfront.lower import KERNEL_TABLES, Argument, Program, Run, lower
 from nnfront.lower.footprint import PLAIN, Footprints, metered
 from nnfront.lower.layout import contiguous
 from nnfront.lower.memory import plan_memory
-from nnfront.runtime.workspace import WORKSPACES
+from nnfront.runtime.cpu.workspace import WORKSPACES
 from nnfront.session import Session
 
 CONFIG = llama.Config(

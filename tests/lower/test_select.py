@@ -10,7 +10,7 @@ from nnfront.ir import OPS, parse
 from nnfront.lower import KERNEL_TABLES, PACK, Run, lower
 from nnfront.lower.explain import explain
 from nnfront.passes import PATTERNS, run
-from nnfront.runtime.cpu import KERNELS
+from nnfront.runtime.cpu.kernels import KERNELS
 
 
 def chosen(body: str, params: str, result: str) -> list[str]:

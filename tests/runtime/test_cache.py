@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nnfront import ops
 from nnfront.errors import RunError
 from nnfront.lower import Run, Structure
-from nnfront.runtime.attention import cached
+from nnfront.runtime.cpu.attention import cached
 
 HEADS, GROUPS, SIZE = 4, 2, 4
 

@@ -11,11 +11,11 @@ import nnfront as nn
 from nnfront import op, ops
 from nnfront.lower import CacheLayerType, Run, Structure, lower
 from nnfront.passes import outline
-from nnfront.runtime import cpu
-from nnfront.runtime import gemv as gemv_module
-from nnfront.runtime.cache_layer import make_layer
-from nnfront.runtime.float8 import decode
-from nnfront.runtime.gemv import find_gemv
+from nnfront.runtime.cache.layer import make_layer
+from nnfront.runtime.cpu import gemv as gemv_module
+from nnfront.runtime.cpu import kernels as cpu
+from nnfront.runtime.cpu.float8 import decode
+from nnfront.runtime.cpu.gemv import find_gemv
 from nnfront.runtime.kernels import resolve
 
 
@@ -374,7 +374,7 @@ def float8_value(code: int) -> float:
 @pytest.mark.parametrize("rows", [0, 1, 9])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monkeypatch):
-    monkeypatch.setattr("nnfront.runtime.float8.PIECE", 3 * 32)  # pieces that do not divide the rows
+    monkeypatch.setattr("nnfront.runtime.cpu.float8.PIECE", 3 * 32)  # pieces that do not divide the rows
     x, q = torch.randn(rows, 32).to(dtype), (torch.randn(14, 32) * 40).to(torch.float8_e4m3fn)
     scales, b, residual = (
         torch.rand(14, 1) / 100,

@@ -17,11 +17,11 @@ from nnfront_kernels.common import planning_for
 from nnfront_models import llama
 
 import nnfront as nn
-from nnfront.runtime import launcher as launcher_module
-from nnfront.runtime.cubin import Cubin
+from nnfront.runtime.cuda import launcher as launcher_module
+from nnfront.runtime.cuda.cubin import Cubin
+from nnfront.runtime.cuda.driver import Driver
+from nnfront.runtime.cuda.rehearse import kernels_of
 from nnfront.runtime.device import CPU, standing_in
-from nnfront.runtime.driver import Driver
-from nnfront.runtime.rehearse import kernels_of
 from nnfront.weights import Options
 
 CONFIG = dataclasses.replace(

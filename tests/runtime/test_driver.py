@@ -10,8 +10,8 @@ import pytest
 from fake_driver import CONTEXT, FakeDriver, prototype
 
 from nnfront.errors import LoadError, RunError
-from nnfront.runtime import driver as driver_module
-from nnfront.runtime.driver import PROTOTYPES, Driver, launch_config, version_text
+from nnfront.runtime.cuda import driver as driver_module
+from nnfront.runtime.cuda.driver import PROTOTYPES, Driver, launch_config, version_text
 
 CUBIN = b"\x7fELF machine code"
 

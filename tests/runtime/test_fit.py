@@ -11,8 +11,8 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront.errors import LowerError, RunError
-from nnfront.runtime import fit as fits
-from nnfront.runtime import new_cache
+from nnfront.runtime.cache import fit as fits
+from nnfront.runtime.cache import new as new_cache
 from nnfront.runtime.room import Room
 from nnfront.session import Session
 

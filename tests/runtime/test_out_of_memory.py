@@ -13,7 +13,8 @@ import nnfront as nn
 from nnfront import op, ops, spec
 from nnfront.errors import LoadError, RunError
 from nnfront.ops import register_extern
-from nnfront.runtime import out_of_memory, upload
+from nnfront.runtime import out_of_memory
+from nnfront.runtime.cuda import upload
 from nnfront.runtime.room import Room
 from nnfront.session import Session
 

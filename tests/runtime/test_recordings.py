@@ -15,9 +15,10 @@ from tape import TapeRecorder
 import nnfront as nn
 from nnfront.ir import parse
 from nnfront.lower import lower
-from nnfront.runtime import graphs, method, recorder
-from nnfront.runtime.recordable import ROWS, why_not
-from nnfront.runtime.recorder import CudaRecorder
+from nnfront.runtime import method
+from nnfront.runtime.cuda import graphs, recorder
+from nnfront.runtime.cuda.recordable import ROWS, why_not
+from nnfront.runtime.cuda.recorder import CudaRecorder
 from nnfront.session import Session
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import re
 from collections import Counter
 from functools import cache
@@ -22,12 +23,12 @@ from nnfront import op, spec
 from nnfront.dims import evaluate
 from nnfront.errors import LowerError
 from nnfront.lower import Program
-from nnfront.runtime.caches import make_cache
-from nnfront.runtime.call_sizes import grid
+from nnfront.runtime.cache.ring import make_cache
+from nnfront.runtime.cuda.call_sizes import grid
+from nnfront.runtime.cuda.rehearse import kernels_of, rehearse
 from nnfront.runtime.device import META, default_device, standing_in
 from nnfront.runtime.kernels import KERNELS
 from nnfront.runtime.method import Method
-from nnfront.runtime.rehearse import kernels_of, rehearse
 from nnfront.sampling import Sampler, Sampling
 
 ROOM = 64
@@ -271,3 +272,19 @@ def test_the_grid_has_every_power_of_two_that_kernels_tell_apart() -> None:
     assert {point["max_seq"] for point in points} == {ROOM}
     assert all(point["earlier"] + point["seq"] <= ROOM for point in points)
     assert {0, 1, 2, 4, 8, 16, 32, ROOM - 1} <= {point["earlier"] for point in points if point["seq"] == 1}
+
+
+def test_nothing_is_collected_while_threads_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def build(plan: Plan, arch: str) -> Any:
+        seen.append(gc.isenabled())
+        raise LowerError("stop here")
+
+    monkeypatch.setattr(ahead, "build", build)
+    monkeypatch.setattr(ahead, "can_compile", lambda: True)
+    with pytest.raises(LowerError, match="stop here"):
+        kernels_of(either(), {})
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()

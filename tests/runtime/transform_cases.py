@@ -12,7 +12,7 @@ import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.dims import to_size
 from nnfront.ir import OPS, FunctionBuilder, IRModule, TensorType, Tuple
 from nnfront.lower import MethodProgram, lower
-from nnfront.runtime.source import TensorSource
+from nnfront.runtime.transform.source import TensorSource
 
 
 class Maker:

@@ -20,10 +20,10 @@ import nnfront as nn
 from nnfront import compiler, spec
 from nnfront import session as session_module
 from nnfront.errors import LoadError
-from nnfront.runtime import launcher as launcher_module
-from nnfront.runtime.cubin import Ahead
+from nnfront.runtime.cuda import launcher as launcher_module
+from nnfront.runtime.cuda.cubin import Ahead
+from nnfront.runtime.cuda.launcher import Launcher
 from nnfront.runtime.device import CPU, standing_in
-from nnfront.runtime.launcher import Launcher
 from nnfront.weights import Options
 
 FIRST, SECOND = "0" * 16, "f" * 16

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import session
-from nnfront.runtime.cubin import Ahead
+from nnfront.runtime.cuda.cubin import Ahead
 from nnfront.runtime.device import CPU, standing_in
 
 GOLDEN = Path(__file__).parent / "golden"

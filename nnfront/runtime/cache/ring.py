@@ -14,12 +14,12 @@ import torch
 
 from nnfront.dims import evaluate
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.cache_codec import is_coded
-from nnfront.runtime.cache_layer import Chunk, LayerState, RingLayer, make_layer
-from nnfront.runtime.cuda_attention import page_sizes
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.codec import is_coded
+from nnfront.runtime.cache.layer import Chunk, LayerState, RingLayer, make_layer
+from nnfront.runtime.cache.paged import PagedCache, make_paged
+from nnfront.runtime.cuda.attention import page_sizes
 from nnfront.runtime.device import device_of
-from nnfront.runtime.paged import PagedCache, make_paged
 
 
 class RingCache(Cache):

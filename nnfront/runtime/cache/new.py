@@ -9,12 +9,12 @@ from typing import Literal, TypeAlias
 from nnfront.errors import RunError
 from nnfront.lower import CacheType, Program
 from nnfront.lower.memory_report import text_of
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.cache_codec import is_coded
-from nnfront.runtime.cache_type import cache_sizes
-from nnfront.runtime.caches import make_cache
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.codec import is_coded
+from nnfront.runtime.cache.fit import Fit
+from nnfront.runtime.cache.ring import make_cache
+from nnfront.runtime.cache.type import cache_sizes
 from nnfront.runtime.device import device_of
-from nnfront.runtime.fit import Fit
 from nnfront.runtime.room import Room, is_out_of_memory, room_on
 
 # A number, or as much as fits.

@@ -19,8 +19,8 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.lower.kernel_package import kernel_module
-from nnfront.runtime.cubin import Ahead, Cubin, Parameter
-from nnfront.runtime.driver import MAP_ALIGNMENT, MAP_BYTES, Driver, launch_config, version_text
+from nnfront.runtime.cuda.cubin import Ahead, Cubin, Parameter
+from nnfront.runtime.cuda.driver import MAP_ALIGNMENT, MAP_BYTES, Driver, launch_config, version_text
 
 _FORMATS = {"pointer": ("Q", 8), "i32": ("i", 4), "i64": ("q", 8), "f32": ("f", 4)}
 

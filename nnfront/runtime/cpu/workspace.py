@@ -14,9 +14,9 @@ from nnfront import dtypes
 from nnfront.lower import Run
 from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
-from nnfront.runtime import float8
-from nnfront.runtime.attention import BLOCK, FOLDED
-from nnfront.runtime.cpu import FEW_ROWS, PIECE
+from nnfront.runtime.cpu import float8
+from nnfront.runtime.cpu.attention import BLOCK, FOLDED
+from nnfront.runtime.cpu.kernels import FEW_ROWS, PIECE
 
 
 def _nothing(run: Run, *operands: object) -> int:

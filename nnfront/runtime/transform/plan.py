@@ -14,11 +14,11 @@ from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
 from nnfront.lower import Branch, Match, MethodProgram, Program, Run, TensorType, type_text
 from nnfront.runtime.execute import inputs_of
-from nnfront.runtime.formula import formulas
-from nnfront.runtime.row_blocks import BLOCK_ELEMENTS, works_on_rows
-from nnfront.runtime.source import Source, as_source
-from nnfront.runtime.transform import weight_dims
-from nnfront.runtime.transform_steps import Fetch, Give, Step, schedule
+from nnfront.runtime.transform.formula import formulas
+from nnfront.runtime.transform.row_blocks import BLOCK_ELEMENTS, works_on_rows
+from nnfront.runtime.transform.run import weight_dims
+from nnfront.runtime.transform.source import Source, as_source
+from nnfront.runtime.transform.steps import Fetch, Give, Step, schedule
 
 # Ops whose result shares the memory of an operand and takes none of its own.
 VIEWS = frozenset({"permute_dims", "split", "chunk", "squeeze", "unsqueeze", "stop_lift_params", "tuple"})

@@ -9,9 +9,9 @@ from typing import NoReturn
 import torch
 
 from nnfront.errors import RunError
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.cache_layer import CacheLayer, LayerState, Storage
-from nnfront.runtime.lengths import Lengths
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.layer import CacheLayer, LayerState, Storage
+from nnfront.runtime.cache.lengths import Lengths
 
 
 class StillLayer(CacheLayer):

@@ -8,7 +8,7 @@ from typing import Any
 
 from nnfront.lower import Branch, MethodProgram, Run, Slot
 from nnfront.runtime.execute import inputs_of
-from nnfront.runtime.transform_steps import outputs_of, results_of
+from nnfront.runtime.transform.steps import outputs_of, results_of
 
 MOST_CHARACTERS = 400
 """A longer expression over intermediate values is shortened in the middle; the weights it reads are listed beside it."""

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from nnfront.errors import RunError
-from nnfront.runtime.cache_layer import LayerState
-from nnfront.runtime.lengths import Lengths
-from nnfront.runtime.pages import Pool
+from nnfront.runtime.cache.layer import LayerState
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cache.pages import Pool
 
 # A page that a window has left behind.
 GONE = -1

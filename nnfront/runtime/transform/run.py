@@ -16,13 +16,13 @@ from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
-from nnfront.runtime.heap import give_back
 from nnfront.runtime.kernels import resolve
-from nnfront.runtime.row_blocks import run_in_blocks, works_on_rows
 from nnfront.runtime.signature import observed
 from nnfront.runtime.signature import resolve as resolve_dims
-from nnfront.runtime.source import Source, as_source
-from nnfront.runtime.transform_steps import Fetch, Give, Step, results_of, schedule
+from nnfront.runtime.transform.heap import give_back
+from nnfront.runtime.transform.row_blocks import run_in_blocks, works_on_rows
+from nnfront.runtime.transform.source import Source, as_source
+from nnfront.runtime.transform.steps import Fetch, Give, Step, results_of, schedule
 
 
 def run_transform(

@@ -11,9 +11,11 @@ What is not foreseen Triton compiles where the program runs: kernels of a user's
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -40,13 +42,13 @@ from nnfront.lower import (
 from nnfront.lower.cost import VIEWS
 from nnfront.lower.instructions import PACK
 from nnfront.lower.kernel_package import arch_of, kernel_module
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.caches import make_cache
-from nnfront.runtime.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.ring import make_cache
 from nnfront.runtime.check import put
-from nnfront.runtime.cubin import Ahead, Cubin, read_cubin
+from nnfront.runtime.cuda.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
+from nnfront.runtime.cuda.cubin import Ahead, Cubin, read_cubin
+from nnfront.runtime.cuda.sampling import rehearse_draws
 from nnfront.runtime.device import META, default_device, standing_in
-from nnfront.runtime.device_sampling import rehearse_draws
 from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.kernels import ON_DEVICE, resolve
 from nnfront.runtime.loading import loaded_frame
@@ -79,7 +81,8 @@ def kernels_of(
     arch = arch_of(program.target)
     plans, notes = rehearse(program, known, sizes or {}, draws=draws)
     made: list[Cubin] = []
-    with ahead.without_paths(), ThreadPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+    threads = min(os.cpu_count() or 1, 16)
+    with ahead.without_paths(), _without_collections(), ThreadPoolExecutor(threads) as pool:
         waiting = [pool.submit(ahead.build, plan, arch) for plan in plans.values()]
         try:
             for build in waiting:
@@ -90,6 +93,20 @@ def kernels_of(
             pool.shutdown(cancel_futures=True)
             raise
     return Ahead(arch, tuple(sorted(made, key=lambda cubin: (cubin.kernel, cubin.key))), notes)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Let threads parse kernels at once: in CPython 3.11 a collection in the middle of `ast.parse` may let another thread parse, and then
+    one of them fails with "AST constructor recursion depth mismatch" (python/cpython#106905). Garbage of 41 kernels is 50 MiB.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def rehearse(

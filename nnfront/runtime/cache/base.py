@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the caches of a method have in common: layers, one length for each sequence, and ways back.
 
-There are two: `RingCache`, whose sequences have a buffer each (`nnfront.runtime.caches`), and `PagedCache`, whose sequences share a pool
-of pages (`nnfront.runtime.paged`). A cache belongs to one caller. Tokens are written in place.
+There are two: `RingCache`, whose sequences have a buffer each (`nnfront.runtime.cache.ring`), and `PagedCache`, whose sequences share a pool
+of pages (`nnfront.runtime.cache.paged`). A cache belongs to one caller. Tokens are written in place.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.runtime.cache_layer import CacheLayer
-from nnfront.runtime.cache_type import layout
-from nnfront.runtime.lengths import Lengths
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cache.type import layout
 
 
 @lru_cache(maxsize=1024)

@@ -15,12 +15,12 @@ import torch
 from nnfront.dims import Size
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.cache_codec import Parts, buffers, decode, encode
-from nnfront.runtime.cache_layer import CacheLayer, LayerState, Storage
-from nnfront.runtime.lengths import Lengths
-from nnfront.runtime.page_table import PageTable, View
-from nnfront.runtime.pages import Pool
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.codec import Parts, buffers, decode, encode
+from nnfront.runtime.cache.layer import CacheLayer, LayerState, Storage
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cache.page_table import PageTable, View
+from nnfront.runtime.cache.pages import Pool
 
 
 class PagedLayer(CacheLayer):

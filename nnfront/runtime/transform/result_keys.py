@@ -16,7 +16,7 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluate
 from nnfront.lower import MethodProgram, Run, ScalarType, Slot
-from nnfront.runtime.transform_steps import groups_of, outputs_of, results_of
+from nnfront.runtime.transform.steps import groups_of, outputs_of, results_of
 
 VERSION = "1"
 """Part of every key, as is torch's version: it grows when an op changes its meaning."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Program, TensorType, type_text
-from nnfront.runtime.formula import formulas
+from nnfront.runtime.transform.formula import formulas
 
 
 @dataclass(frozen=True, slots=True)

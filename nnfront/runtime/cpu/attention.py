@@ -16,8 +16,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.lower import Run
-from nnfront.runtime.cache_layer import CacheLayer
-from nnfront.runtime.lengths import Lengths
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cache.lengths import Lengths
 
 # Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.
 FOLDED = 8

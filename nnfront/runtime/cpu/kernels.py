@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.lower import PACK, Run
-from nnfront.runtime import attention, float8
-from nnfront.runtime.cache_layer import CacheLayer
-from nnfront.runtime.gemv import gemv
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cpu import attention, float8
+from nnfront.runtime.cpu.gemv import gemv
 
 # Elements of a weight that are widened at a time: 4 MiB of float32.
 PIECE = 1 << 20

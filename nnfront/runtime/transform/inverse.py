@@ -18,8 +18,8 @@ from nnfront.dims import Symbol, evaluate, solve
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Run, Slot, TensorType
 from nnfront.runtime.execute import inputs_of
-from nnfront.runtime.formula import formulas
-from nnfront.runtime.transform_steps import results_of
+from nnfront.runtime.transform.formula import formulas
+from nnfront.runtime.transform.steps import results_of
 
 Dims: TypeAlias = Mapping[Symbol, int]
 # From the instruction, the types of its operands and its results to its operands; None if it cannot be undone.

@@ -13,8 +13,8 @@ import torch
 
 from nnfront.lower import Run
 from nnfront.lower.kernel_package import kernel_module
-from nnfront.runtime.cache_layer import CacheLayer
-from nnfront.runtime.lengths import Lengths
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cache.lengths import Lengths
 
 
 def page_sizes(target: str) -> tuple[int, ...] | None:

@@ -12,9 +12,9 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType
-from nnfront.runtime.cache_codec import Parts, buffers, decode, encode
+from nnfront.runtime.cache.codec import Parts, buffers, decode, encode
+from nnfront.runtime.cache.lengths import Lengths
 from nnfront.runtime.device import CPU
-from nnfront.runtime.lengths import Lengths
 
 KeysValues: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 # Keys, values and their positions, while a chunk of tokens attends that turns a ring over.

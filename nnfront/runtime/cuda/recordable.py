@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Program, Run
-from nnfront.runtime.cuda_attention import KERNELS as ATTENTION
+from nnfront.runtime.cuda.attention import KERNELS as ATTENTION
 
 # Rows (tokens of all sequences) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256

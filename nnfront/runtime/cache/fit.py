@@ -13,10 +13,10 @@ from nnfront.lower.extents import symbols_of
 from nnfront.lower.lifetimes import layer_of
 from nnfront.lower.memory import plan_memory
 from nnfront.lower.memory_report import text_of
-from nnfront.runtime.cache_codec import kept_bytes
-from nnfront.runtime.recordable import why_not
+from nnfront.runtime.cache.codec import kept_bytes
+from nnfront.runtime.cuda.recordable import why_not
+from nnfront.runtime.cuda.workspace import workspaces_of
 from nnfront.runtime.room import Room, most
-from nnfront.runtime.workspace_cuda import workspaces_of
 
 # A thirty-second of a device is left alone: what libraries take for themselves, and memory in pieces too small to use. An estimate.
 SPARE = 32

@@ -19,10 +19,10 @@ from nnfront.lower import Run
 from nnfront.lower.footprint import Meter, Operand, Workspace
 from nnfront.lower.kernel_package import arch_of, kernel_module
 from nnfront.lower.layout import Layer, Layout
-from nnfront.runtime.cache_layer import Storage
+from nnfront.runtime.cache.layer import Storage
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cpu.workspace import WORKSPACES
 from nnfront.runtime.kernels import KERNELS
-from nnfront.runtime.lengths import Lengths
-from nnfront.runtime.workspace import WORKSPACES
 
 
 def workspaces_of(target: str) -> Mapping[str, Workspace]:

@@ -26,13 +26,13 @@ from typing import Any
 import torch
 
 from nnfront.lower import MethodProgram
-from nnfront.runtime.cache import Cache
-from nnfront.runtime.cuda_attention import length_class
+from nnfront.runtime.cache.base import Cache
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cache.still import still
+from nnfront.runtime.cuda.attention import length_class
+from nnfront.runtime.cuda.recordable import ROWS
+from nnfront.runtime.cuda.recorder import Recorder
 from nnfront.runtime.execute import Frame
-from nnfront.runtime.lengths import Lengths
-from nnfront.runtime.recordable import ROWS
-from nnfront.runtime.recorder import Recorder
-from nnfront.runtime.still_cache import still
 
 # Recordings of a method, and keys that were seen once: those that were used longest ago are dropped.
 RECORDINGS = 64

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs on a CPU.
+
+kernels    by name, but for attention;  attention  through torch's flash attention
+gemv       a matrix times a vector in bfloat16;  float8  products with weights in float8
+workspace  what kernels hold while they run
+"""
