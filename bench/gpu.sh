@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Kernels on a GPU: right first (edges, full sizes, compute-sanitizer, launched from machine code as by Triton), then how fast, then
-# a whole model in Llama-3-8B's shape. One call, under ten minutes, no network.
+# Kernels on a GPU: right first (edges, full sizes, compute-sanitizer, launched from machine code as by Triton,
+# weights sent, steps recorded, memory as planned), then how fast, then a whole model in Llama-3-8B's shape. One call, under ten minutes, no network.
 #
-#     bench/gpu.sh [--only NAME ...] [--parts edges,full,sanitizer,cubin,speed,model] [--configs] [--seconds 540] [--out FILE]
+#     bench/gpu.sh [--only NAME ...] [--parts edges,full,sanitizer,cubin,runtime,speed,model] [--configs] [--seconds 540] [--out FILE]
 #     bench/gpu.sh --dry          # every case small, in Triton's interpreter, on a machine without a GPU
 #
 # Needs python3 (or $PYTHON) with torch and triton, for the model also numpy and safetensors, and transformers to compare it with.

@@ -33,7 +33,7 @@ from right import edge, full_size  # noqa: E402
 from speed import Clock, ceilings, timed  # noqa: E402
 from table import model_table, table  # noqa: E402
 
-PARTS = ("edges", "full", "sanitizer", "cubin", "speed", "model")
+PARTS = ("edges", "full", "sanitizer", "cubin", "runtime", "speed", "model")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,6 +106,9 @@ def run_part(
 ) -> None:
     if part == "sanitizer":
         sanitize(options, results)
+        return
+    if part == "runtime":
+        look_at_runtime(options, deadline, results)
         return
     if part == "cubin" and options.dry:
         launcher.dry(arch, options.only, results)
@@ -191,6 +194,25 @@ def in_processes(work: Sequence[tuple[Any, ...]], deadline: float, results: dict
         for future, label in waiting.items():
             each([(label,)], lambda _, future=future: outcome(future), deadline, results)
         pool.shutdown(cancel_futures=True)
+
+
+def look_at_runtime(options: argparse.Namespace, deadline: float, results: dict[str, Any]) -> None:
+    """runtime.py in a process of its own: what it says line by line."""
+    command = [sys.executable, str(HERE.parent / "runtime.py"), *(["--dry"] if options.dry else [])]
+    left = max(min(deadline - time.monotonic(), 180.0), 1.0)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=left, check=False)
+    except subprocess.TimeoutExpired:
+        results["skipped"].append(f"runtime: not done after {left:.0f} s")
+        return
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "WRONG "))]
+    results["runtime"] = lines
+    print("\n".join(lines))
+    results["wrong"] += [
+        {"case": "runtime", "why": line.removeprefix("WRONG ")} for line in lines if line.startswith("WRONG")
+    ]
+    if done.returncode and not results["wrong"]:
+        results["wrong"].append({"case": "runtime", "why": done.stderr[-1500:]})
 
 
 def sanitize(options: argparse.Namespace, results: dict[str, Any]) -> None:

@@ -47,6 +47,15 @@ def test_edge_cases_run_for_the_kernels_that_are_asked_for():
     assert "WRONG" not in done.stdout
 
 
+def test_the_runtime_is_looked_at_line_by_line(tmp_path):
+    out = tmp_path / "gpu.json"
+    done = bench("--dry", "--parts", "runtime", "--out", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(out.read_text())["runtime"] == [
+        f"ok    {what}, pages of 16" for what in ("played steps have the bits of others", "steps are played")
+    ]
+
+
 def test_what_there_is_no_time_for_is_listed():
     done = bench("--dry", "--parts", "full", "--only", "moe_combine", "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr
