@@ -37,3 +37,4 @@ def worker_pool(interpret: str) -> Iterator[ProcessPoolExecutor]:
 
 def _start() -> None:
     torch.set_num_threads(1)
+    os.nice(5)  # tests that wait for nobody go first

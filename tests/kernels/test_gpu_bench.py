@@ -87,7 +87,9 @@ def parts(monkeypatch):
 def test_an_unknown_part_is_refused(parts, capsys):
     with pytest.raises(SystemExit):
         parts[0].parse(["--parts", "ful"])
-    assert "parts are edges, full, sanitizer, cubin, speed, model, got ful" in capsys.readouterr().err
+    assert (
+        "parts are edges, full, sanitizer, cubin, runtime, speed, model, got ful" in capsys.readouterr().err
+    )
 
 
 def test_results_are_kept_part_by_part(parts, monkeypatch, tmp_path):
