@@ -74,8 +74,8 @@ def grid(sizes: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return list(itertools.product(sizes, repeat=3))
 
 
-def run(package: ModuleType, name: str, case: Case, arch: str | None = None) -> None:
-    """Launch a case twice on poisoned buffers and raise AssertionError if anything about the result is wrong.
+def run(package: ModuleType, name: str, case: Case, arch: str | None = None, *, launches: int = 2) -> None:
+    """Launch a case on poisoned buffers, the second time with its blocks in the other order; AssertionError if anything is wrong.
 
     Tensors lie on torch's default device. With `arch`, the case's config is one of that arch only.
     """
@@ -111,7 +111,7 @@ def run(package: ModuleType, name: str, case: Case, arch: str | None = None) -> 
     expected, drift = answer(dense_x, dense, widened, case, options)
 
     results = []
-    for repeat in range(2):
+    for repeat in range(launches):
         between, before = gap(name, case, case.n, kind), offset(name, case)
         out = Guarded(case.m, case.n, kind, between, before, POISONS[repeat % 2])
         plan = kernel.plan(x, *weights, **options, out=out.view, arch=arch, config=config)

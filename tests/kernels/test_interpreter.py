@@ -12,6 +12,10 @@ def run_here(name: str, case: Case) -> None:
     run(nnfront_kernels, name, case)
 
 
+def run_one_of_three_again(name: str, case: Case) -> None:
+    run(nnfront_kernels, name, case, launches=1 if case.config % 3 else 2)
+
+
 def cases(kernel: nnfront_kernels.Kernel, shapes: list[tuple[int, int, int]]) -> list[object]:
     made = []
     for index, (m, n, k) in enumerate(shapes):
@@ -46,10 +50,10 @@ def default_shapes(kernel: nnfront_kernels.Kernel) -> list[tuple[int, int, int]]
     return pairwise(SIZES if kernel.groups == (0,) and "fp8" not in kernel.name else FEWER)
 
 
-@pytest.mark.ahead.with_args(run_here)
+@pytest.mark.ahead.with_args(run_one_of_three_again)
 @pytest.mark.parametrize(("name", "case"), [c for k in MATMULS for c in cases(k, default_shapes(k))])
 def test_kernel_matches_float64(interpreted, name, case):
-    interpreted(run_here, name, case)
+    interpreted(run_one_of_three_again, name, case)
 
 
 @pytest.mark.slow
