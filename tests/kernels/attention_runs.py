@@ -108,8 +108,8 @@ def attend(
 ) -> None:
     """A chunk longer than a window, tokens beyond it, and chunks again: results are those of the CPU."""
     batch, seq = nn.Dim("batch", min=1), nn.Dim("seq", min=1, max=64)
-    model = Attention(3, 1, 64, **dict(options))
-    cache = spec.Cache(1, 1, 64, "float16", batch, nn.Dim("max_seq", min=1, max=64), window=cache_window)
+    model = Attention(4, 2, 64, **dict(options))
+    cache = spec.Cache(1, 2, 64, "float16", batch, nn.Dim("max_seq", min=1, max=64), window=cache_window)
     specs = {"step": {"x": spec.Tensor([batch, seq, 32], "float16"), "cache": cache}}
     executable, a, b = sessions(model, specs)
     assert "triton_qkv_attention" in kernels(executable, "step")
