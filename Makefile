@@ -1,4 +1,4 @@
-# Everything runs in .venv, which `setup` makes once and keeps until the packaging files change.
+# Everything runs in .venv, which `setup` makes once and keeps until the packaging files or the C source change.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
@@ -30,7 +30,7 @@ test-kernels: $(READY)
 test-artefacts: $(READY)
 	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py -m "slow or not slow"
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt nnfront/runtime/cpu/native.c
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch

@@ -180,7 +180,7 @@ def _rotated_heads(run: Run, context: Context) -> str:
     return ACCEPTED if rotated == size else f"{rotated} of {size} features are rotated"
 
 
-_GEMV = "one row: torch's own gemv, which reads at memory speed; more rows: oneDNN"
+_FEW_ROWS = "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN"
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
@@ -202,10 +202,10 @@ CPU: tuple[Rule, ...] = (
     Rule("quantized_gated_product", "int8_gated_product", _BYTES, _per_channel("int8")),
     Rule("quantized_gated_product", "fp8_gated_product", _DECODED, _per_channel("float8_e4m3fn", "float32")),
     Rule("moe_mlp", "moe_mlp_sorted", "the experts that were chosen, each with its tokens at once", _always),
-    Rule("linear", "linear_bfloat16", _GEMV, _bfloat16),
+    Rule("linear", "linear_bfloat16", _FEW_ROWS, _bfloat16),
     Rule("linear", "linear_float32", _ONEDNN, _large_float32),
     Rule("linear", "linear_wide", _PIECES, _widened),
-    Rule("matmul", "linear_bfloat16", _GEMV, _bfloat16, as_linear),
+    Rule("matmul", "linear_bfloat16", _FEW_ROWS, _bfloat16, as_linear),
     Rule("matmul", "linear_float32", _ONEDNN, _large_float32, as_linear),
     Rule("matmul", "linear_plain", _TRANSPOSED, _plain, as_linear),
     Rule("matmul", "linear_wide", _PIECES, _widened, as_linear),

@@ -12,9 +12,7 @@ from nnfront import op, ops
 from nnfront.lower import CacheLayerType, Run, Structure, lower
 from nnfront.passes import outline
 from nnfront.runtime.cache.layer import make_layer
-from nnfront.runtime.cpu import gemv as gemv_module
 from nnfront.runtime.cpu import kernels as cpu
-from nnfront.runtime.cpu.gemv import find_gemv
 from nnfront.runtime.kernels import resolve
 
 
@@ -101,10 +99,8 @@ def test_one_row_of_bfloat16_writes_every_element(rows, columns, monkeypatch):
     assert_same(got, got, x.double() @ w.double().T)
 
 
-def test_without_the_kernel_linear_goes_to_onednn(monkeypatch):
-    monkeypatch.setattr(gemv_module, "_SYMBOL", "no_such_symbol{}")
-    assert find_gemv() is None
-    monkeypatch.setattr(cpu, "gemv", None)
+def test_without_a_kernel_for_few_rows_linear_goes_to_onednn(monkeypatch):
+    monkeypatch.setattr(cpu, "FEW_ROWS", None)
     x, w = torch.randn(1, 16).bfloat16(), torch.randn(8, 16).bfloat16()
     got, expected = both("linear_bfloat16", ops.linear, (x, w, None))
     assert torch.equal(got, expected)

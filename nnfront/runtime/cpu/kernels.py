@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from nnfront.lower import PACK, Run
 from nnfront.runtime.cache.layer import CacheLayer
 from nnfront.runtime.cpu import attention, float8
-from nnfront.runtime.cpu.gemv import gemv
+from nnfront.runtime.cpu.few_rows import FEW_ROWS
 
 # Elements of a weight that are widened at a time: 4 MiB of float32.
 PIECE = 1 << 20
 # Rows up to which torch's product with int8 weights is the faster way.
-FEW_ROWS = 8
+INT8_ROWS = 8
 
 
 def _tuple(run: Run) -> Callable[..., Any]:
@@ -33,19 +33,13 @@ def _linear(run: Run) -> Callable[..., Any]:
 
 
 def _linear_bfloat16(run: Run) -> Callable[..., Any]:
-    """One row goes to `gemv`; more rows to oneDNN, which is the faster one from two rows on."""
-    if gemv is None:
+    """Few rows go to a kernel for them; more rows to oneDNN, which is the faster one then."""
+    if FEW_ROWS is None:
         return F.linear
-    multiply, bfloat16 = gemv, torch.bfloat16
+    takes, multiply = FEW_ROWS.takes, FEW_ROWS.multiply
 
     def linear_bfloat16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rows, columns = weight.shape
-        is_row = x.numel() == columns and x.stride(-1) == 1
-        if not (is_row and rows and columns and weight.is_contiguous()):
-            return F.linear(x, weight, bias)
-        y = torch.empty((*x.shape[:-1], rows), dtype=bfloat16)
-        multiply(columns, rows, weight.data_ptr(), x.data_ptr(), y.data_ptr())
-        return y if bias is None else y.add_(bias)
+        return multiply(x, weight, bias) if takes(x, weight, bias) else F.linear(x, weight, bias)
 
     return linear_bfloat16
 
@@ -70,9 +64,16 @@ def _linear_float32(run: Run) -> Callable[..., Any]:
 
 
 def _linear_wide(run: Run) -> Callable[..., Any]:
-    """A float32 result from half operands: the weight is widened in pieces that stay in the caches, never as a whole."""
+    """A float32 result from half operands: the weight is widened in pieces that stay in the caches, never as a whole.
+
+    Few rows of bfloat16 go to a kernel that widens in registers, if there is one.
+    """
+    few = FEW_ROWS
 
     def linear_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if few and few.widened and x.dtype == weight.dtype == torch.bfloat16 and few.takes(x, weight, None):
+            y = few.widened(x, weight)
+            return y if bias is None else y.add_(bias)
         rows, columns = weight.shape
         y = torch.empty((*x.shape[:-1], rows))
         wide, step = x.float(), max(PIECE // max(columns, 1), 1)
@@ -186,7 +187,7 @@ def _times_int8(
     widened, which is exact, and the products scaled.
     """
     rows = x.reshape(-1, x.shape[-1])
-    if 0 < len(rows) <= FEW_ROWS and weight.is_contiguous():
+    if 0 < len(rows) <= INT8_ROWS and weight.is_contiguous():
         y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
     elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
         y = F.linear(rows, weight.to(x.dtype).mul_(scales))

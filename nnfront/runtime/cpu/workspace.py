@@ -16,7 +16,7 @@ from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
 from nnfront.runtime.cpu import float8
 from nnfront.runtime.cpu.attention import BLOCK, FOLDED
-from nnfront.runtime.cpu.kernels import FEW_ROWS, PIECE
+from nnfront.runtime.cpu.kernels import INT8_ROWS, PIECE
 
 
 def _nothing(run: Run, *operands: object) -> int:
@@ -143,7 +143,7 @@ def _int8_product(run: Run, x: Layout, weight: Layout, scales: Layout, *rest: La
     """For more than a few rows the weight in the dtype of x; the whole product, before what comes after it."""
     rows = x.count // max(x.shape[-1], 1)
     product = rows * weight.shape[0] * x.item
-    return product + (weight.count * x.item if rows > FEW_ROWS else 0)
+    return product + (weight.count * x.item if rows > INT8_ROWS else 0)
 
 
 def _fp8_pieces(x: Layout, weight: Layout, rows: int) -> int:

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of a few rows with a bfloat16 weight, at the speed of memory.
+
+Torch's public ops take oneDNN's matmul for bfloat16, which reaches half of the memory's bandwidth for one row (2 threads, EPYC with
+AVX512_BF16). `native.c` reaches nearly all of it, for up to eight rows. Where that was not built, or the processor cannot run it, torch's own
+kernel for one row is next: it widens before it multiplies, and reaches three quarters. Torch has it behind a switch that turns oneDNN off for the
+whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
+out the argument types: where a build of torch has another kernel, the name is missing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+try:
+    from nnfront.runtime.cpu import native
+except ImportError:  # it is built where there is a C compiler
+    native = None  # type: ignore[assignment]
+
+_SYMBOL = (
+    "_ZN2at6native12DispatchStubIPFviiN3c108BFloat16EPKS3_iS5_iS3_PS3_iE"
+    "NS0_42bf16_gemv_trans_stub_DECLARE_DISPATCH_typeEE{}E"
+)
+# What torch itself picks from, best first, for each capability it reports. A variant may be absent, which is a null pointer.
+_VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
+_ONE = 0x3F80  # 1.0 as bfloat16
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """A kernel for up to `most` rows.
+
+    multiply    (x, weight, bias) -> x @ weight.T + bias, all bfloat16 and contiguous; x [..., columns], weight [outputs, columns]
+    widened     the same with a result in float32, which is not rounded, and no bias; None if there is no such kernel
+    """
+
+    most: int
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    widened: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
+    def takes(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether `x` is of few rows and each operand lies in one piece."""
+        is_few = 0 < x.numel() <= self.most * weight.shape[1]
+        are_whole = is_few and x.is_contiguous() and weight.is_contiguous()
+        return are_whole and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
+
+
+def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> FewRows | None:
+    """Return the kernels of `native.c` on the threads of torch, or None if they were not built or cannot run here."""
+    if module is None or not module.most_rows or torch_cpu is None:
+        return None
+    try:  # looked up in torch's library, a name is found in the OpenMP that it is linked to
+        entries = [ctypes.cast(torch_cpu[name], ctypes.c_void_p).value for name in _OPENMP]
+    except AttributeError:
+        return None
+    module.use_openmp(*entries)
+    product, threads = module.multiply, torch.get_num_threads
+
+    def multiply_as(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        is_wide = dtype == torch.float32
+
+        def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+            outputs, columns = weight.shape
+            y = torch.empty((*x.shape[:-1], outputs), dtype=dtype)
+            rows, to_add = x.numel() // columns, 0 if bias is None else bias.data_ptr()
+            product(
+                weight.data_ptr(),
+                x.data_ptr(),
+                to_add,
+                y.data_ptr(),
+                rows,
+                columns,
+                outputs,
+                is_wide,
+                threads(),
+            )
+            return y
+
+        return multiply
+
+    return FewRows(module.most_rows, multiply_as(torch.bfloat16), multiply_as(torch.float32))
+
+
+def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
+    """Return torch's kernel for one row, or None if this build does not have it under the known name and type."""
+    if torch_cpu is None:
+        return None
+    address, i32, u16 = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint16
+    prototype = ctypes.CFUNCTYPE(None, i32, i32, u16, address, i32, address, i32, u16, address, i32)
+    for variant in _VARIANTS.get(torch.backends.cpu.get_cpu_capability(), ("7DEFAULT",)):
+        try:
+            pointer = ctypes.c_void_p.in_dll(torch_cpu, _SYMBOL.format(variant)).value
+        except ValueError:
+            return None
+        if pointer:
+            kernel = prototype(pointer)
+            break
+    else:
+        return None
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        outputs, columns = weight.shape
+        y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
+        if outputs:
+            kernel(columns, outputs, _ONE, weight.data_ptr(), columns, x.data_ptr(), 1, 0, y.data_ptr(), 1)
+        return y if bias is None else y.add_(bias)
+
+    return FewRows(1, multiply) if _is_right(multiply) else None
+
+
+def _is_right(multiply: Callable[..., torch.Tensor]) -> bool:
+    """Whether it computes what it should: integers that bfloat16 holds, sizes that are no multiple of a vector."""
+    outputs, columns = 5, 67
+    w = (torch.arange(outputs * columns) % 7 - 3).view(outputs, columns).to(torch.bfloat16)
+    x = (torch.arange(columns) % 3 - 1).to(torch.bfloat16)
+    return torch.equal(multiply(x, w, None).float(), w.float() @ x.float())
+
+
+def torch_library() -> ctypes.CDLL | None:
+    """Return torch's library for CPUs, which is loaded already."""
+    path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"), None)
+    return None if path is None else ctypes.CDLL(str(path))
+
+
+FEW_ROWS: FewRows | None = find_native(native, torch_library()) or find_torch(torch_library())

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of a few rows with a bfloat16 weight, by each kernel that this machine can run, against float64."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnfront.runtime.cpu import few_rows
+from nnfront.runtime.cpu.few_rows import FewRows, find_native, find_torch, torch_library
+
+NATIVE, TORCH = find_native(few_rows.native, torch_library()), find_torch(torch_library())
+native_only = pytest.mark.skipif(
+    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+KERNELS = [
+    pytest.param(NATIVE, id="native", marks=native_only),
+    pytest.param(TORCH, id="torch", marks=pytest.mark.skipif(TORCH is None, reason="another build of torch")),
+]
+GUARD = 64
+
+
+def operands(rows: int, columns: int, outputs: int, bias: bool, offset: int = 0):
+    """Random operands, each at an odd place of a larger buffer of NaN, so that a value from beside it shows."""
+
+    def inside(*shape: int) -> torch.Tensor:
+        count = torch.Size(shape).numel()
+        buffer = torch.full((count + 2 * GUARD,), torch.nan, dtype=torch.bfloat16)
+        part = buffer[GUARD + offset :][:count].view(shape)
+        return part.copy_(torch.randn(shape))
+
+    return inside(rows, columns), inside(outputs, columns), inside(outputs) if bias else None
+
+
+def assert_right(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> None:
+    """Within the rounding of the result, of a bias added after it, and of a float32 sum of so many products."""
+    exact, sizes = x.double() @ w.double().T, x.double().abs() @ w.double().abs().T
+    if b is not None:
+        exact, sizes = exact + b.double(), sizes + b.double().abs()
+    rounding = 0.0 if y.dtype == torch.float32 else 2**-8
+    bound = exact.abs() * rounding * 2 + sizes * 2.0**-22 + (0 if b is None else rounding * sizes)
+    assert y.shape == exact.shape
+    assert ((y.double() - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: FewRows, data: st.DataObject):
+    rows = data.draw(st.integers(1, kernel.most))
+    columns = data.draw(st.sampled_from([1, 2, 31, 32, 33, 63, 64, 257, 1000, 8192]))
+    outputs = data.draw(st.sampled_from([1, 2, 3, 4, 5, 7, 33, 130]))
+    x, w, b = operands(rows, columns, outputs, data.draw(st.booleans()), data.draw(st.integers(0, 31)))
+    assert kernel.takes(x, w, b)
+    y = kernel.multiply(x, w, b)
+    assert y.dtype == torch.bfloat16
+    assert_right(y, x, w, b)
+    if kernel.widened:
+        wide = kernel.widened(x, w)
+        assert wide.dtype == torch.float32
+        assert_right(wide, x, w, None)
+
+
+@native_only
+@pytest.mark.parametrize("rows", range(1, 9))
+@pytest.mark.parametrize("columns", [257, 2048, 8191])
+def test_threads_share_the_outputs_and_change_nothing(rows: int, columns: int):
+    x, w, b = operands(rows, columns, 1003, True)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(NATIVE.multiply(x, w, b))
+    finally:
+        torch.set_num_threads(before)
+    assert_right(results[0], x, w, b)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@native_only
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan, 3e38, -3e38])
+def test_what_is_no_number_or_too_large_comes_out_as_from_torch(value: float):
+    x, w = torch.ones(1, 40).bfloat16(), torch.ones(3, 40).bfloat16()
+    w[1, 38] = value
+    y = NATIVE.multiply(x, w, None)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x, w), equal_nan=True)
+
+
+@native_only
+def test_results_round_to_the_nearest_ties_to_even():
+    sums = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-7, 3.0, -1 - 2**-8])
+    x = torch.eye(1, 32).repeat(1, 2).bfloat16()  # two products: a part that bfloat16 holds, and the rest
+    high = sums.bfloat16()
+    low = (sums - high.float()).bfloat16()
+    w = torch.zeros(len(sums), 64).bfloat16()
+    w[:, 0], w[:, 32] = high, low
+    assert torch.equal(NATIVE.widened(x, w)[0], sums)
+    assert torch.equal(NATIVE.multiply(x, w, None)[0], sums.bfloat16())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_operands_that_do_not_fit_are_left_to_others(kernel: FewRows):
+    x, w = torch.ones(1, 64).bfloat16(), torch.ones(8, 64).bfloat16()
+    assert kernel.takes(x, w, None)
+    assert not kernel.takes(x.expand(kernel.most + 1, 64).contiguous(), w, None)
+    assert not kernel.takes(x[:0], w, None)
+    assert not kernel.takes(x[:, ::2], w[:, ::2], None)
+    assert not kernel.takes(x[:, :32].contiguous(), w[:, ::2], None)
+    assert not kernel.takes(x, w, torch.ones(16).bfloat16()[::2])
+    assert not kernel.takes(x, w, torch.ones(8))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_weight_without_outputs_gives_none(kernel: FewRows):
+    assert kernel.multiply(torch.ones(1, 4).bfloat16(), torch.ones(0, 4).bfloat16(), None).shape == (1, 0)
+
+
+def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
+    library = torch_library()
+    assert find_native(None, library) is None
+    assert find_native(SimpleNamespace(most_rows=0), library) is None
+    assert find_native(few_rows.native, None) is None
+    monkeypatch.setattr(few_rows, "_OPENMP", ("no_such_name",))
+    assert find_native(SimpleNamespace(most_rows=8), library) is None
+    assert find_torch(None) is None
+    monkeypatch.setattr(few_rows, "_SYMBOL", "no_such_symbol{}")
+    assert find_torch(library) is None
+
+
+@native_only
+def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
+    for rows in (0, 9, -1):
+        with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
+            few_rows.native.multiply(0, 0, 0, 0, rows, 64, 64, 0, 1)
+    with pytest.raises(TypeError, match="multiply takes 9 numbers, got 2"):
+        few_rows.native.multiply(0, 0)
