@@ -30,7 +30,7 @@ test-kernels: $(READY)
 test-artefacts: $(READY)
 	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py -m "slow or not slow"
 
-$(READY): pyproject.toml constraints.txt nnfront/runtime/cpu/native.c
+$(READY): pyproject.toml constraints.txt $(wildcard nnfront/runtime/cpu/c/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of a few rows with a bfloat16 weight, by each kernel that this machine can run, against float64."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfront.runtime.cpu import few_rows
-from nnfront.runtime.cpu.few_rows import FewRows, find_native, find_torch, torch_library
+from nnfront.runtime.cpu import extension, few_rows
+from nnfront.runtime.cpu.few_rows import FewRows, find_native, find_torch
 
-NATIVE, TORCH = find_native(few_rows.native, torch_library()), find_torch(torch_library())
+NATIVE, TORCH = find_native(extension.NATIVE), find_torch(extension.torch_library())
 native_only = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
 )
@@ -119,21 +117,16 @@ def test_a_weight_without_outputs_gives_none(kernel: FewRows):
 
 
 def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
-    library = torch_library()
-    assert find_native(None, library) is None
-    assert find_native(SimpleNamespace(most_rows=0), library) is None
-    assert find_native(few_rows.native, None) is None
-    monkeypatch.setattr(few_rows, "_OPENMP", ("no_such_name",))
-    assert find_native(SimpleNamespace(most_rows=8), library) is None
+    assert find_native(None) is None
     assert find_torch(None) is None
     monkeypatch.setattr(few_rows, "_SYMBOL", "no_such_symbol{}")
-    assert find_torch(library) is None
+    assert find_torch(extension.torch_library()) is None
 
 
 @native_only
 def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
     for rows in (0, 9, -1):
         with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
-            few_rows.native.multiply(0, 0, 0, 0, rows, 64, 64, 0, 1)
+            extension.NATIVE.multiply(0, 0, 0, 0, rows, 64, 64, 0, 1)
     with pytest.raises(TypeError, match="multiply takes 9 numbers, got 2"):
-        few_rows.native.multiply(0, 0)
+        extension.NATIVE.multiply(0, 0)

@@ -2,7 +2,7 @@
 """Products of a few rows with a bfloat16 weight, at the speed of memory.
 
 Torch's public ops take oneDNN's matmul for bfloat16, which reaches half of the memory's bandwidth for one row (2 threads, EPYC with
-AVX512_BF16). `native.c` reaches nearly all of it, for up to eight rows. Where that was not built, or the processor cannot run it, torch's own
+AVX512_BF16). `c/products.c` reaches nearly all of it, for up to eight rows. Where that was not built, or the processor cannot run it, torch's own
 kernel for one row is next: it widens before it multiplies, and reaches three quarters. Torch has it behind a switch that turns oneDNN off for the
 whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
 out the argument types: where a build of torch has another kernel, the name is missing.
@@ -13,15 +13,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 
 import torch
 
-try:
-    from nnfront.runtime.cpu import native
-except ImportError:  # it is built where there is a C compiler
-    native = None  # type: ignore[assignment]
+from nnfront.runtime.cpu.extension import NATIVE, torch_library
 
 _SYMBOL = (
     "_ZN2at6native12DispatchStubIPFviiN3c108BFloat16EPKS3_iS5_iS3_PS3_iE"
@@ -30,7 +26,6 @@ _SYMBOL = (
 # What torch itself picks from, best first, for each capability it reports. A variant may be absent, which is a null pointer.
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
 _ONE = 0x3F80  # 1.0 as bfloat16
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
 
 
 @dataclass(frozen=True)
@@ -52,15 +47,10 @@ class FewRows:
         return are_whole and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
 
 
-def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> FewRows | None:
-    """Return the kernels of `native.c` on the threads of torch, or None if they were not built or cannot run here."""
-    if module is None or not module.most_rows or torch_cpu is None:
+def find_native(module: ModuleType | None) -> FewRows | None:
+    """Return the kernel in C, if there is one."""
+    if module is None:
         return None
-    try:  # looked up in torch's library, a name is found in the OpenMP that it is linked to
-        entries = [ctypes.cast(torch_cpu[name], ctypes.c_void_p).value for name in _OPENMP]
-    except AttributeError:
-        return None
-    module.use_openmp(*entries)
     product, threads = module.multiply, torch.get_num_threads
 
     def multiply_as(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
@@ -85,7 +75,7 @@ def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> Few
 
         return multiply
 
-    return FewRows(module.most_rows, multiply_as(torch.bfloat16), multiply_as(torch.float32))
+    return FewRows(8, multiply_as(torch.bfloat16), multiply_as(torch.float32))
 
 
 def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
@@ -123,10 +113,4 @@ def _is_right(multiply: Callable[..., torch.Tensor]) -> bool:
     return torch.equal(multiply(x, w, None).float(), w.float() @ x.float())
 
 
-def torch_library() -> ctypes.CDLL | None:
-    """Return torch's library for CPUs, which is loaded already."""
-    path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"), None)
-    return None if path is None else ctypes.CDLL(str(path))
-
-
-FEW_ROWS: FewRows | None = find_native(native, torch_library()) or find_torch(torch_library())
+FEW_ROWS: FewRows | None = find_native(NATIVE) or find_torch(torch_library())

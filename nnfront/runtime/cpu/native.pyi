@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The extension is optional: where it could not be built, importing it fails.
 
-most_rows: int
+is_able: int
 
 def multiply(
     weight: int,

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The module nnfront.runtime.cpu.native. Its threads are those of the OpenMP that torch runs on: there is no second pool beside it.
+
+#include "native.h"
+
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+typedef int (*Number)(void);
+
+static Parallel parallel;
+static Number thread_number, thread_count;
+
+typedef struct {
+    Share share;
+    const void *work;
+    Py_ssize_t count;
+} Shares;
+
+static void share_of_thread(void *given) {
+    const Shares *shares = given;
+    const Py_ssize_t each = (shares->count + thread_count() - 1) / thread_count();
+    const Py_ssize_t first = thread_number() * each, end = first + each;
+    if (first < shares->count) shares->share(shares->work, first, end < shares->count ? end : shares->count);
+}
+
+void in_shares(Share share, const void *work, Py_ssize_t count, bool is_small, unsigned threads) {
+    Shares shares = {share, work, count};
+    if (parallel && threads > 1 && count > 1 && !is_small)
+        parallel(share_of_thread, &shares, threads, 0);
+    else
+        share(work, 0, count);
+}
+
+bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count) {
+    if (given != count) {
+        PyErr_Format(PyExc_TypeError, "%s takes %d numbers, got %zd", name, count, given);
+        return false;
+    }
+    for (int i = 0; i < count; i++) {
+        numbers[i] = PyLong_AsSsize_t(args[i]);
+        if (numbers[i] == -1 && PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
+static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t n[3];
+    if (!read_numbers("use_openmp", args, count, n, 3)) return NULL;
+    parallel = (Parallel)n[0], thread_number = (Number)n[1], thread_count = (Number)n[2];
+    Py_RETURN_NONE;
+}
+
+#define METHOD(name, does) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, #name does}
+
+static PyMethodDef methods[] = {
+    METHOD(use_openmp, "(GOMP_parallel, omp_get_thread_num, omp_get_num_threads): run on these threads, by addresses"),
+#if HAS_KERNELS
+    METHOD(multiply, "(weight, x, bias, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias"),
+#endif
+    {NULL, NULL, 0, NULL},
+};
+
+static bool is_able(void) {
+#if HAS_KERNELS
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+#else
+    return false;
+#endif
+}
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "native", .m_size = -1, .m_methods = methods};
+
+// `is_able` says whether the processor can run the kernels.
+PyMODINIT_FUNC PyInit_native(void) {
+    PyObject *made = PyModule_Create(&module);
+    if (made && PyModule_AddIntConstant(made, "is_able", is_able()) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return made;
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels in C share: how they are called, the threads that they run on, bfloat16.
+//
+// They are for processors that multiply bfloat16 in pairs (AVX512_BF16: Zen 4, Cooper Lake and later), and are left out elsewhere.
+
+#ifndef NNFRONT_NATIVE_H
+#define NNFRONT_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_KERNELS 1
+#include <immintrin.h>
+#else
+#define HAS_KERNELS 0
+#endif
+
+#define FAST __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 32 };  // bfloat16 values in a vector
+
+// Work on the parts `first` to `end` of what `work` describes.
+typedef void (*Share)(const void *work, Py_ssize_t first, Py_ssize_t end);
+
+// Let threads work on equal shares of `count` parts; one thread where all of it takes less than waking others. Without the GIL.
+void in_shares(Share share, const void *work, Py_ssize_t count, bool is_small, unsigned threads);
+
+// Read `count` integers, addresses among them; false with an error set if they are not what `name` takes.
+bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count);
+
+// The methods of the module, each in the file of its kernel.
+typedef PyObject *Method(PyObject *self, PyObject *const *args, Py_ssize_t count);
+Method multiply;
+
+#if HAS_KERNELS
+
+INLINE float widened(uint16_t value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float wide;
+    memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
+
+// To the nearest, ties to even; a NaN stays one.
+INLINE uint16_t rounded(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if (value != value) return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+#endif
+#endif

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a few rows with a bfloat16 weight.
+//
+// Such a product takes as long as reading its weight. A kernel that widens bfloat16 to float32 first is slower than the memory; one
+// instruction for 32 products is not. Each row of the weight is read once, in order, and multiplied with all rows of x meanwhile.
+
+#include "native.h"
+
+#if HAS_KERNELS
+
+enum {
+    MOST_ROWS = 8,   // rows of x
+    MOST_WIDE = 4,   // rows of the weight at a time
+    MOST_SUMS = 24,  // rows of x times rows of the weight, so that all stay in registers
+    NEAR = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
+    SMALL = 1 << 15, // elements of a weight that take less time than waking threads
+};
+
+typedef struct {
+    const uint16_t *weight;  // [outputs, columns]
+    const uint16_t *x;       // [rows, columns]
+    const uint16_t *bias;    // [outputs] or NULL
+    void *y;                 // [rows, outputs], float if is_wide, else bfloat16
+    Py_ssize_t rows, columns, outputs;
+    bool is_wide;
+} Product;
+
+// LANES values, or the first of them that `there` marks.
+FAST INLINE __m512bh values(const uint16_t *from, const bool is_whole, __mmask32 there) {
+    return (__m512bh)(is_whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(there, from));
+}
+
+// Add to `sums` what LANES columns of `wide` rows of the weight and all rows of x contribute.
+FAST INLINE void add(__m512 *sums, const uint16_t *weight, const uint16_t *x, Py_ssize_t columns, const int rows,
+                     const int wide, const bool is_whole, __mmask32 there) {
+    __m512bh some[MOST_WIDE];
+#pragma GCC unroll 4
+    for (int j = 0; j < wide; j++) some[j] = values(weight + j * columns, is_whole, there);
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; row++) {
+        const __m512bh with = values(x + row * columns, is_whole, there);
+#pragma GCC unroll 4
+        for (int j = 0; j < wide; j++) sums[row * wide + j] = _mm512_dpbf16_ps(sums[row * wide + j], some[j], with);
+    }
+}
+
+// `wide` outputs of all rows of x; `rows` and `wide` are constants wherever this is inlined.
+FAST INLINE void tile(const Product *p, Py_ssize_t at, const int rows, const int wide) {
+    const uint16_t *weight = p->weight + at * p->columns;
+    const Py_ssize_t whole = p->columns / LANES * LANES;
+    __m512 sums[MOST_SUMS];
+#pragma GCC unroll 32
+    for (int i = 0; i < rows * wide; i++) sums[i] = _mm512_setzero_ps();
+    for (Py_ssize_t i = 0; i < whole; i += LANES) add(sums, weight + i, p->x + i, p->columns, rows, wide, true, 0);
+    if (whole < p->columns) {
+        const __mmask32 rest = ((__mmask32)1 << (p->columns - whole)) - 1;
+        add(sums, weight + whole, p->x + whole, p->columns, rows, wide, false, rest);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < wide; j++) {
+        const float bias = p->bias ? widened(p->bias[at + j]) : 0.0f;
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++) {
+            const float sum = _mm512_reduce_add_ps(sums[row * wide + j]) + bias;
+            const Py_ssize_t to = row * p->outputs + at + j;
+            if (p->is_wide)
+                ((float *)p->y)[to] = sum;
+            else
+                ((uint16_t *)p->y)[to] = rounded(sum);
+        }
+    }
+}
+
+FAST static void outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
+    const Product *p = product;
+    // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
+    const bool is_near = p->rows * p->columns <= NEAR;
+#define ROWS(rows, wide) \
+    case rows: \
+        for (; !is_near && at + wide <= end; at += wide) tile(p, at, rows, wide); \
+        for (; at < end; at++) tile(p, at, rows, 1); \
+        break;
+    switch (p->rows) { ROWS(1, 4) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 4) ROWS(6, 4) ROWS(7, 3) ROWS(8, 3) }
+#undef ROWS
+}
+
+PyObject *multiply(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t n[9];
+    if (!read_numbers("multiply", args, count, n, 9)) return NULL;
+    const Product p = {
+        .weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .y = (void *)n[3],
+        .rows = n[4], .columns = n[5], .outputs = n[6], .is_wide = n[7] != 0,
+    };
+    if (p.rows < 1 || p.rows > MOST_ROWS) return PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, p.rows);
+    Py_BEGIN_ALLOW_THREADS
+    in_shares(outputs, &p, p.outputs, p.outputs * p.columns < SMALL, (unsigned)n[8]);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+#endif

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernels in C are used, and where not."""
+
+from types import SimpleNamespace
+
+from nnfront.runtime.cpu import extension
+from nnfront.runtime.cpu.extension import find_native, torch_library
+
+
+def module(is_able: bool, taken: list) -> SimpleNamespace:
+    return SimpleNamespace(is_able=is_able, use_openmp=lambda *entries: taken.extend(entries))
+
+
+def test_the_kernels_run_on_the_threads_of_torch():
+    taken: list[int] = []
+    stands_for_it = module(True, taken)
+    assert find_native(stands_for_it, torch_library()) is stands_for_it
+    assert len(taken) == 3
+    assert all(taken)
+
+
+def test_without_a_build_an_able_processor_or_openmp_there_are_no_kernels(monkeypatch):
+    taken: list[int] = []
+    assert find_native(None, torch_library()) is None
+    assert find_native(module(False, taken), torch_library()) is None
+    assert find_native(module(True, taken), None) is None
+    monkeypatch.setattr(extension, "_OPENMP", ("no_such_name",))
+    assert find_native(module(True, taken), torch_library()) is None
+    assert not taken
