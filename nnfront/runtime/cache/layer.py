@@ -104,6 +104,10 @@ class CacheLayer(ABC):
         self.take(seq)
         return self.storage
 
+    def reserve_in_order(self) -> Storage | None:
+        """`reserve(1)` where the token at position p is at p of its buffers and stored as it is, else None, with nothing changed."""
+        return None
+
     @abstractmethod
     def keys(self) -> torch.Tensor:
         """Keys of the stored tokens: [batch, kv_heads, stored, head_size]."""
@@ -198,6 +202,12 @@ class RingLayer(CacheLayer):
         if before.longest + seq > self.max_seq:
             raise self._full(before, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
+
+    def reserve_in_order(self) -> Storage | None:
+        if self._coded or self._state.scratch or self.lengths.longest >= self.capacity:
+            return None
+        self._state.lengths = self._state.lengths.grow(self._first, self.batch, 1)
+        return self.storage
 
     @property
     def storage(self) -> Storage:

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from nnfront.lower import Run
 from nnfront.runtime.cache.layer import CacheLayer
 from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cpu import one_token
 
 # Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.
 FOLDED = 8
@@ -32,6 +33,9 @@ def cached(run: Run) -> Callable[..., Any]:
     def attention_cached(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, sinks: None
     ) -> tuple[torch.Tensor, CacheLayer]:
+        y = one_token.attend(q, k, v, layer, own_window, scale)
+        if y is not None:
+            return y, layer
         all_seen = layer.append_token(k, v, own_window) if q.shape[1] == 1 and len(q) else None
         if all_seen is not None:
             return _one_token(q, *all_seen, None, scale), layer

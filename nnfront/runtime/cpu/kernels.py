@@ -15,11 +15,14 @@ from torch.nn import functional as F
 
 from nnfront.lower import PACK, Run
 from nnfront.runtime.cache.layer import CacheLayer
-from nnfront.runtime.cpu import attention, float8
+from nnfront.runtime.cpu import attention, float8, one_token
+from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 
 # Elements of a weight that are widened at a time: 4 MiB of float32.
 PIECE = 1 << 20
+# Rows up to which one thread normalises them before several of torch's would have woken.
+FEW = 8
 # Rows up to which torch's product with int8 weights is the faster way.
 INT8_ROWS = 8
 
@@ -91,10 +94,15 @@ def _rms_norm_last(run: Run) -> Callable[..., Any]:
     896 features in bfloat16, one thread: 512 rows 0.25 ms against 0.65 or more; one row between large matmuls 20 us against 35.
     """
     epsilon = run.attrs.get("epsilon", 1e-5)
+    normalize = NATIVE and NATIVE.rms_norm
     zero: dict[torch.dtype, torch.Tensor] = {}
 
     def rms_norm_last(x: torch.Tensor, weight: torch.Tensor | None, bias: None) -> torch.Tensor:
         size, dtype = x.shape[-1], x.dtype
+        if normalize and dtype == torch.bfloat16 and weight is not None and 0 < x.numel() <= FEW * size:
+            x, weight, y = x.contiguous(), weight.contiguous(), torch.empty(x.shape, dtype=dtype)
+            normalize(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, epsilon)
+            return y
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         if x.numel() == size and weight is not None and dtype != torch.float64:
             # The factor of one row is a number: x * weight * factor is one call, rounded once.
@@ -271,7 +279,9 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
         qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: CacheLayer | None, sinks: None
     ) -> Any:
         parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)
-        q, k = rotate(parts.narrow(2, 0, heads + groups), cos, sin).split((heads, groups), 2)
+        to_rotate = parts.narrow(2, 0, heads + groups)
+        rotated = one_token.rotate(to_rotate, cos, sin)
+        q, k = (rotate(to_rotate, cos, sin) if rotated is None else rotated).split((heads, groups), 2)
         v = parts.narrow(2, heads + groups, groups)
         attend = without if layer is None else with_cache
         return attend(q, k, v, layer, None)

@@ -3,6 +3,27 @@
 
 is_able: int
 
+def append_and_attend(
+    q: int,
+    k: int,
+    v: int,
+    keys: int,
+    values: int,
+    lengths: int,
+    y: int,
+    batch: int,
+    groups: int,
+    shared: int,
+    size: int,
+    capacity: int,
+    window: int,
+    next_q: int,
+    next_k: int,
+    next_v: int,
+    threads: int,
+    scale: float,
+    /,
+) -> None: ...
 def multiply(
     weight: int,
     x: int,
@@ -14,5 +35,9 @@ def multiply(
     is_wide: int,
     threads: int,
     /,
+) -> None: ...
+def rms_norm(x: int, weight: int, y: int, rows: int, size: int, epsilon: float, /) -> None: ...
+def rotate(
+    x: int, cos: int, sin: int, y: int, rows: int, heads: int, size: int, next_row: int, next_table: int, /
 ) -> None: ...
 def use_openmp(parallel: int, thread_number: int, thread_count: int, /) -> None: ...

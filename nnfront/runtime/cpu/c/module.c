@@ -30,16 +30,27 @@ void in_shares(Share share, const void *work, Py_ssize_t count, bool is_small, u
         share(work, 0, count);
 }
 
-bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count) {
-    if (given != count) {
-        PyErr_Format(PyExc_TypeError, "%s takes %d numbers, got %zd", name, count, given);
-        return false;
-    }
+static bool read_all(PyObject *const *args, Py_ssize_t *numbers, int count) {
     for (int i = 0; i < count; i++) {
         numbers[i] = PyLong_AsSsize_t(args[i]);
         if (numbers[i] == -1 && PyErr_Occurred()) return false;
     }
     return true;
+}
+
+bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count) {
+    if (given == count) return read_all(args, numbers, count);
+    PyErr_Format(PyExc_TypeError, "%s takes %d numbers, got %zd", name, count, given);
+    return false;
+}
+
+bool read_numbers_and_real(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count, float *real) {
+    if (given == count + 1) {
+        *real = (float)PyFloat_AsDouble(args[count]);
+        return !PyErr_Occurred() && read_all(args, numbers, count);
+    }
+    PyErr_Format(PyExc_TypeError, "%s takes %d numbers, got %zd", name, count + 1, given);
+    return false;
 }
 
 static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t count) {
@@ -54,6 +65,10 @@ static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t co
 static PyMethodDef methods[] = {
     METHOD(use_openmp, "(GOMP_parallel, omp_get_thread_num, omp_get_num_threads): run on these threads, by addresses"),
 #if HAS_KERNELS
+    METHOD(append_and_attend, "(q, k, v, keys, values, lengths, y, batch, groups, shared, size, capacity, window, next_q, next_k, "
+                              "next_v, threads, scale): attention of one token, which is stored before"),
+    METHOD(rms_norm, "(x, weight, y, rows, size, epsilon): y = x * weight / sqrt(mean(x^2) + epsilon)"),
+    METHOD(rotate, "(x, cos, sin, y, rows, heads, size, next_row, next_table): y = x * cos + x with its halves swapped * sin"),
     METHOD(multiply, "(weight, x, bias, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias"),
 #endif
     {NULL, NULL, 0, NULL},
@@ -61,8 +76,8 @@ static PyMethodDef methods[] = {
 
 static bool is_able(void) {
 #if HAS_KERNELS
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+    return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
 #else
     return false;
 #endif

@@ -21,7 +21,7 @@
 #define HAS_KERNELS 0
 #endif
 
-#define FAST __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define FAST __attribute__((target("fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define INLINE static inline __attribute__((always_inline))
 
 enum { LANES = 32 };  // bfloat16 values in a vector
@@ -35,9 +35,12 @@ void in_shares(Share share, const void *work, Py_ssize_t count, bool is_small, u
 // Read `count` integers, addresses among them; false with an error set if they are not what `name` takes.
 bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count);
 
+// The same, and a float after them.
+bool read_numbers_and_real(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count, float *real);
+
 // The methods of the module, each in the file of its kernel.
 typedef PyObject *Method(PyObject *self, PyObject *const *args, Py_ssize_t count);
-Method multiply;
+Method append_and_attend, multiply, rms_norm, rotate;
 
 #if HAS_KERNELS
 
