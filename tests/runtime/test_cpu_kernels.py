@@ -106,10 +106,13 @@ def test_without_a_kernel_for_few_rows_linear_goes_to_onednn(monkeypatch):
     assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("by", ["C", "torch"])
 @pytest.mark.parametrize("weight", [True, False], ids=["weight", "no weight"])
 @pytest.mark.parametrize("shape", [(7,), (1, 1), (1, 1, 257), (2, 3, 65), (0, 4)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_rms_norm_last_agrees_with_float64(dtype, shape, weight):
+def test_rms_norm_last_agrees_with_float64(dtype, shape, weight, by, monkeypatch):
+    if by == "torch":
+        monkeypatch.setattr(cpu, "NATIVE", None)
     x = (10 * torch.randn(shape)).to(dtype)
     w = torch.randn(shape[-1]).to(dtype) if weight else None
     got, expected = both("rms_norm_last", ops.rms_norm, (x, w, None), axes=(len(shape) - 1,), epsilon=1e-6)
@@ -117,11 +120,12 @@ def test_rms_norm_last_agrees_with_float64(dtype, shape, weight):
     assert_same(got, expected, exact)
 
 
-@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("rows", [1, 2])
-def test_rms_norm_last_of_what_has_no_norm_is_what_the_reference_gives(rows, value):
-    x = torch.full((rows, 4), value)
-    got, expected = both("rms_norm_last", ops.rms_norm, (x, torch.ones(4), None), axes=(1,), epsilon=0.0)
+def test_rms_norm_last_of_what_has_no_norm_is_what_the_reference_gives(rows, value, dtype):
+    x, ones = torch.full((rows, 4), value, dtype=dtype), torch.ones(4, dtype=dtype)
+    got, expected = both("rms_norm_last", ops.rms_norm, (x, ones, None), axes=(1,), epsilon=0.0)
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 

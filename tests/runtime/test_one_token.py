@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rope, cache and attention of one token in C, against float64 and against the way without C."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnfront as nn
+from nnfront.lower import CacheLayerType
+from nnfront.runtime.cache.layer import RingLayer, make_layer
+from nnfront.runtime.cache.lengths import Lengths
+from nnfront.runtime.cpu import kernels, one_token
+from nnfront.runtime.cpu.extension import NATIVE
+
+pytestmark = pytest.mark.skipif(
+    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
+
+
+def make_filled(lengths: list[int], groups: int, size: int, max_seq: int, window: int | None) -> RingLayer:
+    """A layer with random tokens, and NaN wherever there is none."""
+    layer = make_layer(CacheLayerType(groups, size, "bfloat16", len(lengths), max_seq, window), {})
+    for part in (layer.storage.keys, layer.storage.values):
+        part.fill_(torch.nan)
+        for row, length in enumerate(lengths):
+            part[row, :, :length] = torch.randn(groups, length, size)
+    layer.set_lengths(Lengths(tuple(lengths)))
+    return layer
+
+
+def exact(q, layer: RingLayer, window: int | None, scale: float) -> torch.Tensor:
+    """Attention of the last token over what a window shows of each sequence, in float64."""
+    storage, rows = layer.storage, []
+    for row, length in enumerate(layer.lengths.values):
+        seen = slice(max(0, length - window) if window else 0, length)
+        keys, values = (part[row, :, seen].double() for part in (storage.keys, storage.values))
+        query = q[row, 0].double().unflatten(0, (keys.shape[0], -1))
+        weights = torch.softmax(query @ keys.mT * scale, -1)
+        rows.append((weights @ values).flatten(0, 1))
+    return torch.stack(rows)[:, None]
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_attention_of_one_token_agrees_with_float64(data: st.DataObject):
+    lengths = data.draw(st.lists(st.sampled_from([0, 1, 2, 15, 127, 128, 129, 300]), min_size=1, max_size=3))
+    groups, shared = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 18))
+    size = data.draw(st.sampled_from([32, 64, 96, 128, 160, 256]))
+    window = data.draw(st.sampled_from([None, 1, 16, 200]))
+    scale = data.draw(st.sampled_from([None, 0.03, 1.0]))
+    layer = make_filled(lengths, groups, size, 400, None)
+    batch, heads = len(lengths), groups * shared
+    q, k, v = torch.randn(batch, 1, heads + 2 * groups, size).bfloat16().split((heads, groups, groups), 2)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(data.draw(st.sampled_from([1, 2, 5])))
+        y = one_token.attend(q, k, v, layer, window, scale)
+    finally:
+        torch.set_num_threads(threads)
+    assert y is not None
+    assert layer.lengths.values == tuple(length + 1 for length in lengths)
+    for row, length in enumerate(lengths):
+        assert torch.equal(layer.storage.keys[row, :, length], k[row, 0])
+        assert torch.equal(layer.storage.values[row, :, length], v[row, 0])
+    expected = exact(q, layer, window, size**-0.5 if scale is None else scale)
+    # The result is rounded; scores, weights and sums are float32.
+    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + 4e-6 * expected.abs().max()).all()
+
+
+def test_scores_far_apart_leave_one_weight():
+    layer = make_filled([200], 1, 32, 300, None)
+    layer.storage.keys[0, 0, :200] *= 1000
+    q, k, v = (
+        torch.randn(1, 1, 4, 32).bfloat16(),
+        torch.zeros(1, 1, 1, 32).bfloat16(),
+        torch.zeros(1, 1, 1, 32),
+    )
+    y = one_token.attend(q, k, v.bfloat16(), layer, None, 1.0)
+    torch.testing.assert_close(y.double(), exact(q, layer, None, 1.0), rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["keys", "values"])
+def test_what_is_no_number_is_not_hidden(where: str, value: float):
+    layer = make_filled([9], 1, 32, 16, None)
+    getattr(layer.storage, where)[0, 0, 4, 3] = value
+    q, k, v = torch.ones(1, 1, 3, 32).bfloat16().split(1, 2)
+    y = one_token.attend(q, k, v, layer, None, None)
+    assert not y.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "seq"),
+    [(40, torch.bfloat16, 1), (288, torch.bfloat16, 1), (32, torch.float32, 1), (32, torch.bfloat16, 2)],
+)
+def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype, seq: int):
+    name = str(dtype).removeprefix("torch.")
+    layer = make_layer(CacheLayerType(1, size, name, 1, 8, None), {})
+    q = k = v = torch.ones(1, seq, 1, size, dtype=dtype)
+    assert one_token.attend(q, k, v, layer, None, None) is None
+    assert layer.lengths.values == (0,)
+
+
+def test_a_full_or_turned_layer_is_left_to_the_general_way():
+    q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
+    for type in (CacheLayerType(1, 32, "bfloat16", 1, 4, None), CacheLayerType(1, 32, "bfloat16", 1, 100, 4)):
+        layer = make_layer(type, {})
+        for _ in range(4):
+            assert one_token.attend(q, k, v, layer, None, None) is not None
+        assert one_token.attend(q, k, v, layer, None, None) is None
+        assert layer.lengths.values == (4,)
+
+
+@pytest.mark.parametrize("coded", [True, False])
+def test_codes_are_left_to_the_general_way(coded: bool):
+    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 4, None), {}, coded=coded)
+    q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
+    assert (one_token.attend(q, k, v, layer, None, None) is None) == coded
+
+
+def test_some_sequences_of_a_cache_attend_without_the_others():
+    layer = make_filled([3, 7, 5], 2, 64, 16, None)
+    part = layer.part(1, 2)
+    q, k, v = torch.randn(2, 1, 10, 64).bfloat16().split((6, 2, 2), 2)
+    y = one_token.attend(q, k, v, part, None, None)
+    assert layer.lengths.values == (3, 8, 6)
+    torch.testing.assert_close(y.double(), exact(q, part, None, 0.125), rtol=2**-8, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(0, 4),
+    heads=st.integers(1, 5),
+    pairs=st.sampled_from([1, 3, 32, 64]),
+    shared=st.booleans(),
+)
+def test_rotation_agrees_with_float64(batch: int, heads: int, pairs: int, shared: bool):
+    x = torch.randn(batch, 1, heads + 2, 2 * pairs).bfloat16().narrow(2, 1, heads)
+    angles = torch.randn(1 if shared else max(batch, 1), 1, 1, pairs)
+    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+    y = one_token.rotate(x, cos, sin)
+    expected = x.double() * cos + torch.cat([x[..., pairs:], x[..., :pairs]], -1).double() * sin
+    assert y.shape == x.shape
+    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + 1e-6).all()
+
+
+def test_rotation_of_more_tokens_or_other_dtypes_is_left_to_others():
+    table = torch.ones(1, 1, 1, 8)
+    assert one_token.rotate(torch.ones(1, 2, 3, 8).bfloat16(), table, table) is None
+    assert one_token.rotate(torch.ones(1, 1, 3, 8), table, table) is None
+    assert one_token.rotate(torch.ones(1, 1, 3, 8).bfloat16(), table.double(), table.double()) is None
+    assert one_token.rotate(torch.ones(1, 1, 3, 8).bfloat16().mT.contiguous().mT, table, table) is None
+
+
+def test_without_c_there_is_another_way(monkeypatch):
+    monkeypatch.setattr(one_token, "NATIVE", None)
+    q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
+    table = torch.ones(1, 1, 1, 32)
+    assert one_token.rotate(q, table, table) is None
+    assert one_token.attend(q, k, v, make_filled([1], 1, 32, 4, None), None, None) is None
+
+
+def test_a_model_decodes_with_c_as_without(monkeypatch):
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15, 16]]
+
+    def logits(batch: list[list[int]]) -> list[torch.Tensor]:
+        """Of a prompt of some tokens and then 20 tokens one at a time, the same tokens for all ways."""
+        session = nn.LLM.load(CHECKPOINT).session
+        cache = session.make_cache(batch=len(batch), max_seq=64)
+        tokens = torch.arange(100, 120)
+        found = [session["prefill"](torch.tensor(batch), cache)]
+        return found + [session["decode"](token.expand(len(batch), 1), cache) for token in tokens]
+
+    for batch in (prompts[:1], [prompts[1], prompts[1][::-1]]):
+        with_c = logits(batch)
+        with monkeypatch.context() as without:
+            without.setattr(one_token, "NATIVE", None)
+            without.setattr(kernels, "NATIVE", None)
+            without.setattr(kernels, "FEW_ROWS", None)
+            without_c = logits(batch)
+        for got, expected in zip(with_c, without_c, strict=True):
+            assert not torch.equal(got, torch.zeros_like(got))
+            torch.testing.assert_close(got, expected, rtol=0, atol=0.02 * expected.abs().max().item())
+        assert not all(torch.equal(a, b) for a, b in zip(with_c, without_c, strict=True))  # C was at work
