@@ -133,36 +133,57 @@ def test_some_sequences_of_a_cache_attend_without_the_others():
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    batch=st.integers(0, 4),
-    heads=st.integers(1, 5),
-    pairs=st.sampled_from([1, 3, 32, 64]),
-    shared=st.booleans(),
-)
-def test_rotation_agrees_with_float64(batch: int, heads: int, pairs: int, shared: bool):
-    x = torch.randn(batch, 1, heads + 2, 2 * pairs).bfloat16().narrow(2, 1, heads)
-    angles = torch.randn(1 if shared else max(batch, 1), 1, 1, pairs)
+@given(data=st.data())
+def test_q_and_k_of_a_fused_projection_are_rotated_before(data: st.DataObject):
+    lengths = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+    heads, groups, size = data.draw(st.sampled_from([(1, 1, 32), (6, 2, 64), (3, 3, 96), (9, 1, 128)]))
+    batch, tables = len(lengths), data.draw(st.sampled_from([1, len(lengths)]))
+    layer = make_filled(lengths, groups, size, 16, None)
+    qkv = torch.randn(batch, 1, (heads + 2 * groups) * size).bfloat16()
+    angles = torch.randn(tables, 1, 1, size // 2)
     cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
-    y = one_token.rotate(x, cos, sin)
-    expected = x.double() * cos + torch.cat([x[..., pairs:], x[..., :pairs]], -1).double() * sin
-    assert y.shape == x.shape
-    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + 1e-6).all()
+    y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, None, None)
+
+    x = qkv.double().unflatten(-1, (-1, size))
+    swapped = torch.cat([x[..., size // 2 :], x[..., : size // 2]], -1)
+    rotated = x * cos + swapped * sin
+    q, k = rotated[:, :, :heads], rotated[:, :, heads : heads + groups]
+    for row, length in enumerate(lengths):
+        stored = layer.storage.keys[row, :, length].double()
+        assert ((stored - k[row, 0]).abs() <= k[row, 0].abs() * 2**-8 + 1e-6).all()
+        assert torch.equal(layer.storage.values[row, :, length].double(), x[row, 0, heads + groups :])
+    # Queries are rounded too, so weights are off by what that changes of scores of some size.
+    expected = exact(q, layer, None, size**-0.5)
+    torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=0.05)
+    rounded = exact(q.bfloat16(), layer, None, size**-0.5)
+    assert ((y.double() - rounded).abs() <= rounded.abs() * 2**-8 + 0.02).all()
 
 
-def test_rotation_of_more_tokens_or_other_dtypes_is_left_to_others():
-    table = torch.ones(1, 1, 1, 8)
-    assert one_token.rotate(torch.ones(1, 2, 3, 8).bfloat16(), table, table) is None
-    assert one_token.rotate(torch.ones(1, 1, 3, 8), table, table) is None
-    assert one_token.rotate(torch.ones(1, 1, 3, 8).bfloat16(), table.double(), table.double()) is None
-    assert one_token.rotate(torch.ones(1, 1, 3, 8).bfloat16().mT.contiguous().mT, table, table) is None
+def test_fused_projections_of_more_tokens_or_other_dtypes_are_left_to_others():
+    layer, table = make_filled([1], 1, 32, 4, None), torch.ones(1, 1, 1, 32)
+    qkv = torch.ones(1, 1, 96).bfloat16()
+    for x, cos in (
+        (qkv.repeat(1, 2, 1), table),
+        (qkv.float(), table),
+        (qkv, table.double()),
+        (qkv, table.repeat(1, 2, 1, 1)),
+        (torch.ones(1, 1, 192).bfloat16()[..., ::2], table),
+    ):
+        assert one_token.attend_rotated(x, cos, cos, 1, 1, layer, None, None) is None
+    assert layer.lengths.values == (1,)
 
 
 def test_without_c_there_is_another_way(monkeypatch):
     monkeypatch.setattr(one_token, "NATIVE", None)
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
-    table = torch.ones(1, 1, 1, 32)
-    assert one_token.rotate(q, table, table) is None
-    assert one_token.attend(q, k, v, make_filled([1], 1, 32, 4, None), None, None) is None
+    qkv, table, layer = (
+        torch.ones(1, 1, 96).bfloat16(),
+        torch.ones(1, 1, 1, 32),
+        make_filled([1], 1, 32, 4, None),
+    )
+    assert one_token.attend_rotated(qkv, table, table, 1, 1, layer, None, None) is None
+    assert one_token.attend(q, k, v, layer, None, None) is None
+    assert layer.lengths.values == (1,)
 
 
 def test_a_model_decodes_with_c_as_without(monkeypatch):

@@ -274,14 +274,17 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
     """
     rotate, with_cache, without = _rope_rotated(run), attention.cached(run), attention.fused(run)
     heads, groups = run.attrs["heads"], run.attrs["groups"]
+    window, scale = run.attrs.get("window"), run.attrs.get("scale")
 
     def qkv_attention(
         qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: CacheLayer | None, sinks: None
     ) -> Any:
+        if layer is not None and qkv.shape[1] == 1:
+            y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, window, scale)
+            if y is not None:
+                return y, layer
         parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)
-        to_rotate = parts.narrow(2, 0, heads + groups)
-        rotated = one_token.rotate(to_rotate, cos, sin)
-        q, k = (rotate(to_rotate, cos, sin) if rotated is None else rotated).split((heads, groups), 2)
+        q, k = rotate(parts.narrow(2, 0, heads + groups), cos, sin).split((heads, groups), 2)
         v = parts.narrow(2, heads + groups, groups)
         attend = without if layer is None else with_cache
         return attend(q, k, v, layer, None)

@@ -14,6 +14,7 @@ from nnfront.runtime.cpu.extension import NATIVE
 
 # Features of a head: a multiple of what a vector holds, up to what stays in registers.
 VECTOR, MOST = 32, 256
+BYTES = 2  # of an element
 
 
 def attend(
@@ -28,23 +29,73 @@ def attend(
 
     Where this cannot be done, nothing is, and the result is None.
     """
-    batch, seq, heads, size = q.shape
-    if NATIVE is None or seq != 1 or not batch or q.dtype != torch.bfloat16 or size % VECTOR or size > MOST:
+    _, seq, heads, size = q.shape
+    if seq != 1 or not _takes(q, size):
         return None
     if not (_has_heads_in_a_row(q) and _has_heads_in_a_row(k) and _has_heads_in_a_row(v)):
         return None
+    strides = q.stride(0), k.stride(0), v.stride(0)
+    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    return _attend(addresses, strides, (len(q), heads, k.shape[2], size), layer, window, scale)
+
+
+def attend_rotated(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    heads: int,
+    groups: int,
+    layer: CacheLayer,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor | None:
+    """Rotate q and k and do what `attend` does: qkv [batch, 1, (heads + 2 * groups) * size], float32 tables [batch or 1, 1, 1, size].
+
+    Places are found by adding up, as views would cost as much as all the rest.
+    """
+    batch, seq, width = qkv.shape
+    size = width // (heads + 2 * groups)
+    if seq != 1 or not _takes(qkv, size) or not qkv.is_contiguous():
+        return None
+    if cos.dtype != torch.float32 or cos.numel() not in (size, batch * size):
+        return None
+    assert NATIVE is not None
+    rotated = torch.empty((batch, heads + groups, size), dtype=torch.bfloat16)
+    at, rotated_at, next_rotated = qkv.data_ptr(), rotated.data_ptr(), (heads + groups) * size
+    next_table = 0 if cos.numel() == size else size
+    NATIVE.rotate(
+        at, cos.data_ptr(), sin.data_ptr(), rotated_at, batch, heads + groups, size, width, next_table
+    )
+    addresses = rotated_at, rotated_at + BYTES * heads * size, at + BYTES * next_rotated
+    strides = next_rotated, next_rotated, width
+    return _attend(addresses, strides, (batch, heads, groups, size), layer, window, scale)
+
+
+def _takes(x: torch.Tensor, size: int) -> bool:
+    is_known = NATIVE is not None and x.dtype == torch.bfloat16 and len(x) > 0
+    return is_known and size % VECTOR == 0 and 0 < size <= MOST
+
+
+def _attend(
+    addresses: tuple[int, int, int],
+    strides: tuple[int, int, int],
+    sizes: tuple[int, int, int, int],
+    layer: CacheLayer,
+    window: int | None,
+    scale: float | None,
+) -> torch.Tensor | None:
+    """`attend` for q, k and v at addresses, sequences so many elements apart; sizes are batch, heads, groups and size."""
+    assert NATIVE is not None
     storage = layer.reserve_in_order()
     if storage is None:
         return None
-    lengths, groups = layer.lengths.counts(), k.shape[2]
+    batch, heads, groups, size = sizes
     y = torch.empty((batch, 1, heads, size), dtype=torch.bfloat16)
     NATIVE.append_and_attend(
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
+        *addresses,
         storage.keys.data_ptr(),
         storage.values.data_ptr(),
-        lengths.data_ptr(),
+        layer.lengths.counts().data_ptr(),
         y.data_ptr(),
         batch,
         groups,
@@ -52,34 +103,9 @@ def attend(
         size,
         storage.keys.shape[2],
         min((limit for limit in (window, layer.window) if limit is not None), default=0),
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
+        *strides,
         torch.get_num_threads(),
         size**-0.5 if scale is None else scale,
-    )
-    return y
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
-    """Rotate x [batch, 1, heads, size] by tables [batch or 1, 1, 1, size] in float32, or return None."""
-    batch, seq, heads, size = x.shape
-    is_known = NATIVE is not None and x.dtype == torch.bfloat16 and cos.dtype == torch.float32
-    if not is_known or seq != 1 or not _has_heads_in_a_row(x) or cos.numel() not in (size, batch * size):
-        return None
-    y = torch.empty((batch, 1, heads, size), dtype=torch.bfloat16)
-    next_table = 0 if cos.numel() == size else size
-    assert NATIVE is not None
-    NATIVE.rotate(
-        x.data_ptr(),
-        cos.data_ptr(),
-        sin.data_ptr(),
-        y.data_ptr(),
-        batch,
-        heads,
-        size,
-        x.stride(0),
-        next_table,
     )
     return y
 
