@@ -38,4 +38,4 @@ $(READY): pyproject.toml constraints.txt $(wildcard nnfront/runtime/cpu/c/*)
 	touch $(READY)
 
 clean:
-	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info nnfront/runtime/cpu/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -16,7 +16,6 @@ from nnfront.runtime.cache.codec import Parts, buffers, decode, encode
 from nnfront.runtime.cache.lengths import Lengths
 from nnfront.runtime.device import CPU
 
-KeysValues: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 # Keys, values and their positions, while a chunk of tokens attends that turns a ring over.
 Chunk: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -80,12 +79,6 @@ class CacheLayer(ABC):
 
         Raises RunError, before anything is written, if they do not fit.
         """
-
-    def append_token(self, k: torch.Tensor, v: torch.Tensor, window: int | None) -> KeysValues | None:
-        """Store one more token of each sequence and return all keys and values [batch, kv_heads, stored, head_size], if each sequence has
-        as many and a query with this window sees them all. Otherwise, with nothing changed, None: `append` does it.
-        """
-        return None
 
     @property
     @abstractmethod
@@ -176,26 +169,6 @@ class RingLayer(CacheLayer):
             self._turn_over(before, k, v, seq)
         state.lengths = state.lengths.grow(self._first, self.batch, seq)
 
-    def append_token(self, k: torch.Tensor, v: torch.Tensor, window: int | None) -> KeysValues | None:
-        # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
-        state, lengths = self._state, self._state.lengths
-        n = lengths.equal
-        if (
-            n is None
-            or n >= self.capacity
-            or state.scratch
-            or len(lengths.values) != self.batch
-            or self._coded
-        ):
-            return None
-        if any(limit is not None and n >= limit for limit in (window, self.window)):
-            return None
-        keys, values = self._parts
-        keys.select(2, n).copy_(k.select(1, 0))
-        values.select(2, n).copy_(v.select(1, 0))
-        state.lengths = lengths.grow(0, self.batch, 1)
-        return keys.narrow(2, 0, n + 1), values.narrow(2, 0, n + 1)
-
     def take(self, seq: int) -> None:
         assert self.capacity == self.max_seq
         before = self.lengths
@@ -204,10 +177,12 @@ class RingLayer(CacheLayer):
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
     def reserve_in_order(self) -> Storage | None:
-        if self._coded or self._state.scratch or self.lengths.longest >= self.capacity:
+        # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
+        state = self._state
+        if self._coded or state.scratch or self.lengths.longest >= self.capacity:
             return None
-        self._state.lengths = self._state.lengths.grow(self._first, self.batch, 1)
-        return self.storage
+        state.lengths = state.lengths.grow(self._first, self.batch, 1)
+        return Storage(*self._parts)
 
     @property
     def storage(self) -> Storage:

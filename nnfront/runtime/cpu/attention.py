@@ -36,9 +36,8 @@ def cached(run: Run) -> Callable[..., Any]:
         y = one_token.attend(q, k, v, layer, own_window, scale)
         if y is not None:
             return y, layer
-        all_seen = layer.append_token(k, v, own_window) if q.shape[1] == 1 and len(q) else None
-        if all_seen is not None:
-            return _one_token(q, *all_seen, None, scale), layer
+        if q.shape[1] == 1 and len(q) and (seen := _append_token(k, v, layer, own_window)) is not None:
+            return _one_token(q, *seen, None, scale), layer
         before = layer.lengths
         layer.append(k, v)
         if not q.numel():
@@ -66,6 +65,23 @@ def cached(run: Run) -> Callable[..., Any]:
         return y, layer
 
     return attention_cached
+
+
+def _append_token(
+    k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, window: int | None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Store one more token of each sequence and return all keys and values [batch, kv_heads, stored, size], if each sequence has as many and
+    a query with this window sees them all. Otherwise, with nothing changed, None.
+    """
+    n = layer.lengths.equal
+    if n is None or any(limit is not None and n >= limit for limit in (window, layer.window)):
+        return None
+    storage = layer.reserve_in_order()
+    if storage is None:
+        return None
+    storage.keys.select(2, n).copy_(k.select(1, 0))
+    storage.values.select(2, n).copy_(v.select(1, 0))
+    return storage.keys.narrow(2, 0, n + 1), storage.values.narrow(2, 0, n + 1)
 
 
 def _one_token(

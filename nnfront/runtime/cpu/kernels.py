@@ -312,7 +312,7 @@ def _within(run: Run) -> Callable[..., Any]:
 
 def _moe_mlp_sorted(run: Run) -> Callable[..., Any]:
     """One product for each expert that was chosen, over the tokens that chose it; shares are added in the order of the choices."""
-    activate = _ACTIVATIONS[run.attrs.get("activation", "silu")]
+    activate, of_bfloat16 = _ACTIVATIONS[run.attrs.get("activation", "silu")], _linear_bfloat16(run)
 
     def moe_mlp_sorted(
         x: torch.Tensor,
@@ -323,14 +323,15 @@ def _moe_mlp_sorted(run: Run) -> Callable[..., Any]:
     ) -> torch.Tensor:
         tokens, top_k = experts.shape
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        linear = of_bfloat16 if x.dtype == torch.bfloat16 else F.linear
         shares = x.new_zeros(tokens * top_k, x.shape[1], dtype=wide)
         chosen, order = experts.reshape(-1).sort(stable=True)
         first = 0
         for expert, count in enumerate(torch.bincount(chosen.clamp(-1, len(gate_up)) + 1).tolist(), -1):
             slots, first = order[first : first + count], first + count
             if count and 0 <= expert < len(gate_up):
-                gate, up = F.linear(x[slots // top_k], gate_up[expert]).chunk(2, -1)
-                shares[slots] = F.linear(activate(gate).mul_(up), down[expert]).to(wide)
+                gate, up = linear(x[slots // top_k], gate_up[expert], None).chunk(2, -1)
+                shares[slots] = linear(activate(gate).mul_(up), down[expert], None).to(wide)
         return shares.view(tokens, top_k, x.shape[1]).mul_(weights.to(wide).unsqueeze(-1)).sum(1).to(x.dtype)
 
     return moe_mlp_sorted
