@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start}. Prints JSON."""
+"""Time our LLM on a checkpoint. Usage: nnfront_llm.py FOLDER {speed,start} [QUANT]. Prints JSON."""
 
 import time
 
@@ -17,7 +17,7 @@ IMPORT_TORCH = time.perf_counter() - BEGIN
 import nnfront as nn
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 
-folder, mode = sys.argv[1:3]
+folder, mode, *quant = sys.argv[1:]
 torch.set_num_threads(2)
 torch.manual_seed(0)
 PROMPT, NEW, REPEATS = 512, 64, 4
@@ -51,7 +51,7 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-llm = nn.LLM.load(folder)
+llm = nn.LLM.load(folder, quant=quant[0] if quant else None)
 loaded = time.perf_counter() - BEGIN
 ids = torch.randint(2, llm.config.vocab_size, (1, PROMPT))
 result = {"import_torch_s": IMPORT_TORCH}
@@ -90,6 +90,7 @@ else:
         "decode": sorted(decode),
         "decode_share": sorted(shares),
         "peak_mib": peak,
+        "weights_mib": sum(w.nbytes for w in session.weights.values()) / 2**20,
     }
     if FEW_ROWS is not None:
         result["products_gb_s"] = products_gb_s(session)
