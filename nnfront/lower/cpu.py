@@ -170,6 +170,28 @@ def _per_channel(stored: str, scale: str | None = None) -> Callable[[Run, Contex
     return accepts
 
 
+def _grouped(stored: str) -> Callable[[Run, Context], str]:
+    """Weights in `stored`, 4 bits if it is uint8, with scales for groups along the input axis, in the dtype of x."""
+
+    def accepts(run: Run, context: Context) -> str:
+        x, weight, scales, *_ = run.inputs
+        attrs = run.attrs
+        if context.tensor(weight).dtype != stored or (stored == "uint8") != ("packed_axis" in attrs):
+            return f"the weight is {context.tensor(weight).dtype}, and not in {4 if stored == 'uint8' else 8} bits"
+        if attrs["kind"] != "linear" or "product_dtype" in attrs:
+            return "it is not a plain linear"
+        if attrs["axis"] != 1 or attrs.get("packed_axis", 1) != 1:
+            return "groups or pairs are not along the input axis"
+        dtype = context.tensor(x).dtype
+        if dtype not in ("float32", "float16", "bfloat16"):
+            return f"x is {dtype}"
+        if context.tensor(scales).dtype != dtype:
+            return f"scales are {context.tensor(scales).dtype}, not {dtype}"
+        return ACCEPTED
+
+    return accepts
+
+
 def _rotated_heads(run: Run, context: Context) -> str:
     cos, sinks = run.inputs[1], run.inputs[4]
     if not context.is_none(sinks):
@@ -184,8 +206,9 @@ _FEW_ROWS = "few rows: a kernel that reads the weight at memory speed; more rows
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
-_BYTES = "few rows: torch's product with int8, which reads half the bytes; more: weights widened once, scales on the result"
-_DECODED = "the weight decoded piece by piece, by moving bits; activations are not rounded"
+_BYTES = "few rows: a kernel that reads a byte for each weight; more rows: decoded piece by piece, scales on the result"
+_DECODED = "few rows: a kernel that reads codes; more rows: decoded piece by piece, by moving bits; activations are not rounded"
+_GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
 _FLASH = "torch's flash attention: no matrix of scores"
 
 CPU: tuple[Rule, ...] = (
@@ -198,8 +221,12 @@ CPU: tuple[Rule, ...] = (
         _as_gated,
     ),
     Rule("quantized_product", "int8_product", _BYTES, _per_channel("int8")),
+    Rule("quantized_product", "int8_groups_product", _GROUPS, _grouped("int8")),
+    Rule("quantized_product", "int4_product", _GROUPS, _grouped("uint8")),
     Rule("quantized_product", "fp8_product", _DECODED, _per_channel("float8_e4m3fn", "float32")),
     Rule("quantized_gated_product", "int8_gated_product", _BYTES, _per_channel("int8")),
+    Rule("quantized_gated_product", "int8_groups_gated_product", _GROUPS, _grouped("int8")),
+    Rule("quantized_gated_product", "int4_gated_product", _GROUPS, _grouped("uint8")),
     Rule("quantized_gated_product", "fp8_gated_product", _DECODED, _per_channel("float8_e4m3fn", "float32")),
     Rule("moe_mlp", "moe_mlp_sorted", "the experts that were chosen, each with its tokens at once", _always),
     Rule("linear", "linear_bfloat16", _FEW_ROWS, _bfloat16),

@@ -23,6 +23,7 @@ from nnfront.lower import KERNEL_TABLES, Argument, Program, Run, lower
 from nnfront.lower.footprint import PLAIN, Footprints, metered
 from nnfront.lower.layout import contiguous
 from nnfront.lower.memory import plan_memory
+from nnfront.runtime.cpu import quantized
 from nnfront.runtime.cpu.workspace import WORKSPACES
 from nnfront.session import Session
 
@@ -109,7 +110,7 @@ def test_a_kernel_holds_what_the_table_says(name, dtype):
     assert plan.peak <= peak <= plan.peak + SCRATCH
 
 
-class Float8(nn.Module):
+class Quantized(nn.Module):
     def __init__(self, dtype: str) -> None:
         self.proj = nn.Linear(2048, 2048, bias=False, dtype=dtype)
 
@@ -127,15 +128,21 @@ class Float8(nn.Module):
         return op.silu(gate) * up
 
 
-@pytest.mark.parametrize("rows", [1, 2048])
+@pytest.mark.parametrize("rows", [1, 8, 2048])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["plain", "finished", "widened", "gated"])
-def test_products_with_float8_weights_hold_what_the_table_says(name, dtype, rows):
-    ir = Float8(dtype).export({name: {"x": spec.Tensor([rows, 2048], dtype)}})
+@pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("extension", [True, False], ids=["in C", "without"])
+def test_products_with_quantised_weights_hold_what_the_table_says(
+    extension, quant, name, dtype, rows, monkeypatch
+):
+    if not extension:
+        monkeypatch.setattr(quantized, "NATIVE", None)
+    ir = Quantized(dtype).export({name: {"x": spec.Tensor([rows, 2048], dtype)}})
     executable = nn.compile(
-        nn.passes.lift_transform_params(nn.passes.quantize_weights(ir, "fp8"), shared_transform=True)
+        nn.passes.lift_transform_params(nn.passes.quantize_weights(ir, quant), shared_transform=True)
     )
-    assert any(run.kernel.startswith("fp8") for run in executable.program.methods[name].body.walk())
+    assert any(run.kernel.startswith(quant) for run in executable.program.methods[name].body.walk())
     kind = getattr(torch, dtype)
     run = executable.load({"proj.weight": torch.randn(2048, 2048).to(kind)})[name]
     x = torch.randn(rows, 2048).to(kind)

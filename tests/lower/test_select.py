@@ -179,6 +179,94 @@ def test_a_region_that_no_kernel_takes_is_what_it_stands_for_and_tells_why():
     assert "not gated_product: it is not a plain linear" in explain(lower(parse(text)), {})
 
 
+QUANTIZED = {
+    "int4": ("uint8[8, 32]", "{dtype}[8, 2]", {"group_size": 32, "packed_axis": 1}),
+    "int8_groups": ("int8[8, 64]", "{dtype}[8, 2]", {"group_size": 32}),
+    "int8": ("int8[8, 64]", "{dtype}[8, 1]", {}),
+}
+
+
+def quantized(
+    weight: str, scales: str, attrs: dict, dtype: str, product: str = "", x: str = "[n, 64]"
+) -> str:
+    """A method that multiplies with a dequantised weight, which is a region."""
+    packed, group, axis = "packed_axis" in attrs, attrs.get("group_size"), attrs.get("axis", 1)
+    dense = "[8, 64]" if axis else "[64, 8]"
+    body = f"q: int8{dense} = unpack_int4(w, axis={attrs['packed_axis']})" if packed else ""
+    body += f"d: {dtype}{dense} = dequantize({'q' if packed else 'w'}, s, group_size={group}, axis={axis}, dtype={dtype!r})"
+    body = body.replace("'", '"')
+    result = f"{product or dtype}[n, {8 if axis else 64}]"
+    call = f'linear(x, d, out_dtype="{product}")' if product else "linear(x, d)"
+    params = f"x: input {dtype}{x}, w: weight {weight}, s: weight {scales.format(dtype=dtype)}"
+    return f"def main[n]({params}) -> {result} {{ {body} y: {result} = {call} return y }}"
+
+
+def runs_of(text: str) -> list[Run]:
+    method = lower(run(parse(text), "cpu")).methods["main"]
+    return [i for i in method.body.walk() if isinstance(i, Run)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_a_product_with_codes_has_the_kernel_of_their_bits_and_groups(name, dtype):
+    weight, scales, attrs = QUANTIZED[name]
+    found = [
+        each.kernel
+        for each in runs_of(quantized(weight, scales, attrs, dtype))
+        if each.op == "quantized_product"
+    ]
+    assert found == [f"{name}_product"]
+
+
+@pytest.mark.parametrize(
+    ("weight", "scales", "attrs", "options", "reasons"),
+    [
+        (
+            "uint8[8, 32]",
+            "float32[8, 2]",
+            {"group_size": 32, "packed_axis": 1},
+            {"dtype": "bfloat16"},
+            {
+                "int4_product: scales are float32, not bfloat16",
+                "int8_groups_product: the weight is uint8, and not in 8 bits",
+            },
+        ),
+        (
+            "int8[8, 64]",
+            "float64[8, 2]",
+            {"group_size": 32},
+            {"dtype": "float64"},
+            {"int8_groups_product: x is float64", "int4_product: the weight is int8, and not in 4 bits"},
+        ),
+        (
+            "uint8[4, 64]",
+            "float32[8, 2]",
+            {"group_size": 32, "packed_axis": 0},
+            {"dtype": "float32"},
+            {"int4_product: groups or pairs are not along the input axis"},
+        ),
+        (
+            "int8[64, 8]",
+            "float32[8, 8]",
+            {"group_size": 8, "axis": 0},
+            {"dtype": "float32", "x": "[n, 8]"},
+            {"int8_groups_product: groups or pairs are not along the input axis"},
+        ),
+        (
+            "uint8[8, 32]",
+            "bfloat16[8, 2]",
+            {"group_size": 32, "packed_axis": 1},
+            {"dtype": "bfloat16", "product": "float32"},
+            {"int4_product: it is not a plain linear"},
+        ),
+    ],
+)
+def test_codes_that_no_kernel_reads_say_why(weight, scales, attrs, options, reasons):
+    found = runs_of(quantized(weight, scales, attrs, **options))
+    assert not [each for each in found if each.op == "quantized_product"]
+    assert reasons <= set(found[-1].refused)
+
+
 def test_a_region_without_a_name_goes_by_that_of_its_function():
     text = region('note="mine"', "x: input float32[n]", "y: float32[n] = exp(x)", "float32[n]")
     (run,) = lower(parse(text)).methods["main"].body.instructions

@@ -36,7 +36,7 @@ def float8_value(code: int) -> float:
 @pytest.mark.parametrize("rows", [0, 1, 9])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monkeypatch):
-    monkeypatch.setattr("nnfront.runtime.cpu.float8.PIECE", 3 * 32)  # pieces that do not divide the rows
+    monkeypatch.setattr("nnfront.runtime.cpu.quantized.PIECE", 3 * 32)  # pieces that do not divide the rows
     x, q = torch.randn(rows, 32).to(dtype), (torch.randn(14, 32) * 40).to(torch.float8_e4m3fn)
     scales, b, residual = (
         torch.rand(14, 1) / 100,

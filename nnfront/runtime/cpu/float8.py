@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights that are stored as float8_e4m3fn, on a CPU: pieces of the weight are decoded as they are multiplied.
+"""Values of float8_e4m3fn on a CPU, from their codes.
 
 torch converts float8 element by element. Here a code is moved to where a half type has its sign, exponent and mantissa, and multiplied by the power
-of two by which the biases of the exponents differ; both are exact. A NaN would become a number that way, so a piece that holds one is converted by torch.
+of two by which the biases of the exponents differ; both are exact. A NaN would become a number that way, so codes among which there is one are converted by torch.
 """
 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional as F
 
-# Elements of a weight that are decoded at a time: 4 MiB of float32.
-PIECE = 1 << 20
 # The half type that codes are moved into, by the dtype that is wanted: how far, what is masked out then (copies of the sign), and the factor.
 _DECODING = {
     torch.float32: (torch.float16, 7, -0x4001, 2.0**8),
@@ -32,20 +29,3 @@ def decode(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _has_nan(codes: torch.Tensor) -> bool:
     """Each NaN is the greatest code, as a signed integer or as an unsigned one: two passes that read nothing but bytes."""
     return int(codes.view(torch.int8).amax()) == _NAN or int(codes.view(torch.uint8).amax()) == _MINUS_NAN
-
-
-def multiply(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """x @ (weight * scales).T + bias, scales float32 [out, 1]. float16 is computed in float32, which holds sums of unscaled products."""
-    rows, columns = weight.shape
-    wide = x if x.dtype == torch.bfloat16 else x.float()
-    y = x.new_empty((*x.shape[:-1], rows))
-    step = max(PIECE // max(columns, 1), 1)
-    for first in range(0, rows, step):
-        codes = weight[first : first + step]
-        # No name for what is decoded: it would keep one piece while the next is made.
-        product = F.linear(wide, decode(codes, wide.dtype))
-        torch.mul(product, scales[first : first + step].view(-1), out=y.narrow(-1, first, len(codes)))
-        del product
-    return y if bias is None else y.add_(bias)

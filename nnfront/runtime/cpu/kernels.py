@@ -7,7 +7,6 @@ What a kernel computes is what the reference of its op computes, up to the order
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,8 @@ from torch.nn import functional as F
 
 from nnfront.lower import PACK, Run
 from nnfront.runtime.cache.layer import CacheLayer
-from nnfront.runtime.cpu import attention, float8, one_token
+from nnfront.runtime.cpu import attention, one_token, quantized
+from nnfront.runtime.cpu.activations import ACTIVATIONS, activation
 from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 
@@ -23,8 +23,6 @@ from nnfront.runtime.cpu.few_rows import FEW_ROWS
 PIECE = 1 << 20
 # Rows up to which one thread normalises them before several of torch's would have woken.
 FEW = 8
-# Rows up to which torch's product with int8 weights is the faster way.
-INT8_ROWS = 8
 
 
 def _tuple(run: Run) -> Callable[..., Any]:
@@ -153,27 +151,12 @@ def _rope_rotated(run: Run) -> Callable[..., Any]:
     return rope_rotated
 
 
-_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": partial(F.silu, inplace=True),
-    "relu": torch.relu_,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-}
-
-
-def _activation(run: Run) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation that a region's attributes name; it may write to its operand."""
-    if "approximate" in run.attrs:
-        return partial(F.gelu, approximate=run.attrs["approximate"])
-    return _ACTIVATIONS[run.attrs["activation"]]
-
-
 def _gated_product(run: Run) -> Callable[..., Any]:
     """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight.
 
     Rows are multiplied with one half after the other: elementwise calls on halves of one result take 1.4 times as long.
     """
-    multiply, activate = KERNELS[run.attrs["product"]](run), _activation(run)
+    multiply, activate = KERNELS[run.attrs["product"]](run), activation(run)
 
     def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         half = weight.shape[0] // 2
@@ -184,87 +167,6 @@ def _gated_product(run: Run) -> Callable[..., Any]:
         return activate(multiply(x, weight[:half], gate_bias)).mul_(multiply(x, weight[half:], up_bias))
 
     return gated_product
-
-
-def _times_int8(
-    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """x @ (weight * scales).T + bias, scales [out, 1].
-
-    9728 x 896 in bfloat16, one thread: 1 row 1.3 ms, 8 rows 3.4; oneDNN's product with a bfloat16 weight takes 2.3 and 2.9. For more rows the integers are
-    widened, which is exact, and the products scaled.
-    """
-    rows = x.reshape(-1, x.shape[-1])
-    if 0 < len(rows) <= INT8_ROWS and weight.is_contiguous():
-        y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
-    elif x.dtype == torch.float16:  # sums of products with integers may be more than float16 holds
-        y = F.linear(rows, weight.to(x.dtype).mul_(scales))
-    else:
-        y = F.linear(rows, weight.to(x.dtype)).mul_(scales.view(-1))
-    y = y.view(*x.shape[:-1], len(weight))
-    return y if bias is None else y.add_(bias)
-
-
-def _scaled_product(multiply: Callable[..., torch.Tensor]) -> Callable[[Run], Callable[..., Any]]:
-    """A product with a weight that has a scale for each output, by `multiply(x, weight, scales, bias)`, and what comes after it."""
-
-    def make(run: Run) -> Callable[..., Any]:
-        finish = _finish(run)
-
-        def scaled_product(
-            x: torch.Tensor,
-            weight: torch.Tensor,
-            scales: torch.Tensor,
-            zeros: None,
-            bias: torch.Tensor | None,
-            scale: torch.Tensor | None,
-            residual: torch.Tensor | None,
-        ) -> torch.Tensor:
-            return finish(multiply(x, weight, scales, bias), scale, residual)
-
-        return scaled_product
-
-    return make
-
-
-def _finish(run: Run) -> Callable[..., torch.Tensor]:
-    """What comes after a product, in the order in which regions have it: activation, scale, residual, cast."""
-    attrs = run.attrs
-    activate = _activation(run) if "activation" in attrs else None
-    factor = attrs.get("scale")
-    dtype: torch.dtype | None = getattr(torch, attrs["dtype"]) if "dtype" in attrs else None
-
-    def finish(y: torch.Tensor, scale: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
-        y = y if activate is None else activate(y)
-        by = factor if scale is None else scale
-        y = y if by is None else y * by
-        y = y if residual is None else y + residual
-        return y if dtype is None else y.to(dtype)
-
-    return finish
-
-
-def _scaled_gated_product(multiply: Callable[..., torch.Tensor]) -> Callable[[Run], Callable[..., Any]]:
-    """activation(gate) * up by such products, gate and up the halves of one weight."""
-
-    def make(run: Run) -> Callable[..., Any]:
-        activate = _activation(run)
-
-        def scaled_gated_product(
-            x: torch.Tensor,
-            weight: torch.Tensor,
-            scales: torch.Tensor,
-            zeros: None,
-            bias: torch.Tensor | None,
-        ) -> torch.Tensor:
-            half = len(weight) // 2
-            gate_bias, up_bias = (None, None) if bias is None else (bias[:half], bias[half:])
-            gate = activate(multiply(x, weight[:half], scales[:half], gate_bias))
-            return gate.mul_(multiply(x, weight[half:], scales[half:], up_bias))
-
-        return scaled_gated_product
-
-    return make
 
 
 def _qkv_attention(run: Run) -> Callable[..., Any]:
@@ -312,7 +214,7 @@ def _within(run: Run) -> Callable[..., Any]:
 
 def _moe_mlp_sorted(run: Run) -> Callable[..., Any]:
     """One product for each expert that was chosen, over the tokens that chose it; shares are added in the order of the choices."""
-    activate, of_bfloat16 = _ACTIVATIONS[run.attrs.get("activation", "silu")], _linear_bfloat16(run)
+    activate, of_bfloat16 = ACTIVATIONS[run.attrs.get("activation", "silu")], _linear_bfloat16(run)
 
     def moe_mlp_sorted(
         x: torch.Tensor,
@@ -348,10 +250,14 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
     "moe_mlp_sorted": _moe_mlp_sorted,
-    "int8_product": _scaled_product(_times_int8),
-    "int8_gated_product": _scaled_gated_product(_times_int8),
-    "fp8_product": _scaled_product(float8.multiply),
-    "fp8_gated_product": _scaled_gated_product(float8.multiply),
+    "int8_product": quantized.product(quantized.int8),
+    "int8_gated_product": quantized.gated_product(quantized.int8),
+    "int8_groups_product": quantized.product(quantized.grouped),
+    "int8_groups_gated_product": quantized.gated_product(quantized.grouped),
+    "int4_product": quantized.product(quantized.grouped),
+    "int4_gated_product": quantized.gated_product(quantized.grouped),
+    "fp8_product": quantized.product(quantized.fp8),
+    "fp8_gated_product": quantized.gated_product(quantized.fp8),
     "qkv_attention": _qkv_attention,
     "within": _within,
     "attention_cached": attention.cached,

@@ -36,6 +36,21 @@ def multiply(
     threads: int,
     /,
 ) -> None: ...
+def multiply_quantized(
+    stored: int,
+    codes: int,
+    scales: int,
+    zeros: int,
+    x: int,
+    bias: int,
+    y: int,
+    rows: int,
+    columns: int,
+    outputs: int,
+    group: int,
+    threads: int,
+    /,
+) -> None: ...
 def rms_norm(x: int, weight: int, y: int, rows: int, size: int, epsilon: float, /) -> None: ...
 def rotate(
     x: int, cos: int, sin: int, y: int, rows: int, heads: int, size: int, next_row: int, next_table: int, /

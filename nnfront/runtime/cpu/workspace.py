@@ -14,9 +14,10 @@ from nnfront import dtypes
 from nnfront.lower import Run
 from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
-from nnfront.runtime.cpu import float8
+from nnfront.runtime.cpu import quantized
 from nnfront.runtime.cpu.attention import BLOCK, FOLDED
-from nnfront.runtime.cpu.kernels import INT8_ROWS, PIECE
+from nnfront.runtime.cpu.few_rows_quantized import MOST as MOST_ROWS
+from nnfront.runtime.cpu.kernels import PIECE
 
 
 def _nothing(run: Run, *operands: object) -> int:
@@ -139,35 +140,46 @@ def _moe_mlp_sorted(
     return slots * (4 * hidden + 3 * 8) + one_expert
 
 
-def _int8_product(run: Run, x: Layout, weight: Layout, scales: Layout, *rest: Layout | None) -> int:
-    """For more than a few rows the weight in the dtype of x; the whole product, before what comes after it."""
-    rows = x.count // max(x.shape[-1], 1)
-    product = rows * weight.shape[0] * x.item
-    return product + (weight.count * x.item if rows > INT8_ROWS else 0)
+def _dequantized_pieces(
+    run: Run, x: Layout, weight: Layout, scales: Layout, zeros: Layout | None, outputs: int
+) -> int:
+    """The most of the moments in which a piece is unpacked, converted, made smaller by its zero points, multiplied; nothing in C."""
+    columns, item = x.shape[-1], x.item
+    rows = x.count // max(columns, 1)
+    if rows and rows <= MOST_ROWS and x.dtype == "bfloat16" and quantized.few_rows(run) is not None:
+        return 0
+    piece = min(quantized.step_of(columns), outputs)
+    decoded, product = piece * columns, rows * piece
+    if not run.kernel.startswith(("int4", "int8_groups")):
+        return _scaled_pieces(run, x, decoded, product)
+    unpacked = decoded if weight.dtype == "uint8" else 0
+    subtracted = 0 if zeros is None else piece * scales.shape[-1]
+    return max(2 * unpacked, unpacked + item * decoded, item * (decoded + max(subtracted, product)))
 
 
-def _fp8_pieces(x: Layout, weight: Layout, rows: int) -> int:
+def _scaled_pieces(run: Run, x: Layout, decoded: int, product: int) -> int:
     """The most of three moments: a piece is decoded, multiplied, its product scaled in float32. Beside it x in float32, if it is float16."""
-    piece = min(max(float8.PIECE // max(x.shape[-1], 1), 1), rows)
-    decoded, product = piece * x.shape[-1], x.count // max(x.shape[-1], 1) * piece
-    item, converted = {"float32": (4, 0), "float16": (4, 4), "bfloat16": (2, 8)}[x.dtype]
-    moved = 2 * decoded if item == 4 else 0
+    is_fp8 = run.kernel.startswith("fp8")
+    if not is_fp8 and 0 < x.count <= quantized.INT8_ROWS * x.shape[-1]:
+        return 0  # torch's kernel
+    item, converted = {"float32": (4, 0), "float16": (4, 4), "bfloat16": (2, 8 if is_fp8 else 0)}[x.dtype]
+    moved = 2 * decoded if is_fp8 and item == 4 else 0
     most = max(item * decoded + moved, item * (decoded + product), (item + converted) * product)
     return most + (4 * x.count if x.dtype == "float16" else 0)
 
 
-def _fp8_product(
+def _quantized_product(
     run: Run,
     x: Layout,
     weight: Layout,
     scales: Layout,
-    zeros: None,
+    zeros: Layout | None,
     bias: Layout | None,
     scale: Layout | None,
     residual: Layout | None,
 ) -> int:
     """The pieces; the whole product, unless it is the result because nothing comes after it that takes new memory."""
-    attrs, pieces = run.attrs, _fp8_pieces(x, weight, weight.shape[0])
+    attrs, pieces = run.attrs, _dequantized_pieces(run, x, weight, scales, zeros, weight.shape[0])
     is_new = attrs.get("activation", "silu").startswith("gelu") or "scale" in attrs or "dtype" in attrs
     if not is_new and scale is None and residual is None:
         return pieces
@@ -176,10 +188,21 @@ def _fp8_product(
     return max(pieces + product - result, product)
 
 
-def _fp8_gated_product(run: Run, x: Layout, weight: Layout, *rest: Layout | None) -> int:
-    """The pieces and one of gate and up."""
-    half = weight.shape[0] // 2
-    return _fp8_pieces(x, weight, half) + x.count // max(x.shape[-1], 1) * half * x.item
+def _quantized_gated_product(
+    run: Run, x: Layout, weight: Layout, scales: Layout, zeros: Layout | None, bias: Layout | None
+) -> int:
+    """The pieces and one of gate and up; of one row pieces of both."""
+    outputs = weight.shape[0]
+    half = x.count // max(x.shape[-1], 1) * (outputs // 2) * x.item
+    if x.count != x.shape[-1]:
+        return _dequantized_pieces(run, x, weight, scales, zeros, outputs // 2) + half
+    pieces = _dequantized_pieces(run, x, weight, scales, zeros, outputs) + half
+    return max(pieces, 2 * half) if _names_gelu(run) else pieces
+
+
+def _names_gelu(run: Run) -> bool:
+    """Whether an activation is not made in place."""
+    return "approximate" in run.attrs or run.attrs["activation"].startswith("gelu")
 
 
 def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) -> int:
@@ -189,6 +212,8 @@ def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) 
     pairs = q.shape[1] * k.shape[1]
     return pairs + max(mask.count, pairs) * mask.item
 
+
+_QUANTIZED = ("int8", "int8_groups", "int4", "fp8")
 
 WORKSPACES: Mapping[str, Workspace] = {
     "linear_plain": Workspace(_nothing),
@@ -200,10 +225,8 @@ WORKSPACES: Mapping[str, Workspace] = {
     "rope_rotated": Workspace(_rope_rotated),
     "gated_product": Workspace(_gated_product),
     "moe_mlp_sorted": Workspace(_moe_mlp_sorted),
-    "int8_product": Workspace(_int8_product),
-    "int8_gated_product": Workspace(_int8_product),
-    "fp8_product": Workspace(_fp8_product),
-    "fp8_gated_product": Workspace(_fp8_gated_product),
+    **{f"{name}_product": Workspace(_quantized_product) for name in _QUANTIZED},
+    **{f"{name}_gated_product": Workspace(_quantized_gated_product) for name in _QUANTIZED},
     "qkv_attention": Workspace(_qkv_attention, _remembered_by_qkv),
     "attention_cached": Workspace(_attention_cached, _remembered_mask),
     "attention_fused": Workspace(_attention_fused),

@@ -70,6 +70,7 @@ static PyMethodDef methods[] = {
     METHOD(rms_norm, "(x, weight, y, rows, size, epsilon): y = x * weight / sqrt(mean(x^2) + epsilon)"),
     METHOD(rotate, "(x, cos, sin, y, rows, heads, size, next_row, next_table): y = x * cos + x with its halves swapped * sin"),
     METHOD(multiply, "(weight, x, bias, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias"),
+    METHOD(multiply_quantized, "(stored, codes, scales, zeros, x, bias, y, rows, columns, outputs, group, threads): the same with codes"),
 #endif
     {NULL, NULL, 0, NULL},
 };

@@ -40,7 +40,7 @@ bool read_numbers_and_real(const char *name, PyObject *const *args, Py_ssize_t g
 
 // The methods of the module, each in the file of its kernel.
 typedef PyObject *Method(PyObject *self, PyObject *const *args, Py_ssize_t count);
-Method append_and_attend, multiply, rms_norm, rotate;
+Method append_and_attend, multiply, multiply_quantized, rms_norm, rotate;
 
 #if HAS_KERNELS
 

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The activations that regions name, for kernels that apply them to what they have made: they may write to their operand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn import functional as F
+
+from nnfront.lower import Run
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": partial(F.silu, inplace=True),
+    "relu": torch.relu_,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def activation(run: Run) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the activation that a region's attributes name."""
+    if "approximate" in run.attrs:
+        return partial(F.gelu, approximate=run.attrs["approximate"])
+    return ACTIVATIONS[run.attrs["activation"]]

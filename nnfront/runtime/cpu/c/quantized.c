@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of a few rows with a weight that is stored in 8 or 4 bits.
+//
+// As with bfloat16 (products.c), reading the weight is what takes time, so there is time for about ten instructions for each 64 bytes. Codes become
+// lanes of bfloat16, which holds each of them exactly, and are multiplied in pairs; sums are scaled, not codes. Where codes that lie in the
+// same bytes come apart into several vectors, x is brought into that order once for all outputs, and the weight stays as it is stored.
+
+#include "native.h"
+
+#if HAS_KERNELS
+
+enum {
+    MOST_ROWS = 8,    // rows of x
+    MOST_WIDE = 2,    // rows of the weight at a time
+    MOST_SUMS = 16,   // rows of x times rows of the weight, so that all stay in registers
+    BYTES = 64,       // of codes at a time
+    PARTS = 4,        // vectors that they become at most
+    NEAR = 10 << 10,  // elements of x that the nearest cache holds beside what passes through it
+    SMALL = 1 << 15,  // bytes of codes that take less time than waking threads
+    AHEAD = 2 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
+    MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
+};
+
+// How a weight is stored: what its codes are, and how far a scale reaches.
+typedef enum {
+    INT8,            // a scale for each output
+    INT8_GROUPS,     // a scale for each group of columns
+    FLOAT8,          // e4m3fn, a float32 scale for each output
+    INT4_GROUPS,     // two to a byte, the first one low, in [-8, 7], a scale for each group
+    UINT4_GROUPS,    // the same in [0, 15], with a zero point for each group
+} Stored;
+
+typedef struct {
+    const uint8_t *codes;   // [outputs, bytes]
+    const void *scales;     // [outputs, groups], float for FLOAT8, else bfloat16
+    const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
+    const uint16_t *x;      // [rows, padded], in the order of the parts
+    const uint16_t *bias;   // [outputs] or NULL
+    uint16_t *y;            // [rows, outputs]
+    Py_ssize_t rows, columns, padded, bytes, outputs, groups;
+    int shift;              // a group has 1 << shift columns
+} Product;
+
+#define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
+#define N(e, m) (e + 120) << 7 | m << 4
+
+// What the codes 0 to 127 of float8 stand for; those of exponent 0 are multiples of 2^-9, and the last one is NaN.
+static const uint16_t float8_values[128] = {
+    0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, EIGHT(1), EIGHT(2), EIGHT(3), EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7), EIGHT(8),
+    EIGHT(9), EIGHT(10), EIGHT(11), EIGHT(12), EIGHT(13), EIGHT(14), N(15, 0), N(15, 1), N(15, 2), N(15, 3), N(15, 4), N(15, 5), N(15, 6), 0x7FC0,
+};
+#undef N
+#undef EIGHT
+
+// 0 to 15, then -16 to -1: the last five bits of a number in two's complement.
+static const uint16_t integers[32] = {
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+};
+
+// The same for four bits: the fifth one of an index, which is the next code's, does not matter.
+static const uint16_t short_integers[32] = {
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+};
+
+INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? 4 : 2; }
+
+INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= INT4_GROUPS; }
+
+// Where a column is among `parts` vectors: neighbours are in the same bytes or next to each other, so each goes to a vector of its own.
+INLINE Py_ssize_t place(Py_ssize_t column, const int parts) {
+    const Py_ssize_t within = column % (parts * LANES);
+    return column - within + within % parts * LANES + within / parts;
+}
+
+INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, const int parts) {
+    const Py_ssize_t each = parts * LANES, whole = columns / each * each;
+    for (Py_ssize_t at = 0; at < whole; at += each)
+        for (int part = 0; part < parts; part++)
+            for (int lane = 0; lane < LANES; lane++) to[at + part * LANES + lane] = from[at + lane * parts + part];
+    for (Py_ssize_t at = whole; at < columns; at++) to[place(at, parts)] = from[at];
+}
+
+// Bring a row of x into the order of the codes; what is added at its end is zero.
+FAST static void arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns, Py_ssize_t padded, const Stored how) {
+    const Py_ssize_t each = parts_of(how) * LANES;
+    if (columns < padded) memset(to + padded - each, 0, (size_t)each * sizeof *to);
+    if (how <= INT8_GROUPS) memcpy(to, from, (size_t)columns * sizeof *to);
+    else if (how == FLOAT8) arrange_as(from, to, columns, 2);
+    else arrange_as(from, to, columns, 4);
+}
+
+// What is the same for all codes of a call.
+typedef struct {
+    __m512i table[4];
+    __m512i places;  // for each pair of lanes which of the scales of BYTES is theirs
+} Constants;
+
+FAST INLINE Constants constants(const Product *p, const Stored how) {
+    Constants c = {0};
+    if (how == FLOAT8)
+        for (int i = 0; i < 4; i++) c.table[i] = _mm512_loadu_si512(float8_values + 32 * i);
+    else
+        c.table[0] = _mm512_loadu_si512(how == UINT4_GROUPS ? integers : short_integers);
+    if (how >= INT4_GROUPS) {
+        uint16_t places[LANES];
+        for (int i = 0; i < LANES; i++) places[i] = (uint16_t)(4 * i >> p->shift);
+        c.places = _mm512_loadu_si512(places);
+    }
+    return c;
+}
+
+// The bytes at `codes`, or those that `there` marks, as integers: 16 of them, extended.
+FAST INLINE __m512 sixteen(const uint8_t *codes, const bool is_whole, __mmask64 there, const int at) {
+    const void *from = codes + 16 * at;
+    const __mmask16 some = (__mmask16)(there >> 16 * at);
+    const __m128i bytes = is_whole ? _mm_loadu_si128(from) : _mm_maskz_loadu_epi8(some, from);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+// The code in the low byte of each word of `low`; its sign is the highest bit of `high`.
+FAST INLINE __m512bh float8(const Constants *c, __m512i low, __m512i high) {
+    const __mmask32 is_upper = _mm512_test_epi16_mask(low, _mm512_set1_epi16(0x40));
+    const __m512i first = _mm512_permutex2var_epi16(c->table[0], low, c->table[1]);
+    const __m512i second = _mm512_permutex2var_epi16(c->table[2], low, c->table[3]);
+    const __m512i size = _mm512_mask_mov_epi16(first, is_upper, second);
+    return (__m512bh)_mm512_ternarylogic_epi32(size, high, _mm512_set1_epi16((short)0x8000), 0xF8);  // size | (high & sign)
+}
+
+// BYTES of codes as vectors of bfloat16; `zeros` is what to subtract from codes, in both bytes of each word.
+FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *codes, __m512i zeros, const bool is_whole, __mmask64 there,
+                        __m512bh *to) {
+    if (how <= INT8_GROUPS) {
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++)
+            to[i] = _mm512_cvtne2ps_pbh(sixteen(codes, is_whole, there, 2 * i + 1), sixteen(codes, is_whole, there, 2 * i));
+        return;
+    }
+    const __m512i words = is_whole ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(there, codes);
+    if (how == FLOAT8) {
+        to[0] = float8(c, words, _mm512_slli_epi16(words, 8));
+        to[1] = float8(c, _mm512_srli_epi16(words, 8), words);
+    } else if (how == INT4_GROUPS) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) to[i] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * i), c->table[0]);
+    } else {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        const __m512i low = _mm512_sub_epi8(_mm512_and_si512(words, nibble), zeros);
+        const __m512i high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(words, 4), nibble), zeros);
+        to[0] = (__m512bh)_mm512_permutexvar_epi16(low, c->table[0]);
+        to[1] = (__m512bh)_mm512_permutexvar_epi16(high, c->table[0]);
+        to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(low, 8), c->table[0]);
+        to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(high, 8), c->table[0]);
+    }
+}
+
+// Add to `sums` what the BYTES number `i` of `wide` rows of codes, from output `at`, and all rows of x contribute.
+FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m512 *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
+                     const int wide, const bool is_whole, __mmask64 there) {
+    const int parts = parts_of(how);
+    __m512bh some[MOST_WIDE][PARTS];
+    __m512 scales[MOST_WIDE][2];
+#pragma GCC unroll 2
+    for (int j = 0; j < wide; j++) {
+        const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = (at + j) * p->groups + group;
+        const uint16_t *from = (const uint16_t *)p->scales + first;
+        __m512i zeros = _mm512_setzero_si512();
+        if (is_grouped(how)) _mm_prefetch((const char *)from + AHEAD / 4, _MM_HINT_T0);
+        if (how >= INT4_GROUPS) {
+            const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
+            const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
+            const __m512i loaded = _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from));
+            scales[j][0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, loaded);
+            if (how == UINT4_GROUPS) {
+                const __m128i bytes = _mm_maskz_loadu_epi8(exist, p->zeros + first);
+                zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
+            }
+        } else if (how == INT8_GROUPS) {
+            scales[j][0] = scales[j][1] = _mm512_set1_ps(widened(from[0]));
+            if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[j][1] = _mm512_set1_ps(widened(from[1]));
+        }
+        const uint8_t *codes = p->codes + (at + j) * p->bytes + i * BYTES;
+        _mm_prefetch(codes + AHEAD, _MM_HINT_T0);
+        decode(c, how, codes, zeros, is_whole, there, some[j]);
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; row++) {
+        const uint16_t *x = p->x + row * p->padded + i * (parts * LANES);
+#pragma GCC unroll 2
+        for (int j = 0; j < wide; j++) {
+            __m512 *sum = sums + row * wide + j, part = _mm512_setzero_ps();
+#pragma GCC unroll 4
+            for (int k = 0; k < parts; k++) {
+                part = _mm512_dpbf16_ps(part, some[j][k], (__m512bh)_mm512_load_si512(x + k * LANES));
+                if (how == INT8_GROUPS) *sum = _mm512_fmadd_ps(part, scales[j][k], *sum), part = _mm512_setzero_ps();
+            }
+            if (how >= INT4_GROUPS) *sum = _mm512_fmadd_ps(part, scales[j][0], *sum);
+            if (!is_grouped(how)) *sum = _mm512_add_ps(*sum, part);
+        }
+    }
+}
+
+// `wide` outputs of all rows of x; `how`, `rows` and `wide` are constants wherever this is inlined.
+FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py_ssize_t at, const int rows, const int wide) {
+    const Py_ssize_t whole = p->bytes / BYTES;
+    __m512 sums[MOST_SUMS];
+#pragma GCC unroll 16
+    for (int i = 0; i < rows * wide; i++) sums[i] = _mm512_setzero_ps();
+    for (Py_ssize_t i = 0; i < whole; i++) add(p, c, how, sums, at, i, rows, wide, true, 0);
+    if (whole * BYTES < p->bytes) add(p, c, how, sums, at, whole, rows, wide, false, ((__mmask64)1 << p->bytes % BYTES) - 1);
+#pragma GCC unroll 2
+    for (int j = 0; j < wide; j++) {
+        const float bias = p->bias ? widened(p->bias[at + j]) : 0.0f;
+        const float scale = how == FLOAT8 ? ((const float *)p->scales)[at + j]
+            : is_grouped(how)             ? 1.0f
+                                          : widened(((const uint16_t *)p->scales)[at + j]);
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++)
+            p->y[row * p->outputs + at + j] = rounded(_mm512_reduce_add_ps(sums[row * wide + j]) * scale + bias);
+    }
+}
+
+// One output whose zero points are too large for the table.
+static void output_of_any_zeros(const Product *p, Py_ssize_t at) {
+    for (Py_ssize_t row = 0; row < p->rows; row++) {
+        float sum = p->bias ? widened(p->bias[at]) : 0.0f;
+        for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
+            float part = 0.0f;
+            for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
+                const int code = p->codes[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
+                part += widened(p->x[row * p->padded + place(column, PARTS)]) * (float)(code - p->zeros[group]);
+            }
+            sum += part * widened(((const uint16_t *)p->scales)[group]);
+        }
+        p->y[row * p->outputs + at] = rounded(sum);
+    }
+}
+
+// Whether all zero points of an output leave differences that are in the table.
+FAST INLINE bool has_places(const Product *p, Py_ssize_t at) {
+    __mmask64 too_large = 0;
+    for (Py_ssize_t i = 0; i < p->groups; i += BYTES) {
+        const __mmask64 there = p->groups - i < BYTES ? ((__mmask64)1 << (p->groups - i)) - 1 : ~(__mmask64)0;
+        const __m512i zeros = _mm512_maskz_loadu_epi8(there, p->zeros + at * p->groups + i);
+        too_large |= _mm512_cmpgt_epu8_mask(zeros, _mm512_set1_epi8(MOST_ZERO));
+    }
+    return !too_large;
+}
+
+FAST INLINE void outputs(const Product *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
+    const Constants c = constants(p, how);
+    // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
+    const bool is_near = p->rows * p->padded <= NEAR;
+    while (at < end) {
+        const bool is_one = is_near || at + 1 == end;
+        if (how == UINT4_GROUPS && !(has_places(p, at) && (is_one || has_places(p, at + 1)))) {
+            output_of_any_zeros(p, at++);
+            continue;
+        }
+#define ROWS(rows) \
+    case rows: \
+        if (is_one) tile(p, &c, how, at, rows, 1); \
+        else tile(p, &c, how, at, rows, 2); \
+        break;
+        switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+#undef ROWS
+        at += is_one ? 1 : 2;
+    }
+}
+
+#define OUTPUTS(how) \
+    FAST static void outputs_##how(const void *product, Py_ssize_t at, Py_ssize_t end) { outputs(product, how, at, end); }
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS)
+#undef OUTPUTS
+
+static const Share shares[] = {outputs_INT8, outputs_INT8_GROUPS, outputs_FLOAT8, outputs_INT4_GROUPS, outputs_UINT4_GROUPS};
+
+PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t n[12];
+    if (!read_numbers("multiply_quantized", args, count, n, 12)) return NULL;
+    const Stored how = (Stored)n[0];
+    const Py_ssize_t rows = n[7], columns = n[8], group = n[10];
+    if (n[0] < INT8 || n[0] > UINT4_GROUPS) return PyErr_Format(PyExc_ValueError, "0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n[0]);
+    if (rows < 1 || rows > MOST_ROWS) return PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, rows);
+    if (is_grouped(how) && ((group != 32 && group != 64 && group != 128) || columns % group))
+        return PyErr_Format(PyExc_ValueError, "groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
+    const Py_ssize_t each = parts_of(how) * LANES, padded = (columns + each - 1) / each * each;
+    void *memory = PyMem_Malloc((size_t)(rows * padded) * sizeof(uint16_t) + BYTES);
+    if (!memory) return PyErr_NoMemory();
+    uint16_t *x = (uint16_t *)(((uintptr_t)memory + BYTES - 1) / BYTES * BYTES);
+    const Product p = {
+        .codes = (const uint8_t *)n[1], .scales = (const void *)n[2], .zeros = (const uint8_t *)n[3], .x = x,
+        .bias = (const uint16_t *)n[5], .y = (uint16_t *)n[6], .rows = rows, .columns = columns, .padded = padded,
+        .bytes = how >= INT4_GROUPS ? columns / 2 : columns, .outputs = n[9], .groups = is_grouped(how) ? columns / group : 1,
+        .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
+    };
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < rows; row++) arrange((const uint16_t *)n[4] + row * columns, x + row * padded, columns, padded, how);
+    in_shares(shares[how], &p, p.outputs, p.outputs * p.bytes < SMALL, (unsigned)n[11]);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(memory);
+    Py_RETURN_NONE;
+}
+
+#endif

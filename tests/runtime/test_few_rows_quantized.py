@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of a few rows with a weight in 8 or 4 bits, by the kernel in C, against float64."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.runtime.cpu.few_rows_quantized import GROUPS, MOST, find
+
+native_only = pytest.mark.skipif(
+    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+WAYS = [("int8", None), ("fp8", None)] + [(s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS]
+GUARD = 64
+
+
+def inside(values: torch.Tensor, offset: int, beside: float | int) -> torch.Tensor:
+    """The values at an odd place of a larger buffer, beside others that would show."""
+    buffer = torch.full((values.numel() + 2 * GUARD,), beside, dtype=values.dtype)
+    return buffer[GUARD + offset :][: values.numel()].view(values.shape).copy_(values)
+
+
+def meaning(stored: str, codes: torch.Tensor) -> torch.Tensor:
+    """What bytes stand for, two values for each byte in 4 bits."""
+    if stored.startswith("int8"):
+        return codes.view(torch.int8).double()
+    if stored == "fp8":
+        return codes.view(torch.float8_e4m3fn).double()
+    values = torch.stack([codes % 16, codes // 16], -1).flatten(1).double()
+    return values if stored == "uint4" else (values + 8) % 16 - 8
+
+
+def as_stored(stored: str, codes: torch.Tensor) -> torch.Tensor:
+    """Bytes in the type that the weight has."""
+    return codes.view(
+        {"fp8": torch.float8_e4m3fn, "int4": torch.uint8, "uint4": torch.uint8}.get(stored, torch.int8)
+    )
+
+
+class Case:
+    """Operands at odd places, and the weight that they stand for."""
+
+    def __init__(
+        self,
+        stored: str,
+        group: int | None,
+        rows: int,
+        columns: int,
+        outputs: int,
+        offset: int = 0,
+        most_zero: int = 15,
+    ) -> None:
+        groups = 1 if group is None else columns // group
+        per_byte = 2 if stored.endswith("int4") else 1
+        codes = torch.randint(0, 256, (outputs, columns // per_byte), dtype=torch.uint8)
+        if stored == "fp8":
+            codes[codes % 128 == 127] -= 1
+        scales = torch.rand(outputs, groups) / 8 + 0.01
+        scales = scales if stored == "fp8" else scales.bfloat16()
+        self.kernel = find(NATIVE, stored, group)
+        self.x = inside(torch.randn(rows, columns).bfloat16(), offset, torch.nan)
+        self.weight = as_stored(stored, inside(codes, offset, 0x7F))
+        self.scales = inside(scales, offset % 8, torch.nan)
+        self.zeros, values = None, meaning(stored, codes)
+        if stored == "uint4":
+            self.zeros = inside(
+                torch.randint(0, most_zero + 1, (outputs, groups), dtype=torch.uint8), offset, 255
+            )
+            values = values - self.zeros.double().repeat_interleave(columns // groups, 1)
+        self.dense = values * scales.double().repeat_interleave(columns // groups, 1)
+        self.bias = inside(torch.randn(outputs).bfloat16(), offset, torch.nan)
+
+    def run(self, bias: bool = True) -> torch.Tensor:
+        operands = self.x, self.weight, self.scales, self.zeros, self.bias if bias else None
+        assert self.kernel.takes(*operands)
+        return self.kernel.multiply(*operands)
+
+    def check(self, y: torch.Tensor, bias: bool = True) -> None:
+        """Within the rounding of the result and of a float32 sum of so many products with codes."""
+        b = self.bias.double() if bias else torch.zeros(len(self.bias)).double()
+        exact = self.x.double() @ self.dense.T + b
+        sizes = self.x.double().abs() @ self.dense.abs().T + b.abs()
+        assert y.dtype == torch.bfloat16
+        assert y.shape == exact.shape
+        assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + sizes * 2.0**-20).all()
+
+
+@native_only
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
+    stored, group = data.draw(st.sampled_from(WAYS))
+    columns = data.draw(
+        st.sampled_from([1, 2, 31, 32, 63, 64, 65, 127, 129, 1000, 8192])
+        if group is None
+        else st.sampled_from([1, 2, 3, 5, 8, 33, 64]).map(lambda n: n * group)
+    )
+    outputs, bias = data.draw(st.sampled_from([1, 2, 3, 5, 33])), data.draw(st.booleans())
+    case = Case(
+        stored, group, data.draw(st.integers(1, MOST)), columns, outputs, data.draw(st.integers(0, 63))
+    )
+    case.check(case.run(bias), bias)
+
+
+@native_only
+@pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
+def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
+    columns = 2 * (group or 64) + (group or 40)  # vectors as a whole and a part of one
+    kinds, per_byte = (16, 2) if stored.endswith("int4") else (256, 1)
+    codes = torch.arange(kinds, dtype=torch.uint8) * (17 if per_byte == 2 else 1)
+    rows = codes.unsqueeze(1).expand(kinds, columns // per_byte)
+    weight = as_stored(stored, rows.contiguous())
+    groups = 1 if group is None else columns // group
+    scales = torch.ones(kinds, groups, dtype=torch.float32 if stored == "fp8" else torch.bfloat16)
+    zeros = torch.zeros(kinds, groups, dtype=torch.uint8) if stored == "uint4" else None
+    expected = meaning(stored, rows)[:, :1].T.bfloat16()
+    units = torch.eye(columns).bfloat16()
+    for first in range(0, columns, MOST):
+        x = units[first : first + MOST]
+        y = find(NATIVE, stored, group).multiply(x, weight, scales, zeros, None)
+        torch.testing.assert_close(y, expected.expand(len(x), -1), rtol=0, atol=0, equal_nan=True)
+
+
+@native_only
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("most", [16, 17, 255])
+def test_any_zero_point_is_subtracted(group, most):
+    """Beyond 16 a difference has no place in the table of the kernel."""
+    case = Case("uint4", group, 3, 4 * group, 40, most_zero=most)
+    case.zeros[7] = most
+    case.dense[7] = (meaning("uint4", case.weight)[7] - most) * case.scales[7].double().repeat_interleave(
+        group
+    )
+    case.check(case.run())
+
+
+@native_only
+@pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 384), (2, 8192), (5, 2176), (8, 8192)])
+def test_threads_share_the_outputs_and_change_nothing(stored, group, rows, columns):
+    case = Case(stored, group, rows, columns, 203, most_zero=17)
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(case.run())
+    finally:
+        torch.set_num_threads(before)
+    case.check(results[0])
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+@native_only
+def test_what_is_no_number_stays_none_and_where_it_is():
+    weight = torch.ones(3, 100).to(torch.float8_e4m3fn)
+    weight[1, 98] = torch.nan
+    ones = torch.ones(3, 1)
+    y = find(NATIVE, "fp8", None).multiply(torch.ones(1, 100).bfloat16(), weight, ones, None, None)
+    torch.testing.assert_close(y, torch.tensor([[100, torch.nan, 100]]).bfloat16(), equal_nan=True)
+    x = torch.ones(2, 96).bfloat16()
+    x[0, 95] = torch.inf
+    codes = torch.full((2, 48), 0x9F, dtype=torch.uint8)  # -1 in the low half, -7 in the high one
+    y = find(NATIVE, "int4", 32).multiply(x, codes, torch.ones(2, 3).bfloat16(), None, None)
+    assert torch.equal(y, torch.tensor([[-torch.inf] * 2, [-384.0] * 2]).bfloat16())
+
+
+@native_only
+def test_operands_that_do_not_fit_are_left_to_others():
+    case = Case("int4", 32, 2, 64, 6)
+    x, w, s, b = case.x, case.weight, case.scales, case.bias
+    takes = case.kernel.takes
+    assert takes(x, w, s, None, b)
+    assert not takes(x.float(), w, s, None, None)
+    assert not takes(torch.ones(MOST + 1, 64).bfloat16(), w, s, None, None)
+    assert not takes(x[:0], w, s, None, None)
+    assert not takes(torch.ones(2, 128).bfloat16()[:, ::2], w, s, None, None)
+    assert not takes(x, w[::2], s[:3], None, None)
+    assert not takes(x, w, s.float(), None, None)
+    assert not takes(x, w, s.T.contiguous().T, None, None)
+    assert not takes(x, w, s, None, b.float())
+    assert not takes(x, w, s, None, torch.ones(12).bfloat16()[::2])
+    zeros = torch.zeros(6, 2, dtype=torch.uint8)
+    assert not takes(x, w, s, zeros, None)
+    with_zeros = find(NATIVE, "uint4", 32).takes
+    assert with_zeros(x, w, s, zeros, None)
+    assert not with_zeros(x, w, s, None, None)
+    assert not with_zeros(x, w, s, zeros.T.contiguous().T, None)
+
+
+def test_without_the_extension_or_for_other_groups_there_is_no_kernel():
+    assert find(None, "int8", None) is None
+    assert find(NATIVE, "int4", 16) is None
+    assert find(NATIVE, "int4", None) is None
+    assert find(NATIVE, "int8", 32) is None
+
+
+@native_only
+def test_a_weight_without_outputs_gives_none():
+    y = find(NATIVE, "int8", None).multiply(
+        torch.ones(1, 4).bfloat16(),
+        torch.ones(0, 4, dtype=torch.int8),
+        torch.ones(0, 1).bfloat16(),
+        None,
+        None,
+    )
+    assert y.shape == (1, 0)
+
+
+@native_only
+def test_wrong_numbers_are_refused_before_memory_is_touched():
+    def call(stored: int = 0, rows: int = 1, columns: int = 64, group: int = 0) -> None:
+        NATIVE.multiply_quantized(stored, 0, 0, 0, 0, 0, 0, rows, columns, 4, group, 1)
+
+    for rows in (0, 9, -1):
+        with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
+            call(rows=rows)
+    for stored in (-1, 5):
+        with pytest.raises(ValueError, match=f"0 to 4 for how codes are stored, got {stored}"):
+            call(stored=stored)
+    for columns, group in ((64, 0), (64, 48), (64, 16), (96, 64), (64, -32)):
+        with pytest.raises(
+            ValueError, match=f"groups of 32, 64 or 128 that divide {columns} columns, got {group}"
+        ):
+            call(stored=3, columns=columns, group=group)
+    with pytest.raises(TypeError, match="multiply_quantized takes 12 numbers, got 1"):
+        NATIVE.multiply_quantized(0)
