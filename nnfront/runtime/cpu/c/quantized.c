@@ -15,9 +15,10 @@ enum {
     MOST_SUMS = 16,   // rows of x times rows of the weight, so that all stay in registers
     BYTES = 64,       // of codes at a time
     PARTS = 4,        // vectors that they become at most
+    TOGETHER = 16,    // outputs whose totals are made at once
     NEAR = 10 << 10,  // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 15,  // bytes of codes that take less time than waking threads
-    AHEAD = 2 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
+    AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
     MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
 };
 
@@ -166,7 +167,7 @@ FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m
         const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = (at + j) * p->groups + group;
         const uint16_t *from = (const uint16_t *)p->scales + first;
         __m512i zeros = _mm512_setzero_si512();
-        if (is_grouped(how)) _mm_prefetch((const char *)from + AHEAD / 4, _MM_HINT_T0);
+        if (is_grouped(how)) _mm_prefetch((const char *)from + AHEAD / 8, _MM_HINT_T1);
         if (how >= INT4_GROUPS) {
             const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
             const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
@@ -181,7 +182,7 @@ FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m
             if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[j][1] = _mm512_set1_ps(widened(from[1]));
         }
         const uint8_t *codes = p->codes + (at + j) * p->bytes + i * BYTES;
-        _mm_prefetch(codes + AHEAD, _MM_HINT_T0);
+        _mm_prefetch(codes + AHEAD, _MM_HINT_T1);
         decode(c, how, codes, zeros, is_whole, there, some[j]);
     }
 #pragma GCC unroll 8
@@ -201,30 +202,28 @@ FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m
     }
 }
 
-// `wide` outputs of all rows of x; `how`, `rows` and `wide` are constants wherever this is inlined.
-FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py_ssize_t at, const int rows, const int wide) {
+// What the lanes of sums are for each row of x.
+typedef __m512 Sums[MOST_ROWS][TOGETHER];
+
+// The sums of `wide` outputs for all rows of x; `how`, `rows` and `wide` are constants wherever this is inlined.
+FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, const int rows,
+                      const int wide) {
     const Py_ssize_t whole = p->bytes / BYTES;
     __m512 sums[MOST_SUMS];
 #pragma GCC unroll 16
     for (int i = 0; i < rows * wide; i++) sums[i] = _mm512_setzero_ps();
     for (Py_ssize_t i = 0; i < whole; i++) add(p, c, how, sums, at, i, rows, wide, true, 0);
     if (whole * BYTES < p->bytes) add(p, c, how, sums, at, whole, rows, wide, false, ((__mmask64)1 << p->bytes % BYTES) - 1);
-#pragma GCC unroll 2
-    for (int j = 0; j < wide; j++) {
-        const float bias = p->bias ? widened(p->bias[at + j]) : 0.0f;
-        const float scale = how == FLOAT8 ? ((const float *)p->scales)[at + j]
-            : is_grouped(how)             ? 1.0f
-                                          : widened(((const uint16_t *)p->scales)[at + j]);
 #pragma GCC unroll 8
-        for (int row = 0; row < rows; row++)
-            p->y[row * p->outputs + at + j] = rounded(_mm512_reduce_add_ps(sums[row * wide + j]) * scale + bias);
-    }
+    for (int row = 0; row < rows; row++)
+#pragma GCC unroll 2
+        for (int j = 0; j < wide; j++) to[row][slot + j] = sums[row * wide + j];
 }
 
-// One output whose zero points are too large for the table.
-static void output_of_any_zeros(const Product *p, Py_ssize_t at) {
+// The same for one output whose zero points are too large for the table.
+FAST static void tile_of_any_zeros(const Product *p, Py_ssize_t at, Sums to, const int slot) {
     for (Py_ssize_t row = 0; row < p->rows; row++) {
-        float sum = p->bias ? widened(p->bias[at]) : 0.0f;
+        float sum = 0.0f;
         for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
             float part = 0.0f;
             for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
@@ -233,7 +232,41 @@ static void output_of_any_zeros(const Product *p, Py_ssize_t at) {
             }
             sum += part * widened(((const uint16_t *)p->scales)[group]);
         }
-        p->y[row * p->outputs + at] = rounded(sum);
+        to[row][slot] = _mm512_zextps128_ps512(_mm_set_ss(sum));
+    }
+}
+
+// The sum of the lanes of each of TOGETHER vectors.
+FAST INLINE __m512 totals(const __m512 *of) {
+    __m512 pairs[8], fours[4];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++)
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(of[2 * i], of[2 * i + 1]), _mm512_unpackhi_ps(of[2 * i], of[2 * i + 1]));
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        const __m512d first = (__m512d)pairs[2 * i], second = (__m512d)pairs[2 * i + 1];
+        fours[i] = _mm512_add_ps((__m512)_mm512_unpacklo_pd(first, second), (__m512)_mm512_unpackhi_pd(first, second));
+    }
+    const __m512 low = _mm512_add_ps(_mm512_shuffle_f32x4(fours[0], fours[1], 0x44), _mm512_shuffle_f32x4(fours[0], fours[1], 0xEE));
+    const __m512 high = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x44), _mm512_shuffle_f32x4(fours[2], fours[3], 0xEE));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+}
+
+// The values at `from` that `there` marks.
+FAST INLINE __m512 widened_there(const uint16_t *from, __mmask16 there) {
+    return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16);
+}
+
+// Write `count` outputs from `at`.
+FAST INLINE void finish(const Product *p, const Stored how, Py_ssize_t at, Py_ssize_t count, Sums sums) {
+    const __mmask16 there = (__mmask16)((1 << count) - 1);
+    const __m512 bias = p->bias ? widened_there(p->bias + at, there) : _mm512_setzero_ps();
+    const __m512 scales = how == FLOAT8 ? _mm512_maskz_loadu_ps(there, (const float *)p->scales + at)
+        : is_grouped(how)               ? _mm512_set1_ps(1.0f)
+                                        : widened_there((const uint16_t *)p->scales + at, there);
+    for (Py_ssize_t row = 0; row < p->rows; row++) {
+        const __m512 y = _mm512_fmadd_ps(totals(sums[row]), scales, bias);
+        _mm256_mask_storeu_epi16(p->y + row * p->outputs + at, there, (__m256i)_mm512_cvtneps_pbh(y));
     }
 }
 
@@ -252,20 +285,26 @@ FAST INLINE void outputs(const Product *p, const Stored how, Py_ssize_t at, Py_s
     const Constants c = constants(p, how);
     // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
     const bool is_near = p->rows * p->padded <= NEAR;
-    while (at < end) {
-        const bool is_one = is_near || at + 1 == end;
-        if (how == UINT4_GROUPS && !(has_places(p, at) && (is_one || has_places(p, at + 1)))) {
-            output_of_any_zeros(p, at++);
-            continue;
-        }
+    Sums sums = {0};
+    for (; at < end; at += TOGETHER) {
+        const int count = end - at < TOGETHER ? (int)(end - at) : TOGETHER;
+        for (int i = 0; i < count;) {
+            const bool is_one = is_near || i + 1 == count;
+            if (how == UINT4_GROUPS && !(has_places(p, at + i) && (is_one || has_places(p, at + i + 1)))) {
+                tile_of_any_zeros(p, at + i, sums, i);
+                i++;
+                continue;
+            }
 #define ROWS(rows) \
     case rows: \
-        if (is_one) tile(p, &c, how, at, rows, 1); \
-        else tile(p, &c, how, at, rows, 2); \
+        if (is_one) tile(p, &c, how, at + i, sums, i, rows, 1); \
+        else tile(p, &c, how, at + i, sums, i, rows, 2); \
         break;
-        switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+            switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
-        at += is_one ? 1 : 2;
+            i += is_one ? 1 : 2;
+        }
+        finish(p, how, at, count, sums);
     }
 }
 
