@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnfront.runtime.cpu.extension import NATIVE
-from nnfront.runtime.cpu.few_rows_quantized import GROUPS, MOST, find
+from nnfront.runtime.cpu.few_rows_quantized import GROUPS, find
 
 native_only = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
@@ -97,10 +97,9 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
         if group is None
         else st.sampled_from([1, 2, 3, 5, 8, 33, 64]).map(lambda n: n * group)
     )
-    outputs, bias = data.draw(st.sampled_from([1, 2, 3, 5, 33])), data.draw(st.booleans())
-    case = Case(
-        stored, group, data.draw(st.integers(1, MOST)), columns, outputs, data.draw(st.integers(0, 63))
-    )
+    outputs, bias = data.draw(st.sampled_from([1, 2, 3, 15, 16, 17, 34])), data.draw(st.booleans())
+    rows = data.draw(st.one_of(st.integers(1, 8), st.sampled_from([9, 15, 16, 17, 32])))
+    case = Case(stored, group, rows, columns, outputs, data.draw(st.integers(0, 63)))
     case.check(case.run(bias), bias)
 
 
@@ -117,10 +116,24 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
     zeros = torch.zeros(kinds, groups, dtype=torch.uint8) if stored == "uint4" else None
     expected = meaning(stored, rows)[:, :1].T.bfloat16()
     units = torch.eye(columns).bfloat16()
-    for first in range(0, columns, MOST):
-        x = units[first : first + MOST]
+    for first in range(0, columns, 8):
+        x = units[first : first + 8]
         y = find(NATIVE, stored, group).multiply(x, weight, scales, zeros, None)
         torch.testing.assert_close(y, expected.expand(len(x), -1), rtol=0, atol=0, equal_nan=True)
+
+
+@native_only
+@pytest.mark.parametrize("outputs", [1, 3, 16, 19])
+@pytest.mark.parametrize(("index", "stored", "group"), [(0, "int8", 0), (3, "int4", 32)])
+def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
+    case = Case(stored, group or None, 2, 96, outputs)
+    y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
+    given = case.weight, case.scales, None, case.x, case.bias, y[GUARD:]
+    addresses = [0 if t is None else t.data_ptr() for t in given]
+    NATIVE.multiply_quantized(index, *addresses, 2, 96, outputs, group, 1)
+    case.check(y[GUARD:-GUARD].view(2, outputs))
+    assert y[:GUARD].isnan().all()
+    assert y[-GUARD:].isnan().all()
 
 
 @native_only
@@ -138,7 +151,7 @@ def test_any_zero_point_is_subtracted(group, most):
 
 @native_only
 @pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 384), (2, 8192), (5, 2176), (8, 8192)])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 384), (2, 8192), (5, 2176), (8, 8192), (19, 640)])
 def test_threads_share_the_outputs_and_change_nothing(stored, group, rows, columns):
     case = Case(stored, group, rows, columns, 203, most_zero=17)
     before, results = torch.get_num_threads(), []
@@ -173,7 +186,7 @@ def test_operands_that_do_not_fit_are_left_to_others():
     takes = case.kernel.takes
     assert takes(x, w, s, None, b)
     assert not takes(x.float(), w, s, None, None)
-    assert not takes(torch.ones(MOST + 1, 64).bfloat16(), w, s, None, None)
+    assert not takes(torch.ones(case.kernel.most + 1, 64).bfloat16(), w, s, None, None)
     assert not takes(x[:0], w, s, None, None)
     assert not takes(torch.ones(2, 128).bfloat16()[:, ::2], w, s, None, None)
     assert not takes(x, w[::2], s[:3], None, None)
@@ -210,12 +223,9 @@ def test_a_weight_without_outputs_gives_none():
 
 @native_only
 def test_wrong_numbers_are_refused_before_memory_is_touched():
-    def call(stored: int = 0, rows: int = 1, columns: int = 64, group: int = 0) -> None:
-        NATIVE.multiply_quantized(stored, 0, 0, 0, 0, 0, 0, rows, columns, 4, group, 1)
+    def call(stored: int = 0, columns: int = 64, group: int = 0) -> None:
+        NATIVE.multiply_quantized(stored, 0, 0, 0, 0, 0, 0, 1, columns, 4, group, 1)
 
-    for rows in (0, 9, -1):
-        with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
-            call(rows=rows)
     for stored in (-1, 5):
         with pytest.raises(ValueError, match=f"0 to 4 for how codes are stored, got {stored}"):
             call(stored=stored)

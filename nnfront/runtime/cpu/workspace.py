@@ -16,7 +16,6 @@ from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
 from nnfront.runtime.cpu import quantized
 from nnfront.runtime.cpu.attention import BLOCK, FOLDED
-from nnfront.runtime.cpu.few_rows_quantized import MOST as MOST_ROWS
 from nnfront.runtime.cpu.kernels import PIECE
 
 
@@ -145,8 +144,8 @@ def _dequantized_pieces(
 ) -> int:
     """The most of the moments in which a piece is unpacked, converted, made smaller by its zero points, multiplied; nothing in C."""
     columns, item = x.shape[-1], x.item
-    rows = x.count // max(columns, 1)
-    if rows and rows <= MOST_ROWS and x.dtype == "bfloat16" and quantized.few_rows(run) is not None:
+    rows, few = x.count // max(columns, 1), quantized.few_rows(run)
+    if few is not None and x.dtype == "bfloat16" and 0 < rows <= few.most:
         return 0
     piece = min(quantized.step_of(columns), outputs)
     decoded, product = piece * columns, rows * piece

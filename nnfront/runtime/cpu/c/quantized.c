@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of a few rows with a weight that is stored in 8 or 4 bits.
+// Products of rows with a weight that is stored in 8 or 4 bits, fast for few rows.
 //
 // As with bfloat16 (products.c), reading the weight is what takes time, so there is time for about ten instructions for each 64 bytes. Codes become
 // lanes of bfloat16, which holds each of them exactly, and are multiplied in pairs; sums are scaled, not codes. Where codes that lie in the
@@ -10,7 +10,7 @@
 #if HAS_KERNELS
 
 enum {
-    MOST_ROWS = 8,    // rows of x
+    MOST_ROWS = 8,    // rows of x at a time
     MOST_WIDE = 2,    // rows of the weight at a time
     MOST_SUMS = 16,   // rows of x times rows of the weight, so that all stay in registers
     BYTES = 64,       // of codes at a time
@@ -319,24 +319,27 @@ PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t c
     Py_ssize_t n[12];
     if (!read_numbers("multiply_quantized", args, count, n, 12)) return NULL;
     const Stored how = (Stored)n[0];
-    const Py_ssize_t rows = n[7], columns = n[8], group = n[10];
+    const Py_ssize_t columns = n[8], outputs = n[9], group = n[10];
     if (n[0] < INT8 || n[0] > UINT4_GROUPS) return PyErr_Format(PyExc_ValueError, "0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n[0]);
-    if (rows < 1 || rows > MOST_ROWS) return PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, rows);
     if (is_grouped(how) && ((group != 32 && group != 64 && group != 128) || columns % group))
         return PyErr_Format(PyExc_ValueError, "groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
     const Py_ssize_t each = parts_of(how) * LANES, padded = (columns + each - 1) / each * each;
-    void *memory = PyMem_Malloc((size_t)(rows * padded) * sizeof(uint16_t) + BYTES);
+    void *memory = PyMem_Malloc((size_t)(MOST_ROWS * padded) * sizeof(uint16_t) + BYTES);
     if (!memory) return PyErr_NoMemory();
     uint16_t *x = (uint16_t *)(((uintptr_t)memory + BYTES - 1) / BYTES * BYTES);
-    const Product p = {
+    Product p = {
         .codes = (const uint8_t *)n[1], .scales = (const void *)n[2], .zeros = (const uint8_t *)n[3], .x = x,
-        .bias = (const uint16_t *)n[5], .y = (uint16_t *)n[6], .rows = rows, .columns = columns, .padded = padded,
-        .bytes = how >= INT4_GROUPS ? columns / 2 : columns, .outputs = n[9], .groups = is_grouped(how) ? columns / group : 1,
-        .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
+        .bias = (const uint16_t *)n[5], .columns = columns, .padded = padded, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
+        .outputs = outputs, .groups = is_grouped(how) ? columns / group : 1, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
     };
     Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t row = 0; row < rows; row++) arrange((const uint16_t *)n[4] + row * columns, x + row * padded, columns, padded, how);
-    in_shares(shares[how], &p, p.outputs, p.outputs * p.bytes < SMALL, (unsigned)n[11]);
+    // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
+    for (Py_ssize_t row = 0; row < n[7]; row += p.rows) {
+        p.rows = n[7] - row < MOST_ROWS ? n[7] - row : MOST_ROWS;
+        p.y = (uint16_t *)n[6] + row * outputs;
+        for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * padded, columns, padded, how);
+        in_shares(shares[how], &p, outputs, outputs * p.bytes < SMALL, (unsigned)n[11]);
+    }
     Py_END_ALLOW_THREADS
     PyMem_Free(memory);
     Py_RETURN_NONE;
