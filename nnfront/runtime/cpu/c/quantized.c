@@ -17,7 +17,7 @@ enum {
     PARTS = 4,        // vectors that they become at most
     TOGETHER = 16,    // outputs whose totals are made at once
     NEAR = 10 << 10,  // elements of x that the nearest cache holds beside what passes through it
-    SMALL = 1 << 15,  // bytes of codes that take less time than waking threads
+    SMALL = 1 << 16,  // bytes of codes that take less time than waking threads
     AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
     MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
 };
@@ -143,8 +143,10 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
         to[0] = float8(c, words, _mm512_slli_epi16(words, 8));
         to[1] = float8(c, _mm512_srli_epi16(words, 8), words);
     } else if (how == INT4_GROUPS) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) to[i] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * i), c->table[0]);
+        to[0] = (__m512bh)_mm512_permutexvar_epi16(words, c->table[0]);
+        to[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), c->table[0]);
+        to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), c->table[0]);
+        to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), c->table[0]);
     } else {
         const __m512i nibble = _mm512_set1_epi8(15);
         const __m512i low = _mm512_sub_epi8(_mm512_and_si512(words, nibble), zeros);
