@@ -11,12 +11,10 @@
 
 enum {
     MOST_ROWS = 8,    // rows of x at a time
-    MOST_WIDE = 2,    // rows of the weight at a time
-    MOST_SUMS = 16,   // rows of x times rows of the weight, so that all stay in registers
     BYTES = 64,       // of codes at a time
     PARTS = 4,        // vectors that they become at most
-    TOGETHER = 16,    // outputs whose totals are made at once
-    NEAR = 10 << 10,  // elements of x that the nearest cache holds beside what passes through it
+    TOGETHER = 16,    // outputs whose totals are made at once, and for which a part of x stays in the nearest cache
+    NEAR = 12 << 10,  // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 16,  // bytes of codes that take less time than waking threads
     AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
     MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
@@ -39,6 +37,8 @@ typedef struct {
     const uint16_t *bias;   // [outputs] or NULL
     uint16_t *y;            // [rows, outputs]
     Py_ssize_t rows, columns, padded, bytes, outputs, groups;
+    Py_ssize_t turn;        // how many times BYTES of an output are multiplied before the next output is
+    Py_ssize_t ahead;       // bytes from codes to those that are needed AHEAD later
     int shift;              // a group has 1 << shift columns
 } Product;
 
@@ -158,71 +158,66 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
     }
 }
 
-// Add to `sums` what the BYTES number `i` of `wide` rows of codes, from output `at`, and all rows of x contribute.
+// Add to `sums` what the BYTES number `i` of output `at` and all rows of x contribute.
 FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m512 *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
-                     const int wide, const bool is_whole, __mmask64 there) {
+                     const bool is_whole, __mmask64 there) {
     const int parts = parts_of(how);
-    __m512bh some[MOST_WIDE][PARTS];
-    __m512 scales[MOST_WIDE][2];
-#pragma GCC unroll 2
-    for (int j = 0; j < wide; j++) {
-        const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = (at + j) * p->groups + group;
-        const uint16_t *from = (const uint16_t *)p->scales + first;
-        __m512i zeros = _mm512_setzero_si512();
-        if (is_grouped(how)) _mm_prefetch((const char *)from + AHEAD / 8, _MM_HINT_T1);
-        if (how >= INT4_GROUPS) {
-            const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
-            const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
-            const __m512i loaded = _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from));
-            scales[j][0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, loaded);
-            if (how == UINT4_GROUPS) {
-                const __m128i bytes = _mm_maskz_loadu_epi8(exist, p->zeros + first);
-                zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
-            }
-        } else if (how == INT8_GROUPS) {
-            scales[j][0] = scales[j][1] = _mm512_set1_ps(widened(from[0]));
-            if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[j][1] = _mm512_set1_ps(widened(from[1]));
+    const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
+    const uint16_t *from = (const uint16_t *)p->scales + first;
+    __m512 scales[2];
+    __m512i zeros = _mm512_setzero_si512();
+    if (how >= INT4_GROUPS) {
+        const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
+        const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
+        const __m512i loaded = _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from));
+        _mm_prefetch((const char *)from + (p->ahead >> (p->shift - 2)), _MM_HINT_T1);
+        scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, loaded);
+        if (how == UINT4_GROUPS) {
+            const __m128i bytes = _mm_maskz_loadu_epi8(exist, p->zeros + first);
+            _mm_prefetch((const char *)p->zeros + first + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
+            zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
         }
-        const uint8_t *codes = p->codes + (at + j) * p->bytes + i * BYTES;
-        _mm_prefetch(codes + AHEAD, _MM_HINT_T1);
-        decode(c, how, codes, zeros, is_whole, there, some[j]);
+    } else if (how == INT8_GROUPS) {
+        _mm_prefetch((const char *)from + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
+        scales[0] = scales[1] = _mm512_set1_ps(widened(from[0]));
+        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(widened(from[1]));
     }
+    const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
+    __m512bh some[PARTS];
+    _mm_prefetch(codes + p->ahead, _MM_HINT_T1);
+    decode(c, how, codes, zeros, is_whole, there, some);
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
         const uint16_t *x = p->x + row * p->padded + i * (parts * LANES);
-#pragma GCC unroll 2
-        for (int j = 0; j < wide; j++) {
-            __m512 *sum = sums + row * wide + j, part = _mm512_setzero_ps();
+        __m512 part = _mm512_setzero_ps();
 #pragma GCC unroll 4
-            for (int k = 0; k < parts; k++) {
-                part = _mm512_dpbf16_ps(part, some[j][k], (__m512bh)_mm512_load_si512(x + k * LANES));
-                if (how == INT8_GROUPS) *sum = _mm512_fmadd_ps(part, scales[j][k], *sum), part = _mm512_setzero_ps();
-            }
-            if (how >= INT4_GROUPS) *sum = _mm512_fmadd_ps(part, scales[j][0], *sum);
-            if (!is_grouped(how)) *sum = _mm512_add_ps(*sum, part);
+        for (int k = 0; k < parts; k++) {
+            part = _mm512_dpbf16_ps(part, some[k], (__m512bh)_mm512_load_si512(x + k * LANES));
+            if (how == INT8_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[k], sums[row]), part = _mm512_setzero_ps();
         }
+        if (how >= INT4_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[0], sums[row]);
+        if (!is_grouped(how)) sums[row] = _mm512_add_ps(sums[row], part);
     }
 }
 
 // What the lanes of sums are for each row of x.
 typedef __m512 Sums[MOST_ROWS][TOGETHER];
 
-// The sums of `wide` outputs for all rows of x; `how`, `rows` and `wide` are constants wherever this is inlined.
-FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, const int rows,
-                      const int wide) {
-    const Py_ssize_t whole = p->bytes / BYTES;
-    __m512 sums[MOST_SUMS];
-#pragma GCC unroll 16
-    for (int i = 0; i < rows * wide; i++) sums[i] = _mm512_setzero_ps();
-    for (Py_ssize_t i = 0; i < whole; i++) add(p, c, how, sums, at, i, rows, wide, true, 0);
-    if (whole * BYTES < p->bytes) add(p, c, how, sums, at, whole, rows, wide, false, ((__mmask64)1 << p->bytes % BYTES) - 1);
+// Add to the sums of an output, for all rows of x, its BYTES from number `first`; `how` and `rows` are constants wherever this is inlined.
+FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, Py_ssize_t first,
+                      const int rows) {
+    const Py_ssize_t whole = p->bytes / BYTES, end = first + p->turn < whole ? first + p->turn : whole;
+    __m512 sums[MOST_ROWS];
 #pragma GCC unroll 8
-    for (int row = 0; row < rows; row++)
-#pragma GCC unroll 2
-        for (int j = 0; j < wide; j++) to[row][slot + j] = sums[row * wide + j];
+    for (int row = 0; row < rows; row++) sums[row] = first ? to[row][slot] : _mm512_setzero_ps();
+    for (Py_ssize_t i = first; i < end; i++) add(p, c, how, sums, at, i, rows, true, 0);
+    if (first + p->turn > whole && whole * BYTES < p->bytes)
+        add(p, c, how, sums, at, whole, rows, false, ((__mmask64)1 << p->bytes % BYTES) - 1);
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; row++) to[row][slot] = sums[row];
 }
 
-// The same for one output whose zero points are too large for the table.
+// The sums of one output whose zero points are too large for the table.
 FAST static void tile_of_any_zeros(const Product *p, Py_ssize_t at, Sums to, const int slot) {
     for (Py_ssize_t row = 0; row < p->rows; row++) {
         float sum = 0.0f;
@@ -285,26 +280,19 @@ FAST INLINE bool has_places(const Product *p, Py_ssize_t at) {
 
 FAST INLINE void outputs(const Product *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const Constants c = constants(p, how);
-    // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
-    const bool is_near = p->rows * p->padded <= NEAR;
     Sums sums = {0};
     for (; at < end; at += TOGETHER) {
         const int count = end - at < TOGETHER ? (int)(end - at) : TOGETHER;
-        for (int i = 0; i < count;) {
-            const bool is_one = is_near || i + 1 == count;
-            if (how == UINT4_GROUPS && !(has_places(p, at + i) && (is_one || has_places(p, at + i + 1)))) {
-                tile_of_any_zeros(p, at + i, sums, i);
-                i++;
-                continue;
-            }
-#define ROWS(rows) \
-    case rows: \
-        if (is_one) tile(p, &c, how, at + i, sums, i, rows, 1); \
-        else tile(p, &c, how, at + i, sums, i, rows, 2); \
-        break;
-            switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+        for (Py_ssize_t first = 0; first * BYTES < p->bytes; first += p->turn) {
+            for (int i = 0; i < count; i++) {
+                if (how == UINT4_GROUPS && !has_places(p, at + i)) {
+                    tile_of_any_zeros(p, at + i, sums, i);
+                    continue;
+                }
+#define ROWS(rows) case rows: tile(p, &c, how, at + i, sums, i, first, rows); break;
+                switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
-            i += is_one ? 1 : 2;
+            }
         }
         finish(p, how, at, count, sums);
     }
@@ -339,6 +327,10 @@ PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t c
     for (Py_ssize_t row = 0; row < n[7]; row += p.rows) {
         p.rows = n[7] - row < MOST_ROWS ? n[7] - row : MOST_ROWS;
         p.y = (uint16_t *)n[6] + row * outputs;
+        // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache.
+        const Py_ssize_t times = (p.bytes + BYTES - 1) / BYTES, turns = (p.rows * padded + NEAR - 1) / NEAR;
+        p.turn = turns > 1 ? (times + turns - 1) / turns : times;
+        p.ahead = turns > 1 ? (AHEAD / BYTES / p.turn + 1) * p.bytes : AHEAD;
         for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * padded, columns, padded, how);
         in_shares(shares[how], &p, outputs, outputs * p.bytes < SMALL, (unsigned)n[11]);
     }
