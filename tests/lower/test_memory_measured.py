@@ -137,6 +137,7 @@ class Quantized(nn.Module):
 @pytest.mark.parametrize("name", ["plain", "finished", "widened", "gated"])
 @pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
 def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, rows, dtype, monkeypatch):
+    monkeypatch.setattr(quantized, "PIECE", 3 << 18)  # pieces that do not divide the outputs
     if rows == "1 without C":
         monkeypatch.setattr(quantized, "NATIVE", None)
         rows = 1
