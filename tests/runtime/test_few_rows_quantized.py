@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of a few rows with a weight in 8 or 4 bits, by the kernel in C, against float64."""
 
+import ctypes
+import mmap
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -134,6 +138,40 @@ def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case.check(y[GUARD:-GUARD].view(2, outputs))
     assert y[:GUARD].isnan().all()
     assert y[-GUARD:].isnan().all()
+
+
+class Fenced:
+    """Memory whose last byte is the last one of a page, before a page that nobody may read."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        count, page = values.numel() * values.element_size(), mmap.PAGESIZE
+        self.size = -(-count // page) * page
+        self.map = mmap.mmap(-1, self.size + page)
+        self.bytes = (ctypes.c_uint8 * len(self.map)).from_buffer(self.map)
+        self.address = ctypes.addressof(self.bytes) + self.size
+        assert self.allow(0) == 0
+        part = torch.frombuffer(self.map, dtype=torch.uint8, count=count, offset=self.size - count)
+        self.values = part.view(values.dtype).view(values.shape).copy_(values)
+
+    def allow(self, how: int) -> int:
+        return ctypes.CDLL(None).mprotect(ctypes.c_void_p(self.address), mmap.PAGESIZE, how)
+
+
+@native_only
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a call of Linux")
+@pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
+def test_nothing_is_read_behind_an_operand(stored, group):
+    """A read there ends the process."""
+    for columns in [1, 15, 20, 40, 50, 64, 100] if group is None else [group, 3 * group, 5 * group]:
+        case = Case(stored, group, 2, columns, 17, most_zero=16)
+        fences = {}
+        for name in ("x", "weight", "scales", "zeros", "bias"):
+            if getattr(case, name) is not None:
+                fences[name] = Fenced(getattr(case, name))
+                setattr(case, name, fences[name].values)
+        case.check(case.run())
+        for fence in fences.values():
+            assert fence.allow(mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
 @native_only
