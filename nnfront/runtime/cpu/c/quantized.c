@@ -14,7 +14,8 @@ enum {
     BYTES = 64,       // of codes at a time
     PARTS = 4,        // vectors that they become at most
     TOGETHER = 16,    // outputs whose totals are made at once, and for which a part of x stays in the nearest cache
-    NEAR = 12 << 10,  // elements of x that the nearest cache holds beside what passes through it
+    PAGE = 2 << 10,   // elements of x
+    NEAR = 8 << 10,   // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 16,  // bytes of codes that take less time than waking threads
     AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
     MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
@@ -33,10 +34,10 @@ typedef struct {
     const uint8_t *codes;   // [outputs, bytes]
     const void *scales;     // [outputs, groups], float for FLOAT8, else bfloat16
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
-    const uint16_t *x;      // [rows, padded], in the order of the parts
+    const uint16_t *x;      // [rows, stride], in the order of the parts
     const uint16_t *bias;   // [outputs] or NULL
     uint16_t *y;            // [rows, outputs]
-    Py_ssize_t rows, columns, padded, bytes, outputs, groups;
+    Py_ssize_t rows, columns, stride, bytes, outputs, groups;
     Py_ssize_t turn;        // how many times BYTES of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from codes to those that are needed AHEAD later
     int shift;              // a group has 1 << shift columns
@@ -188,7 +189,7 @@ FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m
     decode(c, how, codes, zeros, is_whole, there, some);
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
-        const uint16_t *x = p->x + row * p->padded + i * (parts * LANES);
+        const uint16_t *x = p->x + row * p->stride + i * (parts * LANES);
         __m512 part = _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int k = 0; k < parts; k++) {
@@ -225,7 +226,7 @@ FAST static void tile_of_any_zeros(const Product *p, Py_ssize_t at, Sums to, con
             float part = 0.0f;
             for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
                 const int code = p->codes[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
-                part += widened(p->x[row * p->padded + place(column, PARTS)]) * (float)(code - p->zeros[group]);
+                part += widened(p->x[row * p->stride + place(column, PARTS)]) * (float)(code - p->zeros[group]);
             }
             sum += part * widened(((const uint16_t *)p->scales)[group]);
         }
@@ -314,12 +315,14 @@ PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t c
     if (is_grouped(how) && ((group != 32 && group != 64 && group != 128) || columns % group))
         return PyErr_Format(PyExc_ValueError, "groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
     const Py_ssize_t each = parts_of(how) * LANES, padded = (columns + each - 1) / each * each;
-    void *memory = PyMem_Malloc((size_t)(MOST_ROWS * padded) * sizeof(uint16_t) + BYTES);
+    // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
+    const Py_ssize_t stride = MOST_ROWS * padded <= NEAR ? padded : (padded + PAGE - 1) / PAGE * PAGE + PAGE / MOST_ROWS;
+    void *memory = PyMem_Malloc((size_t)(MOST_ROWS * stride) * sizeof(uint16_t) + BYTES);
     if (!memory) return PyErr_NoMemory();
     uint16_t *x = (uint16_t *)(((uintptr_t)memory + BYTES - 1) / BYTES * BYTES);
     Product p = {
         .codes = (const uint8_t *)n[1], .scales = (const void *)n[2], .zeros = (const uint8_t *)n[3], .x = x,
-        .bias = (const uint16_t *)n[5], .columns = columns, .padded = padded, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
+        .bias = (const uint16_t *)n[5], .columns = columns, .stride = stride, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
         .outputs = outputs, .groups = is_grouped(how) ? columns / group : 1, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
     };
     Py_BEGIN_ALLOW_THREADS
@@ -331,7 +334,7 @@ PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t c
         const Py_ssize_t times = (p.bytes + BYTES - 1) / BYTES, turns = (p.rows * padded + NEAR - 1) / NEAR;
         p.turn = turns > 1 ? (times + turns - 1) / turns : times;
         p.ahead = turns > 1 ? (AHEAD / BYTES / p.turn + 1) * p.bytes : AHEAD;
-        for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * padded, columns, padded, how);
+        for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * stride, columns, padded, how);
         in_shares(shares[how], &p, outputs, outputs * p.bytes < SMALL, (unsigned)n[11]);
     }
     Py_END_ALLOW_THREADS
