@@ -14,7 +14,7 @@ try:
 except ImportError:  # it is built where there is a C compiler
     native = None  # type: ignore[assignment]
 
-_OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+_OPENMP = ("GOMP_parallel", "omp_get_num_threads")
 
 
 def torch_library() -> ctypes.CDLL | None:

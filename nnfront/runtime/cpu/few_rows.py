@@ -58,7 +58,9 @@ def find_native(module: ModuleType | None) -> FewRows | None:
 
         def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             outputs, columns = weight.shape
-            y = torch.empty((*x.shape[:-1], outputs), dtype=dtype)
+            shape = list(x.shape)  # less work than taking a torch.Size apart
+            shape[-1] = outputs
+            y = torch.empty(shape, dtype=dtype)
             rows, to_add = x.numel() // columns, 0 if bias is None else bias.data_ptr()
             product(
                 weight.data_ptr(),

@@ -225,7 +225,7 @@ PyObject *append_and_attend(PyObject *self, PyObject *const *args, Py_ssize_t co
     if (!a.parts) return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
     append(&a, (const uint16_t *)n[1], (const uint16_t *)n[2], n[14], n[15]);
-    in_shares(attend_parts, &a, pairs * a.splits, pairs * longest * a.size < SMALL, (unsigned)threads);
+    in_shares(attend_parts, &a, pairs * a.splits, 1, pairs * longest * a.size < SMALL ? 1 : (unsigned)threads);
     join(&a, (uint16_t *)n[6]);
     Py_END_ALLOW_THREADS
     free(a.parts);

@@ -7,25 +7,30 @@ typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
 typedef int (*Number)(void);
 
 static Parallel parallel;
-static Number thread_number, thread_count;
+static Number thread_count;
 
 typedef struct {
     Share share;
     const void *work;
-    Py_ssize_t count;
+    Py_ssize_t count, step;
+    Py_ssize_t taken;
 } Shares;
 
-static void share_of_thread(void *given) {
-    const Shares *shares = given;
-    const Py_ssize_t each = (shares->count + thread_count() - 1) / thread_count();
-    const Py_ssize_t first = thread_number() * each, end = first + each;
-    if (first < shares->count) shares->share(shares->work, first, end < shares->count ? end : shares->count);
+static void take_shares(void *given) {
+    Shares *shares = given;
+    // Fewer threads may have come than were asked for; no thread is to be without work.
+    const Py_ssize_t each = (shares->count + thread_count() - 1) / thread_count(), step = shares->step < each ? shares->step : each;
+    for (;;) {
+        const Py_ssize_t first = __atomic_fetch_add(&shares->taken, step, __ATOMIC_RELAXED), end = first + step;
+        if (first >= shares->count) return;
+        shares->share(shares->work, first, end < shares->count ? end : shares->count);
+    }
 }
 
-void in_shares(Share share, const void *work, Py_ssize_t count, bool is_small, unsigned threads) {
-    Shares shares = {share, work, count};
-    if (parallel && threads > 1 && count > 1 && !is_small)
-        parallel(share_of_thread, &shares, threads, 0);
+void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t step, unsigned threads) {
+    Shares shares = {share, work, count, step > 1 ? step : 1, 0};
+    if (parallel && threads > 1 && count > 1)
+        parallel(take_shares, &shares, threads, 0);
     else
         share(work, 0, count);
 }
@@ -54,16 +59,16 @@ bool read_numbers_and_real(const char *name, PyObject *const *args, Py_ssize_t g
 }
 
 static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[3];
-    if (!read_numbers("use_openmp", args, count, n, 3)) return NULL;
-    parallel = (Parallel)n[0], thread_number = (Number)n[1], thread_count = (Number)n[2];
+    Py_ssize_t n[2];
+    if (!read_numbers("use_openmp", args, count, n, 2)) return NULL;
+    parallel = (Parallel)n[0], thread_count = (Number)n[1];
     Py_RETURN_NONE;
 }
 
 #define METHOD(name, does) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, #name does}
 
 static PyMethodDef methods[] = {
-    METHOD(use_openmp, "(GOMP_parallel, omp_get_thread_num, omp_get_num_threads): run on these threads, by addresses"),
+    METHOD(use_openmp, "(GOMP_parallel, omp_get_num_threads): run on these threads, by addresses"),
 #if HAS_KERNELS
     METHOD(append_and_attend, "(q, k, v, keys, values, lengths, y, batch, groups, shared, size, capacity, window, next_q, next_k, "
                               "next_v, threads, scale): attention of one token, which is stored before"),

@@ -29,8 +29,8 @@ enum { LANES = 32 };  // bfloat16 values in a vector
 // Work on the parts `first` to `end` of what `work` describes.
 typedef void (*Share)(const void *work, Py_ssize_t first, Py_ssize_t end);
 
-// Let threads work on equal shares of `count` parts; one thread where all of it takes less than waking others. Without the GIL.
-void in_shares(Share share, const void *work, Py_ssize_t count, bool is_small, unsigned threads);
+// Let threads work on `count` parts, each taking `step` more whenever it is done: they do not all get the same from memory. Without the GIL.
+void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t step, unsigned threads);
 
 // Read `count` integers, addresses among them; false with an error set if they are not what `name` takes.
 bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count);

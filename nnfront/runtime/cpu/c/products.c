@@ -14,6 +14,7 @@ enum {
     MOST_SUMS = 24,  // rows of x times rows of the weight, so that all stay in registers
     NEAR = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 15, // elements of a weight that take less time than waking threads
+    SHARE = 1 << 18, // elements of a weight that a thread takes at a time
 };
 
 typedef struct {
@@ -93,7 +94,7 @@ PyObject *multiply(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     };
     if (p.rows < 1 || p.rows > MOST_ROWS) return PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, p.rows);
     Py_BEGIN_ALLOW_THREADS
-    in_shares(outputs, &p, p.outputs, p.outputs * p.columns < SMALL, (unsigned)n[8]);
+    in_shares(outputs, &p, p.outputs, SHARE / (p.columns + 1), p.outputs * p.columns < SMALL ? 1 : (unsigned)n[8]);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -17,6 +17,7 @@ enum {
     PAGE = 2 << 10,   // elements of x
     NEAR = 8 << 10,   // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 16,  // bytes of codes that take less time than waking threads
+    SHARE = 1 << 18,  // bytes of codes that a thread takes at a time
     AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
     MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
 };
@@ -335,7 +336,7 @@ PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t c
         p.turn = turns > 1 ? (times + turns - 1) / turns : times;
         p.ahead = turns > 1 ? (AHEAD / BYTES / p.turn + 1) * p.bytes : AHEAD;
         for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * stride, columns, padded, how);
-        in_shares(shares[how], &p, outputs, outputs * p.bytes < SMALL, (unsigned)n[11]);
+        in_shares(shares[how], &p, outputs, (SHARE / (p.bytes + 1) / TOGETHER + 1) * TOGETHER, outputs * p.bytes < SMALL ? 1 : (unsigned)n[11]);
     }
     Py_END_ALLOW_THREADS
     PyMem_Free(memory);
