@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs on a CPU.
 
-kernels    by name, but for attention;  attention  through torch's flash attention
-few_rows   times a bfloat16 weight, in C or by torch;  float8  products with weights in float8
-workspace  what kernels hold while they run
+kernels              by name, but for attention and quantised weights;  attention  through torch's flash attention
+few_rows             times a bfloat16 weight, in C or by torch
+quantized            times a weight in 8 or 4 bits;  few_rows_quantized  in C;  float8  from codes to values
+one_token            rope, cache and attention of one token, in C
+activations          what regions name;  workspace  what kernels hold while they run
+extension            the kernels in C (`c/`), where they can run;  native  their types
 """
