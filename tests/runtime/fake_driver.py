@@ -138,7 +138,9 @@ class FakeDriver:
 
     def do_cuModuleLoadData(self, into: int, image: int) -> None:
         assert self.context, "no context"
-        known = next((i for i in self.sizes if ctypes.string_at(image, len(i)) == i), b"")
+        # The shortest first, as nothing is to be read behind the image that is there.
+        images = sorted(self.sizes, key=len)
+        known = next((i for i in images if ctypes.string_at(image, len(i)) == i), b"")
         self._images.append(known)
         _store(into, ctypes.c_void_p, FIRST_KERNEL * len(self._images))
 
