@@ -105,6 +105,7 @@ def test_operands_that_do_not_fit_are_left_to_others(kernel: FewRows):
     assert kernel.takes(x, w, None)
     assert not kernel.takes(x.expand(kernel.most + 1, 64).contiguous(), w, None)
     assert not kernel.takes(x[:0], w, None)
+    assert not kernel.takes(x.float(), w, None)
     assert not kernel.takes(x[:, ::2], w[:, ::2], None)
     assert not kernel.takes(x[:, :32].contiguous(), w[:, ::2], None)
     assert not kernel.takes(x, w, torch.ones(16).bfloat16()[::2])

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention through torch's flash attention: no matrix of scores, and no copies of keys and values for the heads that share them.
+"""Attention through torch's flash attention, where `one_token` does not take it: no matrix of scores, and no copies of keys and values for the heads
+that share them.
 
 Torch keeps one thread on each head of each sequence, and reads a shared key head once for each query head. With one query per
 head (decoding) the query heads of a group are therefore given to it as the queries of one head: 8 groups of 4 heads of 64 at

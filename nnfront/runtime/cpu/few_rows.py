@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of a few rows with a bfloat16 weight, at the speed of memory.
 
-Torch's public ops take oneDNN's matmul for bfloat16, which reaches half of the memory's bandwidth for one row (2 threads, EPYC with
-AVX512_BF16). `c/products.c` reaches nearly all of it, for up to eight rows. Where that was not built, or the processor cannot run it, torch's own
-kernel for one row is next: it widens before it multiplies, and reaches three quarters. Torch has it behind a switch that turns oneDNN off for the
+Torch's public ops take oneDNN's matmul for bfloat16, which reaches a third to a half of the memory's bandwidth for one row (2 threads, EPYC with
+AVX512_BF16). `c/products.c` reaches nine tenths of it, and stays ahead of oneDNN up to eight rows. Where that was not built, or the processor cannot run
+it, torch's own kernel for one row is next: it widens before it multiplies, and reaches three quarters or a little more. Torch has it behind a switch that turns oneDNN off for the
 whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
 out the argument types: where a build of torch has another kernel, the name is missing.
 """
@@ -41,8 +41,8 @@ class FewRows:
     widened: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def takes(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether `x` is of few rows and each operand lies in one piece."""
-        is_few = 0 < x.numel() <= self.most * weight.shape[1]
+        """Whether `x` is of few rows, and the operands are of one dtype and lie in one piece each."""
+        is_few = x.dtype == weight.dtype and 0 < x.numel() <= self.most * weight.shape[1]
         are_whole = is_few and x.is_contiguous() and weight.is_contiguous()
         return are_whole and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
 

@@ -55,15 +55,8 @@ def _few_or(run: Run, others: Multiply) -> Multiply:
         return others
     takes, in_c = few.takes, few.multiply
 
-    def multiply(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
-        zeros: torch.Tensor | None,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        kernel = in_c if takes(x, weight, scales, zeros, bias) else others
-        return kernel(x, weight, scales, zeros, bias)
+    def multiply(*operands: Any) -> torch.Tensor:
+        return (in_c if takes(*operands) else others)(*operands)
 
     return multiply
 
