@@ -12,23 +12,27 @@ static Number thread_count;
 typedef struct {
     Share share;
     const void *work;
-    Py_ssize_t count, step;
+    Py_ssize_t count, least;
     Py_ssize_t taken;
 } Shares;
 
 static void take_shares(void *given) {
     Shares *shares = given;
+    const Py_ssize_t threads = thread_count(), count = shares->count;
     // Fewer threads may have come than were asked for; no thread is to be without work.
-    const Py_ssize_t each = (shares->count + thread_count() - 1) / thread_count(), step = shares->step < each ? shares->step : each;
-    for (;;) {
-        const Py_ssize_t first = __atomic_fetch_add(&shares->taken, step, __ATOMIC_RELAXED), end = first + step;
-        if (first >= shares->count) return;
-        shares->share(shares->work, first, end < shares->count ? end : shares->count);
+    const Py_ssize_t each = (count + threads - 1) / threads, least = shares->least < each ? shares->least : each;
+    Py_ssize_t first = __atomic_load_n(&shares->taken, __ATOMIC_RELAXED);
+    while (first < count) {
+        const Py_ssize_t left = count - first, steps = left / (2 * threads * least);
+        const Py_ssize_t end = steps > 1 ? first + steps * least : first + (least < left ? least : left);
+        if (!__atomic_compare_exchange_n(&shares->taken, &first, end, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) continue;
+        shares->share(shares->work, first, end);
+        first = __atomic_load_n(&shares->taken, __ATOMIC_RELAXED);
     }
 }
 
-void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t step, unsigned threads) {
-    Shares shares = {share, work, count, step > 1 ? step : 1, 0};
+void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least, unsigned threads) {
+    Shares shares = {share, work, count, least > 1 ? least : 1, 0};
     if (parallel && threads > 1 && count > 1)
         parallel(take_shares, &shares, threads, 0);
     else

@@ -29,8 +29,9 @@ enum { LANES = 32 };  // bfloat16 values in a vector
 // Work on the parts `first` to `end` of what `work` describes.
 typedef void (*Share)(const void *work, Py_ssize_t first, Py_ssize_t end);
 
-// Let threads work on `count` parts, each taking `step` more whenever it is done: they do not all get the same from memory. Without the GIL.
-void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t step, unsigned threads);
+// Let threads work on `count` parts. Each takes a share of what is left whenever it is done, in multiples of `least`: long streams are what memory
+// likes, and the short ones at the end let threads stop together, though they do not all get the same from memory. Without the GIL.
+void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least, unsigned threads);
 
 // Read `count` integers, addresses among them; false with an error set if they are not what `name` takes.
 bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count);

@@ -14,7 +14,7 @@ enum {
     MOST_SUMS = 24,  // rows of x times rows of the weight, so that all stay in registers
     NEAR = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 15, // elements of a weight that take less time than waking threads
-    SHARE = 1 << 18, // elements of a weight that a thread takes at a time
+    SHARE = 1 << 16, // elements of a weight that a thread takes at least
 };
 
 typedef struct {
