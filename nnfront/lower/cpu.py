@@ -110,6 +110,18 @@ def _over_last_axis(run: Run, context: Context) -> str:
     return ACCEPTED if same else "weight and rows differ in dtype"
 
 
+def _norm_of_sum(run: Run, context: Context) -> str:
+    x, residual, *vectors = run.inputs
+    if context.is_none(x) or context.is_none(residual):
+        return "it is no sum of two tensors"
+    if "normalized_shape" in run.attrs:
+        return "it is a layer norm"
+    y, *operands = (context.tensor(slot) for slot in (run.outputs[0], x, residual))
+    if y.dtype != "bfloat16" or any(operand != y for operand in operands):
+        return "the sum is not of two tensors in bfloat16 of one shape"
+    return _over_last_axis(replace(run, inputs=(x, *vectors)), context)
+
+
 def _with_cache(run: Run, context: Context) -> str:
     return "there is no cache" if context.is_none(run.inputs[3]) else _softmax_only(run, context)
 
@@ -202,7 +214,23 @@ def _rotated_heads(run: Run, context: Context) -> str:
     return ACCEPTED if rotated == size else f"{rotated} of {size} features are rotated"
 
 
+def _with_residual(run: Run, context: Context) -> str:
+    """A product in bfloat16, and nothing but a residual of its shape after it."""
+    if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
+        return "it is not a plain linear"
+    x, weight, _, scale, residual = run.inputs
+    if any(name in run.attrs for name in ("activation", "scale", "dtype")) or not context.is_none(scale):
+        return "more than a residual comes after it"
+    if context.is_none(residual):
+        return "it has no residual"
+    if {context.tensor(slot).dtype for slot in (x, weight, residual)} != {"bfloat16"}:
+        return "operands are not all bfloat16"
+    same = context.tensor(residual).shape == context.tensor(run.outputs[0]).shape
+    return ACCEPTED if same else "the residual is broadcast"
+
+
 _FEW_ROWS = "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN"
+_SUM = "few rows: the sum in the kernel of the product; more rows: in the product's own memory"
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
@@ -220,6 +248,7 @@ CPU: tuple[Rule, ...] = (
         _gated,
         _as_gated,
     ),
+    Rule("product", "product_and_residual", _SUM, _with_residual),
     Rule("quantized_product", "int8_product", _BYTES, _per_channel("int8")),
     Rule("quantized_product", "int8_groups_product", _GROUPS, _grouped("int8")),
     Rule("quantized_product", "int4_product", _GROUPS, _grouped("uint8")),
@@ -237,6 +266,7 @@ CPU: tuple[Rule, ...] = (
     Rule("matmul", "linear_plain", _TRANSPOSED, _plain, as_linear),
     Rule("matmul", "linear_wide", _PIECES, _widened, as_linear),
     Rule("rms_norm", "rms_norm_last", "half the passes over the rows, rounded once", _over_last_axis),
+    Rule("norm_residual", "rms_norm_of_sum", "few rows: the sum in the kernel of the norm", _norm_of_sum),
     Rule("rope", "rope_rotated", "tables made once for all layers, then three calls", _always, _as_rotated),
     Rule(
         "attention",

@@ -19,8 +19,11 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def activation_name(run: Run) -> str:
+    """Return the key of the activation that a region's attributes name."""
+    return "gelu_tanh" if run.attrs.get("approximate") == "tanh" else str(run.attrs["activation"])
+
+
 def activation(run: Run) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the activation that a region's attributes name."""
-    if "approximate" in run.attrs:
-        return partial(F.gelu, approximate=run.attrs["approximate"])
-    return ACTIVATIONS[run.attrs["activation"]]
+    return ACTIVATIONS[activation_name(run)]

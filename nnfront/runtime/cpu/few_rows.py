@@ -11,9 +11,11 @@ out the argument types: where a build of torch has another kernel, the name is m
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from types import ModuleType
+from typing import TypeAlias
 
 import torch
 
@@ -28,17 +30,26 @@ _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEF
 _ONE = 0x3F80  # 1.0 as bfloat16
 
 
+# The activations of gates that the kernel in C computes, in the order of its enum.
+_GATES = ("silu", "gelu_tanh", "relu")
+
+Multiply: TypeAlias = Callable[..., torch.Tensor]
+
+
 @dataclass(frozen=True)
 class FewRows:
     """A kernel for up to `most` rows.
 
-    multiply    (x, weight, bias) -> x @ weight.T + bias, all bfloat16 and contiguous; x [..., columns], weight [outputs, columns]
-    widened     the same with a result in float32, which is not rounded, and no bias; None if there is no such kernel
+    multiply    (x, weight, bias, added) -> x @ weight.T + bias + added, all bfloat16 and contiguous; x [..., columns], weight [outputs, columns],
+                added [..., outputs]
+    widened     (x, weight) -> x @ weight.T in float32, which is not rounded; None if there is no such kernel
+    gated       by activation: (x, weight, bias) -> activation(gate) * up, the halves of the product; for those that the kernel computes
     """
 
     most: int
-    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+    multiply: Multiply
     widened: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    gated: Mapping[str, Multiply] = field(default_factory=dict)
 
     def takes(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Whether `x` is of few rows, and the operands are of one dtype and lie in one piece each."""
@@ -51,33 +62,56 @@ def find_native(module: ModuleType | None) -> FewRows | None:
     """Return the kernel in C, if there is one."""
     if module is None:
         return None
-    product, threads = module.multiply, torch.get_num_threads
+    product, gated_product, threads = module.multiply, module.multiply_gated, torch.get_num_threads
 
-    def multiply_as(dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        is_wide = dtype == torch.float32
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> torch.Tensor:
+        outputs, columns = weight.shape
+        shape = list(x.shape)  # less work than taking a torch.Size apart
+        shape[-1] = outputs
+        y = torch.empty(shape, dtype=dtype)
+        product(
+            weight.data_ptr(),
+            x.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            0 if added is None else added.data_ptr(),
+            y.data_ptr(),
+            x.numel() // columns,
+            columns,
+            outputs,
+            dtype is torch.float32,
+            threads(),
+        )
+        return y
 
-        def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def gated_by(activation: int) -> Multiply:
+        def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
             outputs, columns = weight.shape
-            shape = list(x.shape)  # less work than taking a torch.Size apart
-            shape[-1] = outputs
-            y = torch.empty(shape, dtype=dtype)
-            rows, to_add = x.numel() // columns, 0 if bias is None else bias.data_ptr()
-            product(
+            shape = list(x.shape)
+            shape[-1] = outputs // 2
+            y = torch.empty(shape, dtype=torch.bfloat16)
+            gated_product(
                 weight.data_ptr(),
                 x.data_ptr(),
-                to_add,
+                0 if bias is None else bias.data_ptr(),
                 y.data_ptr(),
-                rows,
+                x.numel() // columns,
                 columns,
-                outputs,
-                is_wide,
+                outputs // 2,
+                activation,
                 threads(),
             )
             return y
 
-        return multiply
+        return gated
 
-    return FewRows(8, multiply_as(torch.bfloat16), multiply_as(torch.float32))
+    gates = {name: gated_by(i) for i, name in enumerate(_GATES)}
+    return FewRows(8, multiply, partial(multiply, dtype=torch.float32), gates)
 
 
 def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
@@ -97,12 +131,18 @@ def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
     else:
         return None
 
-    def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        added: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         outputs, columns = weight.shape
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
         if outputs:
             kernel(columns, outputs, _ONE, weight.data_ptr(), columns, x.data_ptr(), 1, 0, y.data_ptr(), 1)
-        return y if bias is None else y.add_(bias)
+        y = y if bias is None else y.add_(bias)
+        return y if added is None else y.add_(added)
 
     return FewRows(1, multiply) if _is_right(multiply) else None
 

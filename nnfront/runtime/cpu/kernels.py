@@ -14,15 +14,12 @@ from torch.nn import functional as F
 
 from nnfront.lower import PACK, Run
 from nnfront.runtime.cache.layer import CacheLayer
-from nnfront.runtime.cpu import attention, one_token, quantized
-from nnfront.runtime.cpu.activations import ACTIVATIONS, activation
-from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.runtime.cpu import attention, norms, one_token, quantized
+from nnfront.runtime.cpu.activations import ACTIVATIONS, activation, activation_name
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 
 # Elements of a weight that are widened at a time: 4 MiB of float32.
 PIECE = 1 << 20
-# Rows up to which one thread normalises them before several of torch's would have woken.
-FEW = 8
 
 
 def _tuple(run: Run) -> Callable[..., Any]:
@@ -86,37 +83,6 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
     return linear_wide
 
 
-def _rms_norm_last(run: Run) -> Callable[..., Any]:
-    """Over the last axis. `torch.rms_norm` makes twice as many passes over the rows.
-
-    896 features in bfloat16, one thread: 512 rows 0.25 ms against 0.65 or more; one row between large matmuls 20 us against 35, and 15 in C.
-    """
-    epsilon = run.attrs.get("epsilon", 1e-5)
-    normalize = NATIVE and NATIVE.rms_norm
-    zero: dict[torch.dtype, torch.Tensor] = {}
-
-    def rms_norm_last(x: torch.Tensor, weight: torch.Tensor | None, bias: None) -> torch.Tensor:
-        size, dtype = x.shape[-1], x.dtype
-        if normalize and dtype == torch.bfloat16 and weight is not None and 0 < x.numel() <= FEW * size:
-            x, weight, y = x.contiguous(), weight.contiguous(), torch.empty(x.shape, dtype=dtype)
-            normalize(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, epsilon)
-            return y
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        if x.numel() == size and weight is not None and dtype != torch.float64:
-            # The factor of one row is a number: x * weight * factor is one call, rounded once.
-            mean = torch.linalg.vector_norm(x, dtype=wide).item() ** 2 / size + epsilon
-            if mean > 0:
-                if dtype not in zero:
-                    zero[dtype] = torch.zeros((), dtype=dtype)
-                return torch.addcmul(zero[dtype], x, weight, value=mean**-0.5)
-        factor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        factor = factor.square_().div_(size).add_(epsilon).rsqrt_()
-        y = x * factor if dtype == wide else x.to(wide).mul_(factor)
-        return (y if weight is None else y.mul_(weight)).to(dtype)
-
-    return rms_norm_last
-
-
 def _rope_tables(run: Run) -> Callable[..., Any]:
     """Cosines of both features of each pair, and sines with the sign of each: what `rope_rotated` multiplies by.
 
@@ -151,14 +117,39 @@ def _rope_rotated(run: Run) -> Callable[..., Any]:
     return rope_rotated
 
 
+def _product_and_residual(run: Run) -> Callable[..., Any]:
+    """x @ weight.T + bias + residual: few rows are rounded once, more rows after the product and after the sum."""
+    takes, multiply = (None, None) if FEW_ROWS is None else (FEW_ROWS.takes, FEW_ROWS.multiply)
+
+    def product_and_residual(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: None, residual: torch.Tensor
+    ) -> torch.Tensor:
+        if takes and multiply and takes(x, weight, bias) and residual.is_contiguous():
+            return multiply(x, weight, bias, residual)
+        return F.linear(x, weight, bias).add_(residual)
+
+    return product_and_residual
+
+
+def gated_few_rows(run: Run) -> Callable[..., torch.Tensor] | None:
+    """Return the kernel that computes a gated product of few rows, if there is one."""
+    if FEW_ROWS is None or run.attrs["product"] != "linear_bfloat16":
+        return None
+    return FEW_ROWS.gated.get(activation_name(run))
+
+
 def _gated_product(run: Run) -> Callable[..., Any]:
     """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight.
 
-    Rows are multiplied with one half after the other: elementwise calls on halves of one result take 1.4 times as long.
+    Few rows go to a kernel that does all of it, if there is one. Else rows are multiplied with one half after the other: elementwise calls on
+    halves of one result take 1.4 times as long.
     """
     multiply, activate = KERNELS[run.attrs["product"]](run), activation(run)
+    few, gated = FEW_ROWS, gated_few_rows(run)
 
     def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if few and gated and few.takes(x, weight, bias):
+            return gated(x, weight, bias)
         half = weight.shape[0] // 2
         if x.numel() == x.shape[-1]:
             both = multiply(x, weight, bias)
@@ -245,10 +236,12 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "linear_bfloat16": _linear_bfloat16,
     "linear_float32": _linear_float32,
     "linear_wide": _linear_wide,
-    "rms_norm_last": _rms_norm_last,
+    "rms_norm_last": norms.rms_norm_last,
+    "rms_norm_of_sum": norms.rms_norm_of_sum,
     "rope_tables": _rope_tables,
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
+    "product_and_residual": _product_and_residual,
     "moe_mlp_sorted": _moe_mlp_sorted,
     "int8_product": quantized.product(quantized.int8),
     "int8_gated_product": quantized.gated_product(quantized.int8),

@@ -28,11 +28,24 @@ def multiply(
     weight: int,
     x: int,
     bias: int,
+    added: int,
     y: int,
     rows: int,
     columns: int,
     outputs: int,
     is_wide: int,
+    threads: int,
+    /,
+) -> None: ...
+def multiply_gated(
+    weight: int,
+    x: int,
+    bias: int,
+    y: int,
+    rows: int,
+    columns: int,
+    outputs: int,
+    activation: int,
     threads: int,
     /,
 ) -> None: ...
@@ -51,7 +64,9 @@ def multiply_quantized(
     threads: int,
     /,
 ) -> None: ...
-def rms_norm(x: int, weight: int, y: int, rows: int, size: int, epsilon: float, /) -> None: ...
+def rms_norm(
+    x: int, added: int, total: int, weight: int, y: int, rows: int, size: int, epsilon: float, /
+) -> None: ...
 def rotate(
     x: int, cos: int, sin: int, y: int, rows: int, heads: int, size: int, next_row: int, next_table: int, /
 ) -> None: ...

@@ -16,7 +16,8 @@ from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
 from nnfront.runtime.cpu import quantized
 from nnfront.runtime.cpu.attention import BLOCK, FOLDED
-from nnfront.runtime.cpu.kernels import PIECE
+from nnfront.runtime.cpu.few_rows import FEW_ROWS
+from nnfront.runtime.cpu.kernels import PIECE, gated_few_rows
 
 
 def _nothing(run: Run, *operands: object) -> int:
@@ -27,6 +28,11 @@ def _rms_norm_last(run: Run, x: Layout, weight: Layout | None, bias: None) -> in
     """For a half type the result in float32, unless there is one row only."""
     is_row = x.count == x.shape[-1] and weight is not None
     return 4 * x.count if x.is_half and not is_row else 0
+
+
+def _rms_norm_of_sum(run: Run, x: Layout, residual: Layout, weight: Layout | None, bias: None) -> int:
+    """What the norm holds, and the sum if nobody else reads it."""
+    return _rms_norm_last(run, x, weight, None) + (0 if len(run.outputs) == 2 else x.count * x.item)
 
 
 def _rope_tables(run: Run, cos: Layout, sin: Layout) -> int:
@@ -125,7 +131,10 @@ def _remembered_by_qkv(
 
 
 def _gated_product(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
-    """One of gate and up; of one row both."""
+    """One of gate and up; of one row both; in C neither."""
+    rows = x.count // max(x.shape[-1], 1)
+    if FEW_ROWS and gated_few_rows(run) and 0 < rows <= FEW_ROWS.most:
+        return 0
     half = x.count // x.shape[-1] * weight.shape[0] // 2 * x.item if x.count else 0
     return 2 * half if x.count == x.shape[-1] else half
 
@@ -219,7 +228,9 @@ WORKSPACES: Mapping[str, Workspace] = {
     "linear_bfloat16": Workspace(_nothing),
     "linear_float32": Workspace(_nothing),
     "linear_wide": Workspace(_linear_wide),
+    "product_and_residual": Workspace(_nothing),
     "rms_norm_last": Workspace(_rms_norm_last),
+    "rms_norm_of_sum": Workspace(_rms_norm_of_sum),
     "rope_tables": Workspace(_rope_tables),
     "rope_rotated": Workspace(_rope_rotated),
     "gated_product": Workspace(_gated_product),

@@ -41,20 +41,6 @@ INLINE State *state_of(const Attention *a, float *part, Py_ssize_t head) {
 
 INLINE Py_ssize_t least(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
 
-// e^x for x <= 0 as 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
-FAST INLINE __m512 exponential(__m512 x) {
-    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // e^-150 is 0 in float32
-    const float series[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
-    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    // ln 2 in two parts, the first of which has so few bits that n times it is exact.
-    const __m512 near = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), near);
-    __m512 sum = _mm512_set1_ps(1.0f / 720);
-#pragma GCC unroll 6
-    for (int i = 0; i < 6; i++) sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(series[i]));
-    return _mm512_scalef_ps(sum, n);
-}
-
 // The sums of four vectors.
 FAST INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
     const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));

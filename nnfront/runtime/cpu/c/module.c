@@ -76,9 +76,12 @@ static PyMethodDef methods[] = {
 #if HAS_KERNELS
     METHOD(append_and_attend, "(q, k, v, keys, values, lengths, y, batch, groups, shared, size, capacity, window, next_q, next_k, "
                               "next_v, threads, scale): attention of one token, which is stored before"),
-    METHOD(rms_norm, "(x, weight, y, rows, size, epsilon): y = x * weight / sqrt(mean(x^2) + epsilon)"),
+    METHOD(rms_norm, "(x, added, total, weight, y, rows, size, epsilon): y = total * weight / sqrt(mean(total^2) + epsilon), where total is x + added; "
+                     "without added, x"),
     METHOD(rotate, "(x, cos, sin, y, rows, heads, size, next_row, next_table): y = x * cos + x with its halves swapped * sin"),
-    METHOD(multiply, "(weight, x, bias, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias"),
+    METHOD(multiply, "(weight, x, bias, added, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias + added"),
+    METHOD(multiply_gated, "(weight, x, bias, y, rows, columns, outputs, activation, threads): y = activation(first half of x @ weight.T "
+                           "+ bias) * second half"),
     METHOD(multiply_quantized, "(stored, codes, scales, zeros, x, bias, y, rows, columns, outputs, group, threads): the same with codes"),
 #endif
     {NULL, NULL, 0, NULL},

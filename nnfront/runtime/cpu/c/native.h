@@ -41,7 +41,7 @@ bool read_numbers_and_real(const char *name, PyObject *const *args, Py_ssize_t g
 
 // The methods of the module, each in the file of its kernel.
 typedef PyObject *Method(PyObject *self, PyObject *const *args, Py_ssize_t count);
-Method append_and_attend, multiply, multiply_quantized, rms_norm, rotate;
+Method append_and_attend, multiply, multiply_gated, multiply_quantized, rms_norm, rotate;
 
 #if HAS_KERNELS
 
@@ -58,6 +58,20 @@ INLINE uint16_t rounded(float value) {
     memcpy(&bits, &value, sizeof bits);
     if (value != value) return (uint16_t)(bits >> 16 | 0x40);
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// e^x for x <= 0 as 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
+FAST INLINE __m512 exponential(__m512 x) {
+    x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // e^-150 is 0 in float32
+    const float series[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    // ln 2 in two parts, the first of which has so few bits that n times it is exact.
+    const __m512 near = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), near);
+    __m512 sum = _mm512_set1_ps(1.0f / 720);
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++) sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(series[i]));
+    return _mm512_scalef_ps(sum, n);
 }
 
 #endif

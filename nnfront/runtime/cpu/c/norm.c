@@ -9,9 +9,15 @@
 
 enum { SUMS = 64 };  // at a time, as one alone waits for itself
 
-FAST static void normalize(const uint16_t *x, const uint16_t *weight, uint16_t *y, Py_ssize_t size, float epsilon) {
-    float squares[SUMS] = {0};
+// y = x * weight / root of the mean of x^2; x + added in the place of x if something is added, and that rounded to `total`.
+FAST static void normalize(const uint16_t *x, const uint16_t *added, uint16_t *total, const uint16_t *weight, uint16_t *y, Py_ssize_t size,
+                           float epsilon) {
     Py_ssize_t i = 0;
+    if (added) {
+        for (; i < size; i++) total[i] = rounded(widened(x[i]) + widened(added[i]));
+        x = total, i = 0;
+    }
+    float squares[SUMS] = {0};
     for (; i + SUMS <= size; i += SUMS)
         for (int j = 0; j < SUMS; j++) squares[j] += widened(x[i + j]) * widened(x[i + j]);
     for (; i < size; i++) squares[0] += widened(x[i]) * widened(x[i]);
@@ -22,13 +28,14 @@ FAST static void normalize(const uint16_t *x, const uint16_t *weight, uint16_t *
 }
 
 PyObject *rms_norm(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[5];
+    Py_ssize_t n[7];
     float epsilon;
-    if (!read_numbers_and_real("rms_norm", args, count, n, 5, &epsilon)) return NULL;
-    const uint16_t *x = (const uint16_t *)n[0], *weight = (const uint16_t *)n[1];
-    uint16_t *y = (uint16_t *)n[2];
-    const Py_ssize_t rows = n[3], size = n[4];
-    for (Py_ssize_t row = 0; row < rows; row++) normalize(x + row * size, weight, y + row * size, size, epsilon);
+    if (!read_numbers_and_real("rms_norm", args, count, n, 7, &epsilon)) return NULL;
+    const uint16_t *x = (const uint16_t *)n[0], *added = (const uint16_t *)n[1], *weight = (const uint16_t *)n[3];
+    uint16_t *total = (uint16_t *)n[2], *y = (uint16_t *)n[4];
+    const Py_ssize_t rows = n[5], size = n[6];
+    for (Py_ssize_t at = 0; at < rows * size; at += size)
+        normalize(x + at, added ? added + at : NULL, added ? total + at : NULL, weight, y + at, size, epsilon);
     Py_RETURN_NONE;
 }
 

@@ -15,16 +15,25 @@ enum {
     NEAR = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
     SMALL = 1 << 15, // elements of a weight that take less time than waking threads
     SHARE = 1 << 16, // elements of a weight that a thread takes at least
+    FLOATS = 16,     // in a vector
+    GATES = 1 << 10, // results of a half that a thread holds at a time
 };
 
 typedef struct {
     const uint16_t *weight;  // [outputs, columns]
     const uint16_t *x;       // [rows, columns]
     const uint16_t *bias;    // [outputs] or NULL
+    const uint16_t *added;   // [rows, outputs] or NULL
     void *y;                 // [rows, outputs], float if is_wide, else bfloat16
     Py_ssize_t rows, columns, outputs;
     bool is_wide;
 } Product;
+
+// activation(x @ gate.T + its bias) * (x @ up.T + its bias), where up lies behind gate
+typedef struct {
+    Product gate;
+    enum { SILU, GELU_TANH, RELU } activation;
+} Gated;
 
 // LANES values, or the first of them that `there` marks.
 FAST INLINE __m512bh values(const uint16_t *from, const bool is_whole, __mmask32 there) {
@@ -62,8 +71,8 @@ FAST INLINE void tile(const Product *p, Py_ssize_t at, const int rows, const int
         const float bias = p->bias ? widened(p->bias[at + j]) : 0.0f;
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) {
-            const float sum = _mm512_reduce_add_ps(sums[row * wide + j]) + bias;
             const Py_ssize_t to = row * p->outputs + at + j;
+            const float sum = _mm512_reduce_add_ps(sums[row * wide + j]) + bias + (p->added ? widened(p->added[to]) : 0.0f);
             if (p->is_wide)
                 ((float *)p->y)[to] = sum;
             else
@@ -85,17 +94,78 @@ FAST static void outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
 #undef ROWS
 }
 
-PyObject *multiply(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[9];
-    if (!read_numbers("multiply", args, count, n, 9)) return NULL;
-    const Product p = {
-        .weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .y = (void *)n[3],
-        .rows = n[4], .columns = n[5], .outputs = n[6], .is_wide = n[7] != 0,
-    };
-    if (p.rows < 1 || p.rows > MOST_ROWS) return PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, p.rows);
+// The parts `at` to `end` of `p` by themselves, in float.
+static Product part(const Product *p, Py_ssize_t at, Py_ssize_t end, float *y) {
+    Product part = *p;
+    part.weight += at * p->columns, part.bias += p->bias ? at : 0;
+    part.outputs = end - at, part.y = y, part.is_wide = true;
+    return part;
+}
+
+// x / (1 + e^-z) without an e^ that is too large; z is x, or what the approximation by tanh (Hendrycks and Gimpel, 2016) makes of it.
+FAST INLINE __m512 activated(__m512 x, const int activation) {
+    if (activation == RELU) return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());
+    const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x), one = _mm512_set1_ps(1.0f);
+    const __m512 z = activation == SILU ? x : _mm512_mul_ps(_mm512_set1_ps(1.595769122f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x));
+    const __m512 power = exponential(_mm512_or_ps(z, _mm512_set1_ps(-0.0f)));  // e^-|z|
+    const __m512 above = _mm512_mask_mov_ps(one, _mm512_cmp_ps_mask(z, _mm512_setzero_ps(), _CMP_LT_OQ), power);
+    return _mm512_div_ps(_mm512_mul_ps(x, above), _mm512_add_ps(one, power));
+}
+
+FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
+    const Gated *g = given;
+    const Product *p = &g->gate;
+    const Py_ssize_t most = GATES / p->rows / FLOATS * FLOATS, up = p->outputs;
+    float gates[GATES + FLOATS], ups[GATES + FLOATS];
+    for (; at < end; at += most) {
+        const Py_ssize_t count = most < end - at ? most : end - at;
+        const Product first = part(p, at, at + count, gates), second = part(p, up + at, up + at + count, ups);
+        outputs(&first, 0, count);
+        outputs(&second, 0, count);
+        for (Py_ssize_t row = 0; row < p->rows; row++) {
+            uint16_t *y = (uint16_t *)p->y + row * p->outputs + at;
+            for (Py_ssize_t i = 0; i < count; i += FLOATS) {
+                const __m512 gate = activated(_mm512_loadu_ps(gates + row * count + i), g->activation);
+                float products[FLOATS];
+                _mm512_storeu_ps(products, _mm512_mul_ps(gate, _mm512_loadu_ps(ups + row * count + i)));
+                for (Py_ssize_t j = 0; j < FLOATS && i + j < count; j++) y[i + j] = rounded(products[j]);
+            }
+        }
+    }
+}
+
+static bool has_rows(Py_ssize_t rows) {
+    if (rows >= 1 && rows <= MOST_ROWS) return true;
+    PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, rows);
+    return false;
+}
+
+static void run(Share share, const void *work, const Product *p, Py_ssize_t threads) {
     Py_BEGIN_ALLOW_THREADS
-    in_shares(outputs, &p, p.outputs, SHARE / (p.columns + 1), p.outputs * p.columns < SMALL ? 1 : (unsigned)n[8]);
+    in_shares(share, work, p->outputs, SHARE / (p->columns + 1), p->outputs * p->columns < SMALL ? 1 : (unsigned)threads);
     Py_END_ALLOW_THREADS
+}
+
+PyObject *multiply(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t n[10];
+    if (!read_numbers("multiply", args, count, n, 10) || !has_rows(n[5])) return NULL;
+    const Product p = {
+        .weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .added = (const uint16_t *)n[3],
+        .y = (void *)n[4], .rows = n[5], .columns = n[6], .outputs = n[7], .is_wide = n[8] != 0,
+    };
+    run(outputs, &p, &p, n[9]);
+    Py_RETURN_NONE;
+}
+
+PyObject *multiply_gated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t n[9];
+    if (!read_numbers("multiply_gated", args, count, n, 9) || !has_rows(n[4])) return NULL;
+    const Gated g = {
+        .gate = {.weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .y = (void *)n[3],
+                 .rows = n[4], .columns = n[5], .outputs = n[6]},
+        .activation = n[7],
+    };
+    run(gated_outputs, &g, &g.gate, n[8]);
     Py_RETURN_NONE;
 }
 
