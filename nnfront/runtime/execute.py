@@ -25,6 +25,11 @@ Frame: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[Frame], None]
 # From a kernel call to the function that does it: operands by position, sized attributes by keyword.
 Resolve: TypeAlias = Callable[[Run], Callable[..., Any]]
+# From steps and their instructions to fewer steps that do the same.
+Join: TypeAlias = Callable[
+    [Sequence[tuple[Step, "Instruction | None"]], Sequence[Slot], str],
+    Sequence[tuple[Step, "Instruction | None"]],
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,16 @@ def place(code: Code, step: Step | None) -> str:
 
 
 def prepare(
-    block: Block, slots: Sequence[Slot], resolve: Resolve, dims: Mapping[Symbol, int], method: str = ""
+    block: Block,
+    slots: Sequence[Slot],
+    resolve: Resolve,
+    dims: Mapping[Symbol, int],
+    method: str = "",
+    join: Join | None = None,
 ) -> Code:
     """Turn a block into steps. `resolve` gives the function for each kernel, `dims` the slot of each dim.
 
-    `method` is the name for the notes of errors.
+    `method` is the name for the notes of errors. `join` makes one step of several where a target can.
     """
     pairs: list[tuple[Step, Instruction | None]] = []
     if block.sizes:
@@ -82,13 +92,15 @@ def prepare(
                 step = _run_step(instruction, resolve(instruction))
                 pairs.append((_checked(step, instruction, method) if checks_nan() else step, instruction))
             case Branch():
-                then = prepare(instruction.then, slots, resolve, dims, method)
-                otherwise = prepare(instruction.otherwise, slots, resolve, dims, method)
+                then = prepare(instruction.then, slots, resolve, dims, method, join)
+                otherwise = prepare(instruction.otherwise, slots, resolve, dims, method, join)
                 pairs.append((_branch_step(instruction, then, otherwise), instruction))
             case Match():
                 pairs.append((match_step(instruction, slots[instruction.input].name), instruction))
                 if instruction.sizes:
                     pairs.append((size_step(instruction.sizes, slots, dims), None))
+    if join is not None and not checks_nan():
+        pairs = list(join(pairs, slots, method))
     return Code(tuple(step for step, _ in pairs), tuple(instruction for _, instruction in pairs), method)
 
 

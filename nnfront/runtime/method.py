@@ -15,6 +15,7 @@ from nnfront.errors import RunError
 from nnfront.lower import Block, MethodProgram
 from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
 from nnfront.runtime.check import compile_check, put
+from nnfront.runtime.cpu import sequence
 from nnfront.runtime.cuda.graphs import Graphs
 from nnfront.runtime.cuda.launcher import Launcher, launching
 from nnfront.runtime.cuda.recordable import why_not
@@ -79,8 +80,9 @@ class Method:
 
     def _prepared(self, block: Block) -> Code:
         dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
+        join = sequence.join if self._device.type == "cpu" else None
         return prepare(
-            block, self.program.slots, lambda run: self._hits.resolve(run, resolve), dims, self.name
+            block, self.program.slots, lambda run: self._hits.resolve(run, resolve), dims, self.name, join
         )
 
     @property

@@ -13,6 +13,7 @@ from nnfront.lower import CacheLayerType, Run, Structure, lower
 from nnfront.passes import outline
 from nnfront.runtime.cache.layer import make_layer
 from nnfront.runtime.cpu import kernels as cpu
+from nnfront.runtime.cpu import norms
 from nnfront.runtime.kernels import resolve
 
 
@@ -112,7 +113,7 @@ def test_without_a_kernel_for_few_rows_linear_goes_to_onednn(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_rms_norm_last_agrees_with_float64(dtype, shape, weight, by, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(cpu, "NATIVE", None)
+        monkeypatch.setattr(norms, "NATIVE", None)
     x = (10 * torch.randn(shape)).to(dtype)
     w = torch.randn(shape[-1]).to(dtype) if weight else None
     got, expected = both("rms_norm_last", ops.rms_norm, (x, w, None), axes=(len(shape) - 1,), epsilon=1e-6)

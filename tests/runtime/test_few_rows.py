@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from nnfront.runtime.cpu import extension, few_rows
 from nnfront.runtime.cpu.few_rows import FewRows, find_native, find_torch
@@ -32,13 +33,20 @@ def operands(rows: int, columns: int, outputs: int, bias: bool, offset: int = 0)
     return inside(rows, columns), inside(outputs, columns), inside(outputs) if bias else None
 
 
-def assert_right(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> None:
-    """Within the rounding of the result, of a bias added after it, and of a float32 sum of so many products."""
+def assert_right(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    b: torch.Tensor | None,
+    added: torch.Tensor | None = None,
+) -> None:
+    """Within the rounding of the result, of what is added after it, and of a float32 sum of so many products."""
     exact, sizes = x.double() @ w.double().T, x.double().abs() @ w.double().abs().T
-    if b is not None:
-        exact, sizes = exact + b.double(), sizes + b.double().abs()
+    after = [t.double() for t in (b, added) if t is not None]
+    for t in after:
+        exact, sizes = exact + t, sizes + t.abs()
     rounding = 0.0 if y.dtype == torch.float32 else 2**-8
-    bound = exact.abs() * rounding * 2 + sizes * 2.0**-22 + (0 if b is None else rounding * sizes)
+    bound = exact.abs() * rounding * 2 + sizes * (2.0**-22 + len(after) * rounding)
     assert y.shape == exact.shape
     assert ((y.double() - exact).abs() <= bound).all()
 
@@ -55,10 +63,85 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: FewRows, data
     y = kernel.multiply(x, w, b)
     assert y.dtype == torch.bfloat16
     assert_right(y, x, w, b)
+    added = operands(rows, outputs, 1, False, data.draw(st.integers(0, 31)))[0]
+    assert_right(kernel.multiply(x, w, b, added), x, w, b, added)
     if kernel.widened:
         wide = kernel.widened(x, w)
         assert wide.dtype == torch.float32
         assert_right(wide, x, w, None)
+
+
+ACTIVATIONS = {
+    "silu": F.silu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@native_only
+def test_every_gate_is_tested():
+    assert list(NATIVE.gated) == list(ACTIVATIONS)
+
+
+@native_only
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_gated_products_agree_with_float64_wherever_operands_lie(data: st.DataObject):
+    name = data.draw(st.sampled_from(sorted(ACTIVATIONS)))
+    rows, columns = data.draw(st.integers(1, NATIVE.most)), data.draw(st.sampled_from([1, 31, 33, 257, 1000]))
+    outputs = data.draw(st.sampled_from([1, 2, 15, 16, 17, 33, 130, 1030]))
+    x, w, b = operands(rows, columns, 2 * outputs, data.draw(st.booleans()), data.draw(st.integers(0, 31)))
+    w.mul_(data.draw(st.sampled_from([0.05, 1.0])))  # gates of all sizes
+    y = NATIVE.gated[name](x, w, b)
+
+    gate, up = (x.double() @ w.double().T + (0 if b is None else b.double())).chunk(2, -1)
+    sums = x.double().abs() @ w.double().abs().T + (0 if b is None else b.double().abs())
+    gate_error, up_error = (sums * 2.0**-22).chunk(2, -1)
+    active = ACTIVATIONS[name](gate)
+    # No activation is steeper than 1.13; e^x, the quotient and what is rounded in float32 are within some units of its last place.
+    error = (1.2 * gate_error + 2.0**-20 * (gate.abs() + 1e-3)) * up.abs() + active.abs() * up_error
+    assert y.dtype == torch.bfloat16
+    assert y.shape == active.shape
+    assert ((y.double() - active * up).abs() <= (active * up).abs() * 2.0**-8 + error + 1e-30).all()
+
+
+@native_only
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_gates_that_are_large_or_no_number_come_out_as_from_torch(name: str):
+    values = [
+        torch.nan,
+        torch.inf,
+        -torch.inf,
+        3e38,
+        -3e38,
+        200.0,
+        -200.0,
+        -88.0,
+        0.0,
+        -0.0,
+        1e-38,
+        20.0,
+        -20.0,
+    ]
+    w = torch.tensor([*values, *[1.0] * len(values)]).bfloat16().unsqueeze(1)
+    y = NATIVE.gated[name](torch.ones(1, 1).bfloat16(), w, None)
+    expected = ACTIVATIONS[name](torch.tensor(values).bfloat16().double()).bfloat16()
+    torch.testing.assert_close(y[0], expected, rtol=2**-8, atol=1e-36, equal_nan=True)
+
+
+@native_only
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_threads_share_gates_and_change_nothing(rows: int):
+    x, w, b = operands(rows, 257, 2006, True)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(NATIVE.gated["silu"](x, w, b))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
 
 
 @native_only
@@ -128,6 +211,8 @@ def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
 def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
     for rows in (0, 9, -1):
         with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
-            extension.NATIVE.multiply(0, 0, 0, 0, rows, 64, 64, 0, 1)
-    with pytest.raises(TypeError, match="multiply takes 9 numbers, got 2"):
+            extension.NATIVE.multiply(0, 0, 0, 0, 0, rows, 64, 64, 0, 1)
+        with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
+            extension.NATIVE.multiply_gated(0, 0, 0, 0, rows, 64, 64, 0, 1)
+    with pytest.raises(TypeError, match="multiply takes 10 numbers, got 2"):
         extension.NATIVE.multiply(0, 0)

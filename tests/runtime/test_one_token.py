@@ -12,7 +12,7 @@ import nnfront as nn
 from nnfront.lower import CacheLayerType
 from nnfront.runtime.cache.layer import RingLayer, make_layer
 from nnfront.runtime.cache.lengths import Lengths
-from nnfront.runtime.cpu import kernels, one_token
+from nnfront.runtime.cpu import kernels, norms, one_token, sequence
 from nnfront.runtime.cpu.extension import NATIVE
 
 pytestmark = pytest.mark.skipif(
@@ -200,8 +200,9 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
     for batch in (prompts[:1], [prompts[1], prompts[1][::-1]]):
         with_c = logits(batch)
         with monkeypatch.context() as without:
+            without.setattr(sequence, "NATIVE", None)
             without.setattr(one_token, "NATIVE", None)
-            without.setattr(kernels, "NATIVE", None)
+            without.setattr(norms, "NATIVE", None)
             without.setattr(kernels, "FEW_ROWS", None)
             without_c = logits(batch)
         for got, expected in zip(with_c, without_c, strict=True):

@@ -97,8 +97,13 @@ class CacheLayer(ABC):
         self.take(seq)
         return self.storage
 
+    @property
+    def has_place_in_order(self) -> bool:
+        """Whether the next token goes to the place of its position in the layer's buffers, stored as it is."""
+        return False
+
     def reserve_in_order(self) -> Storage | None:
-        """`reserve(1)` where the token at position p is at p of its buffers and stored as it is, else None, with nothing changed."""
+        """`reserve(1)` if it `has_place_in_order`, else None, with nothing changed."""
         return None
 
     @abstractmethod
@@ -176,11 +181,15 @@ class RingLayer(CacheLayer):
             raise self._full(before, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
+    @property
+    def has_place_in_order(self) -> bool:
+        return not (self._coded or self._state.scratch or self.lengths.longest >= self.capacity)
+
     def reserve_in_order(self) -> Storage | None:
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
-        state = self._state
-        if self._coded or state.scratch or self.lengths.longest >= self.capacity:
+        if not self.has_place_in_order:
             return None
+        state = self._state
         state.lengths = state.lengths.grow(self._first, self.batch, 1)
         return Storage(*self._parts)
 

@@ -31,7 +31,7 @@ _ONE = 0x3F80  # 1.0 as bfloat16
 
 
 # The activations of gates that the kernel in C computes, in the order of its enum.
-_GATES = ("silu", "gelu_tanh", "relu")
+GATES = ("silu", "gelu_tanh", "relu")
 
 Multiply: TypeAlias = Callable[..., torch.Tensor]
 
@@ -110,7 +110,7 @@ def find_native(module: ModuleType | None) -> FewRows | None:
 
         return gated
 
-    gates = {name: gated_by(i) for i, name in enumerate(_GATES)}
+    gates = {name: gated_by(i) for i, name in enumerate(GATES)}
     return FewRows(8, multiply, partial(multiply, dtype=torch.float32), gates)
 
 

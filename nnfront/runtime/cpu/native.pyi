@@ -2,6 +2,7 @@
 # The extension is optional: where it could not be built, importing it fails.
 
 is_able: int
+kernels: str
 
 def append_and_attend(
     q: int,
@@ -70,4 +71,5 @@ def rms_norm(
 def rotate(
     x: int, cos: int, sin: int, y: int, rows: int, heads: int, size: int, next_row: int, next_table: int, /
 ) -> None: ...
+def run_sequence(rows: int, count: int, /, *addresses: int) -> None: ...
 def use_openmp(parallel: int, thread_count: int, /) -> None: ...

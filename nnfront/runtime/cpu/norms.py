@@ -30,7 +30,11 @@ def _takes(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
 
 
 def _in_c(
-    x: torch.Tensor, added: torch.Tensor | None, total: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    x: torch.Tensor,
+    added: torch.Tensor | None,
+    total: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
 ) -> torch.Tensor:
     """The norm of x, or of x + added, which is written to `total`."""
     assert NATIVE is not None
@@ -70,7 +74,9 @@ def rms_norm_of_sum(run: Run) -> Callable[..., Any]:
     """The norm of x + residual, and the sum too where others read it."""
     norm, has_sum, epsilon = rms_norm_last(run), len(run.outputs) == 2, run.attrs.get("epsilon", 1e-5)
 
-    def rms_norm_of_sum(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: None) -> Any:
+    def rms_norm_of_sum(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: None
+    ) -> Any:
         if weight is not None and _takes(x, weight):
             total = torch.empty(x.shape, dtype=torch.bfloat16)
             y = _in_c(x, residual.contiguous(), total, weight, epsilon)

@@ -191,31 +191,26 @@ static void append(const Attention *a, const uint16_t *k, const uint16_t *v, Py_
     }
 }
 
-PyObject *append_and_attend(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[17];
-    float scale;
-    if (!read_numbers_and_real("append_and_attend", args, count, n, 17, &scale)) return NULL;
+const char *append_and_attend(const Py_ssize_t *n) {
     Attention a = {
         .q = (const uint16_t *)n[0], .keys = (uint16_t *)n[3], .values = (uint16_t *)n[4], .lengths = (const int32_t *)n[5],
         .batch = n[7], .groups = n[8], .shared = n[9], .size = n[10], .capacity = n[11], .window = n[12], .next_q = n[13],
-        .splits = 1, .scale = scale,
+        .splits = 1, .scale = real(n[17]),
     };
     if (a.size < LANES || a.size > MOST_SIZE || a.size % LANES)
-        return PyErr_Format(PyExc_ValueError, "heads of 32 to %d features, a multiple of 32, got %zd", MOST_SIZE, a.size);
+        return refused("heads of 32 to %d features, a multiple of 32, got %zd", MOST_SIZE, a.size);
     const Py_ssize_t pairs = a.batch * a.groups, threads = n[16];
     Py_ssize_t longest = 0;
     for (Py_ssize_t i = 0; i < a.batch; i++) longest = a.lengths[i] > longest ? a.lengths[i] : longest;
     if (pairs && pairs < threads) a.splits = least((threads + pairs - 1) / pairs, (longest + TOKENS - 1) / TOKENS);
     a.part = a.shared * a.size + (a.shared + MOST_HEADS - 1) / MOST_HEADS * (Py_ssize_t)(sizeof(State) / sizeof *a.parts);
     a.parts = malloc((size_t)(pairs * a.splits * a.part) * sizeof *a.parts);
-    if (!a.parts) return PyErr_NoMemory();
-    Py_BEGIN_ALLOW_THREADS
+    if (!a.parts) return no_memory;
     append(&a, (const uint16_t *)n[1], (const uint16_t *)n[2], n[14], n[15]);
     in_shares(attend_parts, &a, pairs * a.splits, 1, pairs * longest * a.size < SMALL ? 1 : (unsigned)threads);
     join(&a, (uint16_t *)n[6]);
-    Py_END_ALLOW_THREADS
     free(a.parts);
-    Py_RETURN_NONE;
+    return NULL;
 }
 
 #endif

@@ -33,15 +33,21 @@ typedef void (*Share)(const void *work, Py_ssize_t first, Py_ssize_t end);
 // likes, and the short ones at the end let threads stop together, though they do not all get the same from memory. Without the GIL.
 void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least, unsigned threads);
 
-// Read `count` integers, addresses among them; false with an error set if they are not what `name` takes.
-bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count);
+// What a kernel takes: numbers, addresses among them, and a float as its bits. It returns NULL, or why it did nothing. Without the GIL.
+typedef const char *Kernel(const Py_ssize_t *n);
 
-// The same, and a float after them.
-bool read_numbers_and_real(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count, float *real);
+Kernel append_and_attend, multiply, multiply_gated, multiply_quantized, rms_norm, rotate;
 
-// The methods of the module, each in the file of its kernel.
-typedef PyObject *Method(PyObject *self, PyObject *const *args, Py_ssize_t count);
-Method append_and_attend, multiply, multiply_gated, multiply_quantized, rms_norm, rotate;
+// Why a kernel does nothing, until the next call of the same thread.
+const char *refused(const char *format, ...);
+
+extern const char no_memory[];
+
+INLINE float real(Py_ssize_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
 
 #if HAS_KERNELS
 

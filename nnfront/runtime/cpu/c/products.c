@@ -134,39 +134,27 @@ FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end)
     }
 }
 
-static bool has_rows(Py_ssize_t rows) {
-    if (rows >= 1 && rows <= MOST_ROWS) return true;
-    PyErr_Format(PyExc_ValueError, "1 to %d rows, got %zd", MOST_ROWS, rows);
-    return false;
-}
-
-static void run(Share share, const void *work, const Product *p, Py_ssize_t threads) {
-    Py_BEGIN_ALLOW_THREADS
+static const char *run(Share share, const void *work, const Product *p, Py_ssize_t threads) {
+    if (p->rows < 1 || p->rows > MOST_ROWS) return refused("1 to %d rows, got %zd", MOST_ROWS, p->rows);
     in_shares(share, work, p->outputs, SHARE / (p->columns + 1), p->outputs * p->columns < SMALL ? 1 : (unsigned)threads);
-    Py_END_ALLOW_THREADS
+    return NULL;
 }
 
-PyObject *multiply(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[10];
-    if (!read_numbers("multiply", args, count, n, 10) || !has_rows(n[5])) return NULL;
+const char *multiply(const Py_ssize_t *n) {
     const Product p = {
         .weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .added = (const uint16_t *)n[3],
         .y = (void *)n[4], .rows = n[5], .columns = n[6], .outputs = n[7], .is_wide = n[8] != 0,
     };
-    run(outputs, &p, &p, n[9]);
-    Py_RETURN_NONE;
+    return run(outputs, &p, &p, n[9]);
 }
 
-PyObject *multiply_gated(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[9];
-    if (!read_numbers("multiply_gated", args, count, n, 9) || !has_rows(n[4])) return NULL;
+const char *multiply_gated(const Py_ssize_t *n) {
     const Gated g = {
         .gate = {.weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .y = (void *)n[3],
                  .rows = n[4], .columns = n[5], .outputs = n[6]},
         .activation = n[7],
     };
-    run(gated_outputs, &g, &g.gate, n[8]);
-    Py_RETURN_NONE;
+    return run(gated_outputs, &g, &g.gate, n[8]);
 }
 
 #endif

@@ -5,6 +5,8 @@
 // lanes of bfloat16, which holds each of them exactly, and are multiplied in pairs; sums are scaled, not codes. Where codes that lie in the
 // same bytes come apart into several vectors, x is brought into that order once for all outputs, and the weight stays as it is stored.
 
+#include <stdlib.h>
+
 #include "native.h"
 
 #if HAS_KERNELS
@@ -307,26 +309,23 @@ OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(
 
 static const Share shares[] = {outputs_INT8, outputs_INT8_GROUPS, outputs_FLOAT8, outputs_INT4_GROUPS, outputs_UINT4_GROUPS};
 
-PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[12];
-    if (!read_numbers("multiply_quantized", args, count, n, 12)) return NULL;
+const char *multiply_quantized(const Py_ssize_t *n) {
     const Stored how = (Stored)n[0];
     const Py_ssize_t columns = n[8], outputs = n[9], group = n[10];
-    if (n[0] < INT8 || n[0] > UINT4_GROUPS) return PyErr_Format(PyExc_ValueError, "0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n[0]);
+    if (n[0] < INT8 || n[0] > UINT4_GROUPS) return refused("0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n[0]);
     if (is_grouped(how) && ((group != 32 && group != 64 && group != 128) || columns % group))
-        return PyErr_Format(PyExc_ValueError, "groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
+        return refused("groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
     const Py_ssize_t each = parts_of(how) * LANES, padded = (columns + each - 1) / each * each;
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
     const Py_ssize_t stride = MOST_ROWS * padded <= NEAR ? padded : (padded + PAGE - 1) / PAGE * PAGE + PAGE / MOST_ROWS;
-    void *memory = PyMem_Malloc((size_t)(MOST_ROWS * stride) * sizeof(uint16_t) + BYTES);
-    if (!memory) return PyErr_NoMemory();
+    void *memory = malloc((size_t)(MOST_ROWS * stride) * sizeof(uint16_t) + BYTES);
+    if (!memory) return no_memory;
     uint16_t *x = (uint16_t *)(((uintptr_t)memory + BYTES - 1) / BYTES * BYTES);
     Product p = {
         .codes = (const uint8_t *)n[1], .scales = (const void *)n[2], .zeros = (const uint8_t *)n[3], .x = x,
         .bias = (const uint16_t *)n[5], .columns = columns, .stride = stride, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
         .outputs = outputs, .groups = is_grouped(how) ? columns / group : 1, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
     };
-    Py_BEGIN_ALLOW_THREADS
     // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
     for (Py_ssize_t row = 0; row < n[7]; row += p.rows) {
         p.rows = n[7] - row < MOST_ROWS ? n[7] - row : MOST_ROWS;
@@ -338,9 +337,8 @@ PyObject *multiply_quantized(PyObject *self, PyObject *const *args, Py_ssize_t c
         for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * stride, columns, padded, how);
         in_shares(shares[how], &p, outputs, (SHARE / (p.bytes + 1) / TOGETHER + 1) * TOGETHER, outputs * p.bytes < SMALL ? 1 : (unsigned)n[11]);
     }
-    Py_END_ALLOW_THREADS
-    PyMem_Free(memory);
-    Py_RETURN_NONE;
+    free(memory);
+    return NULL;
 }
 
 #endif

@@ -15,9 +15,7 @@ FAST static void rotate_head(const uint16_t *x, const float *cos, const float *s
     }
 }
 
-PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[9];
-    if (!read_numbers("rotate", args, count, n, 9)) return NULL;
+const char *rotate(const Py_ssize_t *n) {
     const uint16_t *x = (const uint16_t *)n[0];
     const float *cos = (const float *)n[1], *sin = (const float *)n[2];
     uint16_t *y = (uint16_t *)n[3];
@@ -25,7 +23,7 @@ PyObject *rotate(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     for (Py_ssize_t row = 0; row < rows; row++)
         for (Py_ssize_t head = 0; head < heads; head++, y += size)
             rotate_head(x + row * next_row + head * size, cos + row * next_table, sin + row * next_table, y, size);
-    Py_RETURN_NONE;
+    return NULL;
 }
 
 #endif

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels in C that follow one another, as one call.
+
+Between the products of one token each step of the interpreter costs 10 to 25 us, as products leave nothing in the caches: a tenth of the time of a
+model of half a billion weights, and a third of that of a small one. So instructions in a row that are all for kernels in C become one step: the
+first time that it meets operands of certain shapes it writes the calls down, as rows of numbers (`writers`), and from then on C runs these rows.
+Addresses are looked up in each call, so nothing of it becomes wrong when tensors move. Where the kernels in C are not for the operands (many rows, a
+cache that turns over, a tensor in several pieces), the instructions run one by one, as they would without this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+import torch
+
+from nnfront.lower import Instruction, Run, Slot
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.runtime.cpu.few_rows import FEW_ROWS
+from nnfront.runtime.cpu.writers import MEMORY, WRITERS, LayerValue, Operand, Place, Refused, Value, Writer
+from nnfront.runtime.execute import Code, Frame, Step, execute
+
+Pair: TypeAlias = tuple[Step, Instruction | None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sequence does for operands of certain shapes: its rows, the bytes of memory it needs, and what it returns in which slots."""
+
+    rows: torch.Tensor
+    size: int
+    returned: Mapping[int, Value]
+
+
+class SequenceStep:
+    """The step of instructions in a row. `steps` are those that run where C cannot."""
+
+    def __init__(self, runs: Sequence[Run], steps: Code, slots: Sequence[Slot]) -> None:
+        made = [slot for run in runs for slot in run.outputs]
+        layers = dict.fromkeys(run.inputs[3] for run in runs if run.kernel == "qkv_attention")
+        given = dict.fromkeys(
+            slot for run in runs for slot in run.inputs if slot not in made and slot not in layers
+        )
+        self._runs, self._steps = runs, steps
+        self._frees = tuple(dict.fromkeys(slot for run in runs for slot in run.frees))
+        self._layers = tuple(layers)
+        self._tensors = tuple(slot for slot in given if not _is_none(slots[slot]))
+        self._varying = tuple(slot for slot in self._tensors if slots[slot].kind != "weight")
+        self._sizes = tuple(dict.fromkeys(slot for run in runs for slot in run.sized.values()))
+        self._same_layers = {run.outputs[1]: run.inputs[3] for run in runs if run.kernel == "qkv_attention"}
+        kept = [slot for slot in made if slot not in self._frees and slot not in self._same_layers]
+        first = MEMORY + 1 + len(self._tensors) + 4 * len(self._layers)
+        self._outlive = {slot: first + i for i, slot in enumerate(kept)}
+        self._plans: dict[Any, Plan] = {}
+
+    def __call__(self, frame: Frame) -> None:
+        tensors, layers = [frame[i] for i in self._tensors], [frame[i] for i in self._layers]
+        plan = self._plan(frame)
+        if (
+            plan is None
+            or not all(map(torch.Tensor.is_contiguous, tensors))
+            or not all(map(_has_place, layers))
+        ):
+            execute(self._steps, frame)
+            return
+        assert NATIVE is not None
+        memory = torch.empty(plan.size, dtype=torch.uint8)
+        returned = [torch.empty(value.shape, dtype=value.dtype) for value in plan.returned.values()]
+        addresses = [0, *map(torch.Tensor.data_ptr, [memory, *tensors])]
+        for layer in layers:
+            storage = layer.reserve_in_order()
+            lengths = layer.lengths.counts()
+            addresses += (
+                storage.keys.data_ptr(),
+                storage.values.data_ptr(),
+                lengths.data_ptr(),
+                layer.capacity,
+            )
+        addresses += map(torch.Tensor.data_ptr, returned)
+        NATIVE.run_sequence(plan.rows.data_ptr(), len(plan.rows), *addresses)
+        for slot, layer in self._same_layers.items():
+            frame[slot] = frame[layer]
+        for slot, tensor in zip(plan.returned, returned, strict=True):
+            frame[slot] = tensor
+        for slot in self._frees:
+            frame[slot] = None
+
+    def _plan(self, frame: Frame) -> Plan | None:
+        """The plan for what is in the frame; None if the kernels are not for it."""
+        sizes = tuple(frame[i] for i in self._sizes)
+        key = (torch.get_num_threads(), sizes, *(frame[i].shape for i in self._varying))
+        plan = self._plans.get(key)
+        if plan is None:
+            try:
+                plan = self._plans[key] = self._written(frame)
+            except Refused:
+                return None
+        return plan
+
+    def _written(self, frame: Frame) -> Plan:
+        writer = Writer(torch.get_num_threads(), self._outlive)
+        values: dict[int, Operand] = {
+            slot: Value(Place(MEMORY + 1 + i), tuple(frame[slot].shape), frame[slot].dtype)
+            for i, slot in enumerate(self._tensors)
+        }
+        first = MEMORY + 1 + len(self._tensors)
+        values |= {slot: LayerValue(frame[slot], first + 4 * i) for i, slot in enumerate(self._layers)}
+        for run in self._runs:
+            sized = {name: frame[slot] for name, slot in run.sized.items()}
+            attrs = run.attrs if run.kernel == "reshape" else {}
+            operands = [values.get(slot) for slot in run.inputs]
+            made = WRITERS[run.kernel](writer, run, *operands, **attrs, **sized)
+            values.update(zip(run.outputs, made, strict=True))
+            for slot in run.frees:
+                value = values.get(slot)
+                if isinstance(value, Value):
+                    writer.release(value.place)
+        return Plan(torch.tensor(writer.rows, dtype=torch.int64), writer.size, writer.returned)
+
+
+def _has_place(layer: CacheLayer) -> bool:
+    return layer.has_place_in_order
+
+
+def _is_none(slot: Slot) -> bool:
+    return slot.kind == "constant" and slot.value is None
+
+
+def join(pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
+    """Return steps with one for instructions in a row that sequences have, where they are at least two calls."""
+    joined: list[Pair] = []
+    for part in _parts(pairs) if NATIVE is not None and FEW_ROWS is not None else [pairs]:
+        runs = [run for _, run in part if _is_writable(run)]
+        if len(runs) == len(part) and sum(run.kernel != "reshape" for run in runs) > 1:
+            steps = Code(tuple(step for step, _ in part), tuple(runs), method)
+            joined.append((SequenceStep(runs, steps, slots), None))
+        else:
+            joined += part
+    return joined
+
+
+def _parts(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """Instructions in a row that can be one step, and between these all others."""
+    part: list[Pair] = []
+    for pair in pairs:
+        run = pair[1]
+        if not _is_writable(run):
+            yield from _closed(part)
+            yield [pair]
+            part = []
+            continue
+        if run.kernel == "qkv_attention" and run.inputs[3] in _touched(part):
+            yield from _closed(part)  # a second token in a layer is one more call
+            part = []
+        part.append(pair)
+    yield from _closed(part)
+
+
+def _is_writable(instruction: Instruction | None) -> TypeGuard[Run]:
+    if not isinstance(instruction, Run) or instruction.kernel not in WRITERS:
+        return False
+    return (
+        instruction.kernel != "qkv_attention" or len(instruction.outputs) == 2
+    )  # y and the cache that it went through
+
+
+def _touched(part: Sequence[Pair]) -> set[int]:
+    """The slots of the layers that were written."""
+    runs = [run for _, run in part if isinstance(run, Run) and run.kernel == "qkv_attention"]
+    return {slot for run in runs for slot in (run.inputs[3], run.outputs[1])}
+
+
+def _closed(part: list[Pair]) -> Iterator[list[Pair]]:
+    """The part, cut before a view that others see: what is seen is a tensor of torch."""
+    freed = {slot for _, run in part if isinstance(run, Run) for slot in run.frees}
+    for i, (_, run) in enumerate(part):
+        if isinstance(run, Run) and run.kernel == "reshape" and not freed.issuperset(run.outputs):
+            yield part[:i]
+            yield [part[i]]
+            yield from _closed(part[i + 1 :])
+            return
+    yield part

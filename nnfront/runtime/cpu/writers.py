@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the calls of kernels in C are written down, for `sequence` to run many of them as one.
+
+A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of its method in `native.pyi`. A place is
+bytes behind one of the addresses that a sequence is given when it runs. There is a function for each kernel that can be written so; it says where
+operands lie, and finds a place for the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+from nnfront.lower import Run
+from nnfront.runtime.cache.layer import CacheLayer
+from nnfront.runtime.cpu.activations import activation_name
+from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.runtime.cpu.few_rows import FEW_ROWS, GATES
+from nnfront.runtime.cpu.kernels import gated_few_rows
+from nnfront.runtime.cpu.norms import FEW
+from nnfront.runtime.cpu.one_token import MOST, VECTOR
+
+# As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
+ROW, OFFSET_BITS = 20, 40
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes behind one of the addresses of a call."""
+
+    index: int
+    offset: int = 0
+
+    def __add__(self, count: int) -> Place:
+        return Place(self.index, self.offset + count)
+
+
+# The first two addresses of each call: none, and the memory of values that do not outlive it.
+NOWHERE, MEMORY = Place(0), 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor in one piece."""
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerValue:
+    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the addresses too."""
+
+    layer: CacheLayer
+    first: int
+
+    def place(self, index: int) -> Place:
+        return Place(self.first + index)
+
+
+class Refused(Exception):
+    """The kernels in C are not for these operands."""
+
+
+def _demand(is_right: bool) -> None:
+    if not is_right:
+        raise Refused
+
+
+@dataclass
+class Writer:
+    """Writes the rows of a sequence and finds places for its values. `outlive` are the slots of values that the call returns."""
+
+    threads: int
+    outlive: Mapping[int, int]
+    rows: list[list[int]] = field(default_factory=list)
+    returned: dict[int, Value] = field(default_factory=dict)
+    size: int = 0
+    _free: list[tuple[int, int]] = field(default_factory=list)
+    _held: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # by offset: bytes, and how many slots hold them
+
+    def call(self, kernel: str, *numbers: int | float | Place) -> None:
+        """Add a call."""
+        assert NATIVE is not None
+        mask, row = 0, []
+        for i, number in enumerate(numbers):
+            if isinstance(number, Place):
+                mask |= 1 << i
+                number = number.index << OFFSET_BITS | number.offset
+            elif isinstance(number, float):
+                (number,) = struct.unpack("<I", struct.pack("<f", number))
+            row.append(int(number))
+        row += [0] * (ROW - 2 - len(row))
+        self.rows.append([NATIVE.kernels.split().index(kernel), mask, *row])
+
+    def make(self, slot: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Value:
+        """Find a place for what is to be in a slot."""
+        if slot in self.outlive:
+            self.returned[slot] = Value(Place(self.outlive[slot]), tuple(shape), dtype)
+            return self.returned[slot]
+        made = Value(NOWHERE, tuple(shape), dtype)
+        return Value(self.take(made.nbytes), made.shape, dtype)
+
+    def take(self, count: int) -> Place:
+        """Find a place for bytes."""
+        count = -(-count // ALIGNMENT) * ALIGNMENT
+        fitting = [piece for piece in self._free if piece[0] >= count]
+        if fitting:
+            piece = min(fitting)
+            self._free.remove(piece)
+            count, offset = piece
+        else:
+            offset, self.size = self.size, self.size + count
+        self._held[offset] = (count, 1)
+        return Place(MEMORY, offset)
+
+    def hold(self, place: Place) -> None:
+        """Say that one more slot has the value at a place."""
+        if place.index == MEMORY:
+            count, slots = self._held[place.offset]
+            self._held[place.offset] = count, slots + 1
+
+    def release(self, place: Place) -> None:
+        """Say that one slot less does."""
+        if place.index == MEMORY:
+            count, slots = self._held.pop(place.offset)
+            if slots > 1:
+                self._held[place.offset] = count, slots - 1
+            else:
+                self._free.append((count, place.offset))
+
+
+Operand: TypeAlias = Any  # Value, LayerValue or None
+Write: TypeAlias = Callable[..., Sequence[Operand]]
+
+
+def _few(x: Value, columns: int, most: int) -> int:
+    """The rows of x, if they are few and in bfloat16."""
+    rows = prod(x.shape) // max(columns, 1)
+    _demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
+    return rows
+
+
+def _place(value: Value | None) -> Place:
+    return NOWHERE if value is None else value.place
+
+
+def _product(
+    writer: Writer,
+    run: Run,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    scale: None = None,
+    added: Value | None = None,
+) -> Sequence[Operand]:
+    assert FEW_ROWS is not None
+    outputs, columns = weight.shape
+    rows, is_wide = _few(x, columns, FEW_ROWS.most), run.kernel == "linear_wide"
+    _demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
+    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
+    operands = (weight.place, x.place, _place(bias), _place(added), y.place)
+    writer.call("multiply", *operands, rows, columns, outputs, is_wide, writer.threads)
+    return (y,)
+
+
+def _gated(writer: Writer, run: Run, x: Value, weight: Value, bias: Value | None) -> Sequence[Operand]:
+    _demand(gated_few_rows(run) is not None)
+    assert FEW_ROWS is not None
+    outputs, columns = weight.shape[0] // 2, weight.shape[1]
+    rows, gate = _few(x, columns, FEW_ROWS.most), GATES.index(activation_name(run))
+    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs))
+    operands = (weight.place, x.place, _place(bias), y.place)
+    writer.call("multiply_gated", *operands, rows, columns, outputs, gate, writer.threads)
+    return (y,)
+
+
+def _norm(writer: Writer, run: Run, x: Value, weight: Value | None, bias: None) -> Sequence[Operand]:
+    return _norm_of_sum(writer, run, x, None, weight, bias)
+
+
+def _norm_of_sum(
+    writer: Writer, run: Run, x: Value, added: Value | None, weight: Value | None, bias: None
+) -> Sequence[Operand]:
+    _demand(weight is not None and weight.dtype == torch.bfloat16)
+    assert weight is not None
+    rows = _few(x, x.shape[-1], FEW)
+    y, total = writer.make(run.outputs[0], x.shape), None
+    if added is not None:
+        total = (
+            writer.make(run.outputs[1], x.shape)
+            if len(run.outputs) == 2
+            else Value(writer.take(x.nbytes), x.shape)
+        )
+    epsilon = float(run.attrs.get("epsilon", 1e-5))
+    operands = (x.place, _place(added), _place(total), weight.place, y.place)
+    writer.call("rms_norm", *operands, rows, x.shape[-1], epsilon)
+    if total is not None and len(run.outputs) == 1:
+        writer.release(total.place)
+    return (y,) if total is None or len(run.outputs) == 1 else (y, total)
+
+
+def _attention(
+    writer: Writer, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
+) -> Sequence[Operand]:
+    """One token, by the places that `one_token.attend_rotated` has."""
+    heads, groups = run.attrs["heads"], run.attrs["groups"]
+    batch, seq, width = qkv.shape
+    size = width // (heads + 2 * groups)
+    _demand(seq == 1 and batch > 0 and size % VECTOR == 0 and 0 < size <= MOST)
+    _demand(
+        qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32 and prod(cos.shape) in (size, batch * size)
+    )
+    item, rotated_width = qkv.dtype.itemsize, (heads + groups) * size
+    rotated = writer.take(batch * rotated_width * item)
+    next_table = 0 if prod(cos.shape) == size else size
+    tables = (cos.place, sin.place)
+    writer.call("rotate", qkv.place, *tables, rotated, batch, heads + groups, size, width, next_table)
+    y = writer.make(run.outputs[0], (batch, 1, heads, size))
+    window = min((w for w in (run.attrs.get("window"), layer.layer.window) if w is not None), default=0)
+    scale = run.attrs.get("scale")
+    writer.call(
+        "append_and_attend",
+        rotated,
+        rotated + heads * size * item,
+        qkv.place + rotated_width * item,
+        *(layer.place(i) for i in range(3)),
+        y.place,
+        batch,
+        groups,
+        heads // groups,
+        size,
+        layer.place(3),
+        window,
+        rotated_width,
+        rotated_width,
+        width,
+        writer.threads,
+        float(size**-0.5 if scale is None else scale),
+    )
+    writer.release(rotated)
+    return (y, layer)
+
+
+def _reshape(writer: Writer, run: Run, x: Value, *, shape: Sequence[int]) -> Sequence[Operand]:
+    """The same bytes."""
+    count, known = prod(x.shape), prod(size for size in shape if size != -1)
+    writer.hold(x.place)
+    return (Value(x.place, tuple(count // known if size == -1 else size for size in shape), x.dtype),)
+
+
+WRITERS: Mapping[str, Write] = {
+    "linear_bfloat16": _product,
+    "linear_wide": _product,
+    "product_and_residual": _product,
+    "gated_product": _gated,
+    "rms_norm_last": _norm,
+    "rms_norm_of_sum": _norm_of_sum,
+    "qkv_attention": _attention,
+    "reshape": _reshape,
+}
+"""For each kernel that sequences have: how its calls are written. It raises Refused for operands that it is not for."""

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels in C as one call: bit for bit what they compute one by one, wherever they can be, and the steps of torch wherever not."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nnfront_models import llama
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.errors import RunError
+from nnfront.runtime.cpu import sequence, writers
+from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.session import Session
+
+pytestmark = pytest.mark.skipif(
+    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+
+BASE = dataclasses.replace(
+    llama.TINY, dtype="bfloat16", hidden_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32
+)
+CONFIGS = {
+    "grouped": BASE,
+    "all heads, tied": dataclasses.replace(BASE, num_key_value_heads=4, tie_word_embeddings=True),
+    "biases": dataclasses.replace(BASE, attention_bias=True, mlp_bias=True),
+    "another head size": dataclasses.replace(BASE, head_dim=64, num_key_value_heads=1),
+}
+
+
+class Recorder:
+    """Stands for the extension and notes how many rows each sequence has."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(NATIVE, name)
+
+    def run_sequence(self, rows: int, count: int, *addresses: int) -> None:
+        self.rows.append(count)
+        NATIVE.run_sequence(rows, count, *addresses)
+
+
+@pytest.fixture
+def recorder(monkeypatch) -> Recorder:
+    recorder = Recorder()
+    monkeypatch.setattr(sequence, "NATIVE", recorder)
+    return recorder
+
+
+def stepwise(load: Callable[[], Session]) -> Session:
+    """A session that runs its instructions one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequence, "NATIVE", None)
+        return load()
+
+
+def language_model(config: llama.Config) -> Callable[[], Session]:
+    torch.manual_seed(0)
+    model = llama.build(config)
+    weights = {name: (torch.randn(p.shape) * 0.1).bfloat16() for name, p in model.named_parameters()}
+    ir = nn.passes.lift_transform_params(model.export(llama.export_spec(config)), shared_transform=True)
+    executable = nn.compile(ir)
+    return lambda: executable.load(weights)
+
+
+def decoded(session: Session, lengths: list[int], count: int, max_seq: int = 32) -> list[torch.Tensor]:
+    """The logits of prompts of several lengths, and of tokens after them."""
+    cache = session.make_cache(batch=len(lengths), max_seq=max_seq)
+    found = [
+        session["prefill"]((torch.arange(n)[None] + 7 * i) % 259, cache.rows(i))[:, -1:]
+        for i, n in enumerate(lengths)
+    ]
+    found = [torch.cat(found)]
+    tokens = torch.arange(len(lengths))[:, None]
+    return found + [session["decode"](tokens + step, cache) for step in range(count)]
+
+
+@pytest.mark.parametrize("lengths", [[1], [5], [3, 8], [2] * 8], ids=str)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_decodes_bit_for_bit_as_one_by_one(name, lengths, recorder):
+    load = language_model(CONFIGS[name])
+    got = decoded(load(), lengths, 6)
+    assert recorder.rows
+    expected = decoded(stepwise(load), lengths, 6)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert not torch.equal(got[-1], torch.zeros_like(got[-1]))
+
+
+def test_all_layers_of_a_token_are_one_call(recorder):
+    config = dataclasses.replace(BASE, num_hidden_layers=5)
+    session = language_model(config)()
+    decoded(session, [4], 1)
+    # The tables of rope come after the first projection. A layer: norm, qkv, rope, attention, o, norm of the sum, gate and up, down.
+    assert recorder.rows[-2:] == [2, 5 * 8 - 2 + 2]
+
+
+def test_layers_share_the_memory_of_what_is_between_them(recorder):
+    def size(layers: int) -> int:
+        session = language_model(dataclasses.replace(BASE, num_hidden_layers=layers))()
+        decoded(session, [4], 1)
+        steps = session["decode"]._route.code.steps
+        (plan,) = [s for s in steps if isinstance(s, sequence.SequenceStep)][-1]._plans.values()
+        return plan.size
+
+    assert size(2) == size(9) > 0
+
+
+@pytest.mark.parametrize("rows", [9, 40])
+def test_many_rows_are_left_to_torch(rows, recorder):
+    load = language_model(BASE)
+    got = decoded(load(), [1] * rows, 2)
+    assert len(recorder.rows) == 2 * rows  # the prompts of one token each
+    assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [1] * rows, 2), strict=True))
+
+
+def test_a_full_cache_is_refused_and_stays_as_it_was(recorder):
+    session = language_model(BASE)()
+    cache = session.make_cache(batch=1, max_seq=4)
+    session["prefill"](torch.arange(3)[None], cache)
+    session["decode"](torch.tensor([[5]]), cache)
+    done = len(recorder.rows)
+    with pytest.raises(RunError, match="cache is full"):
+        session["decode"](torch.tensor([[6]]), cache)
+    assert cache.lengths == [4]
+    assert recorder.rows[done:] == [2]  # the norm and the projection before the tables
+    cache.truncate(3)
+    assert session["decode"](torch.tensor([[5]]), cache).isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{"page_size": 4}, {"stored_as": "float8_e4m3fn"}], ids=str)
+def test_other_caches_go_another_way(options, recorder):
+    load = language_model(BASE)
+
+    def run(session: Session) -> torch.Tensor:
+        cache = session.make_cache(batch=1, max_seq=16, **options)
+        session["prefill"](torch.arange(5)[None], cache)
+        return session["decode"](torch.tensor([[5]]), cache)
+
+    assert torch.equal(run(load()), run(stepwise(load)))
+
+
+def test_threads_may_change_and_run_at_once(recorder):
+    load = language_model(BASE)
+    session, expected = load(), decoded(stepwise(load), [3, 8], 6)
+    results: dict[int, list[torch.Tensor]] = {}
+
+    def run(i: int) -> None:
+        results[i] = decoded(session, [3, 8], 6)
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        run(-1)
+    finally:
+        torch.set_num_threads(before)
+    workers = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(results) == 5
+    for found in results.values():
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_weights_that_change_are_read_from_where_they_are(recorder):
+    session = Chain.load([("linear", 8), ("linear", 8)], 16)
+    x = torch.randn(1, 1, 16).bfloat16()
+    (before,) = session["forward"](x)
+    session.update({"parts.1.weight": torch.zeros(8, 8).bfloat16()})
+    (after,) = session["forward"](x)
+    assert len(recorder.rows) == 2
+    assert before.any()
+    assert not (after - session.weights["parts.1.bias"]).any()
+
+
+class Chain(nn.Module):
+    """Layers in a row, each with what it is: its kind, and how wide its result is where that is free."""
+
+    def __init__(self, kinds: list[tuple[str, int]], width: int, keeps: frozenset[int]) -> None:
+        self.kinds, self.keeps = kinds, keeps
+        self.parts = []
+        for kind, wide in kinds:
+            if kind == "norm":
+                self.parts.append(nn.RMSNorm(width, bias=False))
+            elif kind == "gate":
+                self.parts.append(nn.Linear(width, 2 * wide, bias=wide % 2 == 0))
+            elif kind == "residual":
+                self.parts.append(nn.Linear(width, width, bias=wide % 2 == 0))
+            else:
+                self.parts.append(nn.Linear(width, wide, bias=wide % 2 == 0))
+            width = wide if kind in ("gate", "linear") else width
+
+    def forward(self, x: nn.Tensor) -> Any:
+        kept = []
+        for i, (part, (kind, _)) in enumerate(zip(self.parts, self.kinds, strict=True)):
+            if kind == "gate":
+                gate, up = op.split(part(x), 2, -1)
+                x = op.silu(gate) * up
+            elif kind == "residual":
+                x = x + part(x)
+            else:
+                x = part(x)
+            if kind == "linear" and x.shape[-1] % 4 == 0:
+                x = op.reshape(x, (x.shape[0], x.shape[1], 4, x.shape[2] // 4))
+                x = op.reshape(x, (x.shape[0], x.shape[1], x.shape[2] * x.shape[3]))
+            if i in self.keeps:
+                kept.append(x)
+        return (x, *kept)
+
+    @staticmethod
+    def load(kinds: list[tuple[str, int]], width: int, keeps: frozenset[int] = frozenset()) -> Session:
+        torch.manual_seed(0)
+        model = Chain(kinds, width, keeps).to("bfloat16")
+        ir = model.export({"forward": {"x": spec.Tensor(["batch", "seq", width], "bfloat16")}})
+        weights = {name: torch.randn(p.shape).bfloat16() for name, p in model.named_parameters()}
+        return nn.compile(ir).load(weights)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_chains_of_any_layers_give_the_same_bits_and_read_nothing_that_was_not_written(data: st.DataObject):
+    kind = st.sampled_from(["linear", "gate", "norm", "residual"])
+    kinds = data.draw(st.lists(st.tuples(kind, st.integers(1, 40)), min_size=2, max_size=7))
+    keeps = data.draw(st.frozensets(st.integers(0, len(kinds) - 1)))
+    batch, seq, width = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 4)),
+        data.draw(st.integers(1, 70)),
+    )
+    session = Chain.load(kinds, width, keeps)
+    expected = stepwise(lambda: Chain.load(kinds, width, keeps))
+    with pytest.MonkeyPatch.context() as patch:
+        empty = torch.empty
+
+        def poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+            made = empty(*args, **kwargs)
+            return made.fill_(0xFF if made.dtype == torch.uint8 else torch.nan)
+
+        patch.setattr(torch, "empty", poisoned)
+        for strided in (False, True):
+            x = torch.randn(batch, seq, 2 * width).bfloat16()
+            x = x[..., ::2] if strided else x[..., :width].contiguous()
+            for a, b in zip(session["forward"](x), expected["forward"](x), strict=True):
+                assert torch.equal(a, b)
+                assert a.isfinite().all()
+
+
+def test_nan_is_looked_for_between_all_instructions(monkeypatch, recorder):
+    monkeypatch.setenv("NNFRONT_CHECK_NAN", "1")
+    session = Chain.load([("linear", 8), ("linear", 8)], 16)
+    with pytest.raises(RunError, match="linear made a NaN"):
+        session["forward"](torch.full((1, 1, 16), 3e38).bfloat16())
+    assert not recorder.rows
+
+
+def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
+    writer = writers.Writer(1, {})
+    first = writer.make(0, (100,))
+    writer.hold(first.place)
+    writer.release(first.place)
+    second = writer.make(1, (100,))
+    assert second.place != first.place
+    writer.release(first.place)
+    assert writer.make(2, (90,)).place == first.place
+    assert writer.size == 2 * 256
+    assert all(place.offset % writers.ALIGNMENT == 0 for place in (first.place, second.place))
+
+
+def test_a_sequence_stops_at_a_kernel_that_refuses():
+    ones, y = torch.ones(4).bfloat16(), torch.zeros(8)
+    writer = writers.Writer(1, {})
+    x = writers.Place(1)
+    writer.call("rms_norm", x, writers.NOWHERE, writers.NOWHERE, x, writers.Place(2), 1, 4, 1e-6)
+    writer.call("multiply", x, x, writers.NOWHERE, writers.NOWHERE, writers.Place(2, 16), 9, 4, 1, 1, 1)
+    writer.call("rms_norm", x, writers.NOWHERE, writers.NOWHERE, x, writers.Place(2, 16), 1, 4, 1e-6)
+    rows = torch.tensor(writer.rows, dtype=torch.int64)
+    with pytest.raises(ValueError, match="1 to 8 rows, got 9"):
+        NATIVE.run_sequence(rows.data_ptr(), len(rows), 0, ones.data_ptr(), y.data_ptr())
+    assert y.view(torch.bfloat16)[:4].tolist() == [1.0] * 4
+    assert not y.view(torch.bfloat16)[4:].any()
+
+
+def test_what_is_no_number_is_no_address():
+    with pytest.raises(TypeError):
+        NATIVE.run_sequence(0, 0, "here")
+    with pytest.raises(TypeError, match="run_sequence takes at least 2 numbers, got 1"):
+        NATIVE.run_sequence(0)
