@@ -9,7 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
+from nnfront.runtime.cpu.activations import GATES
 from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.runtime.cpu.few_rows_quantized import GROUPS, find
 
@@ -132,7 +134,7 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
 def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case = Case(stored, group or None, 2, 96, outputs)
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
-    given = case.weight, case.scales, None, case.x, case.bias, y[GUARD:]
+    given = case.weight, case.scales, None, case.x, case.bias, None, y[GUARD:]
     addresses = [0 if t is None else t.data_ptr() for t in given]
     NATIVE.multiply_quantized(index, *addresses, 2, 96, outputs, group, 1)
     case.check(y[GUARD:-GUARD].view(2, outputs))
@@ -262,7 +264,7 @@ def test_a_weight_without_outputs_gives_none():
 @native_only
 def test_wrong_numbers_are_refused_before_memory_is_touched():
     def call(stored: int = 0, columns: int = 64, group: int = 0) -> None:
-        NATIVE.multiply_quantized(stored, 0, 0, 0, 0, 0, 0, 1, columns, 4, group, 1)
+        NATIVE.multiply_quantized(stored, 0, 0, 0, 0, 0, 0, 0, 1, columns, 4, group, 1)
 
     for stored in (-1, 5):
         with pytest.raises(ValueError, match=f"0 to 4 for how codes are stored, got {stored}"):
@@ -272,5 +274,22 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
             ValueError, match=f"groups of 32, 64 or 128 that divide {columns} columns, got {group}"
         ):
             call(stored=3, columns=columns, group=group)
-    with pytest.raises(TypeError, match="multiply_quantized takes 12 numbers, got 1"):
+    with pytest.raises(TypeError, match="multiply_quantized takes 13 numbers, got 1"):
         NATIVE.multiply_quantized(0)
+
+
+@native_only
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 1023, 1024, 1025, 2100])
+@pytest.mark.parametrize("name", GATES)
+def test_a_gate_of_what_was_multiplied_agrees_with_float64(name, size, rows):
+    both = (4 * torch.randn(rows, 2 * size)).bfloat16()
+    y = torch.full((rows * size + 2 * GUARD,), torch.nan).bfloat16()
+    NATIVE.gate(both.data_ptr(), y[GUARD:].data_ptr(), rows, size, GATES.index(name))
+    first, second = both.double().chunk(2, -1)
+    kinds = {"silu": F.silu, "relu": F.relu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+    exact = kinds[name](first) * second
+    error = (y[GUARD:-GUARD].view(rows, size).double() - exact).abs()
+    assert (error <= exact.abs() * 2**-8 + first.abs() * second.abs() * 2**-20).all()
+    assert y[:GUARD].isnan().all()
+    assert y[-GUARD:].isnan().all()

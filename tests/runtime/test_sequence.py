@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
 )
 
+CHECKPOINT = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 BASE = dataclasses.replace(
     llama.TINY, dtype="bfloat16", hidden_size=96, num_attention_heads=4, num_key_value_heads=2, head_dim=32
 )
@@ -94,6 +96,16 @@ def test_a_model_decodes_bit_for_bit_as_one_by_one(name, lengths, recorder):
     expected = decoded(stepwise(load), lengths, 6)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     assert not torch.equal(got[-1], torch.zeros_like(got[-1]))
+
+
+@pytest.mark.parametrize("quant", ["int4", "int8", "fp8"])
+def test_a_quantised_model_decodes_bit_for_bit_as_one_by_one(quant, recorder):
+    def load() -> Session:
+        return nn.LLM.load(CHECKPOINT, quant=quant).session
+
+    got = decoded(load(), [3, 8], 4)
+    assert recorder.rows[-1] > 8
+    assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [3, 8], 4), strict=True))
 
 
 def test_all_layers_of_a_token_are_one_call(recorder):

@@ -19,6 +19,10 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+# Those that kernels in C compute of gates, in the order of their enum.
+GATES = ("silu", "gelu_tanh", "relu")
+
+
 def activation_name(run: Run) -> str:
     """Return the key of the activation that a region's attributes name."""
     return "gelu_tanh" if run.attrs.get("approximate") == "tanh" else str(run.attrs["activation"])

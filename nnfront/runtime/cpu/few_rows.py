@@ -19,6 +19,7 @@ from typing import TypeAlias
 
 import torch
 
+from nnfront.runtime.cpu.activations import GATES
 from nnfront.runtime.cpu.extension import NATIVE, torch_library
 
 _SYMBOL = (
@@ -29,9 +30,6 @@ _SYMBOL = (
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
 _ONE = 0x3F80  # 1.0 as bfloat16
 
-
-# The activations of gates that the kernel in C computes, in the order of its enum.
-GATES = ("silu", "gelu_tanh", "relu")
 
 Multiply: TypeAlias = Callable[..., torch.Tensor]
 

@@ -17,9 +17,7 @@ GROUPS = (32, 64, 128)
 # Up to how many rows the kernel is the faster way: 9728 x 896, two threads, 64 rows of fp8 5.2 ms against 9.4 by decoding, of int8 5.3 against 5.7.
 _MOST: dict[Stored, int] = {"int8": 32, "int8_groups": 32, "fp8": 64, "int4": 64, "uint4": 64}
 
-Multiply: TypeAlias = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor
-]
+Multiply: TypeAlias = Callable[..., torch.Tensor]
 _ORDER: tuple[Stored, ...] = get_args(Stored)
 
 
@@ -27,16 +25,23 @@ _ORDER: tuple[Stored, ...] = get_args(Stored)
 class FewRowsQuantized:
     """A kernel for up to `most` rows.
 
-    multiply    (x, weight, scales, zeros, bias) -> x @ ((weight - zeros) * scales).T + bias
+    multiply    (x, weight, scales, zeros, bias, added) -> x @ ((weight - zeros) * scales).T + bias + added
 
-    Shapes: x [..., columns] and bias [outputs] bfloat16; weight [outputs, columns] int8 or float8_e4m3fn, or uint8 [outputs, columns / 2] with
+    Shapes: x [..., columns], bias [outputs] and added [..., outputs] bfloat16; weight [outputs, columns] int8 or float8_e4m3fn, or uint8 [outputs, columns / 2] with
     the first of two 4-bit codes in the low half; scales [outputs, groups], bfloat16, or float32 for float8; zeros uint8 [outputs, groups], for uint4 alone.
     """
 
     most: int
     multiply: Multiply
+    stored: Stored
+    group: int | None
     scales: torch.dtype
     has_zeros: bool
+
+    @property
+    def index(self) -> int:
+        """The number of `stored` in C."""
+        return _ORDER.index(self.stored)
 
     def takes(
         self,
@@ -45,8 +50,13 @@ class FewRowsQuantized:
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
+        added: torch.Tensor | None = None,
     ) -> bool:
         """Whether `x` is of few rows in bfloat16, and each operand is of its type and lies in one piece."""
+        if added is not None:
+            is_one_each = added.shape[:-1] == x.shape[:-1] and added.shape[-1] == weight.shape[0]
+            if added.dtype != x.dtype or not is_one_each or not added.is_contiguous():
+                return False
         is_few = x.dtype == torch.bfloat16 and 0 < x.numel() <= self.most * x.shape[-1]
         are_whole = is_few and x.is_contiguous() and weight.is_contiguous() and scales.is_contiguous()
         return (
@@ -74,6 +84,7 @@ def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRow
         scales: torch.Tensor,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
+        added: torch.Tensor | None = None,
     ) -> torch.Tensor:
         outputs, columns = weight.shape[0], x.shape[-1]
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
@@ -84,6 +95,7 @@ def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRow
             0 if zeros is None else zeros.data_ptr(),
             x.data_ptr(),
             0 if bias is None else bias.data_ptr(),
+            0 if added is None else added.data_ptr(),
             y.data_ptr(),
             x.numel() // columns,
             columns,
@@ -94,4 +106,4 @@ def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRow
         return y
 
     scale = torch.float32 if stored == "fp8" else torch.bfloat16
-    return FewRowsQuantized(_MOST[stored], multiply, scale, stored == "uint4")
+    return FewRowsQuantized(_MOST[stored], multiply, stored, group, scale, stored == "uint4")

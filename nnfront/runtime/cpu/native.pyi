@@ -25,6 +25,7 @@ def append_and_attend(
     scale: float,
     /,
 ) -> None: ...
+def gate(both: int, y: int, rows: int, size: int, activation: int, /) -> None: ...
 def multiply(
     weight: int,
     x: int,
@@ -57,6 +58,7 @@ def multiply_quantized(
     zeros: int,
     x: int,
     bias: int,
+    added: int,
     y: int,
     rows: int,
     columns: int,

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nnfront.lower import Run
 from nnfront.runtime.cpu import float8
-from nnfront.runtime.cpu.activations import activation
+from nnfront.runtime.cpu.activations import GATES, activation, activation_name
 from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.runtime.cpu.few_rows_quantized import FewRowsQuantized, Multiply, Stored, find
 
@@ -26,6 +26,9 @@ from nnfront.runtime.cpu.few_rows_quantized import FewRowsQuantized, Multiply, S
 PIECE = 1 << 22
 # Rows up to which torch's product with int8 weights is the faster way.
 INT8_ROWS = 8
+
+# How weights are stored, as the names of kernels begin.
+KINDS = ("int8", "int8_groups", "int4", "fp8")
 
 Multiplier: TypeAlias = Callable[[Run], Multiply]
 
@@ -165,6 +168,7 @@ def product(multiplier: Multiplier) -> Callable[[Run], Callable[..., Any]]:
 
     def make(run: Run) -> Callable[..., Any]:
         multiply, finish = multiplier(run), _finish(run)
+        few = few_rows(run) if only_adds(run) else None
 
         def quantized_product(
             x: torch.Tensor,
@@ -175,11 +179,18 @@ def product(multiplier: Multiplier) -> Callable[[Run], Callable[..., Any]]:
             scale: torch.Tensor | None,
             residual: torch.Tensor | None,
         ) -> torch.Tensor:
+            if few and scale is None and few.takes(x, weight, scales, zeros, bias, residual):
+                return few.multiply(x, weight, scales, zeros, bias, residual)
             return finish(multiply(x, weight, scales, zeros, bias), scale, residual)
 
         return quantized_product
 
     return make
+
+
+def only_adds(run: Run) -> bool:
+    """Whether nothing but a residual comes after a product, if anything does; a scale that is a tensor aside."""
+    return not {"activation", "scale", "dtype"}.intersection(run.attrs)
 
 
 def _finish(run: Run) -> Callable[..., torch.Tensor]:
@@ -200,10 +211,11 @@ def _finish(run: Run) -> Callable[..., torch.Tensor]:
 
 
 def gated_product(multiplier: Multiplier) -> Callable[[Run], Callable[..., Any]]:
-    """A kernel for activation(gate) * up by such products, gate and up the halves of one weight; of one row both at once."""
+    """A kernel for activation(gate) * up by such products, gate and up the halves of one weight; in C, and of one row, both at once."""
 
     def make(run: Run) -> Callable[..., Any]:
         multiply, activate = multiplier(run), activation(run)
+        few = few_rows(run) if activation_name(run) in GATES else None
 
         def quantized_gated_product(
             x: torch.Tensor,
@@ -212,6 +224,8 @@ def gated_product(multiplier: Multiplier) -> Callable[[Run], Callable[..., Any]]
             zeros: torch.Tensor | None,
             bias: torch.Tensor | None,
         ) -> torch.Tensor:
+            if few and few.takes(x, weight, scales, zeros, bias):
+                return gate(few.multiply(x, weight, scales, zeros, bias), activation_name(run))
             half = len(weight) // 2
             if x.numel() == x.shape[-1]:
                 both = multiply(x, weight, scales, zeros, bias)
@@ -226,3 +240,12 @@ def gated_product(multiplier: Multiplier) -> Callable[[Run], Callable[..., Any]]
         return quantized_gated_product
 
     return make
+
+
+def gate(both: torch.Tensor, name: str) -> torch.Tensor:
+    """activation(first half) * second half of few rows, by the kernel in C."""
+    assert NATIVE is not None
+    *rows, width = both.shape
+    y = torch.empty([*rows, width // 2], dtype=torch.bfloat16)
+    NATIVE.gate(both.data_ptr(), y.data_ptr(), both.numel() // max(width, 1), width // 2, GATES.index(name))
+    return y

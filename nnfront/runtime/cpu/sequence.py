@@ -57,20 +57,29 @@ class SequenceStep:
         self._plans: dict[Any, Plan] = {}
 
     def __call__(self, frame: Frame) -> None:
-        tensors, layers = [frame[i] for i in self._tensors], [frame[i] for i in self._layers]
         plan = self._plan(frame)
-        if (
-            plan is None
-            or not all(map(torch.Tensor.is_contiguous, tensors))
-            or not all(map(_has_place, layers))
-        ):
-            execute(self._steps, frame)
+        if plan is None or not self._can_run(frame):
+            execute(self._steps, frame)  # nothing of the frame is held here: steps free what they have read
             return
+        returned = self._run(plan, frame)
+        for slot, layer in self._same_layers.items():
+            frame[slot] = frame[layer]
+        for slot, tensor in zip(plan.returned, returned, strict=True):
+            frame[slot] = tensor
+        for slot in self._frees:
+            frame[slot] = None
+
+    def _can_run(self, frame: Frame) -> bool:
+        """Whether each tensor lies in one piece, and each layer has a place for a token."""
+        tensors, layers = map(frame.__getitem__, self._tensors), map(frame.__getitem__, self._layers)
+        return all(map(torch.Tensor.is_contiguous, tensors)) and all(map(_has_place, layers))
+
+    def _run(self, plan: Plan, frame: Frame) -> list[torch.Tensor]:
         assert NATIVE is not None
         memory = torch.empty(plan.size, dtype=torch.uint8)
         returned = [torch.empty(value.shape, dtype=value.dtype) for value in plan.returned.values()]
-        addresses = [0, *map(torch.Tensor.data_ptr, [memory, *tensors])]
-        for layer in layers:
+        addresses = [0, memory.data_ptr(), *map(torch.Tensor.data_ptr, map(frame.__getitem__, self._tensors))]
+        for layer in map(frame.__getitem__, self._layers):
             storage = layer.reserve_in_order()
             lengths = layer.lengths.counts()
             addresses += (
@@ -81,12 +90,7 @@ class SequenceStep:
             )
         addresses += map(torch.Tensor.data_ptr, returned)
         NATIVE.run_sequence(plan.rows.data_ptr(), len(plan.rows), *addresses)
-        for slot, layer in self._same_layers.items():
-            frame[slot] = frame[layer]
-        for slot, tensor in zip(plan.returned, returned, strict=True):
-            frame[slot] = tensor
-        for slot in self._frees:
-            frame[slot] = None
+        return returned
 
     def _plan(self, frame: Frame) -> Plan | None:
         """The plan for what is in the frame; None if the kernels are not for it."""

@@ -15,6 +15,7 @@ from nnfront.lower import Run
 from nnfront.lower.footprint import Workspace
 from nnfront.lower.layout import Layer, Layout, contiguous
 from nnfront.runtime.cpu import quantized
+from nnfront.runtime.cpu.activations import GATES, activation_name
 from nnfront.runtime.cpu.attention import BLOCK, FOLDED
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 from nnfront.runtime.cpu.kernels import PIECE, gated_few_rows
@@ -153,8 +154,8 @@ def _dequantized_pieces(
 ) -> int:
     """The most of the moments in which a piece is unpacked, converted, made smaller by its zero points, multiplied; nothing in C."""
     columns, item = x.shape[-1], x.item
-    rows, few = x.count // max(columns, 1), quantized.few_rows(run)
-    if few is not None and x.dtype == "bfloat16" and 0 < rows <= few.most:
+    rows = x.count // max(columns, 1)
+    if _runs_in_c(run, x):
         return 0
     piece = min(quantized.step_of(columns), outputs)
     decoded, product = piece * columns, rows * piece
@@ -163,6 +164,12 @@ def _dequantized_pieces(
     unpacked = decoded if weight.dtype == "uint8" else 0
     subtracted = 0 if zeros is None else piece * scales.shape[-1]
     return max(2 * unpacked, unpacked + item * decoded, item * (decoded + max(subtracted, product)))
+
+
+def _runs_in_c(run: Run, x: Layout) -> bool:
+    """Whether the kernel in C takes these rows."""
+    few = quantized.few_rows(run)
+    return few is not None and x.dtype == "bfloat16" and 0 < x.count <= few.most * x.shape[-1]
 
 
 def _scaled_pieces(run: Run, x: Layout, decoded: int, product: int) -> int:
@@ -189,7 +196,8 @@ def _quantized_product(
     """The pieces; the whole product, unless it is the result because nothing comes after it that takes new memory."""
     attrs, pieces = run.attrs, _dequantized_pieces(run, x, weight, scales, zeros, weight.shape[0])
     is_new = attrs.get("activation", "silu").startswith("gelu") or "scale" in attrs or "dtype" in attrs
-    if not is_new and scale is None and residual is None:
+    in_c = _runs_in_c(run, x) and quantized.only_adds(run)
+    if scale is None and (in_c or (not is_new and residual is None)):
         return pieces
     count = x.count // max(x.shape[-1], 1) * weight.shape[0]
     product, result = count * x.item, count * dtypes.size_bytes(attrs.get("dtype", x.dtype))
@@ -199,9 +207,11 @@ def _quantized_product(
 def _quantized_gated_product(
     run: Run, x: Layout, weight: Layout, scales: Layout, zeros: Layout | None, bias: Layout | None
 ) -> int:
-    """The pieces and one of gate and up; of one row pieces of both."""
+    """The pieces and one of gate and up; of one row pieces of both; in C both."""
     outputs = weight.shape[0]
     half = x.count // max(x.shape[-1], 1) * (outputs // 2) * x.item
+    if _runs_in_c(run, x) and activation_name(run) in GATES:
+        return 2 * half
     if x.count != x.shape[-1]:
         return _dequantized_pieces(run, x, weight, scales, zeros, outputs // 2) + half
     pieces = _dequantized_pieces(run, x, weight, scales, zeros, outputs) + half
@@ -221,8 +231,6 @@ def _sdpa_fused(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) 
     return pairs + max(mask.count, pairs) * mask.item
 
 
-_QUANTIZED = ("int8", "int8_groups", "int4", "fp8")
-
 WORKSPACES: Mapping[str, Workspace] = {
     "linear_plain": Workspace(_nothing),
     "linear_bfloat16": Workspace(_nothing),
@@ -235,8 +243,8 @@ WORKSPACES: Mapping[str, Workspace] = {
     "rope_rotated": Workspace(_rope_rotated),
     "gated_product": Workspace(_gated_product),
     "moe_mlp_sorted": Workspace(_moe_mlp_sorted),
-    **{f"{name}_product": Workspace(_quantized_product) for name in _QUANTIZED},
-    **{f"{name}_gated_product": Workspace(_quantized_gated_product) for name in _QUANTIZED},
+    **{f"{name}_product": Workspace(_quantized_product) for name in quantized.KINDS},
+    **{f"{name}_gated_product": Workspace(_quantized_gated_product) for name in quantized.KINDS},
     "qkv_attention": Workspace(_qkv_attention, _remembered_by_qkv),
     "attention_cached": Workspace(_attention_cached, _remembered_mask),
     "attention_fused": Workspace(_attention_fused),

@@ -18,9 +18,10 @@ import torch
 
 from nnfront.lower import Run
 from nnfront.runtime.cache.layer import CacheLayer
-from nnfront.runtime.cpu.activations import activation_name
+from nnfront.runtime.cpu import quantized
+from nnfront.runtime.cpu.activations import GATES, activation_name
 from nnfront.runtime.cpu.extension import NATIVE
-from nnfront.runtime.cpu.few_rows import FEW_ROWS, GATES
+from nnfront.runtime.cpu.few_rows import FEW_ROWS
 from nnfront.runtime.cpu.kernels import gated_few_rows
 from nnfront.runtime.cpu.norms import FEW
 from nnfront.runtime.cpu.one_token import MOST, VECTOR
@@ -188,6 +189,41 @@ def _gated(writer: Writer, run: Run, x: Value, weight: Value, bias: Value | None
     return (y,)
 
 
+def _quantized(
+    writer: Writer,
+    run: Run,
+    x: Value,
+    weight: Value,
+    scales: Value,
+    zeros: Value | None,
+    bias: Value | None,
+    scale: Value | None = None,
+    added: Value | None = None,
+) -> Sequence[Operand]:
+    """A product with codes; in a gated one gate and up next to each other, then what they give."""
+    few, is_gated = quantized.few_rows(run), run.kernel.endswith("gated_product")
+    _demand(scale is None and (is_gated or quantized.only_adds(run)))
+    _demand(not is_gated or activation_name(run) in GATES)
+    if few is None:
+        raise Refused
+    columns, outputs = x.shape[-1], weight.shape[0]
+    rows = _few(x, columns, few.most)
+    _demand(scales.dtype == few.scales and (zeros is not None) == few.has_zeros)
+    _demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
+    _demand(added is None or added.shape == (*x.shape[:-1], outputs))
+    if is_gated:
+        both = Value(writer.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
+    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
+    to = both.place if is_gated else y.place
+    operands = (weight.place, scales.place, _place(zeros), x.place, _place(bias), _place(added), to)
+    sizes = (rows, columns, outputs, few.group or 0)
+    writer.call("multiply_quantized", few.index, *operands, *sizes, writer.threads)
+    if is_gated:
+        writer.call("gate", to, y.place, rows, outputs // 2, GATES.index(activation_name(run)))
+        writer.release(to)
+    return (y,)
+
+
 def _norm(writer: Writer, run: Run, x: Value, weight: Value | None, bias: None) -> Sequence[Operand]:
     return _norm_of_sum(writer, run, x, None, weight, bias)
 
@@ -267,6 +303,7 @@ WRITERS: Mapping[str, Write] = {
     "linear_wide": _product,
     "product_and_residual": _product,
     "gated_product": _gated,
+    **{f"{name}_{kind}": _quantized for name in quantized.KINDS for kind in ("product", "gated_product")},
     "rms_norm_last": _norm,
     "rms_norm_of_sum": _norm_of_sum,
     "qkv_attention": _attention,

@@ -94,10 +94,11 @@ static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t co
 #define KERNELS(K) \
     K(append_and_attend, 18, true, "(q, k, v, keys, values, lengths, y, batch, groups, shared, size, capacity, window, next_q, next_k, next_v, " \
                                    "threads, scale): attention of one token, which is stored before") \
+    K(gate, 5, false, "(both, y, rows, size, activation): y = activation(first half of both) * second half") \
     K(multiply, 10, false, "(weight, x, bias, added, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias + added") \
     K(multiply_gated, 9, false, "(weight, x, bias, y, rows, columns, outputs, activation, threads): y = activation(first half of x @ weight.T " \
                                 "+ bias) * second half") \
-    K(multiply_quantized, 12, false, "(stored, codes, scales, zeros, x, bias, y, rows, columns, outputs, group, threads): multiply with codes") \
+    K(multiply_quantized, 13, false, "(stored, codes, scales, zeros, x, bias, added, y, rows, columns, outputs, group, threads): multiply with codes") \
     K(rms_norm, 8, true, "(x, added, total, weight, y, rows, size, epsilon): y = total * weight / sqrt(mean(total^2) + epsilon), where total " \
                          "is x + added; without added, x") \
     K(rotate, 9, false, "(x, cos, sin, y, rows, heads, size, next_row, next_table): y = x * cos + x with its halves swapped * sin")

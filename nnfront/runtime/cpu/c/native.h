@@ -36,7 +36,7 @@ void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least
 // What a kernel takes: numbers, addresses among them, and a float as its bits. It returns NULL, or why it did nothing. Without the GIL.
 typedef const char *Kernel(const Py_ssize_t *n);
 
-Kernel append_and_attend, multiply, multiply_gated, multiply_quantized, rms_norm, rotate;
+Kernel append_and_attend, gate, multiply, multiply_gated, multiply_quantized, rms_norm, rotate;
 
 // Why a kernel does nothing, until the next call of the same thread.
 const char *refused(const char *format, ...);

@@ -112,6 +112,14 @@ FAST INLINE __m512 activated(__m512 x, const int activation) {
     return _mm512_div_ps(_mm512_mul_ps(x, above), _mm512_add_ps(one, power));
 }
 
+FAST static void gate_values(const float *gates, const float *ups, uint16_t *y, Py_ssize_t count, const int activation) {
+    for (Py_ssize_t i = 0; i < count; i += FLOATS) {
+        float products[FLOATS];
+        _mm512_storeu_ps(products, _mm512_mul_ps(activated(_mm512_loadu_ps(gates + i), activation), _mm512_loadu_ps(ups + i)));
+        for (Py_ssize_t j = 0; j < FLOATS && i + j < count; j++) y[i + j] = rounded(products[j]);
+    }
+}
+
 FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
     const Gated *g = given;
     const Product *p = &g->gate;
@@ -122,15 +130,8 @@ FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end)
         const Product first = part(p, at, at + count, gates), second = part(p, up + at, up + at + count, ups);
         outputs(&first, 0, count);
         outputs(&second, 0, count);
-        for (Py_ssize_t row = 0; row < p->rows; row++) {
-            uint16_t *y = (uint16_t *)p->y + row * p->outputs + at;
-            for (Py_ssize_t i = 0; i < count; i += FLOATS) {
-                const __m512 gate = activated(_mm512_loadu_ps(gates + row * count + i), g->activation);
-                float products[FLOATS];
-                _mm512_storeu_ps(products, _mm512_mul_ps(gate, _mm512_loadu_ps(ups + row * count + i)));
-                for (Py_ssize_t j = 0; j < FLOATS && i + j < count; j++) y[i + j] = rounded(products[j]);
-            }
-        }
+        for (Py_ssize_t row = 0; row < p->rows; row++)
+            gate_values(gates + row * count, ups + row * count, (uint16_t *)p->y + row * p->outputs + at, count, g->activation);
     }
 }
 
@@ -155,6 +156,20 @@ const char *multiply_gated(const Py_ssize_t *n) {
         .activation = n[7],
     };
     return run(gated_outputs, &g, &g.gate, n[8]);
+}
+
+FAST const char *gate(const Py_ssize_t *n) {
+    const uint16_t *both = (const uint16_t *)n[0];
+    uint16_t *y = (uint16_t *)n[1];
+    const Py_ssize_t rows = n[2], size = n[3];
+    for (Py_ssize_t row = 0; row < rows; row++, both += 2 * size, y += size)
+        for (Py_ssize_t at = 0; at < size; at += GATES) {
+            const Py_ssize_t count = GATES < size - at ? GATES : size - at;
+            float gates[GATES + FLOATS], ups[GATES + FLOATS];
+            for (Py_ssize_t i = 0; i < count; i++) gates[i] = widened(both[at + i]), ups[i] = widened(both[size + at + i]);
+            gate_values(gates, ups, y + at, count, (int)n[4]);
+        }
+    return NULL;
 }
 
 #endif

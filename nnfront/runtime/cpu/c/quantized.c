@@ -39,6 +39,7 @@ typedef struct {
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
     const uint16_t *x;      // [rows, stride], in the order of the parts
     const uint16_t *bias;   // [outputs] or NULL
+    const uint16_t *added;  // [rows, outputs] or NULL
     uint16_t *y;            // [rows, outputs]
     Py_ssize_t rows, columns, stride, bytes, outputs, groups;
     Py_ssize_t turn;        // how many times BYTES of an output are multiplied before the next output is
@@ -266,7 +267,8 @@ FAST INLINE void finish(const Product *p, const Stored how, Py_ssize_t at, Py_ss
         : is_grouped(how)               ? _mm512_set1_ps(1.0f)
                                         : widened_there((const uint16_t *)p->scales + at, there);
     for (Py_ssize_t row = 0; row < p->rows; row++) {
-        const __m512 y = _mm512_fmadd_ps(totals(sums[row]), scales, bias);
+        __m512 y = _mm512_fmadd_ps(totals(sums[row]), scales, bias);
+        if (p->added) y = _mm512_add_ps(y, widened_there(p->added + row * p->outputs + at, there));
         _mm256_mask_storeu_epi16(p->y + row * p->outputs + at, there, (__m256i)_mm512_cvtneps_pbh(y));
     }
 }
@@ -311,7 +313,7 @@ static const Share shares[] = {outputs_INT8, outputs_INT8_GROUPS, outputs_FLOAT8
 
 const char *multiply_quantized(const Py_ssize_t *n) {
     const Stored how = (Stored)n[0];
-    const Py_ssize_t columns = n[8], outputs = n[9], group = n[10];
+    const Py_ssize_t columns = n[9], outputs = n[10], group = n[11];
     if (n[0] < INT8 || n[0] > UINT4_GROUPS) return refused("0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n[0]);
     if (is_grouped(how) && ((group != 32 && group != 64 && group != 128) || columns % group))
         return refused("groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
@@ -327,15 +329,16 @@ const char *multiply_quantized(const Py_ssize_t *n) {
         .outputs = outputs, .groups = is_grouped(how) ? columns / group : 1, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
     };
     // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
-    for (Py_ssize_t row = 0; row < n[7]; row += p.rows) {
-        p.rows = n[7] - row < MOST_ROWS ? n[7] - row : MOST_ROWS;
-        p.y = (uint16_t *)n[6] + row * outputs;
+    for (Py_ssize_t row = 0; row < n[8]; row += p.rows) {
+        p.rows = n[8] - row < MOST_ROWS ? n[8] - row : MOST_ROWS;
+        p.y = (uint16_t *)n[7] + row * outputs;
+        p.added = n[6] ? (const uint16_t *)n[6] + row * outputs : NULL;
         // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache.
         const Py_ssize_t times = (p.bytes + BYTES - 1) / BYTES, turns = (p.rows * padded + NEAR - 1) / NEAR;
         p.turn = turns > 1 ? (times + turns - 1) / turns : times;
         p.ahead = turns > 1 ? (AHEAD / BYTES / p.turn + 1) * p.bytes : AHEAD;
         for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * stride, columns, padded, how);
-        in_shares(shares[how], &p, outputs, (SHARE / (p.bytes + 1) / TOGETHER + 1) * TOGETHER, outputs * p.bytes < SMALL ? 1 : (unsigned)n[11]);
+        in_shares(shares[how], &p, outputs, (SHARE / (p.bytes + 1) / TOGETHER + 1) * TOGETHER, outputs * p.bytes < SMALL ? 1 : (unsigned)n[12]);
     }
     free(memory);
     return NULL;
