@@ -3,12 +3,17 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from nnfront.runtime.cpu import extension
-from nnfront.runtime.cpu.extension import find_native, torch_library
+from nnfront.runtime.cpu.extension import KERNELS, find_native, torch_library
 
 
 def module(is_able: bool, taken: list) -> SimpleNamespace:
-    return SimpleNamespace(is_able=is_able, use_openmp=lambda *entries: taken.extend(entries))
+    kernels = " ".join(f"{name}/{count}" for name, count in KERNELS.items())
+    return SimpleNamespace(
+        is_able=is_able, kernels=kernels, use_openmp=lambda *entries: taken.extend(entries)
+    )
 
 
 def test_the_kernels_run_on_the_threads_of_torch():
@@ -26,4 +31,19 @@ def test_without_a_build_an_able_processor_or_openmp_there_are_no_kernels(monkey
     assert find_native(module(True, taken), None) is None
     monkeypatch.setattr(extension, "_OPENMP", ("no_such_name",))
     assert find_native(module(True, taken), torch_library()) is None
+    assert not taken
+
+
+@pytest.mark.parametrize("kernels", [None, "", "multiply/9 rms_norm/6"])
+def test_kernels_of_another_source_are_not_called(kernels):
+    taken: list[int] = []
+    old = module(True, taken)
+    if kernels is None:
+        del old.kernels
+    else:
+        old.kernels = kernels
+    with pytest.warns(
+        UserWarning, match="kernels in C are older than nnfront and do not run: install it again"
+    ):
+        assert find_native(old, torch_library()) is None
     assert not taken

@@ -20,7 +20,7 @@ from nnfront.lower import Run
 from nnfront.runtime.cache.layer import CacheLayer
 from nnfront.runtime.cpu import quantized
 from nnfront.runtime.cpu.activations import GATES, activation_name
-from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.runtime.cpu.extension import KERNELS
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 from nnfront.runtime.cpu.kernels import gated_few_rows
 from nnfront.runtime.cpu.norms import FEW
@@ -95,7 +95,7 @@ class Writer:
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""
-        assert NATIVE is not None
+        assert len(numbers) == KERNELS[kernel]
         mask, row = 0, []
         for i, number in enumerate(numbers):
             if isinstance(number, Place):
@@ -105,7 +105,7 @@ class Writer:
                 (number,) = struct.unpack("<I", struct.pack("<f", number))
             row.append(int(number))
         row += [0] * (ROW - 2 - len(row))
-        self.rows.append([NATIVE.kernels.split().index(kernel), mask, *row])
+        self.rows.append([list(KERNELS).index(kernel), mask, *row])
 
     def make(self, slot: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Value:
         """Find a place for what is to be in a slot."""

@@ -176,7 +176,7 @@ static bool is_able(void) {
 }
 
 #if HAS_KERNELS
-#define NAME(name, numbers, has_real, does) #name " "
+#define NAME(name, numbers, has_real, does) #name "/" #numbers " "
 static const char names[] = KERNELS(NAME);
 #undef NAME
 #else
@@ -185,7 +185,7 @@ static const char names[] = "";
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "native", .m_size = -1, .m_methods = methods};
 
-// `is_able` says whether the processor can run the kernels, `kernels` the names that sequences have numbers for.
+// `is_able` says whether the processor can run the kernels, `kernels` which there are and how many numbers each takes.
 PyMODINIT_FUNC PyInit_native(void) {
     PyObject *made = PyModule_Create(&module);
     if (made && (PyModule_AddIntConstant(made, "is_able", is_able()) < 0 || PyModule_AddStringConstant(made, "kernels", names) < 0)) {
