@@ -214,23 +214,28 @@ def _rotated_heads(run: Run, context: Context) -> str:
     return ACCEPTED if rotated == size else f"{rotated} of {size} features are rotated"
 
 
-def _with_residual(run: Run, context: Context) -> str:
-    """A product in bfloat16, and nothing but a residual of its shape after it."""
+def _finished(run: Run, context: Context) -> str:
+    """A product in bfloat16, and nothing but a residual of its shape and a cast to float32 after it."""
+    x, weight, _, scale, residual = run.inputs
     if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
         return "it is not a plain linear"
-    x, weight, _, scale, residual = run.inputs
-    if any(name in run.attrs for name in ("activation", "scale", "dtype")) or not context.is_none(scale):
-        return "more than a residual comes after it"
-    if context.is_none(residual):
-        return "it has no residual"
-    if {context.tensor(slot).dtype for slot in (x, weight, residual)} != {"bfloat16"}:
+    if "activation" in run.attrs or "scale" in run.attrs or not context.is_none(scale):
+        return "more than a residual and a cast comes after it"
+    if run.attrs.get("dtype", "float32") != "float32":
+        return f"the result is {run.attrs['dtype']}"
+    operands = (x, weight) if context.is_none(residual) else (x, weight, residual)
+    if any(context.tensor(slot).dtype != "bfloat16" for slot in operands):
         return "operands are not all bfloat16"
-    same = context.tensor(residual).shape == context.tensor(run.outputs[0]).shape
-    return ACCEPTED if same else "the residual is broadcast"
+    is_like = (
+        context.is_none(residual) or context.tensor(residual).shape == context.tensor(run.outputs[0]).shape
+    )
+    return ACCEPTED if is_like else "the residual is broadcast"
 
 
 _FEW_ROWS = "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN"
-_SUM = "few rows: the sum in the kernel of the product; more rows: in the product's own memory"
+_END = (
+    "few rows: residual and cast in the kernel of the product; more rows: the sum in the product's own memory"
+)
 _ONEDNN = "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows"
 _PIECES = "the weight widened piece by piece, not as a whole"
 _TRANSPOSED = "the weight as it is stored, no transpose"
@@ -248,7 +253,7 @@ CPU: tuple[Rule, ...] = (
         _gated,
         _as_gated,
     ),
-    Rule("product", "product_and_residual", _SUM, _with_residual),
+    Rule("product", "finished_product", _END, _finished),
     Rule("quantized_product", "int8_product", _BYTES, _per_channel("int8")),
     Rule("quantized_product", "int8_groups_product", _GROUPS, _grouped("int8")),
     Rule("quantized_product", "int4_product", _GROUPS, _grouped("uint8")),

@@ -51,7 +51,7 @@ def test_a_product_with_its_residual_agrees_with_float64(rows, bias, by, monkeyp
     if by == "torch":
         monkeypatch.setattr(kernels, "FEW_ROWS", None)
     (run,) = runs(exported(Residual(bias), ["n", 10], ["n", 14]))
-    assert run.kernel == "product_and_residual"
+    assert run.kernel == "finished_product"
     x, w, added = (
         torch.randn(rows, 10).to(BF16),
         torch.randn(14, 10).to(BF16),
@@ -68,6 +68,41 @@ def test_a_product_with_its_residual_agrees_with_float64(rows, bias, by, monkeyp
     assert got.dtype == BF16
     assert ((got.double() - exact).abs() <= 2**-8 * (exact.abs() + 2 * sizes)).all()
     assert torch.equal(added, kept)
+
+
+class Cast(nn.Module):
+    def __init__(self, bias: bool) -> None:
+        self.proj = nn.Linear(10, 14, bias=bias)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.astype(self.proj(x), "float32")
+
+
+@pytest.mark.parametrize("by", ["C", "torch"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("rows", [0, 1, 8, 9])
+def test_a_product_that_is_cast_is_not_rounded_before_in_c(rows, bias, by, monkeypatch):
+    if by == "torch":
+        monkeypatch.setattr(kernels, "FEW_ROWS", None)
+    ir = Cast(bias).to("bfloat16").export({"forward": {"x": nn.spec.Tensor(["n", 10], "bfloat16")}})
+    (run,) = runs(ir)
+    assert run.kernel == "finished_product"
+    x, w, b = (
+        torch.randn(rows, 10).to(BF16),
+        torch.randn(14, 10).to(BF16),
+        torch.randn(14).to(BF16) if bias else None,
+    )
+    got = resolve(run)(x, w, b, None, None)
+    exact = F.linear(x.double(), w.double(), None if b is None else b.double())
+    sizes = F.linear(x.double().abs(), w.double().abs(), None if b is None else b.double().abs())
+    assert got.dtype == torch.float32
+    in_c = (
+        by == "C"
+        and kernels.FEW_ROWS is not None
+        and torch.float32 in kernels.FEW_ROWS.results
+        and 0 < rows <= 8
+    )
+    assert ((got.double() - exact).abs() <= (2**-22 if in_c else 2**-8) * sizes).all()
 
 
 @pytest.mark.parametrize("by", ["C", "torch"])
@@ -92,9 +127,9 @@ def test_the_norm_of_a_sum_is_the_sum_and_then_the_norm(rows, reads_sum, by, mon
 @pytest.mark.parametrize(
     ("dtype", "residual", "reason"),
     [
-        ("float32", ["n", 14], "product_and_residual: operands are not all bfloat16"),
-        ("bfloat16", [14], "product_and_residual: the residual is broadcast"),
-        ("bfloat16", [1, 14], "product_and_residual: the residual is broadcast"),
+        ("float32", ["n", 14], "finished_product: operands are not all bfloat16"),
+        ("bfloat16", [14], "finished_product: the residual is broadcast"),
+        ("bfloat16", [1, 14], "finished_product: the residual is broadcast"),
     ],
 )
 def test_other_residuals_are_added_by_torch_and_say_why(dtype, residual, reason):
@@ -111,7 +146,7 @@ class More(Residual):
 def test_what_comes_between_a_product_and_its_residual_is_no_part_of_it():
     found = runs(exported(More(True), ["n", 10], ["n", 14]))
     assert [run.op for run in found] == ["linear", "silu", "add"]
-    assert found[-1].refused == ("product_and_residual: more than a residual comes after it",)
+    assert found[-1].refused == ("finished_product: more than a residual and a cast comes after it",)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,8 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: FewRows, data
     assert_right(y, x, w, b)
     added = operands(rows, outputs, 1, False, data.draw(st.integers(0, 31)))[0]
     assert_right(kernel.multiply(x, w, b, added), x, w, b, added)
-    if kernel.widened:
-        wide = kernel.widened(x, w)
+    if torch.float32 in kernel.results:
+        wide = kernel.multiply(x, w, None, None, torch.float32)
         assert wide.dtype == torch.float32
         assert_right(wide, x, w, None)
 
@@ -178,7 +178,7 @@ def test_results_round_to_the_nearest_ties_to_even():
     low = (sums - high.float()).bfloat16()
     w = torch.zeros(len(sums), 64).bfloat16()
     w[:, 0], w[:, 32] = high, low
-    assert torch.equal(NATIVE.widened(x, w)[0], sums)
+    assert torch.equal(NATIVE.multiply(x, w, None, None, torch.float32)[0], sums)
     assert torch.equal(NATIVE.multiply(x, w, None)[0], sums.bfloat16())
 
 

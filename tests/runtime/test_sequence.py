@@ -112,8 +112,9 @@ def test_all_layers_of_a_token_are_one_call(recorder):
     config = dataclasses.replace(BASE, num_hidden_layers=5)
     session = language_model(config)()
     decoded(session, [4], 1)
-    # The tables of rope come after the first projection. A layer: norm, qkv, rope, attention, o, norm of the sum, gate and up, down.
-    assert recorder.rows[-2:] == [2, 5 * 8 - 2 + 2]
+    # The tables of rope come after the first projection, and the head makes the result. A layer: norm, qkv, rope, attention, o, norm of the
+    # sum, gate and up, down; at the end one more norm.
+    assert recorder.rows[-2:] == [2, 5 * 8 - 2 + 1]
 
 
 def test_layers_share_the_memory_of_what_is_between_them(recorder):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import ModuleType
 from typing import TypeAlias
 
@@ -38,15 +37,15 @@ Multiply: TypeAlias = Callable[..., torch.Tensor]
 class FewRows:
     """A kernel for up to `most` rows.
 
-    multiply    (x, weight, bias, added) -> x @ weight.T + bias + added, all bfloat16 and contiguous; x [..., columns], weight [outputs, columns],
-                added [..., outputs]
-    widened     (x, weight) -> x @ weight.T in float32, which is not rounded; None if there is no such kernel
+    multiply    (x, weight, bias, added, dtype) -> x @ weight.T + bias + added, operands bfloat16 and contiguous; x [..., columns],
+                weight [outputs, columns], added [..., outputs]
+    results     what `dtype` may be; a result in float32 is not rounded
     gated       by activation: (x, weight, bias) -> activation(gate) * up, the halves of the product; for those that the kernel computes
     """
 
     most: int
     multiply: Multiply
-    widened: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    results: tuple[torch.dtype, ...] = (torch.bfloat16,)
     gated: Mapping[str, Multiply] = field(default_factory=dict)
 
     def takes(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -109,7 +108,7 @@ def find_native(module: ModuleType | None) -> FewRows | None:
         return gated
 
     gates = {name: gated_by(i) for i, name in enumerate(GATES)}
-    return FewRows(8, multiply, partial(multiply, dtype=torch.float32), gates)
+    return FewRows(8, multiply, (torch.bfloat16, torch.float32), gates)
 
 
 def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
@@ -134,6 +133,7 @@ def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
         weight: torch.Tensor,
         bias: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> torch.Tensor:
         outputs, columns = weight.shape
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)

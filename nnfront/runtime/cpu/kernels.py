@@ -66,11 +66,11 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
 
     Few rows of bfloat16 go to a kernel that widens in registers, if there is one.
     """
-    few = FEW_ROWS
+    few = FEW_ROWS if FEW_ROWS and torch.float32 in FEW_ROWS.results else None
 
     def linear_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if few and few.widened and x.dtype == weight.dtype == torch.bfloat16 and few.takes(x, weight, None):
-            y = few.widened(x, weight)
+        if few and x.dtype == weight.dtype == torch.bfloat16 and few.takes(x, weight, None):
+            y = few.multiply(x, weight, None, None, torch.float32)
             return y if bias is None else y.add_(bias)
         rows, columns = weight.shape
         y = torch.empty((*x.shape[:-1], rows))
@@ -117,18 +117,24 @@ def _rope_rotated(run: Run) -> Callable[..., Any]:
     return rope_rotated
 
 
-def _product_and_residual(run: Run) -> Callable[..., Any]:
-    """x @ weight.T + bias + residual: few rows are rounded once, more rows after the product and after the sum."""
-    takes, multiply = (None, None) if FEW_ROWS is None else (FEW_ROWS.takes, FEW_ROWS.multiply)
+def _finished_product(run: Run) -> Callable[..., Any]:
+    """x @ weight.T + bias + residual, as float32 if it is cast: few rows are rounded once at the end, more rows after each."""
+    dtype: torch.dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
+    few = FEW_ROWS if FEW_ROWS and dtype in FEW_ROWS.results else None
 
-    def product_and_residual(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: None, residual: torch.Tensor
+    def finished_product(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scale: None,
+        residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        if takes and multiply and takes(x, weight, bias) and residual.is_contiguous():
-            return multiply(x, weight, bias, residual)
-        return F.linear(x, weight, bias).add_(residual)
+        if few and few.takes(x, weight, bias) and (residual is None or residual.is_contiguous()):
+            return few.multiply(x, weight, bias, residual, dtype)
+        y = F.linear(x, weight, bias)
+        return (y if residual is None else y.add_(residual)).to(dtype)
 
-    return product_and_residual
+    return finished_product
 
 
 def gated_few_rows(run: Run) -> Callable[..., torch.Tensor] | None:
@@ -241,7 +247,7 @@ KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
     "rope_tables": _rope_tables,
     "rope_rotated": _rope_rotated,
     "gated_product": _gated_product,
-    "product_and_residual": _product_and_residual,
+    "finished_product": _finished_product,
     "moe_mlp_sorted": _moe_mlp_sorted,
     "int8_product": quantized.product(quantized.int8),
     "int8_gated_product": quantized.gated_product(quantized.int8),

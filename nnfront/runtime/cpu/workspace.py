@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from nnfront import dtypes
 from nnfront.lower import Run
 from nnfront.lower.footprint import Workspace
@@ -131,6 +133,18 @@ def _remembered_by_qkv(
     return 0 if layer is None else _remembered_mask(run, q, k, k, layer, None)
 
 
+def _finished_product(
+    run: Run, x: Layout, weight: Layout, bias: Layout | None, scale: None, residual: Layout | None
+) -> int:
+    """The product, if it is cast; in C it is not made before."""
+    rows = x.count // max(x.shape[-1], 1)
+    if "dtype" not in run.attrs or (
+        FEW_ROWS and torch.float32 in FEW_ROWS.results and 0 < rows <= FEW_ROWS.most
+    ):
+        return 0
+    return rows * weight.shape[0] * x.item
+
+
 def _gated_product(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
     """One of gate and up; of one row both; in C neither."""
     rows = x.count // max(x.shape[-1], 1)
@@ -236,7 +250,7 @@ WORKSPACES: Mapping[str, Workspace] = {
     "linear_bfloat16": Workspace(_nothing),
     "linear_float32": Workspace(_nothing),
     "linear_wide": Workspace(_linear_wide),
-    "product_and_residual": Workspace(_nothing),
+    "finished_product": Workspace(_finished_product),
     "rms_norm_last": Workspace(_rms_norm_last),
     "rms_norm_of_sum": Workspace(_rms_norm_of_sum),
     "rope_tables": Workspace(_rope_tables),

@@ -170,7 +170,8 @@ def _product(
 ) -> Sequence[Operand]:
     assert FEW_ROWS is not None
     outputs, columns = weight.shape
-    rows, is_wide = _few(x, columns, FEW_ROWS.most), run.kernel == "linear_wide"
+    rows = _few(x, columns, FEW_ROWS.most)
+    is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
     _demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
     y = writer.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
     operands = (weight.place, x.place, _place(bias), _place(added), y.place)
@@ -301,7 +302,7 @@ def _reshape(writer: Writer, run: Run, x: Value, *, shape: Sequence[int]) -> Seq
 WRITERS: Mapping[str, Write] = {
     "linear_bfloat16": _product,
     "linear_wide": _product,
-    "product_and_residual": _product,
+    "finished_product": _product,
     "gated_product": _gated,
     **{f"{name}_{kind}": _quantized for name in quantized.KINDS for kind in ("product", "gated_product")},
     "rms_norm_last": _norm,
