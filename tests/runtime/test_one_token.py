@@ -106,14 +106,52 @@ def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype
     assert layer.lengths.values == (0,)
 
 
-def test_a_full_or_turned_layer_is_left_to_the_general_way():
+def test_a_full_layer_is_left_to_the_general_way():
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
-    for type in (CacheLayerType(1, 32, "bfloat16", 1, 4, None), CacheLayerType(1, 32, "bfloat16", 1, 100, 4)):
-        layer = make_layer(type, {})
-        for _ in range(4):
-            assert one_token.attend(q, k, v, layer, None, None) is not None
-        assert one_token.attend(q, k, v, layer, None, None) is None
-        assert layer.lengths.values == (4,)
+    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 4, None), {})
+    for _ in range(4):
+        assert one_token.attend(q, k, v, layer, None, None) is not None
+    assert one_token.attend(q, k, v, layer, None, None) is None
+    assert layer.lengths.values == (4,)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject):
+    window, groups, shared = (
+        data.draw(st.integers(1, 20)),
+        data.draw(st.integers(1, 2)),
+        data.draw(st.integers(1, 3)),
+    )
+    starts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
+    batch, size, count = len(starts), 32, data.draw(st.integers(1, 25))
+    ring = make_layer(CacheLayerType(groups, size, "bfloat16", batch, 70, window), {})
+    every = make_layer(CacheLayerType(groups, size, "bfloat16", batch, 70, None), {})
+    for row, start in enumerate(starts):
+        if start:
+            k, v = torch.randn(2, 1, start, groups, size).bfloat16()
+            for layer in (ring.part(row, 1), every.part(row, 1)):
+                layer.append(k, v)
+                layer.release()  # what a chunk saw that turned the ring over
+    for _ in range(count):
+        q, k, v = (
+            torch.randn(batch, 1, groups * (shared + 2), size)
+            .bfloat16()
+            .split((groups * shared, groups, groups), 2)
+        )
+        y = one_token.attend(q, k, v, ring, data.draw(st.sampled_from([None, window, window + 3])), 1.0)
+        every.append(k, v)
+        expected = exact(q, every, window, 1.0)
+        assert y is not None
+        assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + 4e-6 * expected.abs().max()).all()
+    assert ring.lengths.values == every.lengths.values
+
+
+def test_a_query_that_sees_less_than_a_turned_layer_holds_is_left_to_the_general_way():
+    q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
+    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 100, 4), {})
+    assert one_token.attend(q, k, v, layer, 3, None) is None
+    assert layer.lengths.values == (0,)
 
 
 @pytest.mark.parametrize("coded", [True, False])

@@ -98,12 +98,14 @@ class CacheLayer(ABC):
         return self.storage
 
     @property
-    def has_place_in_order(self) -> bool:
-        """Whether the next token goes to the place of its position in the layer's buffers, stored as it is."""
+    def takes_one(self) -> bool:
+        """Whether `reserve_one` finds a place."""
         return False
 
-    def reserve_in_order(self) -> Storage | None:
-        """`reserve(1)` if it `has_place_in_order`, else None, with nothing changed."""
+    def reserve_one(self) -> Storage | None:
+        """Find a place for one more token of each sequence, which the caller stores as it is: the token at position p is at p % capacity of
+        buffers that have this capacity, and all that they hold is within the layer's window. Else None, with nothing changed.
+        """
         return None
 
     @abstractmethod
@@ -182,12 +184,12 @@ class RingLayer(CacheLayer):
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
     @property
-    def has_place_in_order(self) -> bool:
-        return not (self._coded or self._state.scratch or self.lengths.longest >= self.capacity)
+    def takes_one(self) -> bool:
+        return not (self._coded or self._state.scratch or self.lengths.longest >= self.max_seq)
 
-    def reserve_in_order(self) -> Storage | None:
+    def reserve_one(self) -> Storage | None:
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
-        if not self.has_place_in_order:
+        if not self.takes_one:
             return None
         state = self._state
         state.lengths = state.lengths.grow(self._first, self.batch, 1)

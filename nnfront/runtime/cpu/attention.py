@@ -77,7 +77,7 @@ def _append_token(
     n = layer.lengths.equal
     if n is None or any(limit is not None and n >= limit for limit in (window, layer.window)):
         return None
-    storage = layer.reserve_in_order()
+    storage = layer.reserve_one()
     if storage is None:
         return None
     storage.keys.select(2, n).copy_(k.select(1, 0))

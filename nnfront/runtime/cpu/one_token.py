@@ -86,7 +86,7 @@ def _attend(
 ) -> torch.Tensor | None:
     """`attend` for q, k and v at addresses, sequences so many elements apart; sizes are batch, heads, groups and size."""
     assert NATIVE is not None
-    storage = layer.reserve_in_order()
+    storage = layer.reserve_one() if sees_all(layer, window) else None
     if storage is None:
         return None
     batch, heads, groups, size = sizes
@@ -108,6 +108,11 @@ def _attend(
         size**-0.5 if scale is None else scale,
     )
     return y
+
+
+def sees_all(layer: CacheLayer, window: int | None) -> bool:
+    """Whether a query sees all that a layer holds whose newer tokens lie over older ones."""
+    return window is None or layer.window is None or window >= layer.window
 
 
 def _has_heads_in_a_row(x: torch.Tensor) -> bool:

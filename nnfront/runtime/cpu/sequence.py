@@ -5,7 +5,7 @@ Between the products of one token each step of the interpreter costs 10 to 25 us
 model of half a billion weights, and a third of that of a small one. So instructions in a row that are all for kernels in C become one step: the
 first time that it meets operands of certain shapes it writes the calls down, as rows of numbers (`writers`), and from then on C runs these rows.
 Addresses are looked up in each call, so nothing of it becomes wrong when tensors move. Where the kernels in C are not for the operands (many rows, a
-cache that turns over, a tensor in several pieces), the instructions run one by one, as they would without this.
+cache in pages, a tensor in several pieces), the instructions run one by one, as they would without this.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SequenceStep:
     def _can_run(self, frame: Frame) -> bool:
         """Whether each tensor lies in one piece, and each layer has a place for a token."""
         tensors, layers = map(frame.__getitem__, self._tensors), map(frame.__getitem__, self._layers)
-        return all(map(torch.Tensor.is_contiguous, tensors)) and all(map(_has_place, layers))
+        return all(map(torch.Tensor.is_contiguous, tensors)) and all(map(_takes_one, layers))
 
     def _run(self, plan: Plan, frame: Frame) -> list[torch.Tensor]:
         assert NATIVE is not None
@@ -80,7 +80,7 @@ class SequenceStep:
         returned = [torch.empty(value.shape, dtype=value.dtype) for value in plan.returned.values()]
         addresses = [0, memory.data_ptr(), *map(torch.Tensor.data_ptr, map(frame.__getitem__, self._tensors))]
         for layer in map(frame.__getitem__, self._layers):
-            storage = layer.reserve_in_order()
+            storage = layer.reserve_one()
             lengths = layer.lengths.counts()
             addresses += (
                 storage.keys.data_ptr(),
@@ -125,8 +125,8 @@ class SequenceStep:
         return Plan(torch.tensor(writer.rows, dtype=torch.int64), writer.size, writer.returned)
 
 
-def _has_place(layer: CacheLayer) -> bool:
-    return layer.has_place_in_order
+def _takes_one(layer: CacheLayer) -> bool:
+    return layer.takes_one
 
 
 def _is_none(slot: Slot) -> bool:

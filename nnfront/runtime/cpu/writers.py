@@ -24,7 +24,7 @@ from nnfront.runtime.cpu.extension import KERNELS
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 from nnfront.runtime.cpu.kernels import gated_few_rows
 from nnfront.runtime.cpu.norms import FEW
-from nnfront.runtime.cpu.one_token import MOST, VECTOR
+from nnfront.runtime.cpu.one_token import MOST, VECTOR, sees_all
 
 # As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
 ROW, OFFSET_BITS = 20, 40
@@ -261,6 +261,7 @@ def _attention(
     _demand(
         qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32 and prod(cos.shape) in (size, batch * size)
     )
+    _demand(sees_all(layer.layer, run.attrs.get("window")))
     item, rotated_width = qkv.dtype.itemsize, (heads + groups) * size
     rotated = writer.take(batch * rotated_width * item)
     next_table = 0 if prod(cos.shape) == size else size

@@ -131,10 +131,11 @@ FAST INLINE void block(float *sums, State *state, const Attention *a, const uint
 FAST static void attend_parts(const void *attention, Py_ssize_t first, Py_ssize_t end) {
     const Attention *a = attention;
     for (Py_ssize_t at = first; at < end; at++) {
-        const Py_ssize_t pair = at / a->splits, length = a->lengths[pair / a->groups];
-        const Py_ssize_t oldest = a->window && length > a->window ? length - a->window : 0;
-        const Py_ssize_t each = (length - oldest + a->splits - 1) / a->splits;
-        const Py_ssize_t from = oldest + at % a->splits * each, to = least(from + each, length);
+        const Py_ssize_t pair = at / a->splits, length = a->lengths[pair / a->groups], stored = least(length, a->capacity);
+        // Where newer tokens lie over older ones, all that are stored are seen, and their order does not matter.
+        const Py_ssize_t oldest = length == stored && a->window && length > a->window ? length - a->window : 0;
+        const Py_ssize_t each = (stored - oldest + a->splits - 1) / a->splits;
+        const Py_ssize_t from = oldest + at % a->splits * each, to = least(from + each, stored);
         const uint16_t *q = a->q + pair / a->groups * a->next_q + pair % a->groups * a->shared * a->size;
         const uint16_t *keys = a->keys + pair * a->capacity * a->size, *values = a->values + pair * a->capacity * a->size;
         float *part = a->parts + at * a->part;
@@ -180,12 +181,12 @@ FAST static void join(const Attention *a, uint16_t *y) {
     }
 }
 
-// Store the newest token of each sequence behind its others.
+// Store the newest token of each sequence behind its others, or over the oldest.
 static void append(const Attention *a, const uint16_t *k, const uint16_t *v, Py_ssize_t next_k, Py_ssize_t next_v) {
     const size_t head = a->size * sizeof *k;
     for (Py_ssize_t pair = 0; pair < a->batch * a->groups; pair++) {
         const Py_ssize_t sequence = pair / a->groups, group = pair % a->groups;
-        const Py_ssize_t to = (pair * a->capacity + a->lengths[sequence] - 1) * a->size;
+        const Py_ssize_t to = (pair * a->capacity + (a->lengths[sequence] - 1) % a->capacity) * a->size;
         memcpy(a->keys + to, k + sequence * next_k + group * a->size, head);
         memcpy(a->values + to, v + sequence * next_v + group * a->size, head);
     }
