@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from nnfront_models import llama
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.errors import RunError
-from nnfront.runtime.cpu import sequence, writers
+from nnfront.runtime.cpu import one_token, sequence, writers
 from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.session import Session
 
@@ -66,11 +66,22 @@ def stepwise(load: Callable[[], Session]) -> Session:
         return load()
 
 
-def language_model(config: llama.Config) -> Callable[[], Session]:
+def language_model(
+    config: llama.Config, windows: Sequence[int | None] | None = None
+) -> Callable[[], Session]:
     torch.manual_seed(0)
     model = llama.build(config)
     weights = {name: (torch.randn(p.shape) * 0.1).bfloat16() for name, p in model.named_parameters()}
-    ir = nn.passes.lift_transform_params(model.export(llama.export_spec(config)), shared_transform=True)
+    methods = llama.export_spec(config)
+    if windows:
+        cache = spec.Cache(
+            config.num_hidden_layers, config.kv_heads, config.head_size, config.dtype, window=list(windows)
+        )
+        methods = {name: {**methods[name], "cache": cache} for name in ("prefill", "decode")}
+        methods = {
+            name: {**args, "tokens": spec.Tensor(["batch", "n"], "int64")} for name, args in methods.items()
+        }
+    ir = nn.passes.lift_transform_params(model.export(methods), shared_transform=True)
     executable = nn.compile(ir)
     return lambda: executable.load(weights)
 
@@ -134,6 +145,20 @@ def test_many_rows_are_left_to_torch(rows, recorder):
     got = decoded(load(), [1] * rows, 2)
     assert len(recorder.rows) == 2 * rows  # the prompts of one token each
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [1] * rows, 2), strict=True))
+
+
+def test_a_window_is_seen_after_newer_tokens_lie_over_older_ones(recorder):
+    load = language_model(BASE, [6, None])
+    got = decoded(load(), [3, 9], 12)
+    assert recorder.rows.count(15) == 12  # every token that is decoded
+    assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [3, 9], 12), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_token, "NATIVE", None)
+        by_torch = decoded(stepwise(load), [3, 9], 12)
+    wide = decoded(stepwise(language_model(BASE)), [3, 9], 12)
+    for a, b in zip(got, by_torch, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0.02 * b.abs().max().item())
+    assert (got[-1] - wide[-1]).abs().max() > 0.1 * wide[-1].abs().max()  # the window matters here
 
 
 def test_a_full_cache_is_refused_and_stays_as_it_was(recorder):
