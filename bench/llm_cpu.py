@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from checkpoints import CONFIGS, write
+from checkpoints import CONFIGS, read_afresh, write
 from machine import describe, keep, measure, table
 
 PEERS = Path(__file__).parent / "peers"
@@ -39,6 +39,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in args.names:
         path = write(name, args.folder)
+        read_afresh(path)
         size = weight_bytes(path)
         ours, theirs, limits, starts = [], [], [], []
         for _ in range(args.rounds):

@@ -54,7 +54,7 @@ class SequenceStep:
         kept = [slot for slot in made if slot not in self._frees and slot not in self._same_layers]
         first = MEMORY + 1 + len(self._tensors) + 4 * len(self._layers)
         self._outlive = {slot: first + i for i, slot in enumerate(kept)}
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Plan | None] = {}
 
     def __call__(self, frame: Frame) -> None:
         plan = self._plan(frame)
@@ -96,16 +96,18 @@ class SequenceStep:
         """The plan for what is in the frame; None if the kernels are not for it."""
         sizes = tuple(frame[i] for i in self._sizes)
         key = (torch.get_num_threads(), sizes, *(frame[i].shape for i in self._varying))
-        plan = self._plans.get(key)
-        if plan is None:
-            try:
-                plan = self._plans[key] = self._written(frame)
-            except Refused:
-                return None
+        if key in self._plans:
+            return self._plans[key]
+        writer, plan = Writer(torch.get_num_threads(), self._outlive), None
+        try:
+            plan = self._written(frame, writer)
+        except Refused:
+            if not writer.rows:
+                return None  # many rows: there are as many shapes as prompts, and finding this out takes no time
+        self._plans[key] = plan
         return plan
 
-    def _written(self, frame: Frame) -> Plan:
-        writer = Writer(torch.get_num_threads(), self._outlive)
+    def _written(self, frame: Frame, writer: Writer) -> Plan:
         values: dict[int, Operand] = {
             slot: Value(Place(MEMORY + 1 + i), tuple(frame[slot].shape), frame[slot].dtype)
             for i, slot in enumerate(self._tensors)
