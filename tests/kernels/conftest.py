@@ -62,13 +62,14 @@ def compiled(request: pytest.FixtureRequest) -> Call:
 
 
 def _ahead(pool: ProcessPoolExecutor, items: Sequence[pytest.Item]) -> Call:
-    """Submit to the pool. Tests marked `ahead(function)` are under way before they ask, so that no process idles."""
+    """Submit to the pool, alike work once. Tests marked `ahead(function)` are under way before they ask, so that no process idles."""
     started = {}
     for item in items:
         marker = item.get_closest_marker("ahead")
         if marker:
             work = (marker.args[0], *item.callspec.params.values())
-            started[work] = pool.submit(*work)
+            if work not in started:  # several tests may look at one result
+                started[work] = pool.submit(*work)
 
     def call(function: Callable[..., object], *arguments: object) -> object:
         work = started.get((function, *arguments)) or pool.submit(function, *arguments)

@@ -23,8 +23,8 @@ from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.common import ARCHS, Config, Plan
 from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.grouped_matmul import GroupedShape
+from nnfront_kernels.inspect import Report, plan_for, report
 from nnfront_kernels.inspect import main as inspect_main
-from nnfront_kernels.inspect import plan_for, report
 from nnfront_kernels.matmul import matmul_kernel
 from nnfront_kernels.measured import TRITON
 from nnfront_kernels.moe_combine import CombineShape
@@ -62,23 +62,23 @@ FALLBACKS = [
 ]
 
 
-def check(build: Build) -> list[str]:
-    found, budgets = compile_build(build), load()
+def complaints(build: Build, found: Report) -> list[str]:
+    budgets = load()
     known_spills = budgets.get(str(build), {}).get("spills", 0)
     return broken_rules(build, found, known_spills) + over_budget(build, found, budgets)
 
 
-@pytest.mark.ahead.with_args(check)
+@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", FEW, ids=str)
 def test_machine_code_keeps_the_rules_and_the_budget(compiled, build):
-    assert compiled(check, build) == []
+    assert complaints(build, compiled(compile_build, build)) == []
 
 
 @pytest.mark.slow
-@pytest.mark.ahead.with_args(check)
+@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", [build for build in ALL if build not in FEW], ids=str)
 def test_machine_code_of_every_config_keeps_the_rules_and_the_budget(compiled, build):
-    assert compiled(check, build) == []
+    assert complaints(build, compiled(compile_build, build)) == []
 
 
 def test_the_installed_version_of_triton_has_budgets():
@@ -96,14 +96,10 @@ def test_a_version_without_budgets_is_told_how_to_write_them(monkeypatch, tmp_pa
     assert over_budget(FEW[0], spilling, load()) == []
 
 
-def tma_loads(build: Build) -> list[str]:
-    return list(compile_build(build).loads)
-
-
-@pytest.mark.ahead.with_args(tma_loads)
+@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", [b for b in FEW if b.kernel in ("matmul_tma", "matmul_fp8_tma")], ids=str)
 def test_tiles_are_moved_by_the_copy_engine(compiled, build):
-    assert "UTMALDG" in compiled(tma_loads, build)
+    assert "UTMALDG" in compiled(compile_build, build).loads
 
 
 def test_spills_are_owned_up_to_one_by_one():
@@ -112,10 +108,6 @@ def test_spills_are_owned_up_to_one_by_one():
     )
     assert "11 spill instructions" in broken_rules(FEW[0], spilling, 10)
     assert "11 spill instructions" not in broken_rules(FEW[0], spilling, 11)
-
-
-def is_spilled(build: Build) -> bool:
-    return compile_build(build).spills > 0
 
 
 @pytest.mark.slow
@@ -127,19 +119,16 @@ def test_what_is_left_out_for_its_spills_spills(compiled, spill):
     shape = MatmulShape(16, 4096, 4096, group=group, zero_points=bool(spill.zero_points))
     dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
     config = replace(config, split_k=4, block_k=group or config.block_k)
-    assert compiled(is_spilled, Build(spill.kernel, spill.arch, config, shape, dtype))
+    build = Build(spill.kernel, spill.arch, config, shape, dtype)
+    assert compiled(compile_build, build).spills > 0
 
 
-def reckoned_and_found(build: Build) -> tuple[int, int]:
-    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == build.kernel)
-    return kernel.shared_bytes(build.config), compile_build(build).shared_bytes
-
-
-@pytest.mark.ahead.with_args(reckoned_and_found)
+@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", FEW, ids=str)
 def test_choose_reckons_with_the_shared_memory_that_is_used(compiled, build):
-    reckoned, found = compiled(reckoned_and_found, build)
-    assert found <= reckoned + 64  # barriers
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == build.kernel)
+    reckoned = kernel.shared_bytes(build.config)
+    assert compiled(compile_build, build).shared_bytes <= reckoned + 64  # barriers
 
 
 def routing_spills(arch: str) -> list[int]:
@@ -154,14 +143,10 @@ def test_no_kernel_of_the_routing_spills(compiled, arch):
     assert compiled(routing_spills, arch) == [0, 0, 0]
 
 
-def spills(build: Build) -> int:
-    return compile_build(build).spills
-
-
-@pytest.mark.ahead.with_args(spills)
+@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", FALLBACKS, ids=str)
 def test_what_the_budgets_leave_out_does_not_spill(compiled, build):
-    assert compiled(spills, build) == 0
+    assert compiled(compile_build, build).spills == 0
 
 
 def specialized_by_us_and_by_triton(name: str, shape: Any, arch: str) -> tuple[object, object]:

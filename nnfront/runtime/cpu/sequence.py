@@ -103,7 +103,9 @@ class SequenceStep:
             plan = self._written(frame, writer)
         except Refused:
             if not writer.rows:
-                return None  # many rows: there are as many shapes as prompts, and finding this out takes no time
+                return (
+                    None  # many rows: there are as many shapes as prompts, and finding this out takes no time
+                )
         self._plans[key] = plan
         return plan
 
