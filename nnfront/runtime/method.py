@@ -80,7 +80,7 @@ class Method:
 
     def _prepared(self, block: Block) -> Code:
         dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
-        join = sequence.join if self._device.type == "cpu" else None
+        join = sequence.join if self.program.target == "cpu" else None
         return prepare(
             block, self.program.slots, lambda run: self._hits.resolve(run, resolve), dims, self.name, join
         )

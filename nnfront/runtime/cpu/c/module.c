@@ -53,10 +53,14 @@ const char *refused(const char *format, ...) {
     return text;
 }
 
+#if HAS_KERNELS
+
 static PyObject *result(const char *why) {
     if (!why) Py_RETURN_NONE;
     return why == no_memory ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%s", why);
 }
+
+#endif
 
 static bool read_number(PyObject *arg, bool is_real, Py_ssize_t *number) {
     if (is_real) {
