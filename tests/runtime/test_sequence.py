@@ -252,8 +252,10 @@ class Chain(nn.Module):
             if kind == "linear" and x.shape[-1] % 4 == 0:
                 x = op.reshape(x, (x.shape[0], x.shape[1], 4, x.shape[2] // 4))
                 x = op.reshape(x, (x.shape[0], x.shape[1], x.shape[2] * x.shape[3]))
-            if i in self.keeps:
-                kept.append(x)
+            if i in self.keeps:  # as it is, or a view of it, which others read again
+                view = op.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
+                kept.append(view if i % 2 else x)
+                x = op.reshape(view, (x.shape[0], x.shape[1], x.shape[2])) if i % 3 == 0 else x
         return (x, *kept)
 
     @staticmethod
@@ -292,6 +294,14 @@ def test_chains_of_any_layers_give_the_same_bits_and_read_nothing_that_was_not_w
             for a, b in zip(session["forward"](x), expected["forward"](x), strict=True):
                 assert torch.equal(a, b)
                 assert a.isfinite().all()
+
+
+def test_without_the_extension_there_are_no_sequences():
+    session = stepwise(lambda: Chain.load([("linear", 8), ("linear", 8)], 16))
+    route = session["forward"]._route
+    steps = (*route.code.steps, *route.last.steps)
+    assert len(steps) >= 2
+    assert not any(isinstance(step, sequence.SequenceStep) for step in steps)
 
 
 def test_nan_is_looked_for_between_all_instructions(monkeypatch, recorder):

@@ -102,11 +102,11 @@ class SequenceStep:
         try:
             plan = self._written(frame, writer)
         except Refused:
-            if not writer.rows:
-                return (
-                    None  # many rows: there are as many shapes as prompts, and finding this out takes no time
-                )
-        self._plans[key] = plan
+            pass
+        if (
+            plan or writer.rows
+        ):  # what is refused at once has many rows: of such shapes there are as many as prompts
+            self._plans[key] = plan
         return plan
 
     def _written(self, frame: Frame, writer: Writer) -> Plan:
@@ -139,8 +139,10 @@ def _is_none(slot: Slot) -> bool:
 
 def join(pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
     """Return steps with one for instructions in a row that sequences have, where they are at least two calls."""
+    if NATIVE is None or FEW_ROWS is None:
+        return list(pairs)
     joined: list[Pair] = []
-    for part in _parts(pairs) if NATIVE is not None and FEW_ROWS is not None else [pairs]:
+    for part in _parts(pairs):
         runs = [run for _, run in part if _is_writable(run)]
         if len(runs) == len(part) and sum(run.kernel != "reshape" for run in runs) > 1:
             steps = Code(tuple(step for step, _ in part), tuple(runs), method)
@@ -170,9 +172,8 @@ def _parts(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 def _is_writable(instruction: Instruction | None) -> TypeGuard[Run]:
     if not isinstance(instruction, Run) or instruction.kernel not in WRITERS:
         return False
-    return (
-        instruction.kernel != "qkv_attention" or len(instruction.outputs) == 2
-    )  # y and the cache that it went through
+    has_cache = len(instruction.outputs) == 2
+    return has_cache or instruction.kernel != "qkv_attention"
 
 
 def _touched(part: Sequence[Pair]) -> set[int]:
@@ -186,7 +187,7 @@ def _closed(part: list[Pair]) -> Iterator[list[Pair]]:
     freed = {slot for _, run in part if isinstance(run, Run) for slot in run.frees}
     for i, (_, run) in enumerate(part):
         if isinstance(run, Run) and run.kernel == "reshape" and not freed.issuperset(run.outputs):
-            yield part[:i]
+            yield from _closed(part[:i])
             yield [part[i]]
             yield from _closed(part[i + 1 :])
             return
