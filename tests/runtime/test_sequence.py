@@ -254,8 +254,11 @@ class Chain(nn.Module):
                 x = op.reshape(x, (x.shape[0], x.shape[1], x.shape[2] * x.shape[3]))
             if i in self.keeps:  # as it is, or a view of it, which others read again
                 view = op.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
-                kept.append(view if i % 2 else x)
-                x = op.reshape(view, (x.shape[0], x.shape[1], x.shape[2])) if i % 3 == 0 else x
+                if i % 3 == 1:
+                    x = op.reshape(view, (x.shape[0], x.shape[1], x.shape[2]))
+                    kept.append(op.reshape(x, (x.shape[0], x.shape[1], x.shape[2], 1)))
+                else:
+                    kept.append(view if i % 2 else x)
         return (x, *kept)
 
     @staticmethod
@@ -294,6 +297,15 @@ def test_chains_of_any_layers_give_the_same_bits_and_read_nothing_that_was_not_w
             for a, b in zip(session["forward"](x), expected["forward"](x), strict=True):
                 assert torch.equal(a, b)
                 assert a.isfinite().all()
+
+
+@pytest.mark.parametrize("keeps", [{0, 4}, {0, 3, 4}, {1, 4}, {0, 5}], ids=str)
+def test_views_that_are_read_before_and_after_one_that_others_see_are_there(keeps):
+    kinds = [("linear", 3)] * 6
+    expected = stepwise(lambda: Chain.load(kinds, 3, frozenset(keeps)))
+    x = torch.randn(1, 2, 3).bfloat16()
+    found = Chain.load(kinds, 3, frozenset(keeps))["forward"](x)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected["forward"](x), strict=True))
 
 
 def test_without_the_extension_there_are_no_sequences():
