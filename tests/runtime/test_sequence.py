@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nnfront_models import llama
+from nnfront_models import llama, qwen3_moe
 
 import nnfront as nn
 from nnfront import op, spec
@@ -70,9 +70,10 @@ def language_model(
     config: llama.Config, windows: Sequence[int | None] | None = None
 ) -> Callable[[], Session]:
     torch.manual_seed(0)
-    model = llama.build(config)
+    file = qwen3_moe if isinstance(config, qwen3_moe.Config) else llama
+    model = file.build(config)
     weights = {name: (torch.randn(p.shape) * 0.1).bfloat16() for name, p in model.named_parameters()}
-    methods = llama.export_spec(config)
+    methods = file.export_spec(config)
     if windows:
         cache = spec.Cache(
             config.num_hidden_layers, config.kv_heads, config.head_size, config.dtype, window=list(windows)
@@ -107,6 +108,31 @@ def test_a_model_decodes_bit_for_bit_as_one_by_one(name, lengths, recorder):
     expected = decoded(stepwise(load), lengths, 6)
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
     assert not torch.equal(got[-1], torch.zeros_like(got[-1]))
+
+
+@pytest.mark.parametrize(("lengths", "longest"), [([1], 19), ([5], 19), ([3, 8], 6), ([2] * 8, 6)], ids=str)
+def test_norms_of_heads_are_in_it_for_one_sequence(lengths, longest, recorder):
+    # From the first rope on, which the tables are made for: ropes, attention, o, norm of the sum, gate and up, down, norm, qkv, norms of q and k, ...
+    config = dataclasses.replace(qwen3_moe.TINY, dtype="bfloat16", head_dim=32, mlp_only_layers=(0, 1))
+    load = language_model(config)
+    got = decoded(load(), lengths, 6)
+    assert max(recorder.rows) == longest
+    expected = decoded(stepwise(load), lengths, 6)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 8])
+def test_several_tokens_are_calls_from_attention_to_attention(tokens, recorder):
+    config = dataclasses.replace(BASE, num_hidden_layers=3)
+    load = language_model(config)
+    got = decoded(load(), [tokens], 1)
+    assert recorder.rows[:4] == [
+        2,
+        6,
+        6,
+        5,
+    ]  # norm, qkv; o, norm of the sum, gate and up, down, norm, qkv; ...; the last norm
+    assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [tokens], 1), strict=True))
 
 
 @pytest.mark.parametrize("quant", ["int4", "int8", "fp8"])

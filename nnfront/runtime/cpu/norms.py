@@ -15,18 +15,13 @@ import torch
 from nnfront.lower import Run
 from nnfront.runtime.cpu.extension import NATIVE
 
-# Rows up to which one thread normalises them before several of torch's would have woken.
-FEW = 8
+# Elements up to which one thread normalises their rows before several of torch's would have woken.
+FEW = 1 << 16
 
 
 def _takes(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
     """Whether the kernel in C is for these rows."""
-    return (
-        NATIVE is not None
-        and x.dtype == torch.bfloat16
-        and weight is not None
-        and 0 < x.numel() <= FEW * x.shape[-1]
-    )
+    return NATIVE is not None and x.dtype == torch.bfloat16 and weight is not None and 0 < x.numel() <= FEW
 
 
 def _in_c(

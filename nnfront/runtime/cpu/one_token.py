@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one token of each sequence costs besides products, in C: rope, storing it in the cache, attention.
+"""What one token of each sequence costs besides products, in C: rope (of few tokens too), storing it in the cache, attention.
 
 Between products that leave nothing in the caches each call of torch costs several times what it does. Attention alone: 14 heads of 64 in 2 groups at
 540 tokens take 66 us in torch's flash attention and 27 here, 32 heads in 8 groups 160 and 60 (2 threads, EPYC with AVX512_BF16).
@@ -15,6 +15,8 @@ from nnfront.runtime.cpu.extension import NATIVE
 # Features of a head: a multiple of what a vector holds, up to what stays in registers.
 VECTOR, MOST = 32, 256
 BYTES = 2  # of an element
+# Elements up to which one thread rotates them before several of torch's would have woken.
+FEW_ROTATED = 1 << 16
 
 
 def attend(
@@ -69,6 +71,21 @@ def attend_rotated(
     addresses = rotated_at, rotated_at + BYTES * heads * size, at + BYTES * next_rotated
     strides = next_rotated, next_rotated, width
     return _attend(addresses, strides, (batch, heads, groups, size), layer, window, scale)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
+    """Rotate few tokens: x and the result [batch, seq, heads, size], float32 tables [batch, seq, 1, size] or of one token. None where this cannot be done."""
+    batch, seq, heads, size = x.shape
+    rows = batch * seq
+    if NATIVE is None or x.dtype != torch.bfloat16 or cos.dtype != torch.float32 or cos.shape[-1] != size:
+        return None
+    if not (0 < x.numel() <= FEW_ROTATED and x.is_contiguous() and cos.numel() in (size, rows * size)):
+        return None
+    y = torch.empty_like(x)
+    next_table = 0 if cos.numel() == size else size
+    places = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr()
+    NATIVE.rotate(*places, rows, heads, size, heads * size, next_table)
+    return y
 
 
 def _takes(x: torch.Tensor, size: int) -> bool:

@@ -20,8 +20,23 @@ from nnfront.lower import Instruction, Run, Slot
 from nnfront.runtime.cache.layer import CacheLayer
 from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
-from nnfront.runtime.cpu.writers import MEMORY, WRITERS, LayerValue, Operand, Place, Refused, Value, Writer
+from nnfront.runtime.cpu.writers import (
+    MEMORY,
+    VIEWS,
+    WRITERS,
+    LayerValue,
+    Operand,
+    Place,
+    Refused,
+    Value,
+    Writer,
+)
 from nnfront.runtime.execute import Code, Frame, Step, execute
+
+# What writes to the layer of a cache, its fourth operand.
+ATTENTION = ("qkv_attention", "attention_cached")
+# What is written for one token of each sequence, or for one token, only.
+FOR_ONE = frozenset((*ATTENTION, "split"))
 
 Pair: TypeAlias = tuple[Step, Instruction | None]
 
@@ -40,7 +55,7 @@ class SequenceStep:
 
     def __init__(self, runs: Sequence[Run], steps: Code, slots: Sequence[Slot]) -> None:
         made = [slot for run in runs for slot in run.outputs]
-        layers = dict.fromkeys(run.inputs[3] for run in runs if run.kernel == "qkv_attention")
+        layers = dict.fromkeys(run.inputs[3] for run in runs if run.kernel in ATTENTION)
         given = dict.fromkeys(
             slot for run in runs for slot in run.inputs if slot not in made and slot not in layers
         )
@@ -50,7 +65,7 @@ class SequenceStep:
         self._tensors = tuple(slot for slot in given if not _is_none(slots[slot]))
         self._varying = tuple(slot for slot in self._tensors if slots[slot].kind != "weight")
         self._sizes = tuple(dict.fromkeys(slot for run in runs for slot in run.sized.values()))
-        self._same_layers = {run.outputs[1]: run.inputs[3] for run in runs if run.kernel == "qkv_attention"}
+        self._same_layers = {run.outputs[1]: run.inputs[3] for run in runs if run.kernel in ATTENTION}
         kept = [slot for slot in made if slot not in self._frees and slot not in self._same_layers]
         first = MEMORY + 1 + len(self._tensors) + 4 * len(self._layers)
         self._outlive = {slot: first + i for i, slot in enumerate(kept)}
@@ -118,14 +133,14 @@ class SequenceStep:
         values |= {slot: LayerValue(frame[slot], first + 4 * i) for i, slot in enumerate(self._layers)}
         for run in self._runs:
             sized = {name: frame[slot] for name, slot in run.sized.items()}
-            attrs = run.attrs if run.kernel == "reshape" else {}
+            attrs = run.attrs if run.kernel in VIEWS else {}
             operands = [values.get(slot) for slot in run.inputs]
             made = WRITERS[run.kernel](writer, run, *operands, **attrs, **sized)
             values.update(zip(run.outputs, made, strict=True))
             for slot in run.frees:
                 value = values.get(slot)
                 if isinstance(value, Value):
-                    writer.release(value.place)
+                    writer.release(value.base)
         return Plan(torch.tensor(writer.rows, dtype=torch.int64), writer.size, writer.returned)
 
 
@@ -141,44 +156,54 @@ def join(pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair
     """Return steps with one for instructions in a row that sequences have, where they are at least two calls."""
     if NATIVE is None or FEW_ROWS is None:
         return list(pairs)
+    return _joined(pairs, slots, method, frozenset(WRITERS))
+
+
+def _joined(pairs: Sequence[Pair], slots: Sequence[Slot], method: str, kernels: frozenset[str]) -> list[Pair]:
     joined: list[Pair] = []
-    for part in _parts(pairs):
-        runs = [run for _, run in part if _is_writable(run)]
-        if len(runs) == len(part) and sum(run.kernel != "reshape" for run in runs) > 1:
-            steps = Code(tuple(step for step, _ in part), tuple(runs), method)
-            joined.append((SequenceStep(runs, steps, slots), None))
-        else:
+    for part in _parts(pairs, kernels):
+        runs = [run for _, run in part if _is_writable(run, kernels)]
+        if len(runs) < len(part) or sum(run.kernel not in VIEWS for run in runs) < 2:
             joined += part
+            continue
+        first = next(i for i, run in enumerate(runs) if run.kernel not in VIEWS)
+        joined += part[:first]  # a view of what torch made may be a copy
+        part, runs = part[first:], runs[first:]
+        # Of several tokens what is between attention and attention can still be one call.
+        is_for_one = any(run.kernel in FOR_ONE for run in runs)
+        instead = _joined(part, slots, method, kernels - FOR_ONE) if is_for_one else part
+        steps = Code(tuple(step for step, _ in instead), tuple(run for _, run in instead), method)
+        joined.append((SequenceStep(runs, steps, slots), None))
     return joined
 
 
-def _parts(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+def _parts(pairs: Iterable[Pair], kernels: frozenset[str]) -> Iterator[list[Pair]]:
     """Instructions in a row that can be one step, and between these all others."""
     part: list[Pair] = []
     for pair in pairs:
         run = pair[1]
-        if not _is_writable(run):
+        if not _is_writable(run, kernels):
             yield from _closed(part)
             yield [pair]
             part = []
             continue
-        if run.kernel == "qkv_attention" and run.inputs[3] in _touched(part):
+        if run.kernel in ATTENTION and run.inputs[3] in _touched(part):
             yield from _closed(part)  # a second token in a layer is one more call
             part = []
         part.append(pair)
     yield from _closed(part)
 
 
-def _is_writable(instruction: Instruction | None) -> TypeGuard[Run]:
-    if not isinstance(instruction, Run) or instruction.kernel not in WRITERS:
+def _is_writable(instruction: Instruction | None, kernels: frozenset[str]) -> TypeGuard[Run]:
+    if not isinstance(instruction, Run) or instruction.kernel not in kernels:
         return False
     has_cache = len(instruction.outputs) == 2
-    return has_cache or instruction.kernel != "qkv_attention"
+    return has_cache or instruction.kernel not in ATTENTION
 
 
 def _touched(part: Sequence[Pair]) -> set[int]:
     """The slots of the layers that were written."""
-    runs = [run for _, run in part if isinstance(run, Run) and run.kernel == "qkv_attention"]
+    runs = [run for _, run in part if isinstance(run, Run) and run.kernel in ATTENTION]
     return {slot for run in runs for slot in (run.inputs[3], run.outputs[1])}
 
 
@@ -186,7 +211,7 @@ def _closed(part: list[Pair]) -> Iterator[list[Pair]]:
     """The part, cut before a view that others see: what is seen is a tensor of torch."""
     freed = {slot for _, run in part if isinstance(run, Run) for slot in run.frees}
     for i, (_, run) in enumerate(part):
-        if isinstance(run, Run) and run.kernel == "reshape" and not freed.issuperset(run.outputs):
+        if isinstance(run, Run) and run.kernel in VIEWS and not freed.issuperset(run.outputs):
             yield from _closed(part[:i])
             yield [part[i]]
             yield from _closed(part[i + 1 :])

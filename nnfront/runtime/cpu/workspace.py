@@ -19,8 +19,10 @@ from nnfront.lower.layout import Layer, Layout, contiguous
 from nnfront.runtime.cpu import quantized
 from nnfront.runtime.cpu.activations import GATES, activation_name
 from nnfront.runtime.cpu.attention import BLOCK, FOLDED
+from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 from nnfront.runtime.cpu.kernels import PIECE, gated_few_rows
+from nnfront.runtime.cpu.norms import FEW
 
 
 def _nothing(run: Run, *operands: object) -> int:
@@ -28,8 +30,10 @@ def _nothing(run: Run, *operands: object) -> int:
 
 
 def _rms_norm_last(run: Run, x: Layout, weight: Layout | None, bias: None) -> int:
-    """For a half type the result in float32, unless there is one row only."""
+    """For a half type the result in float32, unless there is one row only, or C takes them."""
     is_row = x.count == x.shape[-1] and weight is not None
+    if NATIVE and x.dtype == "bfloat16" and weight is not None and x.count <= FEW:
+        return 0
     return 4 * x.count if x.is_half and not is_row else 0
 
 

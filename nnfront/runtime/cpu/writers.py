@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any, TypeAlias
 
@@ -24,7 +25,7 @@ from nnfront.runtime.cpu.extension import KERNELS
 from nnfront.runtime.cpu.few_rows import FEW_ROWS
 from nnfront.runtime.cpu.kernels import gated_few_rows
 from nnfront.runtime.cpu.norms import FEW
-from nnfront.runtime.cpu.one_token import MOST, VECTOR, sees_all
+from nnfront.runtime.cpu.one_token import FEW_ROTATED, MOST, VECTOR, sees_all
 
 # As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
 ROW, OFFSET_BITS = 20, 40
@@ -48,11 +49,16 @@ NOWHERE, MEMORY = Place(0), 1
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor in one piece."""
+    """A tensor in one piece, which may be a part of a larger one: then `whole` is where that is."""
 
     place: Place
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.bfloat16
+    whole: Place | None = None
+
+    @property
+    def base(self) -> Place:
+        return self.whole or self.place
 
     @property
     def nbytes(self) -> int:
@@ -234,7 +240,7 @@ def _norm_of_sum(
 ) -> Sequence[Operand]:
     _demand(weight is not None and weight.dtype == torch.bfloat16)
     assert weight is not None
-    rows = _few(x, x.shape[-1], FEW)
+    rows = _few(x, x.shape[-1], FEW // max(x.shape[-1], 1))
     y, total = writer.make(run.outputs[0], x.shape), None
     if added is not None:
         total = (
@@ -250,31 +256,66 @@ def _norm_of_sum(
     return (y,) if total is None or len(run.outputs) == 1 else (y, total)
 
 
+def _rope(writer: Writer, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
+    batch, seq, heads, size = x.shape
+    rows = batch * seq
+    _demand(x.dtype == torch.bfloat16 and cos.dtype == torch.float32 and cos.shape[-1] == size)
+    _demand(0 < prod(x.shape) <= FEW_ROTATED and prod(cos.shape) in (size, rows * size))
+    y, next_table = writer.make(run.outputs[0], x.shape), 0 if prod(cos.shape) == size else size
+    operands = (x.place, cos.place, sin.place, y.place)
+    writer.call("rotate", *operands, rows, heads, size, heads * size, next_table)
+    return (y,)
+
+
 def _attention(
+    writer: Writer, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: None
+) -> Sequence[Operand]:
+    batch, seq, heads, size = q.shape
+    _demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
+    strides = tuple(prod(t.shape[1:]) for t in (q, k, v))
+    places = (q.place, k.place, v.place)
+    return _append_and_attend(writer, run, layer, places, strides, (batch, heads, k.shape[2], size))
+
+
+def _qkv_attention(
     writer: Writer, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
 ) -> Sequence[Operand]:
     """One token, by the places that `one_token.attend_rotated` has."""
     heads, groups = run.attrs["heads"], run.attrs["groups"]
     batch, seq, width = qkv.shape
     size = width // (heads + 2 * groups)
-    _demand(seq == 1 and batch > 0 and size % VECTOR == 0 and 0 < size <= MOST)
-    _demand(
-        qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32 and prod(cos.shape) in (size, batch * size)
-    )
-    _demand(sees_all(layer.layer, run.attrs.get("window")))
+    _demand(seq == 1 and qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32)
+    _demand(prod(cos.shape) in (size, batch * size))
     item, rotated_width = qkv.dtype.itemsize, (heads + groups) * size
     rotated = writer.take(batch * rotated_width * item)
     next_table = 0 if prod(cos.shape) == size else size
-    tables = (cos.place, sin.place)
-    writer.call("rotate", qkv.place, *tables, rotated, batch, heads + groups, size, width, next_table)
+    operands = (qkv.place, cos.place, sin.place, rotated)
+    writer.call("rotate", *operands, batch, heads + groups, size, width, next_table)
+    places = (rotated, rotated + heads * size * item, qkv.place + rotated_width * item)
+    strides = (rotated_width, rotated_width, width)
+    made = _append_and_attend(writer, run, layer, places, strides, (batch, heads, groups, size))
+    writer.release(rotated)
+    return made
+
+
+def _append_and_attend(
+    writer: Writer,
+    run: Run,
+    layer: LayerValue,
+    places: tuple[Place, Place, Place],
+    strides: tuple[int, ...],
+    sizes: tuple[int, int, int, int],
+) -> Sequence[Operand]:
+    """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups and size."""
+    batch, heads, groups, size = sizes
+    _demand(batch > 0 and size % VECTOR == 0 and 0 < size <= MOST)
+    _demand(sees_all(layer.layer, run.attrs.get("window")))
     y = writer.make(run.outputs[0], (batch, 1, heads, size))
     window = min((w for w in (run.attrs.get("window"), layer.layer.window) if w is not None), default=0)
     scale = run.attrs.get("scale")
     writer.call(
         "append_and_attend",
-        rotated,
-        rotated + heads * size * item,
-        qkv.place + rotated_width * item,
+        *places,
         *(layer.place(i) for i in range(3)),
         y.place,
         batch,
@@ -283,22 +324,43 @@ def _attention(
         size,
         layer.place(3),
         window,
-        rotated_width,
-        rotated_width,
-        width,
+        *strides,
         writer.threads,
         float(size**-0.5 if scale is None else scale),
     )
-    writer.release(rotated)
     return (y, layer)
 
 
 def _reshape(writer: Writer, run: Run, x: Value, *, shape: Sequence[int]) -> Sequence[Operand]:
     """The same bytes."""
     count, known = prod(x.shape), prod(size for size in shape if size != -1)
-    writer.hold(x.place)
-    return (Value(x.place, tuple(count // known if size == -1 else size for size in shape), x.dtype),)
+    writer.hold(x.base)
+    shape = tuple(count // known if size == -1 else size for size in shape)
+    return (Value(x.place, shape, x.dtype, x.base),)
 
+
+def _split(
+    writer: Writer, run: Run, x: Value, *, indices_or_sections: int | Sequence[int], axis: int
+) -> Sequence[Operand]:
+    """Parts of one row, each in one piece."""
+    *outer, width = x.shape
+    _demand(prod(outer) == 1 and axis == len(outer))
+    if isinstance(indices_or_sections, int):
+        _demand(width % indices_or_sections == 0)
+        starts = list(range(0, width, width // indices_or_sections))
+    else:
+        starts = [0, *indices_or_sections]
+    _demand(sorted(starts) == starts and starts[-1] <= width)
+    parts = []
+    for start, end in pairwise([*starts, width]):
+        writer.hold(x.base)
+        place = x.place + start * x.dtype.itemsize
+        parts.append(Value(place, (*outer, end - start), x.dtype, x.base))
+    return parts
+
+
+VIEWS: Mapping[str, Write] = {"reshape": _reshape, "split": _split}
+"""Instructions that do nothing: their results are places in their operands. Their attributes are passed by name."""
 
 WRITERS: Mapping[str, Write] = {
     "linear_bfloat16": _product,
@@ -308,7 +370,9 @@ WRITERS: Mapping[str, Write] = {
     **{f"{name}_{kind}": _quantized for name in quantized.KINDS for kind in ("product", "gated_product")},
     "rms_norm_last": _norm,
     "rms_norm_of_sum": _norm_of_sum,
-    "qkv_attention": _attention,
-    "reshape": _reshape,
+    "rope_rotated": _rope,
+    "qkv_attention": _qkv_attention,
+    "attention_cached": _attention,
+    **VIEWS,
 }
 """For each kernel that sequences have: how its calls are written. It raises Refused for operands that it is not for."""
