@@ -272,7 +272,8 @@ def bound() -> None:
                 assert held() is None
     finally:
         graphs.RECORDINGS = before
-    assert one["decode"].graphs.replays == 4
+    # The second call of each cache; the first one too, if the last cache lies where the first one did.
+    assert one["decode"].graphs.replays in (4, 5)
 
 
 def wander(page_size: int | None, seeds: int = 12, steps: int = 25) -> None:
