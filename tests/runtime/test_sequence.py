@@ -359,6 +359,8 @@ def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
     assert second.place != first.place
     writer.release(first.place)
     assert writer.make(2, (90,)).place == first.place
+    empty = writers.Writer(1, {})
+    assert empty.take(0) != empty.take(0)
     assert writer.size == 2 * 256
     assert all(place.offset % writers.ALIGNMENT == 0 for place in (first.place, second.place))
 

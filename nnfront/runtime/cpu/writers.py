@@ -95,9 +95,8 @@ class Writer:
     returned: dict[int, Value] = field(default_factory=dict)
     size: int = 0
     _free: list[tuple[int, int]] = field(default_factory=list)
-    _held: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # by offset: bytes, and how many slots hold them
+    # By offset: bytes, and how many slots hold them.
+    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""
@@ -122,8 +121,8 @@ class Writer:
         return Value(self.take(made.nbytes), made.shape, dtype)
 
     def take(self, count: int) -> Place:
-        """Find a place for bytes."""
-        count = -(-count // ALIGNMENT) * ALIGNMENT
+        """Find a place for bytes, no two the same."""
+        count = max(-(-count // ALIGNMENT), 1) * ALIGNMENT
         fitting = [piece for piece in self._free if piece[0] >= count]
         if fitting:
             piece = min(fitting)
