@@ -24,7 +24,7 @@ PROMPT, NEW, REPEATS = 512, 64, 4
 
 
 def products_gb_s(session) -> float:
-    """Read all matrices by their products with one row, and nothing else: what a decode step cannot beat with this kernel."""
+    """Read all matrices by their products with one row, called one after the other from Python, and nothing else."""
     matrices = [w for w in session.weights.values() if w.ndim == 2 and w.dtype == torch.bfloat16]
     rows = {w.shape[1]: torch.ones(w.shape[1], dtype=torch.bfloat16) for w in matrices}
     times = []

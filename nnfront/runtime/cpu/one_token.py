@@ -15,7 +15,7 @@ from nnfront.runtime.cpu.extension import NATIVE
 # Features of a head: a multiple of what a vector holds, up to what stays in registers.
 VECTOR, MOST = 32, 256
 BYTES = 2  # of an element
-# Elements up to which one thread rotates them before several of torch's would have woken.
+# Elements up to which C, which keeps to one thread, was seen to be the faster way: heads of 128 features 16 us against 56.
 FEW_ROTATED = 1 << 16
 
 
