@@ -30,7 +30,7 @@ test-kernels: $(READY)
 test-artefacts: $(READY)
 	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py -m "slow or not slow"
 
-$(READY): pyproject.toml constraints.txt $(wildcard nnfront/runtime/cpu/c/*)
+$(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
@@ -38,4 +38,4 @@ $(READY): pyproject.toml constraints.txt $(wildcard nnfront/runtime/cpu/c/*)
 	touch $(READY)
 
 clean:
-	rm -rf .venv build *.egg-info nnfront/runtime/cpu/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info nnfront/backends/cpu/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -21,9 +21,9 @@ from machine import describe, keep, table
 from nnfront_models import llama
 
 import nnfront as nn
-from nnfront.lower import lower
-from nnfront.lower.memory_report import report_memory
-from nnfront.runtime.cpu.workspace import WORKSPACES
+from nnfront.backends.cpu.workspace import MEMORY
+from nnfront.backends.lowering import lower
+from nnfront.memory.report import report_memory
 
 # Fewer layers are mostly fixed costs.
 FITTED = 16
@@ -60,7 +60,7 @@ def steps() -> dict[str, Callable[[Any], Any]]:
         "special_cases": lambda ir: passes.special_cases(ir, "decode", [{"batch": 1}, {"batch": (2, 8)}]),
         "outline": passes.outline,
         "lower": lower,
-        "plan_memory": lambda program: report_memory(program, SIZES, WORKSPACES),
+        "plan_memory": lambda program: report_memory(program, SIZES, MEMORY),
     }
 
 

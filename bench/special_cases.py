@@ -23,7 +23,7 @@ from machine import describe, keep, table
 
 import nnfront as nn
 from nnfront.ir import parse
-from nnfront.models import read_folder
+from nnfront.llm.model_files import read_folder
 
 SHIPPED = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 CASES: dict[str, list[dict[str, Any]]] = {

@@ -10,36 +10,29 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.errors import LoadError, LowerError
+from nnfront.artefact.save import Extras, Options, save_stream
+from nnfront.artefact.tensor_names import place_weights
+from nnfront.backends.lowering import lower
+from nnfront.backends.registry import backend_of
+from nnfront.errors import LoadError
 from nnfront.ir import IRModule
-from nnfront.lower import MethodProgram, Program, lower, lower_weights
+from nnfront.lower import MethodProgram, Program, lower_weights
 from nnfront.lower.explain import explain
-from nnfront.lower.memory_report import MemoryReport, report_memory
-from nnfront.passes import run as run_passes
-from nnfront.runtime.cuda.recordable import recorded
-from nnfront.runtime.cuda.rehearse import kernels_of
-from nnfront.runtime.cuda.upload import sending
-from nnfront.runtime.cuda.workspace import workspaces_of
-from nnfront.runtime.transform.plan import TransformPlan, plan_load
-from nnfront.runtime.transform.run import run_transform, stream_transform
-from nnfront.runtime.transform.uses import weight_uses
+from nnfront.memory.report import MemoryReport, report_memory
+from nnfront.passes.base import run_steps
 from nnfront.session import Session
+from nnfront.transform.plan import TransformPlan, plan_load
+from nnfront.transform.run import run_transform, stream_transform
+from nnfront.transform.weight_usage import weight_uses
 from nnfront.weights import (
     BoundWeights,
     Checkpoint,
     CheckReport,
-    Extras,
-    Options,
     TransformCache,
     check_report,
     check_weights,
-    save_stream,
     tensor_types,
 )
-from nnfront.weights.stored import place_weights
-
-ARCHS = ("sm_80", "sm_90", "sm_100")
-TARGETS = ("cpu", "cuda", *(f"cuda:{arch}" for arch in ARCHS))
 
 Progress: TypeAlias = Callable[[int, int], None]
 
@@ -49,10 +42,7 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
 
     Raises LowerError for a target that this build does not have, and for IR that cannot run.
     """
-    if target not in TARGETS:
-        raise LowerError(f"unknown target {target!r}", help=f"targets are {', '.join(map(repr, TARGETS))}")
-    source = ir
-    ir = run_passes(ir, target.partition(":")[0])
+    source, ir = ir, run_steps(ir, backend_of(target).passes)
     return Executable(ir, lower(ir, target), source)
 
 
@@ -91,6 +81,7 @@ class Executable:
         self.source = source
         self.program = program
         self.target = program.target
+        self._backend = backend_of(program.target)
 
     def load(
         self,
@@ -116,7 +107,7 @@ class Executable:
             kept = TransformCache(Path(cache), sources)
             sources.check_ties(kept.are_equal)
             transformed = {name: kept.transform(t, progress=progress) for name, t in transforms}
-        elif self.target == "cpu":
+        elif not self._backend.uploads:
             sources.check_ties()
             transformed = {name: run_transform(t, sources, progress=progress) for name, t in transforms}
         else:
@@ -137,7 +128,7 @@ class Executable:
         places = place_weights(self.program, sources.found.dims)
         total = sum(result.size_bytes for result in plan_load(self.program, sources).results)
         there: dict[str, Any] = {}
-        with sending(self.target, progress, total) as send:
+        with self._backend.upload(self.target, progress, total) as send:
             for origin, names in places.items():
                 first = {stored: name for name, stored in reversed(names.items()) if stored not in there}
                 made = (
@@ -226,7 +217,7 @@ class Executable:
         sources = self._checked(weights, ignored, cast)
         options = options or Options()
         extras = extras or Extras()
-        kernels = kernels_of(
+        kernels = self._backend.compile_ahead(
             self.program,
             sources.found.dims,
             options.sizes,
@@ -242,7 +233,9 @@ class Executable:
 
         For a CUDA target lines below it say which methods are recorded as CUDA graphs, and why others are not.
         """
-        return explain(self.program, sizes) + "".join(f"{line}\n" for line in recorded(self.program))
+        return explain(self.program, sizes) + "".join(
+            f"{line}\n" for line in self._backend.notes(self.program)
+        )
 
     def memory(self, **sizes: int) -> MemoryReport:
         """Return what weights, caches and calls take in memory, and what is there at the peak; it prints as a table.
@@ -250,7 +243,7 @@ class Executable:
         `sizes` gives numbers for dims; others count as the largest they can be. Raises LowerError for a dim that has no greatest
         value and is not given, for a name that no method has, and for a number that a dim cannot be.
         """
-        return report_memory(self.program, sizes, workspaces_of(self.target))
+        return report_memory(self.program, sizes, self._backend.memory(self.target))
 
     def __repr__(self) -> str:
         return f"<Executable for {self.target}: {', '.join(self.program.methods)}>"

@@ -21,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nnfront.backends import table
+from nnfront.backends.registry import names
+from nnfront.backends.select import ACCEPTED, Context, Maker, Rule, View, as_is
 from nnfront.errors import LowerError
-from nnfront.lower import ACCEPTED, KERNEL_TABLES, Context, Rule, Run, View, add_rule, as_is, remove_rule
-from nnfront.runtime import KERNELS, Maker
+from nnfront.lower import Run
 
 
 def _any_call(run: Run, context: Context) -> str:
@@ -49,19 +51,17 @@ def register_kernel(
     The kernel registered last is asked first; the target's own come after all of them.
     Raises LowerError for a target that does not exist and for a name that is taken.
     """
-    if target not in KERNEL_TABLES:
-        known = ", ".join(map(repr, KERNEL_TABLES))
+    if target not in names():
+        known = ", ".join(map(repr, names()))
         raise LowerError(
             f"there is no target {target!r} to register a kernel for", help=f"targets are {known}"
         )
-    if name in KERNELS:
+    if table.is_taken(target, name):
         raise LowerError(f"there is a kernel {name!r} already", help="choose another name")
-    KERNELS[name] = make
-    add_rule(target, Rule(op, name, why, accepts, view))
+    table.add(target, Rule(op, name, why, accepts, view), make)
 
 
 def unregister_kernel(name: str, *, target: str = "cpu") -> None:
     """Forget a registered kernel. What has been compiled keeps it. Raises LowerError for a name that was not registered."""
-    if not remove_rule(target, name):
+    if not table.remove(target, name):
         raise LowerError(f"no kernel {name!r} was registered for {target!r}")
-    del KERNELS[name]

@@ -10,27 +10,25 @@ from typing import Any
 
 import torch
 
+from nnfront.artefact.save import Extras, save_values
+from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.registry import backend_of
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
 from nnfront.lower import CacheType, Program
-from nnfront.lower.memory_report import MemoryReport, report_memory
-from nnfront.runtime import Cache, Method
-from nnfront.runtime.cache.new import Amount, new_cache
-from nnfront.runtime.cache.type import describe, layout
+from nnfront.memory.report import MemoryReport, report_memory
+from nnfront.runtime import Method
+from nnfront.runtime.bind_arguments import Known
 from nnfront.runtime.cases import CaseList, Explanation
-from nnfront.runtime.cuda.cubin import Ahead
-from nnfront.runtime.cuda.launcher import launcher_for
-from nnfront.runtime.cuda.rehearse import kernels_of
-from nnfront.runtime.cuda.upload import sending
-from nnfront.runtime.cuda.workspace import workspaces_of
-from nnfront.runtime.device import device_of
-from nnfront.runtime.loading import Values, learn_dims
+from nnfront.runtime.load_frame import Values, learn_dims
 from nnfront.runtime.method import Shelf
-from nnfront.runtime.signature import Known
-from nnfront.weights import BoundWeights, Extras, save_values
+from nnfront.state.cache import Cache
+from nnfront.state.new import Amount, new_cache
+from nnfront.state.type import describe, layout
+from nnfront.weights import BoundWeights
 from nnfront.weights.export_checkpoint import export_checkpoint
-from nnfront.weights.held import Held, Layout, Results
+from nnfront.weights.session_weights import Held, Layout, Results
 from nnfront.weights.update import renew
 from nnfront.weights.write import SHARD_BYTES
 
@@ -57,6 +55,7 @@ class Session(Mapping[str, Method]):
         Raises LoadError for weights that do not fit, and for kernels that cannot run on the GPU here.
         """
         self.program = program
+        self.backend = backend_of(program.target)
         self.sources = sources
         self.extras = extras or Extras()
         self._ir = ir
@@ -74,7 +73,7 @@ class Session(Mapping[str, Method]):
         self._held = Held(Layout(program, results, numbers), weights, results)
         self._shelf = Shelf()
         self._ahead = kernels
-        self.kernels = None if kernels is None else launcher_for(kernels, self.device)
+        self.kernels = None if kernels is None else self.backend.launcher(kernels, self.device)
         """What launches the kernels that were compiled ahead; printed, it says which ran and which others were compiled here, and why."""
         self._methods = {
             name: Method(m, values[name], self._known, self._shelf, self.kernels)
@@ -85,7 +84,7 @@ class Session(Mapping[str, Method]):
     @property
     def device(self) -> torch.device:
         """Where its tensors live: what methods take and return, weights, and caches."""
-        return device_of(self.program.target)
+        return self.backend.device(self.program.target)
 
     @property
     def weights(self) -> Mapping[str, Any]:
@@ -120,7 +119,7 @@ class Session(Mapping[str, Method]):
         Raises LoadError if something does not fit; nothing has changed then.
         """
         with self._updating:
-            with sending(self.program.target) as send:
+            with self.backend.upload(self.program.target) as send:
                 renewed = renew(self._held, weights, self.sources, cast=cast, send=send)
             loaded = dict(self._shelf.loaded)
             for name, method in self._methods.items():
@@ -148,7 +147,11 @@ class Session(Mapping[str, Method]):
         values = {"": held.raw, **held.results}
         dims = {symbol: number for symbol, (number, _) in self._known.items()}
         draws = self.extras.text is not None
-        kernels = kernels_of(self.program, dims, draws=draws) if self._ahead is None else self._ahead
+        kernels = (
+            self.backend.compile_ahead(self.program, dims, draws=draws)
+            if self._ahead is None
+            else self._ahead
+        )
         save_values(Path(folder), self._ir, self.program, values, dims, self.extras, kernels=kernels)
 
     def export_checkpoint(
@@ -237,7 +240,7 @@ class Session(Mapping[str, Method]):
 
     def memory(self, **sizes: int) -> MemoryReport:
         """Return what weights, caches and calls take in memory, as `Executable.memory` does."""
-        return report_memory(self.program, sizes, workspaces_of(self.program.target))
+        return report_memory(self.program, sizes, self.backend.memory(self.program.target))
 
 
 def _placed(
@@ -245,7 +248,7 @@ def _placed(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Weights and results of transforms where the target's kernels read them; what is one value under several names stays one."""
     placed: dict[int, Any] = {}
-    with sending(target) as send:
+    with backend_of(target).upload(target) as send:
 
         def place(name: str, value: Any) -> Any:
             if id(value) not in placed:

@@ -16,8 +16,8 @@ from nnfront.ir import IRModule
 from nnfront.runtime import Method
 from nnfront.runtime.cases import Explanation
 from nnfront.runtime.samples import Draw, copied
-from nnfront.runtime.transform.uses import weight_uses
 from nnfront.session import Session
+from nnfront.transform.weight_usage import weight_uses
 
 TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float64: 1e-10,

@@ -17,10 +17,10 @@ import transformers
 from nnfront_models import llama
 
 import nnfront as nn
+from nnfront.artefact.manifest import TextModel
 from nnfront.cli import main
 from nnfront.errors import LoadError, NnfrontError, PassError, RunError
-from nnfront.tokenizer import until
-from nnfront.weights import TextModel
+from nnfront.llm.tokenizer import until
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 PROMPT = "def main():\n"

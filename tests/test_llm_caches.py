@@ -11,7 +11,7 @@ import torch
 from nnfront_models import llama
 
 import nnfront as nn
-from nnfront.weights import TextModel
+from nnfront.artefact.manifest import TextModel
 
 CONFIG = dataclasses.replace(llama.TINY, num_hidden_layers=1, max_position_embeddings=4096)
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import nnfront as nn
-from nnfront.cli import bar, main, run
+from nnfront.cli import main, run
+from nnfront.cli import progress as bar
 from nnfront.errors import LoadError
-from nnfront.runtime.transform.plan import TransformPlan
-from nnfront.weights import cache as cache_module
+from nnfront.transform.plan import TransformPlan
+from nnfront.weights import transform_store as cache_module
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 

@@ -11,8 +11,9 @@ import torch
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.select import Context
 from nnfront.errors import LowerError
-from nnfront.lower import Context, Run
+from nnfront.lower import Run
 
 FILE = '''
 import torch

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from nnfront.errors import RunError
-from nnfront.sampling import Sampler, Sampling, tokens_of
+from nnfront.llm.sampling import Sampler, Sampling, tokens_of
 
 
 @pytest.mark.parametrize(

@@ -27,9 +27,9 @@ from nnfront_kernels import ahead  # noqa: E402
 from nnfront_kernels.common import Plan, jit, launched_by  # noqa: E402
 from right import RECORDS, operands  # noqa: E402
 
-from nnfront.runtime.cuda.cubin import Ahead, Cubin, read_cubin  # noqa: E402
-from nnfront.runtime.cuda.driver import Driver  # noqa: E402
-from nnfront.runtime.cuda.launcher import Launcher, launcher_for  # noqa: E402
+from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, read_cubin  # noqa: E402
+from nnfront.backends.cuda.ahead.driver import Driver  # noqa: E402
+from nnfront.backends.cuda.ahead.launcher import Launcher, launcher_for  # noqa: E402
 
 LAUNCHES = 50  # fewer than the driver queues
 

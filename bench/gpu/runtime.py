@@ -26,11 +26,11 @@ import torch  # noqa: E402
 from nnfront_models import llama  # noqa: E402
 
 import nnfront as nn  # noqa: E402
+from nnfront.backends.cuda import attention as cuda_attention  # noqa: E402
+from nnfront.backends.cuda import graph_capture  # noqa: E402
+from nnfront.backends.cuda.upload import Upload, link_to  # noqa: E402
 from nnfront.errors import RunError  # noqa: E402
-from nnfront.runtime import method  # noqa: E402
-from nnfront.runtime.cuda import attention as cuda_attention  # noqa: E402
-from nnfront.runtime.cuda.upload import Upload, link_to  # noqa: E402
-from nnfront.runtime.room import room_on  # noqa: E402
+from nnfront.memory.free_memory import room_on  # noqa: E402
 from nnfront.session import Session  # noqa: E402
 
 SMALL = dataclasses.replace(
@@ -118,10 +118,10 @@ def sessions(dry: bool) -> tuple[Session, Session]:
         for name, p in model.named_parameters()
     }
     if dry:
-        method.recorder_for = lambda device: TapeRecorder()
+        graph_capture.recorder_for = lambda device: TapeRecorder()
         cuda_attention.LEAST_CLASS = 4
     one = executable.load(weights)
-    method.recorder_for = lambda device: None
+    graph_capture.recorder_for = lambda device: None
     return one, executable.load(weights)
 
 

@@ -15,7 +15,7 @@ import torch
 IMPORT_TORCH = time.perf_counter() - BEGIN
 
 import nnfront as nn
-from nnfront.runtime.cpu.few_rows import FEW_ROWS
+from nnfront.backends.cpu.gemv import FEW_ROWS
 
 folder, mode, *quant = sys.argv[1:]
 torch.set_num_threads(2)

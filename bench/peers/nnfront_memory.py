@@ -18,8 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import nnfront as nn
-from nnfront.lower.memory_report import report_memory
-from nnfront.runtime.cpu.workspace import WORKSPACES
+from nnfront.backends.cpu.workspace import MEMORY
+from nnfront.memory.report import report_memory
 
 folder, prompt = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(2)
@@ -63,7 +63,7 @@ for _, _, change in sorted(
     live += change
     allocated = max(allocated, live)
 
-report = report_memory(session.program, {"batch": 1, "seq": prompt, "max_seq": prompt}, WORKSPACES)
+report = report_memory(session.program, {"batch": 1, "seq": prompt, "max_seq": prompt}, MEMORY)
 plan = report.methods["prefill"].plan
 print(
     json.dumps(

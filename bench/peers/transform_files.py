@@ -64,8 +64,8 @@ def naive(source: Path, target: Path) -> Callable[[], None]:
 
 def ours(source: Path, target: Path) -> Callable[[], None]:
     """Prepare a transform: the program is compiled, the checkpoint checked."""
-    from nnfront.folder import compile_folder
-    from nnfront.runtime.transform.uses import weight_uses
+    from nnfront.llm.hf_folder import compile_folder
+    from nnfront.transform.weight_usage import weight_uses
     from nnfront.weights import BoundWeights, check_weights, write_transformed
 
     model = compile_folder(source)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import nnfront as nn
-from nnfront.cli.bar import progress_bar
+from nnfront.cli.progress import progress_bar
 from nnfront.errors import LoadError
 
 

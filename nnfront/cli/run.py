@@ -7,7 +7,7 @@ import argparse
 import sys
 
 import nnfront as nn
-from nnfront.cli.bar import progress_bar
+from nnfront.cli.progress import progress_bar
 
 WORTH_SAYING_BYTES = 64 << 20
 """A load that takes more memory than this says so before it begins."""

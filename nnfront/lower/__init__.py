@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""IR to Program: flat instructions over slots, a kernel for each, chosen by a table.
+"""IR to Program: flat instructions over slots.
 
-Read in this order: `instructions` and `program` (the data), `signature` (who binds each dim), `lower` (IR to instructions), `select` (which kernel, and why),
+Read in this order: `instructions` and `program` (the data), `signature` (who binds each dim), `lower` (IR to instructions),
 `schedule` (what is dead, what moves to load time, when memory is given back), `cost` (flops and bytes).
 """
 
@@ -22,16 +22,12 @@ from nnfront.ir import (  # the types and cases in a program, for those who run 
     type_text,
 )
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure
-from nnfront.lower.lower import lower, lower_function, lower_weights
+from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import reference
-from nnfront.lower.select import ACCEPTED, Context, Rule, View, as_is
 from nnfront.lower.signature import places
-from nnfront.lower.tables import KERNEL_TABLES, add_rule, remove_rule
 
 __all__ = [
-    "ACCEPTED",
-    "KERNEL_TABLES",
     "PACK",
     "Argument",
     "Block",
@@ -39,14 +35,12 @@ __all__ = [
     "CacheLayerType",
     "CacheType",
     "Causal",
-    "Context",
     "DimBinding",
     "Instruction",
     "Match",
     "MethodProgram",
     "Place",
     "Program",
-    "Rule",
     "Run",
     "ScalarType",
     "ShapeType",
@@ -55,19 +49,15 @@ __all__ = [
     "TensorType",
     "TupleType",
     "Type",
-    "View",
     "Zeros",
-    "add_rule",
-    "as_is",
+    "as_references",
     "condition_text",
     "dim_bounds",
     "from_plain",
-    "lower",
     "lower_function",
     "lower_weights",
     "parts_of",
     "places",
     "reference",
-    "remove_rule",
     "type_text",
 ]

@@ -2,15 +2,15 @@
 """IR to Program: calls of functions become flat, tuples become slots, dims become slots, every op a `Run`.
 
 What a method computes from weights alone without copying (a transpose, a slice), and small values that depend on nothing,
-moves to its `setup`, which runs once at load. Kernels are chosen afterwards, by the table in `select.py`.
+moves to its `setup`, which runs once at load. Who calls says how kernels are chosen: lowering knows none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute, unify
 from nnfront.errors import LowerError
@@ -36,23 +36,29 @@ from nnfront.ir import (
     sizes_of,
     substitute_type,
 )
-from nnfront.lower.frame import Frame, bare_symbol, dims_in
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
 from nnfront.lower.program import Argument, MethodProgram, Program
 from nnfront.lower.schedule import finish
-from nnfront.lower.select import select
 from nnfront.lower.signature import bind_dims
-from nnfront.lower.tables import rules
+from nnfront.lower.slots import Frame, bare_symbol, dims_in
+
+Choose: TypeAlias = Callable[[Block, Frame, str], Block]
+"""Gives the instructions of a body their kernels, those of a target."""
 
 
-def lower(ir: IRModule, target: str = "cpu") -> Program:
+def as_references(block: Block, frame: Frame, target: str) -> Block:
+    """Choose no kernel: every op runs its torch reference."""
+    return block
+
+
+def lower(ir: IRModule, target: str, choose: Choose) -> Program:
     """Return the program of every public function and every transform of `ir`.
 
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
-    programs = {f.name: lower_function(f, ir, target) for f in ir.functions if f.kind == "public"}
+    programs = {f.name: lower_function(f, ir, choose, target) for f in ir.functions if f.kind == "public"}
     # Weights are transformed on the CPU, where they are read.
-    programs |= {f.name: lower_function(f, ir, "cpu") for f in ir.functions if f.kind == "transform"}
+    programs |= {f.name: lower_function(f, ir, choose) for f in ir.functions if f.kind == "transform"}
     return Program(
         target,
         {f.name: programs[f.name] for f in ir.functions if f.kind == "public"},
@@ -82,7 +88,9 @@ def lower_weights(ir: IRModule) -> Program:
     return Program("cpu", methods, transforms, dict(ir.aliases))
 
 
-def lower_function(function: Function, ir: Mapping[str, Function], target: str = "cpu") -> MethodProgram:
+def lower_function(
+    function: Function, ir: Mapping[str, Function], choose: Choose = as_references, target: str = "cpu"
+) -> MethodProgram:
     """Return the program of one function; `ir` holds those that it calls."""
     lowering = _Lowering(ir)
     arguments = [lowering.argument(p) for p in function.params if p.role in ("input", "state")]
@@ -94,7 +102,7 @@ def lower_function(function: Function, ir: Mapping[str, Function], target: str =
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
-    body = select(body, lowering.frame, rules(target), target)
+    body = choose(body, lowering.frame, target)
     load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.
     setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")

@@ -19,8 +19,8 @@ from math import prod
 from nnfront import dtypes
 from nnfront.dims import Symbol
 from nnfront.ir import TensorType
-from nnfront.lower.frame import Frame, dims_in
 from nnfront.lower.instructions import Block, Branch, Instruction, Match, Run, Slot
+from nnfront.lower.slots import Frame, dims_in
 
 # Ops whose results share the memory of their operand whatever its strides are: they may run at load without taking any.
 FREE_VIEWS = frozenset({"permute_dims", "split", "squeeze", "unsqueeze"})

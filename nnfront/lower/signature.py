@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from nnfront.dims import Dim, Size, Symbol
 from nnfront.errors import LowerError
 from nnfront.ir import CacheLayerType, CacheType, ScalarType, ShapeType, TensorType, TupleType, Type
-from nnfront.lower.frame import Frame, bare_symbol
 from nnfront.lower.program import Argument, DimBinding, Place
+from nnfront.lower.slots import Frame, bare_symbol
 
 
 def places(

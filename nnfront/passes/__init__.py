@@ -33,7 +33,7 @@ from nnfront.passes.turn_weights import turn_weights
 PIPELINES: dict[str, tuple[Step, ...]] = {
     # Constants first: they decide branches. What the three before it leave unread goes last.
     "simplify": (fold_constants, canonicalize, eliminate_common_subexpressions, eliminate_dead_code),
-    # What `compile` runs for a target, before kernels are chosen.
+    # What back ends run before kernels are chosen.
     "cpu": (special_cases, outline),
     # The order that kernels want weights in is one more formula, which the second lifting moves into the transform.
     "cuda": (

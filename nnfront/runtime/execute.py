@@ -19,7 +19,7 @@ import torch
 from nnfront.dims import Dim, Symbol, evaluator
 from nnfront.errors import RunError
 from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure
-from nnfront.runtime.match import match_step
+from nnfront.runtime.match_shape import match_step
 
 Frame: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[Frame], None]

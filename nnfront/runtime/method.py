@@ -11,24 +11,20 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.device import default_device
+from nnfront.backends.registry import backend_of
+from nnfront.backends.table import resolver
 from nnfront.errors import RunError
 from nnfront.lower import Block, MethodProgram
+from nnfront.memory.free_memory import is_out_of_memory
+from nnfront.runtime.bind_arguments import Known, arrange
 from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
-from nnfront.runtime.check import compile_check, put
-from nnfront.runtime.cpu import sequence
-from nnfront.runtime.cuda.graphs import Graphs
-from nnfront.runtime.cuda.launcher import Launcher, launching
-from nnfront.runtime.cuda.recordable import why_not
-from nnfront.runtime.cuda.recorder import recorder_for
-from nnfront.runtime.device import default_device, device_of
 from nnfront.runtime.execute import Code, Frame, execute, prepare
-from nnfront.runtime.kernels import resolve
-from nnfront.runtime.loading import Values, loaded_frame, matched_dims
+from nnfront.runtime.fast_check import compile_check, put
+from nnfront.runtime.load_frame import Values, loaded_frame, matched_dims
 from nnfront.runtime.out_of_memory import call_error
 from nnfront.runtime.results import result_maker
-from nnfront.runtime.room import is_out_of_memory
 from nnfront.runtime.route import find_route
-from nnfront.runtime.signature import Known, arrange
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -55,7 +51,7 @@ class Method:
         weights: Values,
         known: Known,
         shelf: Shelf | None = None,
-        launcher: Launcher | None = None,
+        launcher: Any = None,
     ) -> None:
         """`known` are the dims that weights bind, those of this method and of others; methods that change together share a shelf.
 
@@ -64,23 +60,23 @@ class Method:
         self.program = program
         self._launcher = launcher
         self.name = program.name
-        self._device = device_of(program.target)
+        self._backend = backend_of(program.target)
+        self._device = self._backend.device(program.target)
         self._check = compile_check(program, known, self._device)
         self._hits = Hits(program)
         self._setup = self._prepared(program.setup)
         self._route = find_route(program.body, self._prepared)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
-        recorder = None if why_not(program) else recorder_for(self._device)
-        self.graphs = None if recorder is None else Graphs(program, recorder, self._run)
-        """What of the method's calls has been recorded on a GPU; None if nothing can be."""
+        self.graphs = self._backend.capture(program, self._device, self._run)
+        """What of the method's calls has been captured on a GPU; None if nothing can be."""
         self._shelf = shelf or Shelf()
         loaded = self._finished(loaded_frame(program, weights, known, self._device))
         self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
 
     def _prepared(self, block: Block) -> Code:
         dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
-        join = sequence.join if self.program.target == "cpu" else None
+        resolve, join = resolver(self.program.target), self._backend.join
         return prepare(
             block, self.program.slots, lambda run: self._hits.resolve(run, resolve), dims, self.name, join
         )
@@ -104,11 +100,10 @@ class Method:
     @property
     def _recorded(self) -> str:
         """What of its calls is recorded, in words; "" on a CPU."""
-        if self.graphs is not None or self._device.type == "cpu":
+        if self.graphs is not None or not self._backend.captures:
             return "" if self.graphs is None else str(self.graphs)
-        return (
-            f"{self.name}: not recorded, {why_not(self.program) or 'by NNFRONT_GRAPHS or NNFRONT_CHECK_NAN'}"
-        )
+        reason = self._backend.why_not_captured(self.program) or "by NNFRONT_GRAPHS or NNFRONT_CHECK_NAN"
+        return f"{self.name}: not recorded, {reason}"
 
     def load_dims(self) -> dict[str, int]:
         """The dims that weights have bound, by name."""
@@ -178,13 +173,13 @@ class Method:
 
     def _run(self, frame: Frame) -> None:
         """Do the work of a call whose arguments and dims are in the frame."""
-        with launching(self._launcher), default_device(self._device), torch.inference_mode():
+        with self._backend.launching(self._launcher), default_device(self._device), torch.inference_mode():
             route = self._route
             execute(route.code, frame)
             while route.condition >= 0:
                 route = route.ways[bool(frame[route.condition])]
                 execute(route.code, frame)
-        with launching(self._launcher), default_device(self._device), torch.no_grad():
+        with self._backend.launching(self._launcher), default_device(self._device), torch.no_grad():
             execute(route.last, frame)
 
     def __repr__(self) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from nnfront.backends.registry import backend_of
 from nnfront.errors import LowerError, RunError
 from nnfront.lower import DimBinding, MethodProgram
-from nnfront.lower.memory import MemoryPlan, plan_memory
-from nnfront.lower.memory_report import text_of
-from nnfront.runtime.cuda.workspace import workspaces_of
-from nnfront.runtime.room import asked, most, room_on
+from nnfront.memory.free_memory import asked, most, room_on
+from nnfront.memory.plan import MemoryPlan, plan_memory
+from nnfront.memory.report import text_of
 
 
 def call_error(
@@ -40,7 +40,7 @@ def call_error(
 
 def _plan(program: MethodProgram, sizes: Mapping[str, int]) -> MemoryPlan | None:
     try:
-        return plan_memory(program, sizes, workspaces_of(program.target))
+        return plan_memory(program, sizes, backend_of(program.target).memory(program.target))
     except LowerError:  # a dim that the method defines while it runs has no greatest value
         return None
 

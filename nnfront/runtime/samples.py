@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nnfront.backends.device import on_device
+from nnfront.backends.registry import device_of
 from nnfront.dims import Dim, Size, Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.lower import (
@@ -27,9 +29,8 @@ from nnfront.lower import (
     parts_of,
     places,
 )
-from nnfront.runtime.cache.base import Cache
-from nnfront.runtime.cache.ring import make_cache
-from nnfront.runtime.device import device_of, on_device
+from nnfront.state.cache import Cache
+from nnfront.state.contiguous import make_cache
 
 if TYPE_CHECKING:
     from nnfront.runtime.method import Method

@@ -15,8 +15,8 @@ from nnfront import dtypes
 from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve
 from nnfront.errors import DimError
 from nnfront.ir import TensorType, type_text
-from nnfront.weights.names import SHOWN, common_prefix, nearest
-from nnfront.weights.result import CheckResult, Kind, Problem, Stored
+from nnfront.weights.check_result import CheckResult, Kind, Problem, Stored
+from nnfront.weights.name_hints import SHOWN, common_prefix, nearest
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 

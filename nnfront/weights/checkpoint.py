@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from nnfront.errors import LoadError
-from nnfront.weights.manifest import is_artefact
-from nnfront.weights.pages import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
+from nnfront.weights.mapped_memory import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
 from nnfront.weights.safetensors import TensorInfo, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MANIFEST = "nnfront.json"
+"""What an artefact has and no checkpoint does: its table of contents."""
 _BLOCK_BYTES = 1 << 20  # stays in a core's cache until it has been used
 
 
@@ -236,6 +237,11 @@ def _torch_dtype(info: TensorInfo) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise LoadError(f"{info.file}: tensor {info.name!r} is {info.dtype}, for which torch has no dtype")
     return dtype
+
+
+def is_artefact(folder: str | Path) -> bool:
+    """Whether a folder says that it is an artefact: it has an nnfront.json."""
+    return (Path(folder) / MANIFEST).is_file()
 
 
 def _find_files(path: Path) -> tuple[list[Path], Mapping[str, str] | None]:

@@ -17,13 +17,12 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.runtime.transform.inverse import holds
-from nnfront.weights.bind import BoundWeights
-from nnfront.weights.checkpoint import INDEX, SINGLE, Checkpoint
-from nnfront.weights.held import Held, WayBack
-from nnfront.weights.manifest import is_artefact
-from nnfront.weights.names import shortened
-from nnfront.weights.put_folder import put_folder
+from nnfront.transform.inverse import holds
+from nnfront.weights.atomic_folder import put_folder
+from nnfront.weights.bound_checkpoint import BoundWeights
+from nnfront.weights.checkpoint import INDEX, SINGLE, Checkpoint, is_artefact
+from nnfront.weights.name_hints import shortened
+from nnfront.weights.session_weights import Held, WayBack
 from nnfront.weights.write import SHARD_BYTES, write_tensors
 
 STEM = SINGLE.removesuffix(".safetensors")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from nnfront.runtime.transform.uses import Use, WeightUses
+from nnfront.transform.weight_usage import Use, WeightUses
 from nnfront.weights.check import check_weights
+from nnfront.weights.check_result import CheckResult
 from nnfront.weights.checkpoint import Checkpoint
-from nnfront.weights.names import pattern
-from nnfront.weights.result import CheckResult
+from nnfront.weights.name_hints import pattern
 
 
 @dataclass(frozen=True, slots=True)

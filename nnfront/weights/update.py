@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.cuda.upload import Send
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.runtime.cuda.upload import Send
-from nnfront.runtime.transform.run import stream_transform
-from nnfront.weights.bind import BoundWeights, tensor_types
+from nnfront.transform.run import stream_transform
+from nnfront.weights.bound_checkpoint import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
-from nnfront.weights.held import Held, Layout, Results, WayBack
-from nnfront.weights.names import nearest
+from nnfront.weights.name_hints import nearest
+from nnfront.weights.session_weights import Held, Layout, Results, WayBack
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType, type_text
-from nnfront.weights.bind import stored_type
-from nnfront.weights.pages import CHUNK_BYTES, PAGE
+from nnfront.weights.bound_checkpoint import stored_type
+from nnfront.weights.mapped_memory import CHUNK_BYTES, PAGE
 from nnfront.weights.safetensors import DTYPES
 
 SHARD_BYTES = 5_000_000_000

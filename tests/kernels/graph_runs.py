@@ -18,13 +18,12 @@ from tape import TapeRecorder
 from torch.utils._python_dispatch import _disable_current_modes
 
 import nnfront as nn
-from nnfront.lower import tables
-from nnfront.runtime import method
-from nnfront.runtime.cache import still as still_cache
-from nnfront.runtime.cache.lengths import Lengths
-from nnfront.runtime.cuda import attention as cuda_attention
-from nnfront.runtime.cuda import graphs
+from nnfront.backends.cuda import attention as cuda_attention
+from nnfront.backends.cuda import graph_capture, graphs
+from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.session import Session
+from nnfront.state import captured as still_cache
+from nnfront.state.lengths import Lengths
 
 CONFIG = dataclasses.replace(
     llama.TINY,
@@ -39,25 +38,25 @@ CONFIG = dataclasses.replace(
 @contextmanager
 def attention_alone(is_so: bool):
     """Leave the other kernels out of the table: their ops run on torch."""
-    table = tables.KERNEL_TABLES
+    table = CudaBackend.rules
     if is_so:
-        kept = tuple(rule for rule in table["cuda"] if rule.kernel in cuda_attention.KERNELS)
-        tables.KERNEL_TABLES = {**table, "cuda": kept}
+        kept = tuple(rule for rule in table if rule.kernel in cuda_attention.KERNELS)
+        CudaBackend.rules = kept
     try:
         yield
     finally:
-        tables.KERNEL_TABLES = table
+        CudaBackend.rules = table
 
 
 @contextmanager
 def recorded_by(recorder: Any):
     """Sessions that are made inside record with it."""
-    before = method.recorder_for
-    method.recorder_for = lambda device: recorder
+    before = graph_capture.recorder_for
+    graph_capture.recorder_for = lambda device: recorder
     try:
         yield
     finally:
-        method.recorder_for = before
+        graph_capture.recorder_for = before
 
 
 def pair(

@@ -31,8 +31,8 @@ from test_compile import FEW
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import expand_signature
 
-from nnfront.runtime.cuda.cubin import read_cubin
-from nnfront.runtime.cuda.launcher import Layout
+from nnfront.backends.cuda.ahead.cubin import read_cubin
+from nnfront.backends.cuda.ahead.launcher import Layout
 
 NVIDIA = [build for build in FEW if ARCHS[build.arch].backend == "cuda"]
 

@@ -12,9 +12,9 @@ import torch
 from nnfront_kernels.common import planning_for
 
 import nnfront as nn
+from nnfront.backends.cuda.sampling import DeviceSampler, takes
 from nnfront.errors import RunError
-from nnfront.runtime.cuda.sampling import DeviceSampler, takes
-from nnfront.sampling import Sampler, Sampling, tokens_of
+from nnfront.llm.sampling import Sampler, Sampling, tokens_of
 
 FOLDER = Path(__file__).parents[2] / "examples/checkpoints/pylib-3m"
 

@@ -19,7 +19,7 @@ from nnfront_kernels import KernelError, philox, sampling
 from nnfront_kernels.common import Config, Cost
 from nnfront_kernels.sampling import SampleShape
 
-from nnfront.sampling import Sampler, Sampling
+from nnfront.llm.sampling import Sampler, Sampling
 
 SMALL = Config(1, 256, 1, 4, 1)  # several blocks for few tokens
 

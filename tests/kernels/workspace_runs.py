@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 import nnfront as nn
-from nnfront.lower.layout import Layer, Layout
+from nnfront.backends.cuda.backend import CUDA
+from nnfront.memory.layout import Layer, Layout
 from nnfront.runtime import method
-from nnfront.runtime.cache.layer import CacheLayer
-from nnfront.runtime.cuda.workspace import workspaces_of
+from nnfront.state.layer import CacheLayer
 
 MAX_SEQ = 250
 
@@ -87,7 +87,7 @@ def peaks(variant: str, quant: str | None) -> dict[str, tuple[int, int, int]]:
 def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[int, int]]]:
     """By kernel: the bytes that the table says and those that are allocated, in a prefill of `seq` tokens and the last decode."""
     executable, weights = compiled(variant, quant)
-    table = workspaces_of("cuda")
+    table = CUDA.memory("cuda").workspaces
     found: dict[str, list[tuple[int, int]]] = {}
     plain = method.resolve
 

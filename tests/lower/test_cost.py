@@ -4,8 +4,9 @@
 import pytest
 
 import nnfront.ops  # noqa: F401 - declares the ops
+from nnfront.backends.lowering import lower
 from nnfront.ir import OPS, parse
-from nnfront.lower import Run, lower
+from nnfront.lower import Run
 from nnfront.lower.cost import MOVES, VIEWS, bytes_of, flops_of
 from nnfront.lower.explain import explain
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from op_cases import Layer, type_of
 from op_strategies import CASES
 
+from nnfront.backends.lowering import lower
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar
-from nnfront.lower import lower
 from nnfront.session import Session
 
 # `empty` has no values to compare; ops on a whole cache or one of its handles run in tests/runtime/test_cache.py.

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import nnfront.ops
+from nnfront.backends.lowering import lower
 from nnfront.errors import LowerError
 from nnfront.ir import parse
-from nnfront.lower import Branch, MethodProgram, Run, lower
+from nnfront.lower import Branch, MethodProgram, Run
 from nnfront.session import Session
 
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from memory_checks import measured_peak
 from random_programs import FLAGS, programs
 
+from nnfront.backends.cpu.workspace import MEMORY
+from nnfront.backends.lowering import lower
 from nnfront.errors import LowerError
 from nnfront.ir import parse
-from nnfront.lower import MethodProgram, lower
-from nnfront.lower.lifetimes import Piece
-from nnfront.lower.memory import MemoryPlan, place, plan_memory
-from nnfront.lower.memory_report import report_memory
-from nnfront.runtime.cpu.workspace import WORKSPACES
+from nnfront.lower import MethodProgram
+from nnfront.memory.liveness import Piece
+from nnfront.memory.plan import MemoryPlan, place, plan_memory
+from nnfront.memory.report import report_memory
 from nnfront.session import Session
 
 ROW = 4 * 4  # bytes of float32[4]
@@ -43,14 +44,14 @@ def main[n: 1..1000](x: input float32[n, 4]) -> float32[n, 4] {
 
 
 def test_a_value_is_alive_from_where_it_is_made_to_where_it_is_read_last():
-    plan = plan_memory(method(CHAIN), {"n": 2}, WORKSPACES)
+    plan = plan_memory(method(CHAIN), {"n": 2}, MEMORY)
     assert names_alive(plan) == [["a"], ["a", "b"], ["b", "c"], ["c", "d"]]
     assert plan.live == (2 * ROW, 4 * ROW, 4 * ROW, 4 * ROW)
     assert (plan.peak, plan.peak_step) == (4 * ROW, 1)
 
 
 def test_values_that_are_never_alive_together_share_bytes():
-    plan = plan_memory(method(CHAIN), {"n": 16}, WORKSPACES)
+    plan = plan_memory(method(CHAIN), {"n": 16}, MEMORY)
     offsets = {b.name: b.offset for b in plan.buffers}
     assert offsets["a"] == offsets["c"]
     assert offsets["b"] == offsets["d"] != offsets["a"]
@@ -73,7 +74,7 @@ def test_a_view_keeps_the_memory_of_what_it_is_a_view_of():
             """
         ),
         {},
-        WORKSPACES,
+        MEMORY,
     )
     assert names_alive(plan) == [["a"], ["a"], ["a", "b"], ["a", "b", "c"]]
 
@@ -94,7 +95,7 @@ def test_a_reshape_is_a_copy_only_where_the_strides_ask_for_one(axes, copies):
             """
         ),
         {},
-        WORKSPACES,
+        MEMORY,
     )
     assert [b.name for b in plan.buffers] == (["a", "r", "y"] if copies else ["a", "y"])
 
@@ -117,7 +118,7 @@ def main(x: input float32[8, 4], flag: input bool) -> float32[8, 4] {
 
 
 def test_a_branch_holds_nothing_while_the_other_one_runs_and_their_results_are_one():
-    plan = plan_memory(method(BRANCHES), {}, WORKSPACES)
+    plan = plan_memory(method(BRANCHES), {}, MEMORY)
     kernels = [step.kernel for step in plan.steps]
     assert kernels == ["if", "tanh", "exp", "sin", "join", "cos", "sin"]
     assert names_alive(plan) == [[], ["a"], ["a", "b"], ["b"], ["b"], ["b", "y"], ["y", "z"]]
@@ -143,7 +144,7 @@ def test_a_result_that_is_not_made_at_the_end_is_copied_for_the_caller():
         return r
     }
     """
-    plan = plan_memory(method(text), {}, WORKSPACES)
+    plan = plan_memory(method(text), {}, MEMORY)
     assert [(b.name, b.kind) for b in plan.buffers][-1] == ("a", "copy")
     run = Session(lower(parse(text)), {})["main"]
     x = torch.randn(512, 4)
@@ -157,7 +158,7 @@ def test_weights_that_are_returned_are_copied_and_arguments_are_not():
         return r
     }
     """
-    plan = plan_memory(method(text), {}, WORKSPACES)
+    plan = plan_memory(method(text), {}, MEMORY)
     assert [(b.name, b.kind, b.bytes) for b in plan.buffers] == [("w", "copy", 8 * ROW)]
     run = Session(lower(parse(text)), {"w": torch.ones(8, 4)})["main"]
     x = torch.zeros(8, 4)
@@ -171,7 +172,7 @@ def test_weights_that_are_returned_are_copied_and_arguments_are_not():
 @given(ir=programs(), rows=st.sampled_from([1, 2, 7, 64]))
 def test_the_peak_is_what_torch_allocates_on_the_path_that_takes_most(ir, rows):
     program = lower(ir)
-    plan = plan_memory(program.methods["main"], {"n": rows}, WORKSPACES)
+    plan = plan_memory(program.methods["main"], {"n": rows}, MEMORY)
     run = Session(program, {"w": torch.ones(1, 4)})["main"]
     x = torch.randn(rows, 4)
     paths = itertools.product([True, False], repeat=len(FLAGS))
@@ -184,7 +185,7 @@ def test_the_peak_is_what_torch_allocates_on_the_path_that_takes_most(ir, rows):
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ir=programs(), rows=st.sampled_from([1, 7, 64]), alignment=st.sampled_from([1, 64, 256]))
 def test_no_two_values_that_are_alive_together_overlap(ir, rows, alignment):
-    plan = plan_memory(lower(ir).methods["main"], {"n": rows}, WORKSPACES, alignment=alignment)
+    plan = plan_memory(lower(ir).methods["main"], {"n": rows}, MEMORY, alignment=alignment)
     check_placement([(b.offset, b.bytes, b.ranges) for b in plan.buffers], plan.arena, alignment)
     assert plan.peak <= plan.arena
 
@@ -193,7 +194,7 @@ def test_no_two_values_that_are_alive_together_overlap(ir, rows, alignment):
 @given(ir=programs(), rows=st.integers(1, 64))
 def test_no_size_within_the_range_takes_more_than_the_bound(ir, rows):
     found = lower(ir).methods["main"]
-    bound, plan = plan_memory(found, {}, WORKSPACES), plan_memory(found, {"n": rows}, WORKSPACES)
+    bound, plan = plan_memory(found, {}, MEMORY), plan_memory(found, {"n": rows}, MEMORY)
     assert bound.is_bound
     assert not plan.is_bound
     assert plan.peak <= bound.peak
@@ -238,12 +239,12 @@ def check_placement(buffers, arena: int, alignment: int) -> None:
 
 
 def test_a_plan_survives_json():
-    plan = plan_memory(method(BRANCHES), {}, WORKSPACES)
+    plan = plan_memory(method(BRANCHES), {}, MEMORY)
     assert MemoryPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 def test_a_plan_prints_its_buffers():
-    text = str(plan_memory(method(CHAIN), {"n": 100}, WORKSPACES))
+    text = str(plan_memory(method(CHAIN), {"n": 100}, MEMORY))
     assert text == (
         "main: peak 3,200 bytes at step 1, arena 3,584\n"
         "             0        1,600  0-1  a\n"
@@ -265,7 +266,7 @@ def test_a_report_says_what_is_alive_at_the_peak():
             """
         )
     )
-    report = report_memory(program, {"n": 1024}, WORKSPACES)
+    report = report_memory(program, {"n": 1024}, MEMORY)
     assert str(report) == (
         "memory at n=1024\n"
         "method  arguments  caches  values    workspace  peak      arena     at the peak runs\n"
@@ -281,7 +282,7 @@ def test_a_report_says_what_is_alive_at_the_peak():
 
 def test_a_dim_without_a_number_and_without_an_end_is_named():
     with pytest.raises(LowerError) as caught:
-        plan_memory(method(CHAIN.replace("n: 1..1000", "n")), {}, WORKSPACES)
+        plan_memory(method(CHAIN.replace("n: 1..1000", "n")), {}, MEMORY)
     assert str(caught.value) == (
         "main: nothing says how large 'n' can be\n"
         "  help: give it a number: memory(n=...), or a greatest value in the spec"
@@ -290,11 +291,11 @@ def test_a_dim_without_a_number_and_without_an_end_is_named():
 
 def test_a_number_that_a_dim_cannot_be_is_refused():
     with pytest.raises(LowerError) as caught:
-        plan_memory(method(CHAIN), {"n": 2000}, WORKSPACES)
+        plan_memory(method(CHAIN), {"n": 2000}, MEMORY)
     assert str(caught.value) == "main: dim 'n' cannot be 2000\n  n is between 1 and 1000"
 
 
 def test_a_name_that_no_method_has_is_refused():
     with pytest.raises(LowerError) as caught:
-        report_memory(lower(parse(CHAIN)), {"m": 2}, WORKSPACES)
+        report_memory(lower(parse(CHAIN)), {"m": 2}, MEMORY)
     assert str(caught.value) == "no method has a dim 'm'\n  dims are n"

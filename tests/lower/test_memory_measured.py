@@ -17,14 +17,16 @@ from test_every_op_runs import ELSEWHERE, canonical_attrs
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.cpu import quantized_linear as quantized
+from nnfront.backends.cpu.backend import CPU
+from nnfront.backends.cpu.workspace import MEMORY
+from nnfront.backends.lowering import lower
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar, TensorType, parse
-from nnfront.lower import KERNEL_TABLES, Argument, Program, Run, lower
-from nnfront.lower.footprint import PLAIN, Footprints, metered
-from nnfront.lower.layout import contiguous
-from nnfront.lower.memory import plan_memory
-from nnfront.runtime.cpu import quantized
-from nnfront.runtime.cpu.workspace import WORKSPACES
+from nnfront.lower import Argument, Program, Run
+from nnfront.memory.allocations import PLAIN, Footprints, metered
+from nnfront.memory.layout import contiguous
+from nnfront.memory.plan import plan_memory
 from nnfront.session import Session
 
 CONFIG = llama.Config(
@@ -106,7 +108,7 @@ def test_a_kernel_holds_what_the_table_says(name, dtype):
     run = Session(program, {w.name: random(w) for w in method.weights})["main"]
     run(*inputs)
     peak = measured_peak(lambda: run(*inputs))
-    plan = plan_memory(method, {}, WORKSPACES)
+    plan = plan_memory(method, {}, MEMORY)
     assert plan.peak <= peak <= plan.peak + SCRATCH
 
 
@@ -156,7 +158,7 @@ def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, r
 
 
 def test_every_kernel_says_what_it_holds():
-    assert {rule.kernel for rule in KERNEL_TABLES["cpu"]} <= WORKSPACES.keys()
+    assert {rule.kernel for rule in CPU.rules} <= MEMORY.workspaces.keys()
 
 
 def lowered(op, case) -> tuple[Program, list[torch.Tensor]]:
@@ -189,7 +191,7 @@ def test_a_result_shares_memory_with_an_operand_where_the_plan_says_so(name, dat
     with contextlib.redirect_stdout(io.StringIO()):
         got = run(*inputs)
     results = got if isinstance(got, tuple) else () if got is None else (got,)
-    plan = plan_memory(program.methods["main"], {}, WORKSPACES)
+    plan = plan_memory(program.methods["main"], {}, MEMORY)
     own = {slot for buffer in plan.buffers for slot in buffer.slots}
     given_memory = {x.untyped_storage().data_ptr() for x in inputs if x.numel()}
     for slot, tensor in zip(program.methods["main"].result.leaves(), results, strict=True):
@@ -211,4 +213,4 @@ def test_an_op_that_is_not_metered_takes_what_a_meter_would_find(name, data):
             for s in slots
         ]
         declared = [contiguous(t.shape, t.dtype) for t in (method.slots[i].type for i in run.outputs)]
-        assert Footprints(WORKSPACES).of(run, operands, {}, declared) == metered(run, operands, {}, declared)
+        assert Footprints(MEMORY).of(run, operands, {}, declared) == metered(run, operands, {}, declared)

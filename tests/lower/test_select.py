@@ -6,11 +6,13 @@ import re
 import pytest
 
 import nnfront.ops  # noqa: F401 - declares the ops
+from nnfront.backends.cpu.backend import CPU
+from nnfront.backends.cpu.kernels import KERNELS
+from nnfront.backends.lowering import lower
 from nnfront.ir import OPS, parse
-from nnfront.lower import KERNEL_TABLES, PACK, Run, lower
+from nnfront.lower import PACK, Run
 from nnfront.lower.explain import explain
 from nnfront.passes import PATTERNS, run
-from nnfront.runtime.cpu.kernels import KERNELS
 
 
 def chosen(body: str, params: str, result: str) -> list[str]:
@@ -131,14 +133,14 @@ def test_attention_is_fused_where_softmax_is_all_there_is(call, kernel):
 
 
 def test_every_rule_is_about_an_op_and_names_a_kernel_that_exists():
-    for rule in KERNEL_TABLES["cpu"]:
+    for rule in CPU.rules:
         assert rule.op in OPS or rule.op in {pattern.name for pattern in PATTERNS}
         assert rule.kernel in KERNELS
         assert rule.why
 
 
 def test_no_kernel_is_without_a_rule():
-    assert set(KERNELS) - {PACK, "rope_tables", "within"} == {rule.kernel for rule in KERNEL_TABLES["cpu"]}
+    assert set(KERNELS) - {PACK, "rope_tables", "within"} == {rule.kernel for rule in CPU.rules}
 
 
 def region(attrs: str, params: str, body: str, result: str) -> str:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from nnfront.ir import CacheLayerType, CacheType
-from nnfront.runtime import Cache, make_cache
+from nnfront.state.cache import Cache
+from nnfront.state.contiguous import make_cache
 
 
 def new_cache(

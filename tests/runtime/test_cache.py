@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnfront import ops
+from nnfront.backends.cpu.attention import cached
 from nnfront.errors import RunError
 from nnfront.lower import Run, Structure
-from nnfront.runtime.cpu.attention import cached
 
 HEADS, GROUPS, SIZE = 4, 2, 4
 

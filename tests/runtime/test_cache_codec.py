@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType
-from nnfront.runtime.cache.codec import decode, encode
-from nnfront.runtime.cache.layer import make_layer
+from nnfront.state.layer import make_layer
+from nnfront.state.quantize import decode, encode
 
 FLOAT8 = "float8_e4m3fn"
 

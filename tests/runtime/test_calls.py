@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnfront.ops  # noqa: F401 - declares the ops
+from nnfront.backends.lowering import lower
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import parse
-from nnfront.lower import lower
+from nnfront.runtime.bind_arguments import bind
 from nnfront.runtime.execute import initial_frame
-from nnfront.runtime.signature import bind
 from nnfront.session import Session
 
 PREFILL = """

@@ -214,7 +214,7 @@ RANGES = [
 
 @pytest.mark.parametrize("ranges", RANGES)
 def test_the_quick_question_answers_as_the_reference_does(ranges):
-    from nnfront.runtime.kernels import resolve
+    from nnfront.backends.kernels import resolve
 
     run = Run("within", "within", tuple(range(len(ranges))), Structure(9), {"ranges": ranges})
     quick = resolve(run)

@@ -6,9 +6,11 @@ import torch
 from torch.nn.functional import silu
 
 from nnfront import ops
+from nnfront.backends.cpu import kernels
+from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
-from nnfront.runtime.cpu import kernels
-from nnfront.runtime.kernels import resolve
+
+resolve = resolver("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -6,9 +6,11 @@ import torch
 from nnfront_models import llama
 
 import nnfront as nn
+from nnfront.backends.cpu.float8 import decode
+from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
-from nnfront.runtime.cpu.float8 import decode
-from nnfront.runtime.kernels import resolve
+
+resolve = resolver("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -36,7 +38,9 @@ def float8_value(code: int) -> float:
 @pytest.mark.parametrize("rows", [0, 1, 9])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monkeypatch):
-    monkeypatch.setattr("nnfront.runtime.cpu.quantized.PIECE", 3 * 32)  # pieces that do not divide the rows
+    monkeypatch.setattr(
+        "nnfront.backends.cpu.quantized_linear.PIECE", 3 * 32
+    )  # pieces that do not divide the rows
     x, q = torch.randn(rows, 32).to(dtype), (torch.randn(14, 32) * 40).to(torch.float8_e4m3fn)
     scales, b, residual = (
         torch.rand(14, 1) / 100,

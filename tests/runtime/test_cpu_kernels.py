@@ -9,12 +9,15 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront import op, ops
-from nnfront.lower import CacheLayerType, Run, Structure, lower
+from nnfront.backends.cpu import kernels as cpu
+from nnfront.backends.cpu import norm as norms
+from nnfront.backends.lowering import lower
+from nnfront.backends.table import resolver
+from nnfront.lower import CacheLayerType, Run, Structure
 from nnfront.passes import outline
-from nnfront.runtime.cache.layer import make_layer
-from nnfront.runtime.cpu import kernels as cpu
-from nnfront.runtime.cpu import norms
-from nnfront.runtime.kernels import resolve
+from nnfront.state.layer import make_layer
+
+resolve = resolver("cpu")
 
 
 def both(kernel: str, op, operands, **attrs):

@@ -9,10 +9,12 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront import ops
+from nnfront.backends.cpu import quantized_linear as quantized
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
-from nnfront.runtime.cpu import quantized
-from nnfront.runtime.cpu.extension import NATIVE
-from nnfront.runtime.kernels import resolve
+
+resolve = resolver("cpu")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 OUTPUTS, COLUMNS = 14, 256

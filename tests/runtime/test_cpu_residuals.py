@@ -7,11 +7,15 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op
+from nnfront.backends.cpu import kernels
+from nnfront.backends.cpu import norm as norms
+from nnfront.backends.lowering import lower
+from nnfront.backends.table import resolver
 from nnfront.ir import IRModule
-from nnfront.lower import Run, lower
+from nnfront.lower import Run
 from nnfront.passes import outline
-from nnfront.runtime.cpu import kernels, norms
-from nnfront.runtime.kernels import resolve
+
+resolve = resolver("cpu")
 
 BF16 = torch.bfloat16
 EPSILON = 1e-6

@@ -17,12 +17,12 @@ from nnfront_kernels.common import planning_for
 from nnfront_models import llama
 
 import nnfront as nn
-from nnfront.runtime.cuda import launcher as launcher_module
-from nnfront.runtime.cuda.cubin import Cubin
-from nnfront.runtime.cuda.driver import Driver
-from nnfront.runtime.cuda.rehearse import kernels_of
-from nnfront.runtime.device import CPU, standing_in
-from nnfront.weights import Options
+from nnfront.artefact.save import Options
+from nnfront.backends.cuda.ahead import launcher as launcher_module
+from nnfront.backends.cuda.ahead.cubin import Cubin
+from nnfront.backends.cuda.ahead.driver import Driver
+from nnfront.backends.cuda.ahead.enumerate_kernels import kernels_of
+from nnfront.backends.device import CPU, standing_in
 
 CONFIG = dataclasses.replace(
     llama.TINY, dtype="float16", head_dim=64, num_hidden_layers=1, max_position_embeddings=32

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from nnfront.runtime.cuda.products import takes_cublas
+from nnfront.backends.cuda.linear import takes_cublas
 
 
 @pytest.mark.parametrize(

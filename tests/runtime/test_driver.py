@@ -9,9 +9,9 @@ import re
 import pytest
 from fake_driver import CONTEXT, FakeDriver, prototype
 
+from nnfront.backends.cuda.ahead import driver as driver_module
+from nnfront.backends.cuda.ahead.driver import PROTOTYPES, Driver, launch_config, version_text
 from nnfront.errors import LoadError, RunError
-from nnfront.runtime.cuda import driver as driver_module
-from nnfront.runtime.cuda.driver import PROTOTYPES, Driver, launch_config, version_text
 
 CUBIN = b"\x7fELF machine code"
 

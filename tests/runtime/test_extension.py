@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nnfront.runtime.cpu import extension
-from nnfront.runtime.cpu.extension import KERNELS, find_native, torch_library
+from nnfront.backends.cpu import extension
+from nnfront.backends.cpu.extension import KERNELS, find_native, torch_library
 
 
 def module(is_able: bool, taken: list) -> SimpleNamespace:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from nnfront.runtime.cpu import extension, few_rows
-from nnfront.runtime.cpu.few_rows import FewRows, find_native, find_torch
+from nnfront.backends.cpu import extension
+from nnfront.backends.cpu import gemv as few_rows
+from nnfront.backends.cpu.gemv import FewRows, find_native, find_torch
 
 NATIVE, TORCH = find_native(extension.NATIVE), find_torch(extension.torch_library())
 native_only = pytest.mark.skipif(

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from nnfront.runtime.cpu.activations import GATES
-from nnfront.runtime.cpu.extension import NATIVE
-from nnfront.runtime.cpu.few_rows_quantized import GROUPS, find
+from nnfront.backends.cpu.activations import GATES
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.quantized_gemv import GROUPS, find
 
 native_only = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"

@@ -11,10 +11,10 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront.errors import LowerError, RunError
-from nnfront.runtime.cache import fit as fits
-from nnfront.runtime.cache import new as new_cache
-from nnfront.runtime.room import Room
+from nnfront.memory.free_memory import Room
 from nnfront.session import Session
+from nnfront.state import fit as fits
+from nnfront.state import new as new_cache
 
 CONFIG = dataclasses.replace(llama.TINY, num_hidden_layers=2, max_position_embeddings=4096)
 # float32 keys and values of two layers.

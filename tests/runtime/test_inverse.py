@@ -9,8 +9,8 @@ from transform_cases import LiveBytes, transform, typed, types_of
 
 from nnfront.errors import LoadError
 from nnfront.ir import Projection
-from nnfront.runtime.transform.inverse import Inverse, invert_transform
-from nnfront.runtime.transform.run import run_transform
+from nnfront.transform.inverse import Inverse, invert_transform
+from nnfront.transform.run import run_transform
 
 
 def round_trip(weights, make):

@@ -20,10 +20,10 @@ from nnfront_kernels import ahead, common, matmul_tma, rms_norm
 from nnfront_kernels.common import Plan, launched_by
 from triton.backends.nvidia import driver as tritons
 
+from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, Parameter, TensorMap, read_cubin
+from nnfront.backends.cuda.ahead.driver import Driver
+from nnfront.backends.cuda.ahead.launcher import Launcher, Layout, launching
 from nnfront.errors import LoadError, RunError
-from nnfront.runtime.cuda.cubin import Ahead, Cubin, Parameter, TensorMap, read_cubin
-from nnfront.runtime.cuda.driver import Driver
-from nnfront.runtime.cuda.launcher import Launcher, Layout, launching
 
 SIZES = {"pointer": (8,), "i32": (4,), "i64": (8,), "f32": (4,), "descriptor": (128, 4, 4, 8, 8)}
 MAP = TensorMap(9, 2, 3, (64, 64))

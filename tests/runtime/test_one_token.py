@@ -9,11 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnfront as nn
+from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import kernels
+from nnfront.backends.cpu import norm as norms
+from nnfront.backends.cpu import tape as sequence
+from nnfront.backends.cpu.extension import NATIVE
 from nnfront.lower import CacheLayerType
-from nnfront.runtime.cache.layer import RingLayer, make_layer
-from nnfront.runtime.cache.lengths import Lengths
-from nnfront.runtime.cpu import kernels, norms, one_token, sequence
-from nnfront.runtime.cpu.extension import NATIVE
+from nnfront.state.layer import RingLayer, make_layer
+from nnfront.state.lengths import Lengths
 
 pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"

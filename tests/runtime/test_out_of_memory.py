@@ -11,11 +11,11 @@ from fake_link import FakeLink
 
 import nnfront as nn
 from nnfront import op, ops, spec
+from nnfront.backends.cuda import upload
 from nnfront.errors import LoadError, RunError
+from nnfront.memory.free_memory import Room
 from nnfront.ops import register_extern
 from nnfront.runtime import out_of_memory
-from nnfront.runtime.cuda import upload
-from nnfront.runtime.room import Room
 from nnfront.session import Session
 
 GPU = "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 139.81 GiB."

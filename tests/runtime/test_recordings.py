@@ -13,19 +13,24 @@ import torch
 from tape import TapeRecorder
 
 import nnfront as nn
+from nnfront.backends.cpu.backend import CpuBackend
+from nnfront.backends.cuda import graph_capture as recorder
+from nnfront.backends.cuda import graphs
+from nnfront.backends.cuda.backend import CudaBackend
+from nnfront.backends.cuda.graph_capture import CudaRecorder
+from nnfront.backends.cuda.graph_safety import ROWS, why_not
+from nnfront.backends.lowering import lower
 from nnfront.ir import parse
-from nnfront.lower import lower
-from nnfront.runtime import method
-from nnfront.runtime.cuda import graphs, recorder
-from nnfront.runtime.cuda.recordable import ROWS, why_not
-from nnfront.runtime.cuda.recorder import CudaRecorder
 from nnfront.session import Session
 
 
 @pytest.fixture
 def tapes(monkeypatch) -> TapeRecorder:
+    """A CPU that captures calls as a GPU does, on a tape."""
     found = TapeRecorder()
-    monkeypatch.setattr(method, "recorder_for", lambda device: found)
+    for name in ("capture", "captures", "why_not_captured"):
+        monkeypatch.setattr(CpuBackend, name, getattr(CudaBackend, name))
+    monkeypatch.setattr(recorder, "recorder_for", lambda device: found)
     return found
 
 
@@ -107,7 +112,7 @@ def test_weights_that_were_replaced_are_let_go_of_before_the_next_call(monkeypat
             run()
             return lambda: None
 
-    monkeypatch.setattr(method, "recorder_for", lambda device: Forgetful())
+    monkeypatch.setattr(recorder, "recorder_for", lambda device: Forgetful())
     session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
     for _ in range(3):
         session["main"](torch.ones(1, 3), 1)

@@ -20,16 +20,16 @@ from nnfront_models import llama, qwen3_moe
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.cuda.ahead.call_sizes import grid
+from nnfront.backends.cuda.ahead.enumerate_kernels import kernels_of, rehearse
+from nnfront.backends.cuda.table import KERNELS
+from nnfront.backends.device import META, default_device, standing_in
 from nnfront.dims import evaluate
 from nnfront.errors import LowerError
+from nnfront.llm.sampling import Sampler, Sampling
 from nnfront.lower import Program
-from nnfront.runtime.cache.ring import make_cache
-from nnfront.runtime.cuda.call_sizes import grid
-from nnfront.runtime.cuda.rehearse import kernels_of, rehearse
-from nnfront.runtime.device import META, default_device, standing_in
-from nnfront.runtime.kernels import KERNELS
 from nnfront.runtime.method import Method
-from nnfront.sampling import Sampler, Sampling
+from nnfront.state.contiguous import make_cache
 
 ROOM = 64
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnfront.runtime.room import Room, asked, is_out_of_memory, most, room_on
+from nnfront.memory.free_memory import Room, asked, is_out_of_memory, most, room_on
 
 GPU = (
     "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 1.20 GiB is free. "

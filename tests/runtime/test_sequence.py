@@ -17,9 +17,11 @@ from nnfront_models import llama, qwen3_moe
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import tape as sequence
+from nnfront.backends.cpu import tape_rows as writers
+from nnfront.backends.cpu.extension import NATIVE
 from nnfront.errors import RunError
-from nnfront.runtime.cpu import one_token, sequence, writers
-from nnfront.runtime.cpu.extension import NATIVE
 from nnfront.session import Session
 
 pytestmark = pytest.mark.skipif(

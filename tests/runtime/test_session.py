@@ -10,9 +10,9 @@ import torch
 from cache_model import ListCache
 
 from nnfront import ops
+from nnfront.backends.lowering import lower
 from nnfront.errors import RunError
 from nnfront.ir import parse
-from nnfront.lower import lower
 from nnfront.ops import register_extern
 from nnfront.session import Session
 

@@ -11,8 +11,8 @@ from transform_cases import CopyingSource, LiveBytes, NotingSource, transform, t
 from nnfront.dims import Dim
 from nnfront.errors import LoadError
 from nnfront.ir import OPS, Projection, Scalar
-from nnfront.runtime.transform.plan import plan_transform
-from nnfront.runtime.transform.run import run_transform, stream_transform
+from nnfront.transform.plan import plan_transform
+from nnfront.transform.run import run_transform, stream_transform
 from nnfront.weights import Checkpoint
 
 SQUARES = {name: torch.randn(8, 8) for name in ("a", "b", "c")}

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.runtime.cuda import upload
-from nnfront.runtime.cuda.upload import Upload, pieces
+from nnfront.backends.cuda import upload
+from nnfront.backends.cuda.upload import Upload, pieces
 
 SLOT = 256
 CPU = torch.device("cpu")

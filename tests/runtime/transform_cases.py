@@ -9,10 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nnfront.ops  # noqa: F401 - declares the ops
+from nnfront.backends.lowering import lower
 from nnfront.dims import to_size
 from nnfront.ir import OPS, FunctionBuilder, IRModule, TensorType, Tuple
-from nnfront.lower import MethodProgram, lower
-from nnfront.runtime.transform.source import TensorSource
+from nnfront.lower import MethodProgram
+from nnfront.transform.source import TensorSource
 
 
 class Maker:

@@ -13,8 +13,8 @@ import torch
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.weights.integrity import digest_files
-from nnfront.weights.manifest import digest_of_fields
+from nnfront.artefact.integrity import digest_files
+from nnfront.artefact.manifest import digest_of_fields
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfront.runtime.cuda.cubin import Ahead, Cubin, Parameter, TensorMap
+from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, Parameter, TensorMap
 
 PARAMETERS = (Parameter("x", "pointer"), Parameter("y", "descriptor", TensorMap(9, 2, 3, (64, 64))))
 

@@ -15,7 +15,7 @@ import torch
 from artefact_cases import outputs, rehash, varied_session
 
 import nnfront as nn
-from nnfront.compiler import TARGETS
+from nnfront.backends.registry import targets
 from nnfront.errors import LoadError
 
 W = "nnfront-weights-00001-of-00001.safetensors"
@@ -145,7 +145,7 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "a target of another build": (
         forged(target="abacus"),
-        f"a was made for the target 'abacus'\n  targets of this build are {', '.join(map(repr, TARGETS))}\n"
+        f"a was made for the target 'abacus'\n  targets of this build are {', '.join(map(repr, targets()))}\n"
         "  help: export the model again for one of them",
     ),
     "methods of another program": (

@@ -22,8 +22,9 @@ from artefact_cases import outputs, rehash, reseal, varied_session, write_folder
 from artefact_mutations import spoil_bytes, spoil_json, spoil_words
 
 import nnfront as nn
+from nnfront.artefact.manifest import TextModel
+from nnfront.artefact.save import Extras
 from nnfront.errors import NnfrontError
-from nnfront.weights import Extras, TextModel
 
 W = "nnfront-weights-00001-of-00001.safetensors"
 INDEX = "nnfront-weights.safetensors.index.json"

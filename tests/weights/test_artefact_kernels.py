@@ -17,14 +17,14 @@ from fake_cubins import ahead_of
 from nnfront_kernels.common import planning_for
 
 import nnfront as nn
-from nnfront import compiler, spec
-from nnfront import session as session_module
+from nnfront import spec
+from nnfront.artefact.save import Options
+from nnfront.backends.cuda.ahead import enumerate_kernels
+from nnfront.backends.cuda.ahead import launcher as launcher_module
+from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.cuda.ahead.launcher import Launcher
+from nnfront.backends.device import CPU, standing_in
 from nnfront.errors import LoadError
-from nnfront.runtime.cuda import launcher as launcher_module
-from nnfront.runtime.cuda.cubin import Ahead
-from nnfront.runtime.cuda.launcher import Launcher
-from nnfront.runtime.device import CPU, standing_in
-from nnfront.weights import Options
 
 FIRST, SECOND = "0" * 16, "f" * 16
 KERNELS = ahead_of(FIRST, SECOND, notes={"look": "take: no data"})
@@ -42,8 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append((sizes, *draws.values()))
         return KERNELS if ":" in program.target else None
 
-    monkeypatch.setattr(compiler, "kernels_of", compiled)
-    monkeypatch.setattr(session_module, "kernels_of", compiled)
+    monkeypatch.setattr(enumerate_kernels, "kernels_of", compiled)
     return found
 
 
@@ -87,7 +86,7 @@ def test_a_program_without_kernels_of_its_own_says_so(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nothing = Ahead("sm_90", (), {"forward": "linear: no data"})
-    monkeypatch.setattr(compiler, "kernels_of", lambda *args, **draws: nothing)
+    monkeypatch.setattr(enumerate_kernels, "kernels_of", lambda *args, **draws: nothing)
     folder = saved(tmp_path)
     assert not (folder / "kernels").exists()
     assert json.loads((folder / "nnfront.json").read_text())["schema"] == 1
@@ -108,7 +107,7 @@ def test_a_session_saves_the_kernels_that_it_was_loaded_with(
         made.append(launcher)
         return launcher
 
-    monkeypatch.setattr(session_module, "launcher_for", launcher_for)
+    monkeypatch.setattr(launcher_module, "launcher_for", launcher_for)
     with standing_in(CPU), planning_for("sm_90"):
         session = nn.load(folder)
         assert session.kernels is made[0]
@@ -137,7 +136,9 @@ def test_an_artefact_with_kernels_is_replaced_whole(
     saved(tmp_path)
     fewer = replace(KERNELS, cubins=KERNELS.cubins[:1])
     monkeypatch.setattr(
-        compiler, "kernels_of", lambda program, *rest, **draws: fewer if ":" in program.target else None
+        enumerate_kernels,
+        "kernels_of",
+        lambda program, *rest, **draws: fewer if ":" in program.target else None,
     )
     assert nn.artefact.kernels_of(saved(tmp_path)) == fewer
     assert saved(tmp_path, "cuda").exists()

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from nnfront.errors import LoadError
-from nnfront.runtime.transform.source import Source
+from nnfront.transform.source import Source
 from nnfront.weights import BoundWeights, Checkpoint, check_weights, stored_type
 
 STORED = {

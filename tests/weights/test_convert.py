@@ -11,7 +11,7 @@ from transform_cases import CopyingSource, LiveBytes
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.errors import LoadError
-from nnfront.runtime.transform.plan import plan_transform
+from nnfront.transform.plan import plan_transform
 from nnfront.weights import write_transformed
 
 

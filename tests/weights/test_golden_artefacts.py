@@ -12,9 +12,9 @@ from artefact_cases import VARIED_WEIGHTS, llama_weights, varied_inputs
 from torch.nn import functional as F
 
 import nnfront as nn
-from nnfront import session
-from nnfront.runtime.cuda.cubin import Ahead
-from nnfront.runtime.device import CPU, standing_in
+from nnfront.backends.cuda.ahead import launcher
+from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.device import CPU, standing_in
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -92,7 +92,7 @@ def test_the_logits_and_tokens_of_llama_1() -> None:
 
 def test_the_kernels_of_kernels_2(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Ahead] = []
-    monkeypatch.setattr(session, "launcher_for", lambda ahead, device: given.append(ahead))
+    monkeypatch.setattr(launcher, "launcher_for", lambda ahead, device: given.append(ahead))
     with standing_in(CPU):
         loaded = nn.load(GOLDEN / "kernels-2")
     assert loaded.methods == ("forward",)

@@ -18,8 +18,9 @@ from safetensors.torch import save_file
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.errors import LoadError
-from nnfront.weights import cache as cache_module
-from nnfront.weights import contents, write
+from nnfront.weights import content_hashes as contents
+from nnfront.weights import transform_store as cache_module
+from nnfront.weights import write
 
 
 class Model(nn.Module):

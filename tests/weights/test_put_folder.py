@@ -16,8 +16,8 @@ from artefact_cases import Varied, outputs, varied_session, weight
 
 import nnfront as nn
 from nnfront.errors import LoadError
-from nnfront.weights import put_folder as module
-from nnfront.weights.put_folder import put_folder
+from nnfront.weights import atomic_folder as module
+from nnfront.weights.atomic_folder import put_folder
 
 
 def allow(folder: Path) -> None:

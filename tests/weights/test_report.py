@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.runtime.transform.uses import weight_uses
+from nnfront.transform.weight_usage import weight_uses
 from nnfront.weights import Checkpoint, check_report
 
 

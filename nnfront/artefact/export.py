@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`export` makes an artefact of a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from nnfront.artefact.save import Options
+from nnfront.errors import LoadError
+from nnfront.llm.hf_folder import compile_folder
+from nnfront.llm.timings import Phases
+from nnfront.weights.checkpoint import is_artefact
+
+
+def export(
+    path: str | Path,
+    output: str | Path,
+    *,
+    target: str = "cpu",
+    dtype: str | None = None,
+    quant: str | None = None,
+    model_file: str | Path | None = None,
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    compiled: Callable[[int, int], None] | None = None,
+    plan: Callable[[str], None] = lambda text: None,
+) -> Phases:
+    """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
+
+    target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
+    checkpoint's dtype. quant: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
+    anything is, what it will take. Raises LoadError if the folder is not what it should be or the output cannot be written.
+    """
+    if is_artefact(path):
+        raise LoadError(
+            f"{path} is an artefact already", help="give the Hugging Face folder that it was made of"
+        )
+    phases = Phases()
+    folder = compile_folder(path, target, dtype, model_file, phases, quant)
+    size = folder.checkpoint.size_bytes
+
+    def tell(peak_bytes: int) -> None:
+        plan(
+            f"checkpoint {size / 1e6:.1f} MB; making its weights takes at most {peak_bytes / 1e6:.1f} MB of memory"
+        )
+
+    folder.executable.save(
+        output,
+        folder.checkpoint,
+        cast=dtype is not None,
+        extras=folder.extras,
+        options=Options(sizes=sizes or {}, compiled=compiled, plan=tell, progress=progress, phase=phases.end),
+    )
+    phases.end("place")
+    return phases

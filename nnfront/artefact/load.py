@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`load` makes a session of an artefact, `check` looks for damage.
+
+Loading parses, verifies and lowers the program's text; it imports no model file, traces nothing and runs no code from the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from nnfront.artefact.folder import PROGRAM, ArtefactFiles, check_files, read_artefact
+from nnfront.artefact.save import Extras
+from nnfront.artefact.tensor_names import read_weights, restored
+from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.device import CPU, standing_in
+from nnfront.backends.registry import targets
+from nnfront.compiler import compile
+from nnfront.dims import Symbol
+from nnfront.errors import LoadError, NnfrontError
+from nnfront.ir import IRModule, admit
+from nnfront.lower import Program
+from nnfront.passes import inline
+from nnfront.session import Session
+
+
+def load(path: str | Path, *, verify: bool = True) -> Session:
+    """Load an artefact that `session.save` or `nnfront export` made. The weights are mapped.
+
+    verify: read all weights once and compare them with the checksums that were written. Without it, sizes, headers and types of the
+    weights are checked, not their bytes; all other files are compared in any case.
+    Raises LoadError if the artefact is damaged, was made by a newer nnfront, or for a target that this build does not have.
+    """
+    return session_of(read_artefact(path, verify=verify))
+
+
+def session_of(files: ArtefactFiles) -> Session:
+    """Make a session of an artefact that has been opened. Raises LoadError as `load` does."""
+    manifest = files.manifest
+    if manifest.target not in targets():
+        raise LoadError(
+            f"{files.folder} was made for the target {manifest.target!r}",
+            details=[f"targets of this build are {', '.join(map(repr, targets()))}"],
+            help="export the model again for one of them",
+        )
+    ir = _admitted(files)
+    program = _compiled(files, ir)
+    try:
+        places = restored(program, manifest.weights)
+        values, dims = read_weights(program, places, manifest.orders, files.tensors)
+        known = _joined({Symbol(name): number for name, number in manifest.dims.items()}, dims)
+    except NnfrontError as error:
+        raise _about(files.folder, error) from None
+    extras = Extras(manifest.llm, files.copies)
+    return Session(program, values.pop(""), values, known, ir=ir, extras=extras, kernels=files.kernels)
+
+
+def target_of(path: str | Path) -> str:
+    """Return the target that an artefact was made for. Raises LoadError if it has no manifest that can be read."""
+    return read_artefact(path, verify=False).manifest.target
+
+
+def program_of(path: str | Path) -> IRModule:
+    """Return the IR of an artefact; of its weights only sizes are checked. Raises LoadError as `load` does."""
+    return _admitted(read_artefact(path, verify=False))
+
+
+def kernels_of(path: str | Path) -> Ahead | None:
+    """Return the compiled kernels of an artefact, None if it has none. Printed, they are a table. Raises LoadError as `load` does."""
+    return read_artefact(path, verify=False).kernels
+
+
+def check(path: str | Path) -> list[str]:
+    """Return what is wrong with an artefact, a line for each problem: every byte is compared with its SHA-256, then it is loaded.
+
+    One for a GPU is loaded as if it were here; its compiled kernels are not run. Raises LoadError if nothing can be said: it has no manifest, or one that cannot be read.
+    """
+    problems = check_files(path)
+    if not problems:
+        try:
+            with standing_in(CPU):
+                session_of(replace(read_artefact(path, verify=False), kernels=None))
+        except NnfrontError as error:
+            problems = [str(error)]
+    return problems
+
+
+def _admitted(files: ArtefactFiles) -> IRModule:
+    try:
+        return admit(files.program)
+    except NnfrontError as error:
+        raise _about(files.folder / PROGRAM, error) from None
+
+
+def _compiled(files: ArtefactFiles, ir: IRModule) -> Program:
+    """The program. What a fused function says that its body computes is not taken on trust: it is found again in the body."""
+    fused = [function.name for function in ir.functions if function.kind == "fused"]
+    try:
+        program = compile(inline(ir, fused), files.manifest.target).program
+    except NnfrontError as error:
+        raise _about(files.folder / PROGRAM, error) from None
+    if sorted(program.methods) != sorted(files.manifest.methods):
+        raise LoadError(
+            f"{files.folder}: the program does not have the methods that the manifest lists",
+            details=[
+                f"got {', '.join(program.methods) or 'none'}",
+                f"expected {', '.join(files.manifest.methods) or 'none'}",
+            ],
+        )
+    return program
+
+
+def _joined(written: Mapping[Symbol, int], said: Mapping[Symbol, int]) -> dict[Symbol, int]:
+    """The sizes that are written down, and those that the weights say."""
+    for symbol, number in written.items():
+        if said.get(symbol, number) != number:
+            raise LoadError(
+                f"the manifest says that dim '{symbol}' is {number}, the weights that it is {said[symbol]}"
+            )
+    return {**written, **said}
+
+
+def _about(file: Path, error: NnfrontError) -> LoadError:
+    """The error, as one about a file of an artefact."""
+    details = [
+        error.what,
+        *(f"  {line}" for line in error.details),
+        *([f"  at {error.where}"] if error.where else []),
+    ]
+    return LoadError(f"{file} cannot be used", details=details, help=error.help)

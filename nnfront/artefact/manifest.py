@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nnfront.json`, the table of contents of an artefact: written by `Manifest.text`, read and checked in full by `read_manifest`.
+
+{
+ "format": "nnfront artefact",
+ "schema": 1,                        grows when an older nnfront could not read what is written: 2 has kernels in a folder
+ "nnfront": "0.1.0",                 the version that wrote it
+ "target": "cpu",
+ "methods": {"decode": "decode(token: int64[batch, 1], ...) -> float32[batch, 1, 4096]"},
+ "dims": {"vocab_size": 4096},       sizes that the weights have said
+ "weights": {"": {NAME: TENSOR}, "transform_params": {NAME: TENSOR}},
+                                     which tensor of the files is which weight, where the names differ: "" holds those read as they
+                                     are, the others are results of the transform of that name
+ "orders": {TENSOR: [1, 0]},         the axes as a tensor is stored, if not in its own order: a transposed one stays one
+ "llm": {"model_type": "llama", "max_position_embeddings": 512, "vocab_size": 4096, "eos_token_ids": [1]},    or null
+ "files": {"program.nnir": {"bytes": 1234, "sha256": "...", "crc32": ["..."]}},
+ "sha256": "..."                     of all of the above
+}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import nnfront
+from nnfront.artefact.integrity import BLOCK_BYTES, Digest
+from nnfront.errors import LoadError
+from nnfront.weights.checkpoint import MANIFEST, is_artefact
+
+FORMAT = "nnfront artefact"
+SCHEMA = 2
+_MAX_BYTES = 64 << 20
+_KEYS = (
+    "format",
+    "schema",
+    "nnfront",
+    "target",
+    "methods",
+    "dims",
+    "weights",
+    "orders",
+    "llm",
+    "files",
+    "sha256",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """What is needed to generate text beyond the methods: how many tokens fit, how many there are, which of them end a text."""
+
+    model_type: str
+    max_position_embeddings: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The fields of nnfront.json.
+
+    `weights` maps origin, then the weight's name, to the tensor's where that is another; `orders` are the axes of tensors that are
+    stored transposed.
+    """
+
+    target: str
+    methods: Mapping[str, str]
+    dims: Mapping[str, int]
+    files: Mapping[str, Digest]
+    weights: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    llm: TextModel | None = None
+    version: str = nnfront.__version__
+
+    def text(self) -> str:
+        """Return the file's text."""
+        fields: dict[str, Any] = {
+            "format": FORMAT,
+            "schema": 2 if any("/" in name for name in self.files) else 1,
+            "nnfront": self.version,
+            "target": self.target,
+            "methods": dict(self.methods),
+            "dims": dict(self.dims),
+            "weights": {origin: dict(names) for origin, names in self.weights.items()},
+            "orders": {name: list(order) for name, order in self.orders.items()},
+            "llm": None if self.llm is None else _llm_fields(self.llm),
+            "files": {name: _digest_fields(digest) for name, digest in self.files.items()},
+        }
+        return json.dumps({**fields, "sha256": digest_of_fields(fields)}, indent=1, ensure_ascii=False) + "\n"
+
+
+def digest_of_fields(fields: Mapping[str, Any]) -> str:
+    """Return the SHA-256 over all fields but `sha256`, however they are laid out."""
+    rest = {name: value for name, value in fields.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check nnfront.json. Raises LoadError: no artefact, another schema, damaged, or written by something else."""
+    file = folder / MANIFEST
+    if not is_artefact(folder):
+        raise LoadError(
+            f"{folder} is not an nnfront artefact: it has no {MANIFEST}",
+            help="session.save(DIR) or `nnfront export` makes one",
+        )
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise LoadError(f"{file} is not a manifest: it has more than {_MAX_BYTES >> 20} MB")
+        fields = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{file} is damaged: it is not JSON", details=[str(error)[:200]]) from None
+    except OSError as error:
+        raise LoadError(f"{file} cannot be read: {error.strerror}") from error
+    return _Reader(file).manifest(fields)
+
+
+class _Reader:
+    """Turns JSON into a manifest; whatever is not as it must be is an error that names the field."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def manifest(self, fields: Any) -> Manifest:
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise LoadError(f"{self.file} is not the manifest of an nnfront artefact")
+        self.check_schema(fields)
+        missing = [key for key in _KEYS if key not in fields]
+        if missing:
+            self.fail(f"it has no {', '.join(map(repr, missing))}")
+        unknown = [key for key in fields if key not in _KEYS]
+        if unknown:
+            self.fail(f"schema {fields['schema']} has no {', '.join(map(repr, unknown))}")
+        try:
+            digest = digest_of_fields(fields)
+        except (ValueError, RecursionError) as error:  # text that is no text: a lone surrogate
+            self.fail(str(error))
+        if digest != fields["sha256"]:
+            self.fail("its sha256 is not that of its other fields")
+        return Manifest(
+            self.text(fields["target"], "target"),
+            self.table(fields["methods"], "methods", self.text),
+            self.table(fields["dims"], "dims", self.count),
+            self.files(fields["files"]),
+            {
+                origin: self.table(names, f"weights.{origin}", self.text)
+                for origin, names in self.mapping(fields["weights"], "weights").items()
+            },
+            self.table(fields["orders"], "orders", self.numbers),
+            None if fields["llm"] is None else self.llm(fields["llm"]),
+            self.text(fields["nnfront"], "nnfront"),
+        )
+
+    def check_schema(self, fields: Mapping[str, Any]) -> None:
+        schema = fields.get("schema")
+        if type(schema) is not int or schema < 1:
+            self.fail(f"its schema is {_shown(schema)}, expected a number from 1")
+        if schema > SCHEMA:
+            raise LoadError(
+                f"{self.file.parent} was made by a newer nnfront",
+                details=[
+                    f"got schema {schema}, written by nnfront {_shown(fields.get('nnfront'))}",
+                    f"expected schema {SCHEMA}: this is nnfront {nnfront.__version__}",
+                ],
+                help="upgrade nnfront, or export the model again with this one",
+            )
+
+    def fail(self, what: str) -> NoReturn:
+        raise LoadError(
+            f"{self.file} is damaged: {what}", help="copy the artefact again, or export the model again"
+        )
+
+    def mapping(self, value: Any, where: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail(f"{where} is {_shown(value)}, expected an object")
+        return value
+
+    def table(self, value: Any, where: str, read: Any) -> dict[str, Any]:
+        return {name: read(item, f"{where}.{name}") for name, item in self.mapping(value, where).items()}
+
+    def text(self, value: Any, where: str) -> str:
+        if not isinstance(value, str):
+            self.fail(f"{where} is {_shown(value)}, expected a text")
+        return value
+
+    def count(self, value: Any, where: str) -> int:
+        if type(value) is not int or not 0 <= value < 2**63:
+            self.fail(f"{where} is {_shown(value)}, expected a number from 0 to 2**63 - 1")
+        return value
+
+    def hex(self, value: Any, where: str, digits: int) -> str:
+        if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+            self.fail(f"{where} is {_shown(value)}, expected {digits} hex digits")
+        return value
+
+    def numbers(self, value: Any, where: str) -> tuple[int, ...]:
+        if not isinstance(value, list):
+            self.fail(f"{where} is {_shown(value)}, expected a list")
+        return tuple(self.count(item, where) for item in value)
+
+    def llm(self, value: Any) -> TextModel:
+        fields = self.mapping(value, "llm")
+        if sorted(fields) != ["eos_token_ids", "max_position_embeddings", "model_type", "vocab_size"]:
+            self.fail(f"llm has {_shown(sorted(fields))}")
+        return TextModel(
+            self.text(fields["model_type"], "llm.model_type"),
+            self.count(fields["max_position_embeddings"], "llm.max_position_embeddings"),
+            self.count(fields["vocab_size"], "llm.vocab_size"),
+            self.numbers(fields["eos_token_ids"], "llm.eos_token_ids"),
+        )
+
+    def files(self, value: Any) -> dict[str, Digest]:
+        found = {}
+        for name, item in self.mapping(value, "files").items():
+            where = f"files.{name}"
+            if not re.fullmatch(r"(kernels/)?[\w][\w. +-]*", name) or name == MANIFEST:
+                self.fail(f"{_shown(name)} cannot be a file of an artefact")
+            fields = self.mapping(item, where)
+            if sorted(fields) != ["bytes", "crc32", "sha256"]:
+                self.fail(f"{where} has {_shown(sorted(fields))}")
+            size = self.count(fields["bytes"], f"{where}.bytes")
+            crcs = fields["crc32"]
+            if not isinstance(crcs, list) or len(crcs) != -(-size // BLOCK_BYTES):
+                self.fail(f"{where}.crc32 must have an entry for every {BLOCK_BYTES >> 20} MB")
+            found[name] = Digest(
+                size,
+                self.hex(fields["sha256"], f"{where}.sha256", 64),
+                tuple(int(self.hex(crc, f"{where}.crc32", 8), 16) for crc in crcs),
+            )
+        return found
+
+
+def _llm_fields(llm: TextModel) -> dict[str, Any]:
+    return {
+        "model_type": llm.model_type,
+        "max_position_embeddings": llm.max_position_embeddings,
+        "vocab_size": llm.vocab_size,
+        "eos_token_ids": list(llm.eos_token_ids),
+    }
+
+
+def _digest_fields(digest: Digest) -> dict[str, Any]:
+    return {
+        "bytes": digest.size_bytes,
+        "sha256": digest.sha256,
+        "crc32": [f"{crc:08x}" for crc in digest.crc32],
+    }
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return fields
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

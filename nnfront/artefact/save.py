@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A compiled model and its weights into an artefact: from values in memory, or streamed from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from nnfront.artefact.folder import write_artefact
+from nnfront.artefact.manifest import Manifest, TextModel
+from nnfront.artefact.tensor_names import (
+    Places,
+    Values,
+    as_tensor,
+    memory_order,
+    permuted,
+    place_weights,
+    renamed,
+    tensor_type,
+    tensors_of,
+    used_transforms,
+    weight_types,
+)
+from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.dims import Symbol, evaluate
+from nnfront.ir import IRModule, TensorType, admit, release, type_text
+from nnfront.lower import MethodProgram, Program
+from nnfront.transform.plan import plan_transform
+from nnfront.transform.run import stream_transform, weight_dims
+from nnfront.weights.bound_checkpoint import BoundWeights, stored_type
+from nnfront.weights.write import SHARD_BYTES
+from nnfront.weights.write_transformed import result_types
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What an artefact may hold beyond program and weights: what it takes to generate text, and files to copy."""
+
+    text: TextModel | None = None
+    files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to write: the size of shards, for which sizes of calls kernels are compiled, and who is told what.
+
+    `sizes` are numbers by the name of a dim, and of `earlier`, how many tokens a cache holds; for others it is all that kernels tell
+    apart; `compiled` is told how many kernels of how many are compiled. `plan` is told the most memory, in bytes, that the weights will take at once, before anything is written; `progress` how
+    many bytes of how many are written; `phase` the name of each phase when it ends.
+    """
+
+    shard_bytes: int = SHARD_BYTES
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    compiled: Callable[[int, int], None] | None = None
+    plan: Callable[[int], None] = lambda peak_bytes: None
+    progress: Callable[[int, int], None] | None = None
+    phase: Callable[[str], None] = lambda name: None
+
+
+_DEFAULT = Options()
+
+
+def save_values(
+    folder: Path,
+    ir: IRModule,
+    program: Program,
+    values: Values,
+    dims: Mapping[Symbol, int],
+    extras: Extras,
+    options: Options = _DEFAULT,
+    kernels: Ahead | None = None,
+) -> None:
+    """Write weights that are in memory; `values` are those of each origin. Raises LoadError as `write_artefact` does."""
+    places = place_weights(program, dims)
+    types = {name: stored_type(tensor) for name, tensor in tensors_of(program, places, values)}
+    orders = {name: memory_order(tensor) for name, tensor in tensors_of(program, places, values)}
+    contents = _Contents(places, types, orders, tensors_of(program, places, values), dims)
+    _write(folder, ir, program, contents, extras, options, kernels)
+
+
+def save_stream(
+    folder: Path,
+    ir: IRModule,
+    program: Program,
+    source: BoundWeights,
+    extras: Extras,
+    options: Options = _DEFAULT,
+    kernels: Ahead | None = None,
+) -> None:
+    """Write weights as their transforms make them from a checkpoint: each is written and let go of before the next is begun.
+
+    Raises LoadError as `write_artefact` does, and if a weight cannot be read.
+    """
+    transforms = used_transforms(program)
+    options.plan(max((plan_transform(t, source).peak_bytes for t in transforms.values()), default=0))
+    dims = source.found.dims
+    places = place_weights(program, dims)
+    names = _first_of_each(places)
+    types = {
+        stored: TensorType(tuple(evaluate(size, dims) for size in type.shape), type.dtype)
+        for stored, type in _raw_types(program, names).items()
+    }
+    orders: dict[str, tuple[int, ...]] = {}
+    for origin, transform in transforms.items():
+        found = result_types(transform, weight_dims(transform, source))
+        types |= {stored: found[name] for name, stored in names[origin].items()}
+        planned = _planned_orders(transform, source)
+        orders |= {stored: planned[name] for name, stored in names[origin].items() if name in planned}
+    contents = _Contents(places, types, orders, _streamed(program, names, source), dims)
+    _write(folder, ir, program, contents, extras, options, kernels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Contents:
+    """What is to be stored: types and orders of tensors by name, the tensors, and the sizes that weights have said."""
+
+    places: Places
+    types: Mapping[str, TensorType]
+    orders: Mapping[str, tuple[int, ...]]
+    tensors: Iterable[tuple[str, torch.Tensor]]
+    dims: Mapping[Symbol, int]
+
+
+def _write(
+    folder: Path,
+    ir: IRModule,
+    program: Program,
+    contents: _Contents,
+    extras: Extras,
+    options: Options,
+    kernels: Ahead | None,
+) -> None:
+    orders = {name: order for name, order in contents.orders.items() if order != tuple(range(len(order)))}
+    manifest = Manifest(
+        program.target,
+        {name: _signature(method) for name, method in program.methods.items()},
+        {symbol.name: number for symbol, number in contents.dims.items() if not symbol.uid},
+        {},
+        renamed(contents.places),
+        orders,
+        extras.text,
+    )
+    text = release(ir)
+    admit(text)  # what could not be read back is better refused now
+    write_artefact(
+        folder,
+        manifest,
+        text,
+        {name: permuted(t, orders.get(name, range(t.ndim))) for name, t in contents.types.items()},
+        ((name, t.permute(orders[name]) if name in orders else t) for name, t in contents.tensors),
+        kernels=kernels,
+        copies=extras.files,
+        shard_bytes=options.shard_bytes,
+        progress=options.progress,
+        phase=options.phase,
+    )
+
+
+def _signature(method: MethodProgram) -> str:
+    arguments = ", ".join(f"{a.name}: {type_text(a.type)}" for a in method.arguments)
+    return f"{method.name}({arguments})"
+
+
+def _first_of_each(places: Places) -> dict[str, dict[str, str]]:
+    """The places without those of tensors that an earlier one stores."""
+    done: set[str] = set()
+    found: dict[str, dict[str, str]] = {}
+    for origin, names in places.items():
+        found[origin] = {}
+        for name, stored in names.items():
+            if stored not in done:
+                done.add(stored)
+                found[origin][name] = stored
+    return found
+
+
+def _raw_types(program: Program, names: Places) -> dict[str, TensorType]:
+    types = weight_types(program)[""]
+    return {stored: tensor_type(types[name]) for name, stored in names[""].items()}
+
+
+def _streamed(program: Program, names: Places, source: BoundWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, stored in names[""].items():
+        yield stored, source.tensor(name)
+    types = weight_types(program)
+    for origin, transform in used_transforms(program).items():
+        for name, value in stream_transform(transform, source, only=names[origin]):
+            yield names[origin][name], as_tensor(types[origin][name], value)
+            del value  # or it would live until the next result is there
+
+
+class _Shapes:
+    """A source of tensors without data: what is made of them has strides and nothing else."""
+
+    def __init__(self, source: BoundWeights) -> None:
+        self.source = source
+
+    def info(self, name: str) -> TensorType:
+        """Return the type of a weight."""
+        return self.source.info(name)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a weight, on the meta device."""
+        type = self.info(name)
+        return torch.empty([int(n) for n in type.shape], dtype=getattr(torch, type.dtype), device="meta")
+
+    def joined(self, names: Sequence[str]) -> torch.Tensor:
+        """Return weights one after another."""
+        return torch.cat([self.tensor(name).reshape(-1) for name in names])
+
+    def copied_bytes(self, names: Sequence[str]) -> int:
+        """Nothing is copied."""
+        return 0
+
+
+def _planned_orders(transform: MethodProgram, source: BoundWeights) -> dict[str, tuple[int, ...]]:
+    """Return in which order each result's axes will lie in memory, so that it is stored as it would be held.
+
+    Results behind a kernel that needs data have none: they are stored row by row, which is as right, and only another layout.
+    """
+    found = {}
+    try:
+        for name, value in stream_transform(transform, _Shapes(source)):
+            if isinstance(value, torch.Tensor):
+                found[name] = memory_order(value)
+    except (NotImplementedError, RuntimeError):
+        pass
+    return found

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Backend`: what runs programs on one kind of device, as one value.
+
+A back end is an instance of a subclass, listed under its name as an entry point `nnfront.backends` (`registry` finds it). What it does not
+override is what a CPU needs with nothing but the ops' torch references: tensors stay where they are, instructions run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeAlias
+
+import torch
+
+from nnfront.backends.select import Maker, Rule
+from nnfront.dims import Symbol
+from nnfront.lower import Instruction, MethodProgram, Program, Slot
+from nnfront.memory.allocations import MemoryPolicy
+
+Frame: TypeAlias = list[Any]
+Step: TypeAlias = Callable[[Frame], None]
+Pair: TypeAlias = tuple[Step, Instruction | None]
+
+Upload: TypeAlias = Callable[[str, Any], Any]
+"""A weight's name and value to the value that methods run with."""
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Told how many of how many are done."""
+
+
+_NOTHING = nullcontext()
+
+
+class Capture(Protocol):
+    """Runs a method's calls, some of them as what was captured of earlier ones."""
+
+    def __call__(self, loaded: object, frame: Frame, result: Callable[[Frame], Any]) -> Any:
+        """Run a call whose arguments and dims are in the frame, and return its result."""
+
+
+class Backend:
+    """What runs programs on one kind of device.
+
+    name           what `compile(target=...)` calls it;  archs  what may follow it after a colon
+    passes         what it does to the IR before lowering, in order
+    kernels        by name, what binds them;  rules  which of them run a call, asked in order
+    captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
+    """
+
+    name: str
+    archs: Sequence[str] = ()
+    passes: Sequence[Any] = ()
+    kernels: Mapping[str, Maker] = {}
+    rules: Sequence[Rule] = ()
+    captures = False
+
+    def device(self, target: str) -> torch.device:
+        """Where the tensors of a target's programs live. Raises LoadError if there is no such device here."""
+        return torch.device("cpu")
+
+    def page_sizes(self, target: str) -> tuple[int, ...] | None:
+        """How many tokens a page of a cache may hold; None if the kernels take any number."""
+        return None
+
+    def memory(self, target: str) -> MemoryPolicy:
+        """What kernels that are more than a reference allocate while they run, and how caches with a window are kept."""
+        return MemoryPolicy({})
+
+    def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
+        """Return the steps of a method, those that can run as one call joined."""
+        return list(pairs)
+
+    def capture(
+        self, program: MethodProgram, device: torch.device, run: Callable[[Frame], None]
+    ) -> Capture | None:
+        """Return what captures and replays a method's calls; None if they just run."""
+        return None
+
+    def why_not_captured(self, program: MethodProgram) -> str:
+        """Say which instruction of a method cannot be captured and why; "" if all can, or if nothing is captured anyway."""
+        return ""
+
+    def notes(self, program: Program) -> Iterator[str]:
+        """Lines for `explain` below the table of instructions."""
+        return iter(())
+
+    def upload(
+        self, target: str, progress: Progress | None = None, total: int = 0
+    ) -> AbstractContextManager[Upload]:
+        """Give a function that puts weights where the kernels read them. What it returns is there when the block has ended."""
+        return nullcontext(lambda name, value: value)
+
+    uploads = False
+    """Whether `upload` does anything: weights that are mapped from files may stay so."""
+
+    def compile_ahead(
+        self,
+        program: Program,
+        known: Mapping[Symbol, int],
+        sizes: Mapping[str, Sequence[int]] | None = None,
+        progress: Progress | None = None,
+        *,
+        draws: bool = False,
+    ) -> Any:
+        """Return all kernels that a program may launch, compiled for the architecture that its target names; None if it names none."""
+        return None
+
+    def launcher(self, compiled: Any, device: torch.device) -> Any:
+        """Return what launches kernels that `compile_ahead` has made; None if they are not needed here."""
+        return None
+
+    def launching(self, launcher: Any) -> AbstractContextManager[object]:
+        """Let kernels be launched by a launcher inside of this, in this thread; None: by what compiles them here."""
+        return _NOTHING

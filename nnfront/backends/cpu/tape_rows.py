@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the calls of kernels in C are written down, for `sequence` to run many of them as one.
+
+A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of its method in `native.pyi`. A place is
+bytes behind one of the addresses that a sequence is given when it runs. There is a function for each kernel that can be written so; it says where
+operands lie, and finds a place for the result.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+from nnfront.backends.cpu import quantized_linear as quantized
+from nnfront.backends.cpu.activations import GATES, activation_name
+from nnfront.backends.cpu.decode_attention import FEW_ROTATED, MOST, VECTOR, sees_all
+from nnfront.backends.cpu.extension import KERNELS
+from nnfront.backends.cpu.gemv import FEW_ROWS
+from nnfront.backends.cpu.kernels import gated_few_rows
+from nnfront.backends.cpu.norm import FEW
+from nnfront.lower import Run
+from nnfront.state.layer import CacheLayer
+
+# As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
+ROW, OFFSET_BITS = 20, 40
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes behind one of the addresses of a call."""
+
+    index: int
+    offset: int = 0
+
+    def __add__(self, count: int) -> Place:
+        return Place(self.index, self.offset + count)
+
+
+# The first two addresses of each call: none, and the memory of values that do not outlive it.
+NOWHERE, MEMORY = Place(0), 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor in one piece, which may be a part of a larger one: then `whole` is where that is."""
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.bfloat16
+    whole: Place | None = None
+
+    @property
+    def base(self) -> Place:
+        return self.whole or self.place
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerValue:
+    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the addresses too."""
+
+    layer: CacheLayer
+    first: int
+
+    def place(self, index: int) -> Place:
+        return Place(self.first + index)
+
+
+class Refused(Exception):
+    """The kernels in C are not for these operands."""
+
+
+def _demand(is_right: bool) -> None:
+    if not is_right:
+        raise Refused
+
+
+@dataclass
+class Writer:
+    """Writes the rows of a sequence and finds places for its values. `outlive` are the slots of values that the call returns."""
+
+    threads: int
+    outlive: Mapping[int, int]
+    rows: list[list[int]] = field(default_factory=list)
+    returned: dict[int, Value] = field(default_factory=dict)
+    size: int = 0
+    _free: list[tuple[int, int]] = field(default_factory=list)
+    # By offset: bytes, and how many slots hold them.
+    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def call(self, kernel: str, *numbers: int | float | Place) -> None:
+        """Add a call."""
+        assert len(numbers) == KERNELS[kernel]
+        mask, row = 0, []
+        for i, number in enumerate(numbers):
+            if isinstance(number, Place):
+                mask |= 1 << i
+                number = number.index << OFFSET_BITS | number.offset
+            elif isinstance(number, float):
+                (number,) = struct.unpack("<I", struct.pack("<f", number))
+            row.append(int(number))
+        row += [0] * (ROW - 2 - len(row))
+        self.rows.append([list(KERNELS).index(kernel), mask, *row])
+
+    def make(self, slot: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Value:
+        """Find a place for what is to be in a slot."""
+        if slot in self.outlive:
+            self.returned[slot] = Value(Place(self.outlive[slot]), tuple(shape), dtype)
+            return self.returned[slot]
+        made = Value(NOWHERE, tuple(shape), dtype)
+        return Value(self.take(made.nbytes), made.shape, dtype)
+
+    def take(self, count: int) -> Place:
+        """Find a place for bytes, no two the same."""
+        count = max(-(-count // ALIGNMENT), 1) * ALIGNMENT
+        fitting = [piece for piece in self._free if piece[0] >= count]
+        if fitting:
+            piece = min(fitting)
+            self._free.remove(piece)
+            count, offset = piece
+        else:
+            offset, self.size = self.size, self.size + count
+        self._held[offset] = (count, 1)
+        return Place(MEMORY, offset)
+
+    def hold(self, place: Place) -> None:
+        """Say that one more slot has the value at a place."""
+        if place.index == MEMORY:
+            count, slots = self._held[place.offset]
+            self._held[place.offset] = count, slots + 1
+
+    def release(self, place: Place) -> None:
+        """Say that one slot less does."""
+        if place.index == MEMORY:
+            count, slots = self._held.pop(place.offset)
+            if slots > 1:
+                self._held[place.offset] = count, slots - 1
+            else:
+                self._free.append((count, place.offset))
+
+
+Operand: TypeAlias = Any  # Value, LayerValue or None
+Write: TypeAlias = Callable[..., Sequence[Operand]]
+
+
+def _few(x: Value, columns: int, most: int) -> int:
+    """The rows of x, if they are few and in bfloat16."""
+    rows = prod(x.shape) // max(columns, 1)
+    _demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
+    return rows
+
+
+def _place(value: Value | None) -> Place:
+    return NOWHERE if value is None else value.place
+
+
+def _product(
+    writer: Writer,
+    run: Run,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    scale: None = None,
+    added: Value | None = None,
+) -> Sequence[Operand]:
+    assert FEW_ROWS is not None
+    outputs, columns = weight.shape
+    rows = _few(x, columns, FEW_ROWS.most)
+    is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
+    _demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
+    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
+    operands = (weight.place, x.place, _place(bias), _place(added), y.place)
+    writer.call("multiply", *operands, rows, columns, outputs, is_wide, writer.threads)
+    return (y,)
+
+
+def _gated(writer: Writer, run: Run, x: Value, weight: Value, bias: Value | None) -> Sequence[Operand]:
+    _demand(gated_few_rows(run) is not None)
+    assert FEW_ROWS is not None
+    outputs, columns = weight.shape[0] // 2, weight.shape[1]
+    rows, gate = _few(x, columns, FEW_ROWS.most), GATES.index(activation_name(run))
+    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs))
+    operands = (weight.place, x.place, _place(bias), y.place)
+    writer.call("multiply_gated", *operands, rows, columns, outputs, gate, writer.threads)
+    return (y,)
+
+
+def _quantized(
+    writer: Writer,
+    run: Run,
+    x: Value,
+    weight: Value,
+    scales: Value,
+    zeros: Value | None,
+    bias: Value | None,
+    scale: Value | None = None,
+    added: Value | None = None,
+) -> Sequence[Operand]:
+    """A product with codes; in a gated one gate and up next to each other, then what they give."""
+    few, is_gated = quantized.few_rows(run), run.kernel.endswith("gated_product")
+    _demand(scale is None and (is_gated or quantized.only_adds(run)))
+    _demand(not is_gated or activation_name(run) in GATES)
+    if few is None:
+        raise Refused
+    columns, outputs = x.shape[-1], weight.shape[0]
+    rows = _few(x, columns, few.most)
+    _demand(scales.dtype == few.scales and (zeros is not None) == few.has_zeros)
+    _demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
+    _demand(added is None or added.shape == (*x.shape[:-1], outputs))
+    if is_gated:
+        both = Value(writer.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
+    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
+    to = both.place if is_gated else y.place
+    operands = (weight.place, scales.place, _place(zeros), x.place, _place(bias), _place(added), to)
+    sizes = (rows, columns, outputs, few.group or 0)
+    writer.call("multiply_quantized", few.index, *operands, *sizes, writer.threads)
+    if is_gated:
+        writer.call("gate", to, y.place, rows, outputs // 2, GATES.index(activation_name(run)))
+        writer.release(to)
+    return (y,)
+
+
+def _norm(writer: Writer, run: Run, x: Value, weight: Value | None, bias: None) -> Sequence[Operand]:
+    return _norm_of_sum(writer, run, x, None, weight, bias)
+
+
+def _norm_of_sum(
+    writer: Writer, run: Run, x: Value, added: Value | None, weight: Value | None, bias: None
+) -> Sequence[Operand]:
+    _demand(weight is not None and weight.dtype == torch.bfloat16)
+    assert weight is not None
+    rows = _few(x, x.shape[-1], FEW // max(x.shape[-1], 1))
+    y, total = writer.make(run.outputs[0], x.shape), None
+    if added is not None:
+        total = (
+            writer.make(run.outputs[1], x.shape)
+            if len(run.outputs) == 2
+            else Value(writer.take(x.nbytes), x.shape)
+        )
+    epsilon = float(run.attrs.get("epsilon", 1e-5))
+    operands = (x.place, _place(added), _place(total), weight.place, y.place)
+    writer.call("rms_norm", *operands, rows, x.shape[-1], epsilon)
+    if total is not None and len(run.outputs) == 1:
+        writer.release(total.place)
+    return (y,) if total is None or len(run.outputs) == 1 else (y, total)
+
+
+def _rope(writer: Writer, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
+    batch, seq, heads, size = x.shape
+    rows = batch * seq
+    _demand(x.dtype == torch.bfloat16 and cos.dtype == torch.float32 and cos.shape[-1] == size)
+    _demand(0 < prod(x.shape) <= FEW_ROTATED and prod(cos.shape) in (size, rows * size))
+    y, next_table = writer.make(run.outputs[0], x.shape), 0 if prod(cos.shape) == size else size
+    operands = (x.place, cos.place, sin.place, y.place)
+    writer.call("rotate", *operands, rows, heads, size, heads * size, next_table)
+    return (y,)
+
+
+def _attention(
+    writer: Writer, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: None
+) -> Sequence[Operand]:
+    batch, seq, heads, size = q.shape
+    _demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
+    strides = tuple(prod(t.shape[1:]) for t in (q, k, v))
+    places = (q.place, k.place, v.place)
+    return _append_and_attend(writer, run, layer, places, strides, (batch, heads, k.shape[2], size))
+
+
+def _qkv_attention(
+    writer: Writer, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
+) -> Sequence[Operand]:
+    """One token, by the places that `one_token.attend_rotated` has."""
+    heads, groups = run.attrs["heads"], run.attrs["groups"]
+    batch, seq, width = qkv.shape
+    size = width // (heads + 2 * groups)
+    _demand(seq == 1 and qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32)
+    _demand(prod(cos.shape) in (size, batch * size))
+    item, rotated_width = qkv.dtype.itemsize, (heads + groups) * size
+    rotated = writer.take(batch * rotated_width * item)
+    next_table = 0 if prod(cos.shape) == size else size
+    operands = (qkv.place, cos.place, sin.place, rotated)
+    writer.call("rotate", *operands, batch, heads + groups, size, width, next_table)
+    places = (rotated, rotated + heads * size * item, qkv.place + rotated_width * item)
+    strides = (rotated_width, rotated_width, width)
+    made = _append_and_attend(writer, run, layer, places, strides, (batch, heads, groups, size))
+    writer.release(rotated)
+    return made
+
+
+def _append_and_attend(
+    writer: Writer,
+    run: Run,
+    layer: LayerValue,
+    places: tuple[Place, Place, Place],
+    strides: tuple[int, ...],
+    sizes: tuple[int, int, int, int],
+) -> Sequence[Operand]:
+    """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups and size."""
+    batch, heads, groups, size = sizes
+    _demand(batch > 0 and size % VECTOR == 0 and 0 < size <= MOST)
+    _demand(sees_all(layer.layer, run.attrs.get("window")))
+    y = writer.make(run.outputs[0], (batch, 1, heads, size))
+    window = min((w for w in (run.attrs.get("window"), layer.layer.window) if w is not None), default=0)
+    scale = run.attrs.get("scale")
+    writer.call(
+        "append_and_attend",
+        *places,
+        *(layer.place(i) for i in range(3)),
+        y.place,
+        batch,
+        groups,
+        heads // groups,
+        size,
+        layer.place(3),
+        window,
+        *strides,
+        writer.threads,
+        float(size**-0.5 if scale is None else scale),
+    )
+    return (y, layer)
+
+
+def _reshape(writer: Writer, run: Run, x: Value, *, shape: Sequence[int]) -> Sequence[Operand]:
+    """The same bytes."""
+    count, known = prod(x.shape), prod(size for size in shape if size != -1)
+    writer.hold(x.base)
+    shape = tuple(count // known if size == -1 else size for size in shape)
+    return (Value(x.place, shape, x.dtype, x.base),)
+
+
+def _split(
+    writer: Writer, run: Run, x: Value, *, indices_or_sections: int | Sequence[int], axis: int
+) -> Sequence[Operand]:
+    """Parts of one row, each in one piece."""
+    *outer, width = x.shape
+    _demand(prod(outer) == 1 and axis == len(outer))
+    if isinstance(indices_or_sections, int):
+        _demand(width % indices_or_sections == 0)
+        starts = list(range(0, width, width // indices_or_sections))
+    else:
+        starts = [0, *indices_or_sections]
+    _demand(sorted(starts) == starts and starts[-1] <= width)
+    parts = []
+    for start, end in pairwise([*starts, width]):
+        writer.hold(x.base)
+        place = x.place + start * x.dtype.itemsize
+        parts.append(Value(place, (*outer, end - start), x.dtype, x.base))
+    return parts
+
+
+VIEWS: Mapping[str, Write] = {"reshape": _reshape, "split": _split}
+"""Instructions that do nothing: their results are places in their operands. Their attributes are passed by name."""
+
+WRITERS: Mapping[str, Write] = {
+    "linear_bfloat16": _product,
+    "linear_wide": _product,
+    "finished_product": _product,
+    "gated_product": _gated,
+    **{f"{name}_{kind}": _quantized for name in quantized.KINDS for kind in ("product", "gated_product")},
+    "rms_norm_last": _norm,
+    "rms_norm_of_sum": _norm_of_sum,
+    "rope_rotated": _rope,
+    "qkv_attention": _qkv_attention,
+    "attention_cached": _attention,
+    **VIEWS,
+}
+"""For each kernel that sequences have: how its calls are written. It raises Refused for operands that it is not for."""

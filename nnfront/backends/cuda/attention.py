@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on CUDA: launches of `nnfront_kernels`. `nnfront.backends.cuda.attention_rules` says when each is used.
+
+The host reserves room for the new tokens; where they go and how many came before, the kernels read on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nnfront.backends.cuda.kernel_package import kernel_module
+from nnfront.lower import Run
+from nnfront.state.layer import CacheLayer
+from nnfront.state.lengths import Lengths
+
+# Lengths up to this are all alike.
+LEAST_CLASS = 128
+
+
+def length_class(longest: int) -> int:
+    """The power of two up to which lengths are alike: how many blocks share a sequence depends on it alone."""
+    return max(1 << max(longest - 1, 0).bit_length(), LEAST_CLASS)
+
+
+def _options(run: Run) -> dict[str, Any]:
+    """What the kernels take besides tensors, but for the window."""
+    names = {"scale": "scale", "softcap": "soft_cap"}
+    return {names[name]: value for name, value in run.attrs.items() if name in names}
+
+
+def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
+    """Rotate q and k, if there is anything to rotate by, append k and v, attend."""
+    append, decode, prefill = map(kernel_module, ("rope_append", "attention_decode", "attention_prefill"))
+    options, interleaved = _options(run), run.attrs.get("interleaved", False)
+    own_window = run.attrs.get("window")
+
+    def attend(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        layer: CacheLayer,
+        sinks: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, CacheLayer]:
+        batch, seq, heads, _ = q.shape
+        before = layer.lengths
+        earlier = before.counts()
+        stored = layer.reserve(seq)
+        where = stored.keys, stored.values
+        window = min((w for w in (own_window, layer.window) if w is not None), default=None)
+        there = {
+            "pages": stored.pages,
+            "key_scales": stored.key_scales,
+            "value_scales": stored.value_scales,
+        }
+        given = {**options, **there, "window": window, "sinks": sinks}
+        q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
+        if seq == 1:
+            now = layer.lengths
+            longest = min(length_class(now.longest), layer.max_seq)
+            y = decode.launch(q[:, 0], *where, now.counts(), longest=longest, **given)
+        else:
+            tokens = q.reshape(batch * seq, heads, q.shape[3])
+            y = prefill.launch(tokens, *where, before.starts(seq), longest=seq, before=earlier, **given)
+        return y.view(batch, seq, heads, y.shape[-1]), layer
+
+    return attend
+
+
+def _without_cache(run: Run) -> Callable[..., torch.Tensor]:
+    """Rotate q and k, if there is anything to rotate by, and attend."""
+    rope, prefill = map(kernel_module, ("rope", "attention_prefill"))
+    interleaved = run.attrs.get("interleaved", False)
+    options = {
+        **_options(run),
+        "window": run.attrs.get("window"),
+        "causal": run.attrs.get("is_causal", True),
+    }
+
+    def attend(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cos: torch.Tensor | None,
+        sin: torch.Tensor | None,
+        cache: None,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        batch, seq = q.shape[:2]
+        if cos is not None:
+            q, k = rope.launch(q, k, cos, sin, interleaved=interleaved)
+        tokens = (part.reshape(batch * seq, *part.shape[2:]) for part in (q, k, v))
+        y = prefill.launch(
+            *tokens, Lengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options
+        )
+        result: torch.Tensor = y.view(batch, seq, *y.shape[1:])
+        return result
+
+    return attend
+
+
+def _attention(run: Run) -> Callable[..., Any]:
+    """Either of the two, by whether there is a cache: q [batch, seq, heads, size]."""
+    cached, alone = _with_cache(run), _without_cache(run)
+
+    def attend(q: Any, k: Any, v: Any, cos: Any, sin: Any, layer: CacheLayer | None, sinks: Any) -> Any:
+        return (alone if layer is None else cached)(q, k, v, cos, sin, layer, sinks)
+
+    return attend
+
+
+def _qkv_attention(run: Run) -> Callable[..., Any]:
+    attend = _attention(run)
+    heads, groups = run.attrs["heads"], run.attrs["groups"]
+
+    def triton_qkv_attention(
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer: CacheLayer | None,
+        sinks: torch.Tensor | None,
+    ) -> Any:
+        parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)
+        q, k, v = torch.split(parts, [heads, groups, groups], 2)
+        return attend(q, k, v, cos, sin, layer, sinks)
+
+    return triton_qkv_attention
+
+
+def _rope_attention(run: Run) -> Callable[..., Any]:
+    attend = _attention(run)
+
+    def triton_rope_attention(
+        q: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: CacheLayer | None,
+        sinks: torch.Tensor | None,
+    ) -> Any:
+        return attend(q, k, v, cos, sin, layer, sinks)
+
+    return triton_rope_attention
+
+
+def _plain_attention(run: Run) -> Callable[..., Any]:
+    attend = _attention(run)
+
+    def triton_attention(
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        layer: CacheLayer | None,
+        sinks: torch.Tensor | None,
+    ) -> Any:
+        return attend(q, k, v, None, None, layer, sinks)
+
+    return triton_attention
+
+
+KERNELS: dict[str, Callable[[Run], Callable[..., Any]]] = {
+    "triton_qkv_attention": _qkv_attention,
+    "triton_rope_attention": _rope_attention,
+    "triton_attention": _plain_attention,
+}

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The back end of a GPU: Triton kernels and torch's, calls of few rows captured as graphs, kernels compiled ahead for a named architecture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from nnfront.backends.backend import Backend, Capture, Frame, Progress, Upload
+from nnfront.backends.cuda import graph_capture, graph_safety, rules, upload
+from nnfront.backends.cuda.ahead import enumerate_kernels, launcher
+from nnfront.backends.cuda.ahead.launcher import launching
+from nnfront.backends.cuda.graphs import Graphs
+from nnfront.backends.cuda.kernel_package import kernel_module
+from nnfront.backends.cuda.table import KERNELS
+from nnfront.backends.cuda.workspace import workspaces_of
+from nnfront.backends.device import CPU, stand_in
+from nnfront.dims import Symbol
+from nnfront.errors import LoadError
+from nnfront.lower import MethodProgram, Program
+from nnfront.memory.allocations import MemoryPolicy
+from nnfront.passes import PIPELINES
+
+
+class CudaBackend(Backend):
+    """Tensors on the current GPU, or on the CPU where Triton interprets kernels."""
+
+    name = "cuda"
+    archs = ("sm_80", "sm_90", "sm_100")
+    passes = PIPELINES["cuda"]
+    kernels = KERNELS
+    rules = rules.CUDA
+    captures = True
+    uploads = True
+
+    def device(self, target: str) -> torch.device:
+        """The current GPU, or the CPU under Triton's interpreter (TRITON_INTERPRET=1).
+
+        Raises LoadError if there is no GPU, or not one of the architecture that the target names.
+        """
+        if (device := stand_in()) is not None:
+            return device
+        if not torch.cuda.is_available():
+            if os.environ.get("TRITON_INTERPRET") == "1":
+                return CPU
+            raise LoadError(
+                f"target {target!r} needs a GPU, and torch finds none",
+                help="compile for 'cpu'; TRITON_INTERPRET=1, set before the start, runs the kernels without a GPU, slowly",
+            )
+        arch = target.partition(":")[2]
+        major, minor = torch.cuda.get_device_capability()
+        if arch and arch != f"sm_{major}{minor}":
+            raise LoadError(
+                f"this program was compiled for {arch}, the GPU here is sm_{major}{minor}",
+                details=[f"GPU: {torch.cuda.get_device_name()}"],
+                help=f"compile it for 'cuda:sm_{major}{minor}', or for 'cuda'",
+            )
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def page_sizes(self, target: str) -> tuple[int, ...] | None:
+        sizes: tuple[int, ...] = kernel_module("cache").PAGES
+        return sizes
+
+    def memory(self, target: str) -> MemoryPolicy:
+        # Kernels find tokens at their positions: no ring.
+        return MemoryPolicy(workspaces_of(self.kernels, target), ring_windows=False)
+
+    def capture(
+        self, program: MethodProgram, device: torch.device, run: Callable[[Frame], None]
+    ) -> Capture | None:
+        recorder = None if graph_safety.why_not(program) else graph_capture.recorder_for(device)
+        return None if recorder is None else Graphs(program, recorder, run)
+
+    def why_not_captured(self, program: MethodProgram) -> str:
+        return graph_safety.why_not(program)
+
+    def notes(self, program: Program) -> Iterator[str]:
+        return graph_safety.recorded(program)
+
+    def upload(
+        self, target: str, progress: Progress | None = None, total: int = 0
+    ) -> AbstractContextManager[Upload]:
+        return upload.sending(self.device(target), progress, total)
+
+    def compile_ahead(
+        self,
+        program: Program,
+        known: Mapping[Symbol, int],
+        sizes: Mapping[str, Sequence[int]] | None = None,
+        progress: Progress | None = None,
+        *,
+        draws: bool = False,
+    ) -> Any:
+        return enumerate_kernels.kernels_of(program, known, sizes, progress, draws=draws)
+
+    def launcher(self, compiled: Any, device: torch.device) -> Any:
+        return launcher.launcher_for(compiled, device)
+
+    def launching(self, launcher: Any) -> AbstractContextManager[object]:
+        return launching(launcher)
+
+
+CUDA = CudaBackend()

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which methods can be recorded: those whose instructions ask the host nothing about values, nor about what a cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nnfront.backends.cuda.attention import KERNELS as ATTENTION
+from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Program, Run
+
+# Rows (tokens of all sequences) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
+ROWS = 256
+# Kernels that do with the layers of a cache only what a `StillLayer` can, besides those of attention.
+STILL = frozenset({"cache_split", "cache_join", "cache_positions", "tuple", *ATTENTION})
+# Kernels that read a result back to the host.
+READ_BACK = {"moe_mlp_sorted", "dim_value", "within"}
+
+
+def why_not(program: MethodProgram) -> str:
+    """Say which instruction of a method, the first one, cannot be recorded and why; "" if all can."""
+    for instruction in program.body.walk():
+        where = f" at {instruction.module}" if instruction.module else ""
+        if isinstance(instruction, Branch):
+            return f"the `if`{where} is decided on the host"
+        if not isinstance(instruction, Run):
+            continue
+        types = (program.slots[slot].type for slot in instruction.inputs)
+        has_cache = any(isinstance(type, (CacheLayerType, CacheType)) for type in types)
+        if has_cache and instruction.kernel not in STILL:
+            return f"{instruction.kernel}{where} asks the host how many tokens the cache holds"
+        if not instruction.is_pure and not has_cache:
+            return f"{instruction.op}{where} acts on the host"
+        if instruction.kernel in READ_BACK:
+            return f"{instruction.kernel}{where} reads a result back to the host"
+    return ""
+
+
+def recorded(program: Program) -> Iterator[str]:
+    """A line for each method of a program for CUDA: whether its calls are recorded, and if not, why not."""
+    if program.target == "cpu":
+        return
+    for method in program.methods.values():
+        reason = why_not(method)
+        yield f"{method.name}: " + (
+            f"not recorded, {reason}" if reason else f"recorded, calls of up to {ROWS} rows"
+        )

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draw tokens where the logits are: one launch for a batch, nothing read back, the same buffers every time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from nnfront.backends.cuda.kernel_package import kernel_module
+
+
+def takes(logits: torch.Tensor) -> bool:
+    """Whether the kernel draws from such logits on the device that they are on: it has not been made for every GPU."""
+    common, kernel = kernel_module("common"), kernel_module("sampling")
+    shape = kernel.SampleShape(*logits.shape)
+    reason = kernel.accepts(shape, common.dtype_name(logits), common.arch_of(logits.device))
+    return reason is None
+
+
+# Ways of drawing whose kernels are compiled ahead, with and without a penalty; values only say what is there.
+COMMON: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 1.0, "top_k": 50},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 50, "top_p": 0.9},
+)
+
+
+def rehearse_draws(logits: torch.Tensor) -> None:
+    """Launch the kernel in each of the common ways; nothing if it does not take such logits."""
+    if not takes(logits):
+        return
+    for given in COMMON:
+        options = {"top_k": None, "top_p": None, "min_p": None, **given}
+        for seen in (None, torch.empty(logits.shape, dtype=torch.bool, device=logits.device)):
+            DeviceSampler(options, 0, penalty=1.1)(logits, seen)
+
+
+class DeviceSampler:
+    """One launch of the kernel `sampling` for each call. Seeds, steps and marks of seen tokens lie on the device and the kernel advances
+    them, so a launch can be captured and replayed.
+
+    Row r counts its steps from r * 2^32 on, so rows draw different numbers from one seed.
+    """
+
+    def __init__(self, options: Mapping[str, Any], seed: int, *, penalty: float = 1.0) -> None:
+        """options: temperature, top_k, top_p and min_p as the kernel has them. seed: any 64 bits."""
+        self._options = dict(options)
+        self._penalty = penalty
+        self._seed = (seed + 2**63) % 2**64 - 2**63
+        self._calls = 0
+        self._buffers: dict[str, Any] = {}
+        self._shape: tuple[int, ...] = ()
+
+    def __call__(self, logits: torch.Tensor, seen: torch.Tensor | None) -> torch.Tensor:
+        """Return one token for each row, float [batch, vocab] to int64 [batch], -1 for a row that has none.
+
+        seen: bool [batch, vocab], the tokens that the penalty is for; what is drawn is added to them.
+        """
+        kernel = kernel_module("sampling")
+        rows = logits if logits.stride(-1) == 1 else logits.contiguous()
+        if rows.shape != self._shape:
+            self._shape = tuple(rows.shape)
+            self._buffers = self._made(kernel, rows)
+        self._calls += 1
+        token: torch.Tensor = kernel.launch(
+            rows,
+            **self._options,
+            **self._buffers,
+            **({} if seen is None else {"seen": seen, "penalty": self._penalty}),
+            advance=True,
+        )
+        return token
+
+    def _made(self, kernel: Any, logits: torch.Tensor) -> dict[str, Any]:
+        """Seeds and steps for a batch, and room for what the kernel gathers."""
+        if not self._options["temperature"]:
+            return {}
+        steps = (torch.arange(len(logits)) << 32) + self._calls
+        state = torch.stack([torch.full_like(steps, self._seed), steps], 1).to(logits.device)
+        limits = (self._options[name] for name in ("top_k", "top_p", "min_p"))
+        if all(limit is None for limit in limits):
+            return {"state": state}
+        return {"state": state, "workspace": kernel.workspace(*logits.shape, logits.device)}

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a program's tensors live."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+_STAND_IN: ContextVar[torch.device | None] = ContextVar("stand_in", default=None)
+
+
+@contextmanager
+def standing_in(device: torch.device) -> Iterator[None]:
+    """Inside of this, in this thread, programs for a GPU have their tensors on another device: on `meta`, nothing is computed."""
+    token = _STAND_IN.set(device)
+    try:
+        yield
+    finally:
+        _STAND_IN.reset(token)
+
+
+def stand_in() -> torch.device | None:
+    """The device that stands in for a GPU in this thread, if one does."""
+    return _STAND_IN.get()
+
+
+def default_device(device: torch.device) -> AbstractContextManager[object]:
+    """Let new tensors be on a device inside of this; the CPU is where they are anyway."""
+    return nullcontext() if device.type == "cpu" else device
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Return a tensor on a device, itself if it is there; anything else as it is."""
+    return value.to(device) if isinstance(value, torch.Tensor) else value

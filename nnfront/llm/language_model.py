@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LLM`: a Hugging Face folder, or an artefact made of one, ready to generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnfront.artefact.folder import read_artefact
+from nnfront.artefact.load import session_of
+from nnfront.artefact.manifest import TextModel
+from nnfront.errors import LoadError, RunError
+from nnfront.llm.hf_folder import compile_folder
+from nnfront.llm.sampling import Sampler, Sampling, tokens_of
+from nnfront.llm.timings import Phases
+from nnfront.llm.tokenizer import Tokenizer, until
+from nnfront.session import Session
+from nnfront.state.cache import Cache
+from nnfront.transform.plan import TransformPlan
+from nnfront.weights.checkpoint import is_artefact
+
+KV_QUANTS = {"fp8": "float8_e4m3fn"}
+"""How keys and values may be kept in fewer bits, and what caches call it."""
+
+# On a GPU caches have room for a multiple of so many tokens, so that one serves several generations.
+SPARE_TOKENS = 1024
+
+
+class LLM:
+    """A language model that generates text. Make one with `LLM.load`.
+
+    `session` runs the methods `logits`, `prefill` and `decode`; `config` is the model file's, or what an artefact keeps of it: at
+    least `max_position_embeddings` and `vocab_size`; `phases` are times so far.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        text: TextModel,
+        config: Any,
+        path: Path,
+        phases: Phases | None = None,
+        kv_quant: str | None = None,
+    ) -> None:
+        """`kv_quant` as for `load`. Raises LoadError for one that there is not."""
+        if kv_quant not in (None, *KV_QUANTS):
+            raise LoadError(
+                f"kv_quant is {kv_quant!r}, expected {' or '.join(map(repr, KV_QUANTS))}, or nothing"
+            )
+        self.session = session
+        self._stored_as = None if kv_quant is None else KV_QUANTS[kv_quant]
+        self.config = config
+        self.path = path
+        self.eos_token_ids = text.eos_token_ids
+        self.phases = phases or Phases()
+        self._tokenizer: Tokenizer | None = None
+        self._spare: Cache | None = None
+
+    @staticmethod
+    def load(
+        path: str | Path,
+        device: str = "cpu",
+        dtype: str | None = None,
+        quant: str | None = None,
+        *,
+        kv_quant: str | None = None,
+        model_file: str | Path | None = None,
+        cache: str | Path | None = None,
+        plan: Callable[[TransformPlan], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> LLM:
+        """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
+
+        dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
+        quant: store the weights of linear layers in 4 bits (`int4`, a scale for 32 of them) or 8 (`int8` or, in floats, `fp8`, a scale for each output).
+        kv_quant: keep keys and values in 8 bits (`fp8`: a float, with a scale for each token and head).
+        model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
+        cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
+        An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
+        plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
+        Raises LoadError if the folder, its architecture or its weights are not what they should be.
+        """
+        if is_artefact(path):
+            if dtype is not None or model_file is not None or quant is not None:
+                raise LoadError(
+                    f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
+                    help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
+                )
+            if cache is not None:
+                raise LoadError(
+                    f"{path} is an artefact: its weights are made already", help="leave the cache out"
+                )
+            return _from_artefact(Path(path), device, kv_quant)
+        phases = Phases()
+        model = compile_folder(path, device, dtype, model_file, phases, quant)
+        cast = dtype is not None
+        if plan is not None:
+            plan(model.executable.plan(model.checkpoint, cast=cast))
+        session = model.executable.load(model.checkpoint, cast=cast, cache=cache, progress=progress)
+        session.extras = model.extras
+        phases.end("load")
+        return LLM(session, model.text, model.config, Path(path), phases, kv_quant)
+
+    def save(self, folder: str | Path) -> None:
+        """Write an artefact that `LLM.load` reads, tokenizer included. Raises LoadError like `Session.save`."""
+        self.session.save(folder)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer. Raises LoadError if it has none."""
+        if self._tokenizer is None:
+            path = self.path / "tokenizer.json"
+            if not path.is_file():
+                raise LoadError(
+                    f"{self.path} has no tokenizer.json, so it takes no text",
+                    help="use generate_ids with token ids, or add the model's tokenizer.json to the folder",
+                )
+            self._tokenizer = Tokenizer(path)
+        return self._tokenizer
+
+    @property
+    def context(self) -> int:
+        """How many tokens a text may have, prompt included."""
+        return int(self.config.max_position_embeddings)
+
+    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device."""
+        result: torch.Tensor = self.session["logits"](ids.to(self.session.device))
+        return result
+
+    def generate(
+        self,
+        prompt: str,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        stream: bool = False,
+        repetition_penalty: float = 1.0,
+    ) -> Any:
+        """Continue a text: the new text only, or with `stream` an iterator over its pieces.
+
+        Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. See `Sampling` for the other
+        parameters. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
+        """
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        if any(not isinstance(s, str) or not s for s in stops):
+            raise RunError(f"stop is {stop!r}, expected a non-empty text or several")
+        if not isinstance(prompt, str):
+            raise RunError(
+                f"the prompt is a {type(prompt).__name__}, expected a text",
+                help="use generate_ids for token ids",
+            )
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
+        ids = torch.tensor(self.tokenizer.encode(prompt), dtype=torch.int64)
+        room = self._room([ids], max_new_tokens)
+        sampler = Sampler(sampling, [ids])
+        pieces = until(self.tokenizer.stream(self._tokens(ids, room, sampler)), stops)
+        return pieces if stream else "".join(pieces)
+
+    def generate_ids(
+        self,
+        ids: torch.Tensor | Sequence[torch.Tensor],
+        max_new_tokens: int = 128,
+        eos_token_id: int | Sequence[int] | None = None,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        repetition_penalty: float = 1.0,
+    ) -> Any:
+        """Continue token ids: int64 [batch, seq] to [batch, new], or a list of 1-D tensors of any lengths to a list.
+
+        Greedy by default. With `eos_token_id` a sequence ends after that token: in a list it is shorter, in a tensor it is filled up with
+        that token. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
+        prompts = list(ids)
+        ends = (
+            []
+            if eos_token_id is None
+            else [eos_token_id]
+            if isinstance(eos_token_id, int)
+            else list(eos_token_id)
+        )
+        self._room(prompts, max_new_tokens)
+        sampler = Sampler(sampling, prompts)
+        rows: list[list[int]] = [[] for _ in prompts]
+        done = [False] * len(prompts)
+        for step in self._steps(prompts, max_new_tokens, sampler):
+            for i, token in enumerate(tokens_of(step)):
+                if not done[i]:
+                    rows[i].append(token)
+                    done[i] = token in ends
+            if all(done):
+                break
+        if not isinstance(ids, torch.Tensor):
+            return [torch.tensor(row, dtype=torch.int64) for row in rows]
+        width = max(map(len, rows))
+        return torch.tensor(
+            [row + [row[-1]] * (width - len(row)) for row in rows], dtype=torch.int64
+        ).reshape(-1, width)
+
+    def _room(self, prompts: Sequence[torch.Tensor], max_new_tokens: int) -> int:
+        """Check that every prompt and what is to come after it fits; return how many tokens may come."""
+        if type(max_new_tokens) is not int or max_new_tokens < 1:
+            raise RunError(f"max_new_tokens is {max_new_tokens!r}, expected an int >= 1")
+        if not prompts:
+            raise RunError("there is no prompt")
+        for i, prompt in enumerate(prompts):
+            which = f"prompt {i}" if len(prompts) > 1 else "the prompt"
+            if not isinstance(prompt, torch.Tensor) or prompt.ndim != 1 or prompt.is_floating_point():
+                raise RunError(f"{which} is not a 1-D integer tensor")
+            if not len(prompt):
+                raise RunError(f"{which} is empty", help="give at least one token")
+            if len(prompt) + max_new_tokens > self.context:
+                raise RunError(
+                    f"{which} does not fit",
+                    details=[
+                        f"got {len(prompt)} tokens and {max_new_tokens} new ones, the context holds {self.context}"
+                    ],
+                    help="shorten the prompt, or ask for fewer new tokens",
+                )
+            if int(prompt.min()) < 0 or int(prompt.max()) >= self.config.vocab_size:
+                raise RunError(f"{which} holds a token outside the vocabulary of {self.config.vocab_size}")
+        return max_new_tokens
+
+    def _tokens(self, prompt: torch.Tensor, room: int, sampler: Sampler) -> Iterator[int]:
+        """Yield new tokens of one sequence up to the model's end token."""
+        for step in self._steps([prompt], room, sampler):
+            (token,) = tokens_of(step)
+            if token in self.eos_token_ids:
+                return
+            yield token
+
+    def _steps(self, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler) -> Iterator[torch.Tensor]:
+        """Yield the next token of every sequence, int64 [batch], `count` times."""
+        with self._cache(len(prompts), max(map(len, prompts)) + count) as cache:
+            yield from self._steps_in(cache, prompts, count, sampler)
+
+    @contextmanager
+    def _cache(self, batch: int, length: int) -> Iterator[Cache]:
+        """An empty cache for sequences of so many tokens.
+
+        On a GPU it is that of the generation before, if that is over and it will do: steps are recorded for the memory of one cache.
+        """
+        if not self.session.backend.captures:
+            yield self.session.make_cache(batch=batch, max_seq=length, stored_as=self._stored_as)
+            return
+        cache, self._spare = self._spare, None
+        if cache is None or cache.batch != batch or cache.max_seq < length:
+            cache = None  # its memory may be needed for the next one
+            room = min(-(-length // SPARE_TOKENS) * SPARE_TOKENS, self.context)
+            cache = self.session.make_cache(batch=batch, max_seq=room, stored_as=self._stored_as)
+        cache.reset()
+        try:
+            yield cache
+        finally:
+            self._spare = cache
+
+    def _steps_in(
+        self, cache: Cache, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler
+    ) -> Iterator[torch.Tensor]:
+        self.phases.start()
+        parts = []
+        first = 0
+        for _, group in groupby(prompts, key=len):
+            same = torch.stack(list(group)).to(self.session.device, torch.int64)
+            rows = cache if len(same) == len(prompts) else cache.rows(first, first + len(same))
+            parts.append(self.session["prefill"](same, rows)[:, -1])
+            first += len(same)
+        token = self._drawn(sampler, torch.cat(parts))
+        self.phases.end("prefill", sum(map(len, prompts)))
+        yield token
+        for _ in range(count - 1):
+            self.phases.start()
+            token = self._drawn(sampler, self.session["decode"](token[:, None], cache)[:, -1])
+            self.phases.end("decode", len(prompts))
+            yield token
+
+    def _drawn(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
+        """The next token of every sequence, by a kernel of the artefact's if it has it."""
+        with self.session.backend.launching(self.session.kernels):
+            return sampler(logits)
+
+
+def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
+    phases = Phases()
+    files = read_artefact(folder)
+    text = files.manifest.llm
+    if text is None:
+        raise LoadError(
+            f"{folder} is an artefact, but of no language model", help="nnfront.load(DIR) loads it"
+        )
+    target = files.manifest.target
+    if device not in (target, target.partition(":")[0]):
+        raise LoadError(
+            f"{folder} was made for the target {target!r}, not for {device!r}",
+            help=f"LLM.load(..., device={target!r}), or export the model again for {device!r}",
+        )
+    phases.end("read")
+    session = session_of(files)
+    phases.end("load")
+    return LLM(session, text, text, folder, phases, kv_quant)

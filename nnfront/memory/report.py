@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a program needs in memory, as a table: weights, caches, and the peak of each method with what is alive then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nnfront import dtypes
+from nnfront.dims import Size
+from nnfront.errors import LowerError
+from nnfront.ir import CacheLayerType, CacheType, TensorType, TupleType, Type
+from nnfront.lower.program import Program
+from nnfront.memory.allocations import MemoryPolicy
+from nnfront.memory.concrete_sizes import Extents, symbols_of
+from nnfront.memory.liveness import layer_of
+from nnfront.memory.plan import MemoryPlan, plan_memory
+
+HEADER = ("method", "arguments", "caches", "values", "workspace", "peak", "arena", "at the peak runs")
+# Buffers that are listed for the peak of the method that needs most.
+LISTED = 8
+
+
+@dataclass(frozen=True)
+class MethodMemory:
+    """Bytes of one method: of the arguments and caches, which the caller holds, and the plan of what a call takes.
+
+    `token` are the bytes of one token in all layers of its caches.
+    """
+
+    arguments: int
+    caches: int
+    plan: MemoryPlan
+    token: int = 0
+
+    @property
+    def workspace(self) -> int:
+        """Bytes of the peak that are workspace of a kernel."""
+        return sum(b.bytes for b in self.plan.at_peak if b.kind == "workspace")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes of a program for given sizes: its weights, once for all methods, and each method. Prints as a table."""
+
+    sizes: Mapping[str, int]
+    weights: int
+    methods: Mapping[str, MethodMemory]
+
+    @property
+    def peak(self) -> int:
+        """The most that a call takes, of any method."""
+        return max((m.plan.peak for m in self.methods.values()), default=0)
+
+    @property
+    def total(self) -> int:
+        """Weights, what is computed at load, the largest cache, and the peak of the method that takes most."""
+        kept = sum(m.plan.kept for m in self.methods.values())
+        caches = max((m.caches for m in self.methods.values()), default=0)
+        return self.weights + kept + caches + self.peak
+
+    def tokens_that_fit(self, size_bytes: int) -> int:
+        """How many tokens of all sequences together caches can hold in so many bytes, beside the weights and the calls of these sizes.
+
+        Pages hold that many, but for those that are not full; so does a contiguous cache whose sequences are all as long as they may be,
+        unless a window lets it keep fewer. Raises LowerError if no method takes a cache.
+        """
+        token = max((m.token for m in self.methods.values()), default=0)
+        if not token:
+            raise LowerError("no method takes a cache")
+        kept = sum(m.plan.kept for m in self.methods.values())
+        calls = max(m.plan.peak + m.arguments for m in self.methods.values() if m.token)
+        return max(size_bytes - self.weights - kept - calls, 0) // token
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={number}" for name, number in self.sizes.items())
+        is_bound = any(m.plan.is_bound for m in self.methods.values())
+        lines = [f"memory{f' at {given}' if given else ''}{', at most' if is_bound else ''}"]
+        lines += _table([HEADER, *(_row(name, m) for name, m in self.methods.items())])
+        lines += [f"weights {text_of(self.weights)}", f"total {text_of(self.total)}"]
+        most = max(self.methods.values(), key=lambda m: m.plan.peak, default=None)
+        if most is not None and most.plan.at_peak:
+            lines += _peak(most.plan)
+        return "\n".join(lines)
+
+
+def report_memory(program: Program, sizes: Mapping[str, int], policy: MemoryPolicy) -> MemoryReport:
+    """Plan every method. `sizes` are numbers for dims by name; other dims count as the largest they can be.
+
+    `policy` is that of the target's back end. Raises LowerError for a name that no method has, a number that a dim cannot be, and a dim without a greatest value that is not given.
+    """
+    known = {symbol.name for m in program.methods.values() for symbol in symbols_of(m)}
+    unknown = [name for name in sizes if name not in known]
+    if unknown:
+        raise LowerError(
+            f"no method has a dim '{unknown[0]}'", details=[f"dims are {', '.join(sorted(known)) or 'none'}"]
+        )
+    weights: dict[tuple[str, str], int] = {}
+    methods: dict[str, MethodMemory] = {}
+    for name, method in program.methods.items():
+        extents = Extents(method, sizes)
+        weights.update(((w.role, w.name), _bytes_of(w.type, extents, policy)) for w in method.weights)
+        plan = plan_memory(method, sizes, policy)
+        methods[name] = MethodMemory(
+            sum(_bytes_of(a.type, extents, policy) for a in method.arguments if a.role == "input"),
+            sum(_bytes_of(a.type, extents, policy) for a in method.arguments if a.role == "state"),
+            plan,
+            sum(map(_token_bytes, (a.type for a in method.arguments if a.role == "state"))),
+        )
+    return MemoryReport(dict(sizes), sum(weights.values()), methods)
+
+
+def _bytes_of(type: Type, extents: Extents, policy: MemoryPolicy) -> int:
+    match type:
+        case TensorType():
+            return _product(type.shape, extents) * dtypes.size_bytes(type.dtype)
+        case TupleType():
+            return sum(_bytes_of(part, extents, policy) for part in type.fields)
+        case CacheType():
+            return sum(
+                layer_of(layer, extents.number, policy.ring_windows).size_bytes for layer in type.layers
+            )
+        case CacheLayerType():
+            return layer_of(type, extents.number, policy.ring_windows).size_bytes
+        case _:
+            return 0
+
+
+def _token_bytes(cache: Type) -> int:
+    """The bytes of one token in all layers of a cache."""
+    layers = cache.layers if isinstance(cache, CacheType) else ()
+    return sum(layer_of(layer, lambda size: 1, ring_windows=False).size_bytes for layer in layers)
+
+
+def _product(shape: tuple[Size, ...], extents: Extents) -> int:
+    count = 1
+    for size in shape:
+        count *= extents.number(size)
+    return count
+
+
+def _row(name: str, memory: MethodMemory) -> tuple[str, ...]:
+    plan, workspace = memory.plan, memory.workspace
+    numbers = (memory.arguments, memory.caches, plan.peak - workspace, workspace, plan.peak, plan.arena)
+    return (name, *map(text_of, numbers), _where(plan))
+
+
+def _where(plan: MemoryPlan) -> str:
+    if not plan.peak:
+        return ""
+    step = plan.steps[plan.peak_step]
+    return f"{step.kernel} in {step.module}" if step.module else step.kernel
+
+
+def _peak(plan: MemoryPlan) -> Iterator[str]:
+    """Say what is alive at the peak."""
+    yield f"{plan.method} takes most, at {_where(plan)}:"
+    shown, rest = plan.at_peak[:LISTED], plan.at_peak[LISTED:]
+    rows = [(text_of(b.bytes), b.name if b.kind != "copy" else f"copy of {b.name}", b.module) for b in shown]
+    if rest:
+        rows.append((text_of(sum(b.bytes for b in rest)), f"{len(rest)} more", ""))
+    yield from (f"  {line}" for line in _table(rows))
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def text_of(size: int) -> str:
+    """Return a number of bytes in words."""
+    units = ("KiB", "MiB", "GiB", "TiB")
+    if size < 1024:
+        return f"{size} B"
+    value, unit = float(size), ""
+    for unit in units:  # noqa: B007
+        value /= 1024
+        if value < 1024:
+            break
+    return f"{value:.2f} {unit}"
+
+
+__all__ = ["MemoryReport", "MethodMemory", "report_memory", "text_of"]

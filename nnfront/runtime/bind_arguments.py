@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check of a call against its signature, said in full: what an argument must be, what it is, and what its sizes mean.
+
+This is the slow and complete form: it converts what may be converted and says precisely what is wrong. `check.py` compiles the
+short form that accepts a right call in microseconds and leaves everything else to this one.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve, substitute
+from nnfront.errors import DimError, RunError
+from nnfront.lower import (
+    Argument,
+    DimBinding,
+    MethodProgram,
+    Place,
+    places,
+)
+from nnfront.runtime.argument_types import call_error, convert, count_of
+
+Known = dict[Symbol, tuple[int, str]]
+"""Each dim's number, and the place that said it."""
+
+
+def arrange(program: MethodProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return the arguments of a call in the order of the signature. Raises RunError if they are too many, too few or unknown."""
+    names = [a.name for a in program.arguments]
+    if len(args) > len(names):
+        raise call_error(program, f"takes {count_of(len(names), 'argument')}, got {len(args)}")
+    given = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            raise call_error(
+                program, f"{name!r} is not an argument", help=f"did you mean {near[0]!r}?" if near else ""
+            )
+        if name in given:
+            raise call_error(program, f"argument {name!r} is given twice, by position and by name")
+        given[name] = value
+    missing = [repr(name) for name in names if name not in given]
+    if missing:
+        words = f"argument {missing[0]} is" if len(missing) == 1 else f"arguments {', '.join(missing)} are"
+        raise call_error(program, f"{words} missing")
+    return [given[name] for name in names]
+
+
+def bind(program: MethodProgram, args: Sequence[Any], known: Known) -> tuple[list[Any], dict[Symbol, int]]:
+    """Return the arguments, converted, and the number of every dim. `known` are the dims that the weights have bound.
+
+    Raises RunError that says the argument, the axis, the dim and what else has said it.
+    """
+    values = [convert(program, repr(a.name), a.type, v) for a, v in zip(program.arguments, args, strict=True)]
+    found = [item for a, v in zip(program.arguments, values, strict=True) for item in observed(a, v)]
+    sizes = resolve(
+        f"{program.name}: argument", found, [b for b in program.dims if b.symbol not in known], dict(known)
+    )
+    return values, {symbol: number for symbol, (number, _) in sizes.items()}
+
+
+def observed(argument: Argument, value: Any) -> Iterator[tuple[Place, Size, int]]:
+    """Yield every size in an argument's type with the number that a value has there."""
+    is_weight = argument.role in ("weight", "transformed")
+    for place, size in places(argument.type, argument.name, is_weight=is_weight):
+        part = value
+        for index in place.path:
+            part = part[index]
+        match place.axis:
+            case "value":
+                yield place, size, int(part)
+            case "batch":
+                yield place, size, part.batch
+            case "max_seq":
+                yield place, size, part.max_seq
+            case axis:
+                yield place, size, (part.shape if isinstance(part, torch.Tensor) else part)[axis]
+
+
+def resolve(
+    subject: str, found: Sequence[tuple[Place, Size, int]], bindings: Sequence[DimBinding], known: Known
+) -> Known:
+    """Bind each dim once and check every size; `subject` begins a message. Raises RunError."""
+    solved = {b.place: b for b in bindings if b.is_solved}
+    direct = {b.place for b in bindings if not b.is_solved}
+    for place, size, number in found:
+        if isinstance(size, int):
+            if size != number:
+                raise RunError(f"{subject} {place} is {number}, expected {size}")
+        elif place in direct:
+            (symbol,) = size.symbols
+            _check_facts(subject, place, size, number, symbol)
+            known[symbol] = number, str(place)
+    for place, size, number in found:
+        if place in solved and isinstance(size, Dim):
+            _solve(subject, place, size, number, solved[place].symbol, known)
+    for place, size, number in found:
+        if isinstance(size, Dim) and place not in direct:
+            _check_size(subject, place, size, number, known)
+    return known
+
+
+def _check_facts(subject: str, place: Place, size: Dim, number: int, symbol: Symbol) -> None:
+    if satisfies(number, symbol) is False:
+        low, high, step = symbol.facts
+        if high is not None and number > high:
+            words = f"at most {high}"
+        elif number < low:
+            words = f"at least {low}"
+        else:
+            words = f"a multiple of {step}"
+        raise RunError(f"{subject} {place} is '{size}' = {number}, but '{symbol}' is {words}")
+
+
+def _solve(subject: str, place: Place, size: Dim, number: int, symbol: Symbol, known: Known) -> None:
+    rest = substitute(size, {s: known[s][0] for s in size.symbols if s in known})
+    try:
+        known[symbol] = solve([(rest, number)])[symbol], str(place)
+    except (DimError, KeyError):
+        said = [f"{known[s][1]} said '{s}' = {known[s][0]}" for s in size.symbols if s in known]
+        facts = "" if symbol.facts == (0, None, 1) else f", which is {describe_facts(*symbol.facts)},"
+        raise RunError(
+            f"{subject} {place} is '{size}' = {number}, but no '{symbol}'{facts} gives that", details=said
+        ) from None
+
+
+def _check_size(subject: str, place: Place, size: Dim, number: int, known: Known) -> None:
+    expected = evaluate(size, {symbol: known[symbol][0] for symbol in size.symbols})
+    if expected == number:
+        return
+    if str(size) == str(size.symbols[0]):
+        said = known[size.symbols[0]]
+        raise RunError(
+            f"{subject} {place} is '{size}' = {number}, but {said[1]} already said '{size}' = {said[0]}"
+        )
+    said_by = [f"{known[s][1]} said '{s}' = {known[s][0]}" for s in size.symbols]
+    raise RunError(f"{subject} {place} is {number}, but '{size}' is {expected}", details=said_by)

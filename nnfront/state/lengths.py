@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many tokens each sequence of a cache holds, as an immutable value that remembers what was derived from it.
+
+All layers of a cache go through the same lengths, one after the other. As `grow` gives the second layer the object that it gave
+the first, positions and masks are made once for a call and not once for a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from nnfront.backends.device import CPU
+
+Value = TypeVar("Value")
+
+
+class Lengths:
+    """One length for each sequence; `equal` is the length if it is the same for all, else None. `device` is that of what is derived."""
+
+    __slots__ = ("_memo", "device", "equal", "longest", "values")
+
+    def __init__(self, values: tuple[int, ...], device: torch.device = CPU) -> None:
+        self.values = values
+        self.device = device
+        self.longest = max(values, default=0)
+        self.equal: int | None = self.longest if min(values, default=0) == self.longest else None
+        self._memo: dict[Any, Any] = {}
+
+    def like(self, values: tuple[int, ...]) -> Lengths:
+        """Other lengths on the same device."""
+        return Lengths(values, self.device)
+
+    def remember(self, key: Any, make: Callable[[], Value]) -> Value:
+        """Return what `make` made for this key the first time."""
+        found: Value | None = self._memo.get(key)
+        if found is None:
+            found = self._memo[key] = make()
+        return found
+
+    def part(self, first: int, count: int) -> Lengths:
+        """The lengths of some sequences in a row."""
+        if first == 0 and count == len(self.values):
+            return self
+        return self.remember(("part", first, count), lambda: self.like(self.values[first : first + count]))
+
+    def replaced(self, first: int, part: Lengths) -> Lengths:
+        """These lengths with those of some sequences in a row replaced."""
+        stop = first + len(part.values)
+        if first == 0 and stop == len(self.values):
+            return part
+        return self.remember(
+            ("replaced", first, part.values),
+            lambda: self.like(self.values[:first] + part.values + self.values[stop:]),
+        )
+
+    def grow(self, first: int, count: int, seq: int) -> Lengths:
+        """The lengths after `seq` more tokens in each of some sequences in a row."""
+        found: Lengths | None = self._memo.get((first, count, seq))
+        if found is None:
+            values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
+            found = self._memo[first, count, seq] = self.like(tuple(values))
+            if "counts" in self._memo and count == len(values):
+                found._memo["counts"] = self.counts() + seq
+        return found
+
+    def counts(self) -> torch.Tensor:
+        """The lengths as kernels read them: int32 [sequences]."""
+        return self.remember(
+            "counts", lambda: torch.tensor(self.values, dtype=torch.int32, device=self.device)
+        )
+
+    def starts(self, seq: int) -> torch.Tensor:
+        """Where each sequence begins among the next tokens of all, and where the last one ends: int32 [sequences + 1]."""
+        count = len(self.values) + 1
+        return self.remember(
+            ("starts", seq), lambda: torch.arange(count, dtype=torch.int32, device=self.device).mul_(seq)
+        )
+
+    def positions(self, seq: int) -> torch.Tensor:
+        """Positions of the next tokens: int64 [sequences, seq]."""
+
+        def make() -> torch.Tensor:
+            steps = torch.arange(seq, device=self.device)
+            if "counts" in self._memo:  # they are on the device, which may know more of them than this does
+                return self.counts()[:, None] + steps
+            if self.equal is not None:
+                return (steps + self.equal).expand(len(self.values), seq)
+            return torch.tensor(self.values, device=self.device)[:, None] + steps
+
+        return self.remember(("positions", seq), make)
+
+    def stored(self, capacity: int) -> torch.Tensor:
+        """Positions of the tokens in the slots of a ring of `capacity` slots: int64 [sequences, slots in use], -1 for an empty one.
+
+        The token at position p lies in slot p % capacity.
+        """
+
+        def make() -> torch.Tensor:
+            slots = torch.arange(min(self.longest, capacity), device=self.device)
+            last = torch.tensor(self.values, dtype=torch.int64, device=self.device)[:, None] - 1
+            positions = last - (last - slots) % capacity
+            return positions.clamp_(min=-1)
+
+        return self.remember(("stored", capacity), make)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a weight transform: each weight is read just before it is needed and dropped just after.
+
+A result that is whole weights in a row (a fused QKV) is asked of the source in one piece, which maps or reads the parts into
+their places; a result that is a weight, or a view of one, stays one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from nnfront.backends.table import resolver
+from nnfront.dims import Symbol, evaluate
+from nnfront.errors import LoadError, RunError
+from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
+from nnfront.runtime.bind_arguments import observed
+from nnfront.runtime.bind_arguments import resolve as resolve_dims
+from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
+from nnfront.transform.blockwise import run_in_blocks, works_on_rows
+from nnfront.transform.malloc_trim import give_back
+from nnfront.transform.schedule import Fetch, Give, Step, results_of, schedule
+from nnfront.transform.source import Source, as_source
+
+
+def run_transform(
+    program: MethodProgram,
+    source: Source | Mapping[str, torch.Tensor],
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Return the transform's results by name: tensors, and numbers for dims. `progress` is told how many steps of how many have run.
+
+    Raises LoadError if a weight cannot be read or the sizes of weights contradict each other.
+    """
+    found = dict(stream_transform(program, source, progress=progress))
+    return {name: found[name] for name in results_of(program)}
+
+
+def stream_transform(
+    program: MethodProgram,
+    source: Source | Mapping[str, torch.Tensor],
+    *,
+    only: Collection[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[tuple[str, Any]]:
+    """Yield each result (or those named in `only`) with its name as soon as it is finished.
+
+    What the caller lets go of is given back before the next result is begun.
+    """
+    weights = as_source(source)
+    steps = schedule(program, only)
+    dims = weight_dims(program, weights)
+    frame = _initial_frame(program, dims)
+    slots, resolve = dict(_dim_slots(program)), resolver(program.target)
+    has_computed = False
+    for done, step in enumerate(steps, 1):
+        with torch.no_grad():
+            if isinstance(step.action, Fetch):
+                frame[step.action.slot] = _fetch(program, weights, step.action, dims)
+            elif isinstance(step.action, Run) and _is_blockwise(step.action, frame):
+                has_computed = True
+                _run_in_blocks(resolve(step.action), step.action, frame)
+            elif not isinstance(step.action, Give):
+                has_computed = True
+                execute(prepare(Block((step.action,)), program.slots, resolve, slots, program.name), frame)
+        if progress is not None:
+            progress(done, len(steps))
+        if isinstance(step.action, Give):
+            yield step.action.name, _released(frame, step)
+            if has_computed:
+                give_back()
+            has_computed = False
+        else:
+            _free(frame, step)
+
+
+def weight_dims(program: MethodProgram, source: Source) -> dict[Symbol, int]:
+    """Return the dims that weights bind, from their shapes. Raises LoadError if two weights contradict each other."""
+    bindings = [b for b in program.dims if b.place.is_weight]
+    if not bindings:
+        return {}
+    found = [item for w in program.weights for item in observed(w, source.info(w.name).shape)]
+    try:
+        known = resolve_dims(f"{program.name}: weight", found, bindings, {})
+    except RunError as error:
+        raise LoadError(error.what, details=error.details) from None
+    return {symbol: number for symbol, (number, _) in known.items()}
+
+
+def _initial_frame(program: MethodProgram, dims: Mapping[Symbol, int]) -> Frame:
+    frame = initial_frame(program.slots)
+    for binding in program.dims:
+        frame[binding.slot] = dims[binding.symbol]
+    sizes = Block((), sizes=program.body.sizes)
+    execute(
+        prepare(sizes, program.slots, resolver(program.target), dict(_dim_slots(program)), program.name),
+        frame,
+    )
+    return frame
+
+
+def _dim_slots(program: MethodProgram) -> Iterator[tuple[Symbol, int]]:
+    yield from ((b.symbol, b.slot) for b in program.dims)
+    for instruction in program.body.walk():
+        if isinstance(instruction, Match):
+            yield from instruction.defines
+
+
+def _fetch(program: MethodProgram, source: Source, fetch: Fetch, dims: Mapping[Symbol, int]) -> torch.Tensor:
+    type = program.slots[fetch.slot].type
+    assert isinstance(type, TensorType), f"weight {fetch.names} is no tensor"
+    names = fetch.names
+    value = source.tensor(names[0]) if len(names) == 1 else source.joined(names)
+    return value.reshape([evaluate(size, dims) for size in type.shape])
+
+
+def _is_blockwise(run: Run, frame: Frame) -> bool:
+    first = frame[run.inputs[0]] if run.inputs else None
+    return isinstance(first, torch.Tensor) and works_on_rows(run, first.shape)
+
+
+def _run_in_blocks(call: Callable[..., Any], run: Run, frame: Frame) -> None:
+    keywords = {name: frame[slot] for name, slot in run.sized.items()}
+    values = run_in_blocks(call, [frame[slot] for slot in run.inputs], keywords)
+    for slot, value in zip(run.outputs, values, strict=True):
+        frame[slot] = value
+
+
+def _free(frame: Frame, step: Step) -> None:
+    for slot in step.frees:
+        frame[slot] = None
+
+
+def _released(frame: Frame, step: Step) -> Any:
+    """Return a result; the frame lets go of it if nothing else needs it, so that only the caller holds it."""
+    assert isinstance(step.action, Give)
+    value = frame[step.action.slot]
+    _free(frame, step)
+    return value
