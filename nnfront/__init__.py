@@ -11,10 +11,12 @@ The rooms, in reading order; each imports only from those above it, `kernels/` f
     ops                    the vocabulary: type rule + torch reference + docs
     nn                     the author's API: Module, Parameter, derived tensors, layers, spec, export
     passes                 IRModule -> IRModule
-    lower                  IRModule -> Program
-    runtime                Program + weights + inputs -> outputs
-    weights                checkpoints and artefacts
-    session, compiler, llm, cli   the whole path
+    lower, memory          IRModule -> Program, and what it holds in memory
+    backends               the kernels of each target, and which of them runs a call
+    state, runtime         caches; the path of a call
+    transform, weights     the weight transform; checkpoints
+    session, compiler      the whole path
+    artefact, llm, cli     compiled models as folders; language models; the command line
 
 Names are resolved on first use, so that importing the package is quick.
 """
@@ -79,7 +81,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "errors": ("nnfront.errors", ""),
     "export_folder": ("nnfront.llm.model_files", "export_folder"),
     "ir": ("nnfront.ir", ""),
-    "load": ("nnfront.artefact.load", "load"),
+    "load": ("nnfront.artefact.loader", "load"),
     "multiple_of": ("nnfront.passes", "multiple_of"),
     "op": ("nnfront.nn.functional", ""),
     "passes": ("nnfront.passes", ""),

@@ -15,6 +15,7 @@ import torch
 from nnfront_kernels import common
 
 import nnfront as nn
+from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.cli import main
 from nnfront.errors import LoadError, RunError
 
@@ -70,6 +71,7 @@ def test_tokens_are_drawn_where_kernels_are_launched_as_the_artefact_has_them(
 ) -> None:
     llm = nn.LLM.load(exported)
     monkeypatch.setattr(llm.session, "kernels", lambda plan: None)
+    monkeypatch.setattr(type(llm.session.backend), "launching", CudaBackend.launching)
     launchers: list[object] = []
 
     def sampler(logits: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,6 @@ import math
 import shutil
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront.artefact.manifest import TextModel
+from nnfront.backends.cpu.backend import CPU
 from nnfront.cli import main
 from nnfront.errors import LoadError, NnfrontError, PassError, RunError
 from nnfront.llm.tokenizer import until
@@ -334,7 +334,7 @@ class ElsewhereSession(dict[str, Any]):
 
     device = torch.device("meta")
     kernels = None
-    program = SimpleNamespace(target="cpu")
+    backend = CPU
 
     def make_cache(self, **sizes: int) -> None:
         return None

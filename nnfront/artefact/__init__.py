@@ -4,7 +4,7 @@
 manifest, integrity    the table of contents, and checksums;  kernel_files  compiled kernels
 folder                 the files of an artefact, opened and written;  tensor_names  its weights by name
 save                   writing one
-load, export           a session of an artefact; an artefact of a Hugging Face folder: the names below
+loader, exporter       a session of an artefact; an artefact of a Hugging Face folder: the names below
 
 The last two stand above `session` and `compiler`, the others below them; so names are resolved on first use.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 _PUBLIC = {
     **dict.fromkeys(
-        ("check", "kernels_of", "load", "program_of", "session_of", "target_of"), "artefact.load"
+        ("check", "kernels_of", "load", "program_of", "session_of", "target_of"), "artefact.loader"
     ),
-    "export": "artefact.export",
+    "export": "artefact.exporter",
     "is_artefact": "weights.checkpoint",
 }
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nnfront.artefact.folder import read_artefact
-from nnfront.artefact.load import session_of
+from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.hf_folder import compile_folder

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.upload import Send
+from nnfront.backends.backend import Upload
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
 from nnfront.transform.run import stream_transform
@@ -38,7 +38,7 @@ def renew(
     sources: BoundWeights | None,
     *,
     cast: bool = False,
-    send: Send = lambda name, value: value,
+    send: Upload = lambda name, value: value,
 ) -> Renewed:
     """Return the state after an update; `held` and all tensors in it stay as they are. `send` puts values where methods read them.
 

@@ -229,7 +229,7 @@ def test_mapped_weights_are_not_read(tmp_path: Path) -> None:
     script = (
         "import sys, nnfront as nn, torch\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
-        "from nnfront.artefact.load import load; before = resident()\n"
+        "from nnfront.artefact.loader import load; before = resident()\n"
         "session = load(sys.argv[1], verify=False); print(resident() - before)"
     )
     done = subprocess.run(
