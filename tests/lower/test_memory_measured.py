@@ -3,6 +3,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 
 import pytest
@@ -14,6 +15,7 @@ from nnfront_models import llama
 from op_cases import Layer, type_of
 from op_strategies import CASES
 from test_every_op_runs import ELSEWHERE, canonical_attrs
+from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op, spec
@@ -43,6 +45,19 @@ SEQ = 512
 SCRATCH = 256 * 1024
 
 
+@functools.cache
+def library_scratch(dtype: str, rows: int = 512, outputs: int = 384, columns: int = 2048) -> int:
+    """What torch's product and attention hold by themselves, which no plan knows: with AMX they lay their operands out anew."""
+    kind = getattr(torch, dtype)
+    x, weight = torch.randn(rows, columns).to(kind), torch.randn(outputs, columns).to(kind)
+    q = torch.randn(1, 8, rows, 64).to(kind)
+    calls = {
+        "linear": (lambda: F.linear(x, weight), rows * outputs),
+        "attention": (lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True), q.numel()),
+    }
+    return max([SCRATCH, *(measured_peak(call) - count * kind.itemsize for call, count in calls.values())])
+
+
 def random(argument: Argument) -> torch.Tensor:
     assert isinstance(argument.type, TensorType)
     return torch.randn([int(s) for s in argument.type.shape]).to(getattr(torch, argument.type.dtype))
@@ -54,18 +69,19 @@ def model(request):
     ir = llama.build(config).export(llama.export_spec(config))
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     weights = {w.name: random(w) for t in executable.program.transforms.values() for w in t.weights}
-    return executable, executable.load(weights)
+    return executable, executable.load(weights), request.param
 
 
 @pytest.mark.parametrize("name", ["logits", "prefill"])
 def test_a_language_model_takes_what_its_plan_says(model, name):
-    executable, session = model
+    executable, session, dtype = model
     plan = executable.memory(batch=1, seq=SEQ, max_seq=SEQ).methods[name].plan
     ids = torch.randint(0, CONFIG.vocab_size, (1, SEQ))
     caches = [] if name == "logits" else [session.make_cache(batch=1, max_seq=SEQ)]
     peak = measured_peak(lambda: session[name](ids, *caches))
     assert plan.peak > 4 * SCRATCH
-    assert plan.peak <= peak <= 1.05 * plan.peak
+    libraries = library_scratch(dtype, SEQ, CONFIG.intermediate_size, CONFIG.hidden_size)
+    assert plan.peak <= peak <= 1.05 * plan.peak + libraries
 
 
 HEADS = "D[1, 256, 8, 64]"
@@ -109,7 +125,7 @@ def test_a_kernel_holds_what_the_table_says(name, dtype):
     run(*inputs)
     peak = measured_peak(lambda: run(*inputs))
     plan = plan_memory(method, {}, MEMORY)
-    assert plan.peak <= peak <= plan.peak + SCRATCH
+    assert plan.peak <= peak <= plan.peak + library_scratch(dtype)
 
 
 # What there is in C takes few rows of bfloat16.
@@ -154,7 +170,7 @@ def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, r
     run(x)
     peak = measured_peak(lambda: run(x))
     plan = executable.memory().methods[name].plan
-    assert plan.peak <= peak <= plan.peak + SCRATCH
+    assert plan.peak <= peak <= plan.peak + library_scratch(dtype, x.shape[0])
 
 
 def test_every_kernel_says_what_it_holds():
