@@ -21,9 +21,11 @@ from machine import describe, keep, table
 from nnfront_models import llama
 
 import nnfront as nn
-from nnfront.backends.cpu.workspace import MEMORY
 from nnfront.backends.lowering import lower
+from nnfront.backends.table import memory_policy
 from nnfront.memory.report import report_memory
+
+MEMORY = memory_policy("cpu")
 
 # Fewer layers are mostly fixed costs.
 FITTED = 16

@@ -14,6 +14,7 @@ from nnfront.artefact.save import Extras, Options, save_stream
 from nnfront.artefact.tensor_names import place_weights
 from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
+from nnfront.backends.table import memory_policy
 from nnfront.errors import LoadError
 from nnfront.ir import IRModule
 from nnfront.lower import MethodProgram, Program, lower_weights
@@ -243,7 +244,7 @@ class Executable:
         `sizes` gives numbers for dims; others count as the largest they can be. Raises LowerError for a dim that has no greatest
         value and is not given, for a name that no method has, and for a number that a dim cannot be.
         """
-        return report_memory(self.program, sizes, self._backend.memory(self.target))
+        return report_memory(self.program, sizes, memory_policy(self.target))
 
     def __repr__(self) -> str:
         return f"<Executable for {self.target}: {', '.join(self.program.methods)}>"

@@ -19,28 +19,21 @@ An op that nnfront has, or a region that `outline` makes by its pattern's name, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from nnfront.backends import table
+from nnfront.backends.kernel import Accepts, Bind, Kernel, Rewrite, always, unchanged
 from nnfront.backends.registry import names
-from nnfront.backends.select import ACCEPTED, Context, Maker, Rule, View, as_is
 from nnfront.errors import LowerError
-from nnfront.lower import Run
-
-
-def _any_call(run: Run, context: Context) -> str:
-    return ACCEPTED
 
 
 def register_kernel(
     op: str,
     name: str,
-    make: Maker,
+    make: Bind,
     *,
     target: str = "cpu",
     why: str = "registered",
-    accepts: Callable[[Run, Context], str] = _any_call,
-    view: View = as_is,
+    accepts: Accepts = always,
+    view: Rewrite = unchanged,
 ) -> None:
     """Let calls of `op`, or of regions by that name, run a kernel of your own.
 
@@ -56,9 +49,9 @@ def register_kernel(
         raise LowerError(
             f"there is no target {target!r} to register a kernel for", help=f"targets are {known}"
         )
-    if table.is_taken(target, name):
+    if any(kernel.name == name for known in names() for kernel in table.kernels_of(known)):
         raise LowerError(f"there is a kernel {name!r} already", help="choose another name")
-    table.add(target, Rule(op, name, why, accepts, view), make)
+    table.add(target, Kernel(name, op, make, why, accepts, view))
 
 
 def unregister_kernel(name: str, *, target: str = "cpu") -> None:

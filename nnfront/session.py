@@ -13,6 +13,7 @@ import torch
 from nnfront.artefact.save import Extras, save_values
 from nnfront.backends.cuda.ahead.cubin import Ahead
 from nnfront.backends.registry import backend_of
+from nnfront.backends.table import memory_policy
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
@@ -240,7 +241,7 @@ class Session(Mapping[str, Method]):
 
     def memory(self, **sizes: int) -> MemoryReport:
         """Return what weights, caches and calls take in memory, as `Executable.memory` does."""
-        return report_memory(self.program, sizes, self.backend.memory(self.program.target))
+        return report_memory(self.program, sizes, memory_policy(self.program.target))
 
 
 def _placed(

@@ -11,7 +11,7 @@ import torch
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.backends.select import Context
+from nnfront.backends.kernel import Context
 from nnfront.errors import LowerError
 from nnfront.lower import Run
 

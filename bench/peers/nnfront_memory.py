@@ -18,8 +18,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import nnfront as nn
-from nnfront.backends.cpu.workspace import MEMORY
+from nnfront.backends.table import memory_policy
 from nnfront.memory.report import report_memory
+
+MEMORY = memory_policy("cpu")
 
 folder, prompt = sys.argv[1], int(sys.argv[2])
 torch.set_num_threads(2)

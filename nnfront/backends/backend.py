@@ -13,10 +13,11 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from nnfront.backends.select import Maker, Rule
+from nnfront.backends.kernel import Kernel
+from nnfront.backends.workspace import metered
 from nnfront.dims import Symbol
 from nnfront.lower import Instruction, MethodProgram, Program, Slot
-from nnfront.memory.allocations import MemoryPolicy
+from nnfront.memory.allocations import Workspace
 
 Frame: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[Frame], None]
@@ -44,15 +45,14 @@ class Backend:
 
     name           what `compile(target=...)` calls it;  archs  what may follow it after a colon
     passes         what it does to the IR before lowering, in order
-    kernels        by name, what binds them;  rules  which of them run a call, asked in order
+    kernels        the first that accepts a call runs it
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     """
 
     name: str
     archs: Sequence[str] = ()
     passes: Sequence[Any] = ()
-    kernels: Mapping[str, Maker] = {}
-    rules: Sequence[Rule] = ()
+    kernels: Sequence[Kernel] = ()
     captures = False
 
     def device(self, target: str) -> torch.device:
@@ -63,9 +63,12 @@ class Backend:
         """How many tokens a page of a cache may hold; None if the kernels take any number."""
         return None
 
-    def memory(self, target: str) -> MemoryPolicy:
-        """What kernels that are more than a reference allocate while they run, and how caches with a window are kept."""
-        return MemoryPolicy({})
+    ring_windows = True
+    """Whether a layer of a cache with a window is a ring of the window's tokens."""
+
+    def metered(self, kernel: Kernel, target: str) -> Workspace:
+        """What a kernel that does not say it allocates while it runs."""
+        return metered(kernel.bind)
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         """Return the steps of a method, those that can run as one call joined."""

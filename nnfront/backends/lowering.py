@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from nnfront.backends.select import select
-from nnfront.backends.table import rules
+from nnfront.backends.table import kernels_of
 from nnfront.ir import IRModule
 from nnfront.lower import Block, Program
 from nnfront.lower.lower import lower as lower_module
@@ -12,7 +12,7 @@ from nnfront.lower.slots import Frame
 
 
 def lower(ir: IRModule, target: str = "cpu") -> Program:
-    """Return the program of every public function and every transform of `ir`, kernels chosen from the target's table.
+    """Return the program of every public function and every transform of `ir`, with the kernels of the target.
 
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
@@ -21,4 +21,4 @@ def lower(ir: IRModule, target: str = "cpu") -> Program:
 
 def choose(block: Block, frame: Frame, target: str) -> Block:
     """Return the block with the kernels of a target."""
-    return select(block, frame, rules(target), target)
+    return select(block, frame, kernels_of(target), target)

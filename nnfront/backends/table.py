@@ -6,50 +6,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from nnfront.backends.kernel import Kernel
 from nnfront.backends.registry import backend_of
-from nnfront.backends.select import Maker, Rule
 from nnfront.lower import Run, reference
+from nnfront.memory.allocations import MemoryPolicy
 
-_RULES: dict[str, tuple[Rule, ...]] = {}
-_KERNELS: dict[str, Maker] = {}
+_REGISTERED: dict[str, tuple[Kernel, ...]] = {}
 
 
-def rules(target: str) -> tuple[Rule, ...]:
-    """Return the rules of a target in the order in which they are asked: the one added last, then those before it, then its back end's."""
+def kernels_of(target: str) -> tuple[Kernel, ...]:
+    """Return the kernels of a target in the order in which they are asked: the one registered last, then those before it, then its back end's."""
     backend = backend_of(target)
-    return (*_RULES.get(backend.name, ()), *backend.rules)
+    return (*_REGISTERED.get(backend.name, ()), *backend.kernels)
 
 
 def resolver(target: str) -> Callable[[Run], Callable[..., Any]]:
     """Return what gives the function that runs an instruction of a target's program. A kernel that is missing is the reference of its op."""
-    kernels = backend_of(target).kernels
-
-    def resolve(run: Run) -> Callable[..., Any]:
-        return (_KERNELS.get(run.kernel) or kernels.get(run.kernel, reference))(run)
-
-    return resolve
+    bind = {kernel.name: kernel.bind for kernel in kernels_of(target)}
+    return lambda run: bind.get(run.kernel, reference)(run)
 
 
-def is_taken(target: str, kernel: str) -> bool:
-    """Whether a target has a kernel of this name, or a user has registered one for whatever target."""
-    return kernel in _KERNELS or kernel in backend_of(target).kernels
+def memory_policy(target: str) -> MemoryPolicy:
+    """Return what the kernels of a target allocate while they run, and how its caches keep windows."""
+    backend = backend_of(target)
+    workspaces = {k.name: k.workspace or backend.metered(k, target) for k in reversed(kernels_of(target))}
+    return MemoryPolicy(workspaces, backend.ring_windows)
 
 
-def registered() -> frozenset[str]:
-    """The names of kernels that users have registered."""
-    return frozenset(_KERNELS)
-
-
-def add(target: str, rule: Rule, make: Maker) -> None:
+def add(target: str, kernel: Kernel) -> None:
     """Put a kernel in front of all others of a target."""
     name = backend_of(target).name
-    _RULES[name] = (rule, *_RULES.get(name, ()))
-    _KERNELS[rule.kernel] = make
+    _REGISTERED[name] = (kernel, *_REGISTERED.get(name, ()))
 
 
-def remove(target: str, kernel: str) -> bool:
+def remove(target: str, name: str) -> bool:
     """Take back a kernel that was added; return whether there was one."""
-    name = backend_of(target).name
-    before = _RULES.get(name, ())
-    _RULES[name] = tuple(rule for rule in before if rule.kernel != kernel)
-    return len(_RULES[name]) < len(before) and _KERNELS.pop(kernel, None) is not None
+    key = backend_of(target).name
+    before = _REGISTERED.get(key, ())
+    _REGISTERED[key] = tuple(kernel for kernel in before if kernel.name != name)
+    return len(_REGISTERED[key]) < len(before)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from nnfront.backends.registry import backend_of
+from nnfront.backends.table import memory_policy
 from nnfront.errors import LowerError, RunError
 from nnfront.lower import DimBinding, MethodProgram
 from nnfront.memory.free_memory import asked, most, room_on
@@ -40,7 +40,7 @@ def call_error(
 
 def _plan(program: MethodProgram, sizes: Mapping[str, int]) -> MemoryPlan | None:
     try:
-        return plan_memory(program, sizes, backend_of(program.target).memory(program.target))
+        return plan_memory(program, sizes, memory_policy(program.target))
     except LowerError:  # a dim that the method defines while it runs has no greatest value
         return None
 

@@ -80,7 +80,7 @@ def make_cache(
     cache = RingCache(
         types,
         [
-            make_layer(layer, scratch, device, turns=backend.memory(target).ring_windows, coded=coded)
+            make_layer(layer, scratch, device, turns=backend.ring_windows, coded=coded)
             for layer in types.layers
         ],
     )

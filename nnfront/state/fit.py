@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 
 from nnfront.backends.registry import backend_of
+from nnfront.backends.table import memory_policy
 from nnfront.dims import Dim, Size, Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType, MethodProgram, Program
@@ -48,7 +49,7 @@ class Fit:
         self._calls = dict(calls or {})
         self._coded = coded
         self._backend = backend_of(program.target)
-        self._policy = self._backend.memory(program.target)
+        self._policy = memory_policy(program.target)
         states = [a.type for m in program.methods.values() for a in m.arguments if a.role == "state"]
         assert type in states
         self._methods = [m for m in program.methods.values() if any(a.role == "state" for a in m.arguments)]

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 import nnfront as nn
 from nnfront.backends.cuda import attention as cuda_attention
-from nnfront.backends.cuda import graph_capture, graphs
+from nnfront.backends.cuda import graph_capture, graphs, linear, rowwise
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.session import Session
 from nnfront.state import captured as still_cache
@@ -38,14 +38,14 @@ CONFIG = dataclasses.replace(
 @contextmanager
 def attention_alone(is_so: bool):
     """Leave the other kernels out of the table: their ops run on torch."""
-    table = CudaBackend.rules
+    table = CudaBackend.kernels
     if is_so:
-        kept = tuple(rule for rule in table if rule.kernel in cuda_attention.KERNELS)
-        CudaBackend.rules = kept
+        kept = tuple(kernel for kernel in table if kernel not in (*linear.KERNELS, *rowwise.KERNELS))
+        CudaBackend.kernels = kept
     try:
         yield
     finally:
-        CudaBackend.rules = table
+        CudaBackend.kernels = table
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from workspace_runs import compare, peaks
 
 from nnfront.backends.cuda.backend import CUDA
 from nnfront.backends.lowering import lower
+from nnfront.backends.table import memory_policy
 from nnfront.ir import parse
 from nnfront.lower import Run
 from nnfront.memory.layout import Layer, contiguous
@@ -27,7 +28,7 @@ def bytes_of(parts) -> int:
 def held(text: str, kernel: str, arch: str, *operands) -> int:
     program = lower(parse(text), f"cuda:{arch}")
     run = next(i for i in program.methods["main"].body.walk() if isinstance(i, Run) and i.kernel == kernel)
-    return CUDA.memory(f"cuda:{arch}").workspaces[kernel].held(run, *operands)
+    return memory_policy(f"cuda:{arch}").workspaces[kernel].held(run, *operands)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
@@ -71,8 +72,8 @@ def test_attention_to_a_cache_holds_the_parts_of_its_longest_sequence(longest):
 
 
 def test_every_kernel_of_the_table_says_what_it_holds():
-    names = {rule.kernel for rule in CUDA.rules}
-    assert names <= CUDA.memory("cuda:sm_90").workspaces.keys()
+    names = {kernel.name for kernel in CUDA.kernels}
+    assert names <= memory_policy("cuda:sm_90").workspaces.keys()
 
 
 @pytest.mark.parametrize(("variant", "quant"), [("plain", "int4"), ("experts", None)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +17,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 import nnfront as nn
-from nnfront.backends.cuda.backend import CUDA
+from nnfront.backends.cuda.backend import CudaBackend
+from nnfront.backends.cuda.table import ON_DEVICE
+from nnfront.backends.kernel import Kernel
+from nnfront.backends.table import memory_policy
 from nnfront.memory.layout import Layer, Layout
-from nnfront.runtime import method
 from nnfront.state.layer import CacheLayer
 
 MAX_SEQ = 250
@@ -87,14 +91,12 @@ def peaks(variant: str, quant: str | None) -> dict[str, tuple[int, int, int]]:
 def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[int, int]]]:
     """By kernel: the bytes that the table says and those that are allocated, in a prefill of `seq` tokens and the last decode."""
     executable, weights = compiled(variant, quant)
-    table = CUDA.memory("cuda").workspaces
+    table = memory_policy("cuda").workspaces
     found: dict[str, list[tuple[int, int]]] = {}
-    plain = method.resolve
+    kernels = CudaBackend.kernels
 
-    def resolve(run: Any) -> Callable[..., Any]:
-        call = plain(run)
-        if not run.kernel.startswith("triton_"):
-            return call
+    def bind(kernel: Kernel, run: Any) -> Callable[..., Any]:
+        call = kernel.bind(run)
 
         def measured(*operands: Any, **keywords: Any) -> Any:
             said = table[run.kernel].held(run, *map(operand, operands))
@@ -104,11 +106,13 @@ def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[i
 
         return measured
 
-    method.resolve = resolve
+    CudaBackend.kernels = tuple(
+        replace(kernel, bind=partial(bind, kernel)) if kernel in ON_DEVICE else kernel for kernel in kernels
+    )
     try:
         session = executable.load(weights)
     finally:
-        method.resolve = plain
+        CudaBackend.kernels = kernels
     cache = session.make_cache(batch=2, max_seq=MAX_SEQ)
     with launched_by(lambda plan: None):
         session["prefill"](torch.zeros(2, seq, dtype=torch.int64), cache)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from memory_checks import measured_peak
 from random_programs import FLAGS, programs
 
-from nnfront.backends.cpu.workspace import MEMORY
 from nnfront.backends.lowering import lower
+from nnfront.backends.table import memory_policy
 from nnfront.errors import LowerError
 from nnfront.ir import parse
 from nnfront.lower import MethodProgram
@@ -20,6 +20,8 @@ from nnfront.memory.liveness import Piece
 from nnfront.memory.plan import MemoryPlan, place, plan_memory
 from nnfront.memory.report import report_memory
 from nnfront.session import Session
+
+MEMORY = memory_policy("cpu")
 
 ROW = 4 * 4  # bytes of float32[4]
 

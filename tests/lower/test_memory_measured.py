@@ -21,8 +21,8 @@ import nnfront as nn
 from nnfront import op, spec
 from nnfront.backends.cpu import quantized_linear as quantized
 from nnfront.backends.cpu.backend import CPU
-from nnfront.backends.cpu.workspace import MEMORY
 from nnfront.backends.lowering import lower
+from nnfront.backends.table import memory_policy
 from nnfront.errors import NnfrontError
 from nnfront.ir import OPS, FunctionBuilder, IRModule, Scalar, TensorType, parse
 from nnfront.lower import Argument, Program, Run
@@ -30,6 +30,8 @@ from nnfront.memory.allocations import PLAIN, Footprints, metered
 from nnfront.memory.layout import contiguous
 from nnfront.memory.plan import plan_memory
 from nnfront.session import Session
+
+MEMORY = memory_policy("cpu")
 
 CONFIG = llama.Config(
     vocab_size=4096,
@@ -174,7 +176,7 @@ def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, r
 
 
 def test_every_kernel_says_what_it_holds():
-    assert {rule.kernel for rule in CPU.rules} <= MEMORY.workspaces.keys()
+    assert {kernel.name for kernel in CPU.kernels} <= MEMORY.workspaces.keys()
 
 
 def lowered(op, case) -> tuple[Program, list[torch.Tensor]]:

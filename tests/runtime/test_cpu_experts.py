@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import silu
 
 from nnfront import ops
-from nnfront.backends.cpu import kernels
+from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
 

@@ -9,7 +9,7 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront import op, ops
-from nnfront.backends.cpu import kernels as cpu
+from nnfront.backends.cpu import linear as cpu
 from nnfront.backends.cpu import norm as norms
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import resolver

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op
-from nnfront.backends.cpu import kernels
+from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.cpu import norm as norms
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import resolver

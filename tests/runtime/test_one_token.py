@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import nnfront as nn
 from nnfront.backends.cpu import decode_attention as one_token
-from nnfront.backends.cpu import kernels
+from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.cpu import norm as norms
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu.extension import NATIVE

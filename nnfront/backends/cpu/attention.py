@@ -17,7 +17,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
+from nnfront.memory.allocations import Workspace
+from nnfront.memory.layout import Layer, Layout
 from nnfront.state.layer import CacheLayer
 from nnfront.state.lengths import Lengths
 
@@ -228,3 +231,97 @@ def _attend(
     query, key, value = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     gqa = q.shape[2] != k.shape[2]
     return attend(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=gqa).transpose(1, 2)
+
+
+def _with_cache(run: Run, context: Context) -> str:
+    return "there is no cache" if context.is_none(run.inputs[3]) else _softmax_only(run, context)
+
+
+def _without_cache(run: Run, context: Context) -> str:
+    return _softmax_only(run, context) if context.is_none(run.inputs[3]) else "there is a cache"
+
+
+def _softmax_only(run: Run, context: Context) -> str:
+    if not context.is_none(run.inputs[4]):
+        return "it has sinks"
+    return "it has a softcap" if "softcap" in run.attrs else ACCEPTED
+
+
+def _no_scale_dtype(run: Run, context: Context) -> str:
+    return "it computes scores in another dtype" if "scale_dtype" in run.attrs else ACCEPTED
+
+
+def _window_mask_bytes(q: Layout) -> int:
+    """The mask of a window, and what it is made from before the result is there."""
+    pairs = q.shape[1] ** 2
+    return pairs * q.item + max(2 * pairs - q.size_bytes, 0)
+
+
+def _block_bytes(q: Layout) -> int:
+    """Of a block of queries the queries themselves and the result, in the order in which they are computed."""
+    batch, seq, heads, size = q.shape
+    return 2 * batch * min(BLOCK, seq) * heads * size * q.item
+
+
+def _block_mask_bytes(q: Layout, groups: int) -> int:
+    """The mask of a block."""
+    return min(BLOCK, q.shape[1]) * q.shape[1] * q.shape[2] // groups * q.item
+
+
+def fused_bytes(run: Run, q: Layout, k: Layout, *operands: object) -> int:
+    """A block at a time; in a window that hides anything the mask of it."""
+    window, seq = run.attrs.get("window"), q.shape[1]
+    if window is not None and window < seq:
+        return _window_mask_bytes(q)
+    is_blocked = run.attrs.get("is_causal", True) and seq == k.shape[1] and seq > FOLDED
+    return _block_bytes(q) + _block_mask_bytes(q, k.shape[2]) if is_blocked else 0
+
+
+def _hides(run: Run, q: Layout, layer: Layer) -> bool:
+    """Whether a window hides some of the new tokens from others."""
+    windows = [w for w in (run.attrs.get("window"), layer.window) if w is not None]
+    return min(windows, default=q.shape[1]) < q.shape[1]
+
+
+def cached_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: None) -> int:
+    """A block at a time; keys and values of the new tokens, if the ring cannot hold them."""
+    if _hides(run, q, layer):
+        return k.size_bytes + v.size_bytes if layer.capacity < q.shape[1] else 0
+    return _block_bytes(q) if q.shape[1] > FOLDED else 0
+
+
+def mask_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: None) -> int:
+    """The mask of a block, or of a window that hides anything: all layers use it."""
+    if _hides(run, q, layer):
+        return _window_mask_bytes(q)
+    return _block_mask_bytes(q, k.shape[2]) if q.shape[1] > FOLDED else 0
+
+
+def _sdpa_fused_bytes(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) -> int:
+    """The causal mask, and what it makes of the given one."""
+    if mask is None or not run.attrs.get("is_causal", False):
+        return 0
+    pairs = q.shape[1] * k.shape[1]
+    return pairs + max(mask.count, pairs) * mask.item
+
+
+FLASH = "torch's flash attention: no matrix of scores"
+KERNELS = (
+    Kernel(
+        "attention_cached",
+        "attention",
+        cached,
+        "one query for each group of heads: no copies of keys and values",
+        _with_cache,
+        workspace=Workspace(cached_bytes, mask_bytes),
+    ),
+    Kernel("attention_fused", "attention", fused, FLASH, _without_cache, workspace=Workspace(fused_bytes)),
+    Kernel(
+        "sdpa_fused",
+        "scaled_dot_product_attention",
+        sdpa,
+        FLASH,
+        _no_scale_dtype,
+        workspace=Workspace(_sdpa_fused_bytes),
+    ),
+)

@@ -6,11 +6,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.backends.backend import Backend, Pair
-from nnfront.backends.cpu import kernels, rules, tape
-from nnfront.backends.cpu.workspace import MEMORY
+from nnfront.backends.cpu import (
+    attention,
+    host,
+    linear,
+    moe,
+    norm,
+    qkv_attention,
+    quantized_linear,
+    rope,
+    tape,
+)
 from nnfront.lower import Slot
-from nnfront.memory.allocations import MemoryPolicy
 from nnfront.passes import PIPELINES
+
+KERNELS = (
+    *qkv_attention.KERNELS,
+    *linear.KERNELS,
+    *quantized_linear.KERNELS,
+    *moe.KERNELS,
+    *norm.KERNELS,
+    *rope.KERNELS,
+    *attention.KERNELS,
+    *host.KERNELS,
+)
 
 
 class CpuBackend(Backend):
@@ -18,11 +37,7 @@ class CpuBackend(Backend):
 
     name = "cpu"
     passes = PIPELINES["cpu"]
-    kernels = kernels.KERNELS
-    rules = rules.CPU
-
-    def memory(self, target: str) -> MemoryPolicy:
-        return MEMORY
+    kernels = KERNELS
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         return tape.join(pairs, slots, method)

@@ -8,12 +8,16 @@ large matmuls 20 us against 35, and 15 in C.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
+from nnfront.memory.allocations import Workspace
+from nnfront.memory.layout import Layout
 
 # Elements up to which C, which keeps to one thread, is the faster way for all that was tried: rows of 128 to 8192 features 21 to 57 us against 65 to 80.
 FEW = 1 << 16
@@ -81,3 +85,58 @@ def rms_norm_of_sum(run: Run) -> Callable[..., Any]:
         return (y, total) if has_sum else y
 
     return rms_norm_of_sum
+
+
+def _over_last_axis(run: Run, context: Context) -> str:
+    x, weight, bias = run.inputs
+    if run.attrs.get("axes") != (context.tensor(x).ndim - 1,):
+        return "it is not over the last axis alone"
+    if not context.is_none(bias):
+        return "it has a bias"
+    same = context.is_none(weight) or context.tensor(weight).dtype == context.tensor(x).dtype
+    return ACCEPTED if same else "weight and rows differ in dtype"
+
+
+def _norm_of_sum(run: Run, context: Context) -> str:
+    x, residual, *vectors = run.inputs
+    if context.is_none(x) or context.is_none(residual):
+        return "it is no sum of two tensors"
+    if "normalized_shape" in run.attrs:
+        return "it is a layer norm"
+    y, *operands = (context.tensor(slot) for slot in (run.outputs[0], x, residual))
+    if y.dtype != "bfloat16" or any(operand != y for operand in operands):
+        return "the sum is not of two tensors in bfloat16 of one shape"
+    return _over_last_axis(replace(run, inputs=(x, *vectors)), context)
+
+
+def _rms_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: None) -> int:
+    """For a half type the result in float32, unless there is one row only, or C takes them."""
+    is_row = x.count == x.shape[-1] and weight is not None
+    if NATIVE and x.dtype == "bfloat16" and weight is not None and x.count <= FEW:
+        return 0
+    return 4 * x.count if x.is_half and not is_row else 0
+
+
+def _rms_norm_of_sum_bytes(run: Run, x: Layout, residual: Layout, weight: Layout | None, bias: None) -> int:
+    """What the norm holds, and the sum if nobody else reads it."""
+    return _rms_norm_last_bytes(run, x, weight, None) + (0 if len(run.outputs) == 2 else x.count * x.item)
+
+
+KERNELS = (
+    Kernel(
+        "rms_norm_last",
+        "rms_norm",
+        rms_norm_last,
+        "half the passes over the rows, rounded once",
+        _over_last_axis,
+        workspace=Workspace(_rms_norm_last_bytes),
+    ),
+    Kernel(
+        "rms_norm_of_sum",
+        "norm_residual",
+        rms_norm_of_sum,
+        "few rows: the sum in the kernel of the norm",
+        _norm_of_sum,
+        workspace=Workspace(_rms_norm_of_sum_bytes),
+    ),
+)

@@ -15,11 +15,15 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional as F
 
+from nnfront import dtypes
 from nnfront.backends.cpu import float8
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.quantized_gemv import FewRowsQuantized, Multiply, Stored, find
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
+from nnfront.memory.allocations import Workspace
+from nnfront.memory.layout import Layout
 
 # Elements of a weight that are decoded at a time, 8 MiB of bfloat16. 512 rows with 2048 x 8192 in 4 bits, two threads: 49 ms, and 66 with a
 # quarter of it, since a product with few outputs is a slow one; the whole weight in bfloat16 takes 43.
@@ -249,3 +253,138 @@ def gate(both: torch.Tensor, name: str) -> torch.Tensor:
     y = torch.empty([*rows, width // 2], dtype=torch.bfloat16)
     NATIVE.gate(both.data_ptr(), y.data_ptr(), both.numel() // max(width, 1), width // 2, GATES.index(name))
     return y
+
+
+def _refusal(run: Run, context: Context, layout: str, scale: str | None = None) -> str:
+    """Why no kernel takes a weight; `layout` is the reason that its layout gives, `scale` the dtype of scales if not that of x."""
+    if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
+        return "it is not a plain linear"
+    if layout:
+        return layout
+    x, _, scales, *_ = run.inputs
+    dtype, found = context.tensor(x).dtype, context.tensor(scales).dtype
+    if dtype not in ("float32", "float16", "bfloat16"):
+        return f"x is {dtype}"
+    return ACCEPTED if found == (scale or dtype) else f"scales are {found}, not {scale or dtype}"
+
+
+def _per_channel(stored: str, scale: str | None = None) -> Callable[[Run, Context], str]:
+    """Weights in `stored` with one scale for each output, in `scale` or, if None, in the dtype of x."""
+
+    def accepts(run: Run, context: Context) -> str:
+        attrs, dtype = run.attrs, context.tensor(run.inputs[1]).dtype
+        if dtype != stored:
+            return f"the weight is {dtype}"
+        is_single = attrs["axis"] == 1 and not {"packed_axis", "group_size"}.intersection(attrs)
+        layout = (
+            ""
+            if is_single and context.is_none(run.inputs[3])
+            else "the weight has no single scale for each output"
+        )
+        return _refusal(run, context, layout, scale)
+
+    return accepts
+
+
+def _in_groups(stored: str) -> Callable[[Run, Context], str]:
+    """Weights in `stored`, 4 bits if it is uint8, with scales for groups along the input axis, in the dtype of x."""
+
+    def accepts(run: Run, context: Context) -> str:
+        attrs, dtype = run.attrs, context.tensor(run.inputs[1]).dtype
+        if dtype != stored or (stored == "uint8") != ("packed_axis" in attrs):
+            return f"the weight is {dtype}, and not in {4 if stored == 'uint8' else 8} bits"
+        is_along = attrs["axis"] == 1 == attrs.get("packed_axis", 1)
+        return _refusal(run, context, "" if is_along else "groups or pairs are not along the input axis")
+
+    return accepts
+
+
+def _dequantized_pieces(
+    run: Run, x: Layout, weight: Layout, scales: Layout, zeros: Layout | None, outputs: int
+) -> int:
+    """The most of the moments in which a piece is unpacked, converted, made smaller by its zero points, multiplied; nothing in C."""
+    columns, item = x.shape[-1], x.item
+    rows = x.count // max(columns, 1)
+    if _runs_in_c(run, x):
+        return 0
+    piece = min(step_of(columns), outputs)
+    decoded, product = piece * columns, rows * piece
+    if not run.kernel.startswith(("int4", "int8_groups")):
+        return _scaled_pieces(run, x, decoded, product)
+    unpacked = decoded if weight.dtype == "uint8" else 0
+    subtracted = 0 if zeros is None else piece * scales.shape[-1]
+    return max(2 * unpacked, unpacked + item * decoded, item * (decoded + max(subtracted, product)))
+
+
+def _runs_in_c(run: Run, x: Layout) -> bool:
+    """Whether the kernel in C takes these rows."""
+    few = few_rows(run)
+    return few is not None and x.dtype == "bfloat16" and 0 < x.count <= few.most * x.shape[-1]
+
+
+def _scaled_pieces(run: Run, x: Layout, decoded: int, product: int) -> int:
+    """The most of three moments: a piece is decoded, multiplied, its product scaled in float32. Beside it x in float32, if it is float16."""
+    is_fp8 = run.kernel.startswith("fp8")
+    if not is_fp8 and 0 < x.count <= INT8_ROWS * x.shape[-1]:
+        return 0  # torch's kernel
+    item, converted = {"float32": (4, 0), "float16": (4, 4), "bfloat16": (2, 8 if is_fp8 else 0)}[x.dtype]
+    moved = 2 * decoded if is_fp8 and item == 4 else 0
+    most = max(item * decoded + moved, item * (decoded + product), (item + converted) * product)
+    return most + (4 * x.count if x.dtype == "float16" else 0)
+
+
+def _product_bytes(
+    run: Run,
+    x: Layout,
+    weight: Layout,
+    scales: Layout,
+    zeros: Layout | None,
+    bias: Layout | None,
+    scale: Layout | None,
+    residual: Layout | None,
+) -> int:
+    """The pieces; the whole product, unless it is the result because nothing comes after it that takes new memory."""
+    attrs, pieces = run.attrs, _dequantized_pieces(run, x, weight, scales, zeros, weight.shape[0])
+    is_new = attrs.get("activation", "silu").startswith("gelu") or "scale" in attrs or "dtype" in attrs
+    in_c = _runs_in_c(run, x) and only_adds(run)
+    if scale is None and (in_c or (not is_new and residual is None)):
+        return pieces
+    count = x.count // max(x.shape[-1], 1) * weight.shape[0]
+    product, result = count * x.item, count * dtypes.size_bytes(attrs.get("dtype", x.dtype))
+    return max(pieces + product - result, product)
+
+
+def _gated_product_bytes(
+    run: Run, x: Layout, weight: Layout, scales: Layout, zeros: Layout | None, bias: Layout | None
+) -> int:
+    """The pieces and one of gate and up; of one row pieces of both; in C both."""
+    outputs = weight.shape[0]
+    half = x.count // max(x.shape[-1], 1) * (outputs // 2) * x.item
+    if _runs_in_c(run, x) and activation_name(run) in GATES:
+        return 2 * half
+    if x.count != x.shape[-1]:
+        return _dequantized_pieces(run, x, weight, scales, zeros, outputs // 2) + half
+    pieces = _dequantized_pieces(run, x, weight, scales, zeros, outputs) + half
+    return max(pieces, 2 * half) if _names_gelu(run) else pieces
+
+
+def _names_gelu(run: Run) -> bool:
+    """Whether an activation is not made in place."""
+    return "approximate" in run.attrs or run.attrs["activation"].startswith("gelu")
+
+
+_BYTES = "few rows: a kernel that reads a byte for each weight; more rows: decoded piece by piece, scales on the result"
+_DECODED = "few rows: a kernel that reads codes; more rows: decoded piece by piece, by moving bits; activations are not rounded"
+_GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
+_FORMATS = (
+    ("int8", int8, _BYTES, _per_channel("int8")),
+    ("int8_groups", grouped, _GROUPS, _in_groups("int8")),
+    ("int4", grouped, _GROUPS, _in_groups("uint8")),
+    ("fp8", fp8, _DECODED, _per_channel("float8_e4m3fn", "float32")),
+)
+_SHAPES = (("product", product, _product_bytes), ("gated_product", gated_product, _gated_product_bytes))
+KERNELS = tuple(
+    Kernel(f"{name}_{shape}", f"quantized_{shape}", make(multiply), why, accepts, workspace=Workspace(held))
+    for shape, make, held in _SHAPES
+    for name, multiply, why, accepts in _FORMATS
+)

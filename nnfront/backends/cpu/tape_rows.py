@@ -22,7 +22,7 @@ from nnfront.backends.cpu.activations import GATES, activation_name
 from nnfront.backends.cpu.decode_attention import FEW_ROTATED, MOST, VECTOR, sees_all
 from nnfront.backends.cpu.extension import KERNELS
 from nnfront.backends.cpu.gemv import FEW_ROWS
-from nnfront.backends.cpu.kernels import gated_few_rows
+from nnfront.backends.cpu.linear import gated_few_rows
 from nnfront.backends.cpu.norm import FEW
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer

@@ -6,23 +6,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 
 from nnfront.backends.backend import Backend, Capture, Frame, Progress, Upload
-from nnfront.backends.cuda import graph_capture, graph_safety, rules, upload
+from nnfront.backends.cuda import graph_capture, graph_safety, upload
 from nnfront.backends.cuda.ahead import enumerate_kernels, launcher
 from nnfront.backends.cuda.ahead.launcher import launching
 from nnfront.backends.cuda.graphs import Graphs
 from nnfront.backends.cuda.kernel_package import kernel_module
 from nnfront.backends.cuda.table import KERNELS
-from nnfront.backends.cuda.workspace import workspaces_of
+from nnfront.backends.cuda.workspace import launching_nothing, without_data
 from nnfront.backends.device import CPU, stand_in
+from nnfront.backends.kernel import Kernel
+from nnfront.backends.workspace import metered
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Program
-from nnfront.memory.allocations import MemoryPolicy
+from nnfront.memory.allocations import Workspace
 from nnfront.passes import PIPELINES
 
 
@@ -33,7 +36,7 @@ class CudaBackend(Backend):
     archs = ("sm_80", "sm_90", "sm_100")
     passes = PIPELINES["cuda"]
     kernels = KERNELS
-    rules = rules.CUDA
+    ring_windows = False  # kernels find tokens at their positions
     captures = True
     uploads = True
 
@@ -65,9 +68,8 @@ class CudaBackend(Backend):
         sizes: tuple[int, ...] = kernel_module("cache").PAGES
         return sizes
 
-    def memory(self, target: str) -> MemoryPolicy:
-        # Kernels find tokens at their positions: no ring.
-        return MemoryPolicy(workspaces_of(self.kernels, target), ring_windows=False)
+    def metered(self, kernel: Kernel, target: str) -> Workspace:
+        return metered(kernel.bind, partial(launching_nothing, target), without_data)
 
     def capture(
         self, program: MethodProgram, device: torch.device, run: Callable[[Frame], None]

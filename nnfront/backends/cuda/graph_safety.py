@@ -5,19 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nnfront.backends.cuda.attention import KERNELS as ATTENTION
+from nnfront.backends.cuda import attention
+from nnfront.backends.table import kernels_of
 from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Program, Run
 
 # Rows (tokens of all sequences) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
 # Kernels that do with the layers of a cache only what a `StillLayer` can, besides those of attention.
-STILL = frozenset({"cache_split", "cache_join", "cache_positions", "tuple", *ATTENTION})
-# Kernels that read a result back to the host.
-READ_BACK = {"moe_mlp_sorted", "dim_value", "within"}
+STILL = frozenset(
+    {"cache_split", "cache_join", "cache_positions", "tuple", *(kernel.name for kernel in attention.KERNELS)}
+)
 
 
 def why_not(program: MethodProgram) -> str:
     """Say which instruction of a method, the first one, cannot be recorded and why; "" if all can."""
+    # The reference of `dim_value` reads a result back, too.
+    read_back = {"dim_value", *(k.name for k in kernels_of(program.target) if k.reads_back)}
     for instruction in program.body.walk():
         where = f" at {instruction.module}" if instruction.module else ""
         if isinstance(instruction, Branch):
@@ -30,7 +33,7 @@ def why_not(program: MethodProgram) -> str:
             return f"{instruction.kernel}{where} asks the host how many tokens the cache holds"
         if not instruction.is_pure and not has_cache:
             return f"{instruction.op}{where} acts on the host"
-        if instruction.kernel in READ_BACK:
+        if instruction.kernel in read_back:
             return f"{instruction.kernel}{where} reads a result back to the host"
     return ""
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of CUDA by name."""
+"""The kernels of CUDA, in the order in which they are asked."""
 
 from __future__ import annotations
 
-from nnfront.backends.cpu.kernels import KERNELS as OF_TORCH
+from nnfront.backends.cpu import attention as torch_attention
+from nnfront.backends.cpu import host, rope
 from nnfront.backends.cuda import attention, linear, rowwise
-from nnfront.backends.select import Maker
 
-ON_DEVICE: dict[str, Maker] = {**linear.KERNELS, **attention.KERNELS, **rowwise.KERNELS}
+ON_DEVICE = (*linear.KERNELS, *attention.KERNELS, *rowwise.KERNELS)
 """Kernels that launch those of `nnfront_kernels`."""
 
-KERNELS: dict[str, Maker] = {**OF_TORCH, **ON_DEVICE}
+KERNELS = (*ON_DEVICE, *torch_attention.KERNELS, *rope.KERNELS, *host.KERNELS)

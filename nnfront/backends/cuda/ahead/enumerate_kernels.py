@@ -147,6 +147,9 @@ def _draw(program: Program) -> None:
         rehearse_draws(torch.empty(1, logits.shape[-1], dtype=getattr(torch, logits.dtype), device=META))
 
 
+_LAUNCHING = {kernel.name for kernel in ON_DEVICE}
+
+
 class _Stage:
     """A method whose instructions are called one by one."""
 
@@ -165,7 +168,9 @@ class _Stage:
         self._matches = [i for i in _walk(method.body.instructions) if isinstance(i, Match)]
         self._frame = self._loaded({symbol.name: number for symbol, number in known.items()}, known)
         self.wanted = self._different(
-            run for run in _walk(method.body.instructions) if isinstance(run, Run) and run.kernel in ON_DEVICE
+            run
+            for run in _walk(method.body.instructions)
+            if isinstance(run, Run) and run.kernel in _LAUNCHING
         )
 
     def play(self, numbers: Mapping[str, int]) -> None:

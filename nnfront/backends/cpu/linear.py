@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers on a CPU, and what comes before and after them in fusions.
+
+Few rows of bfloat16 go to a kernel that reads the weight at the speed of memory (`gemv`), more rows to oneDNN. Results are those of the ops'
+references, up to the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from nnfront.backends.cpu.activations import activation, activation_name
+from nnfront.backends.cpu.gemv import FEW_ROWS
+from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
+from nnfront.ir import TensorType
+from nnfront.lower import Run
+from nnfront.memory.allocations import Workspace
+from nnfront.memory.layout import Layout
+
+# Below this many elements a weight stays in the caches, and the time of a product is that of the call.
+LARGE = 1 << 20
+
+
+def as_linear(run: Run, context: Context) -> Run | str:
+    """A product with a matrix that is a transpose, or a weight, as `linear`, which has the weight the other way around."""
+    x, right = run.inputs
+    if not isinstance(context.type(right), TensorType) or context.tensor(right).ndim != 2:
+        return "the right operand is no single matrix"
+    maker = context.makers.get(right)
+    if maker is not None and maker.op == "permute_dims" and maker.attrs["axes"] == (1, 0):
+        weight = maker.inputs[0]
+    elif context.is_bound_at_load(right):
+        type = context.tensor(right)
+        (weight,) = context.emit(
+            run, "permute_dims", (right,), {"axes": (1, 0)}, TensorType(type.shape[::-1], type.dtype)
+        )
+    else:
+        return "the right operand is neither a transpose nor a weight"
+    return replace(run, op="linear", inputs=(x, weight, context.frame.constant(None)))
+
+
+def _plain(run: Run, context: Context) -> str:
+    return f"it has {', '.join(run.attrs)}" if run.attrs else ACCEPTED
+
+
+def _widened(run: Run, context: Context) -> str:
+    if run.attrs != {"out_dtype": "float32"}:
+        return "the result is not widened to float32"
+    dtype = context.tensor(run.inputs[1]).dtype
+    return ACCEPTED if dtype in ("float16", "bfloat16") else f"the weight is {dtype}"
+
+
+def _bfloat16(run: Run, context: Context) -> str:
+    dtype = context.tensor(run.inputs[1]).dtype
+    return _plain(run, context) or (ACCEPTED if dtype == "bfloat16" else f"the weight is {dtype}")
+
+
+def _large_float32(run: Run, context: Context) -> str:
+    weight = context.tensor(run.inputs[1])
+    sizes = [size for size in weight.shape if isinstance(size, int)]
+    if run.attrs or weight.dtype != "float32":
+        return _plain(run, context) or f"the weight is {weight.dtype}"
+    return (
+        ACCEPTED
+        if len(sizes) == 2 and prod(sizes) >= LARGE
+        else f"the weight has fewer than {LARGE} elements"
+    )
+
+
+def _as_gated(run: Run, context: Context) -> Run:
+    """The product that the kernel is to use as an attribute: the one that a linear of these operands gets."""
+    x, weight, bias = run.inputs
+    product = replace(run, op="linear", inputs=(x, weight, bias), attrs={})
+    kernels = (kernel.name for kernel in PRODUCTS if not kernel.accepts(product, context))
+    return replace(run, attrs={**run.attrs, "product": next(kernels, PLAIN.name)})
+
+
+def _gates_linear(run: Run, context: Context) -> str:
+    x, weight, _ = run.inputs
+    if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
+        return "it is not a plain linear"
+    return ACCEPTED if context.tensor(weight).dtype == context.tensor(x).dtype else "operands differ in dtype"
+
+
+def _ends_in_bfloat16(run: Run, context: Context) -> str:
+    """A product in bfloat16, and nothing but a residual of its shape and a cast to float32 after it."""
+    x, weight, _, scale, residual = run.inputs
+    if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
+        return "it is not a plain linear"
+    if "activation" in run.attrs or "scale" in run.attrs or not context.is_none(scale):
+        return "more than a residual and a cast comes after it"
+    if run.attrs.get("dtype", "float32") != "float32":
+        return f"the result is {run.attrs['dtype']}"
+    operands = (x, weight) if context.is_none(residual) else (x, weight, residual)
+    if any(context.tensor(slot).dtype != "bfloat16" for slot in operands):
+        return "operands are not all bfloat16"
+    is_like = (
+        context.is_none(residual) or context.tensor(residual).shape == context.tensor(run.outputs[0]).shape
+    )
+    return ACCEPTED if is_like else "the residual is broadcast"
+
+
+# Elements of a weight that are widened at a time: 4 MiB of float32.
+PIECE = 1 << 20
+
+
+def _linear(run: Run) -> Callable[..., Any]:
+    return F.linear
+
+
+def linear_bfloat16(run: Run) -> Callable[..., Any]:
+    """Few rows go to a kernel for them; more rows to oneDNN, which is the faster one then."""
+    if FEW_ROWS is None:
+        return F.linear
+    takes, multiply = FEW_ROWS.takes, FEW_ROWS.multiply
+
+    def multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return multiply(x, weight, bias) if takes(x, weight, bias) else F.linear(x, weight, bias)
+
+    return multiply_rows
+
+
+def _linear_float32(run: Run) -> Callable[..., Any]:
+    """oneDNN's inner product; the BLAS that `F.linear` calls is tuned for other processors.
+
+    2048 x 3072, one thread: 1 row 1.3 ms against 1.5, 4 rows 2.1 against 2.9, 16 rows 3.7 against 11, 256 rows 116 against 179.
+    """
+    try:
+        pointwise = torch.ops.mkldnn._linear_pointwise.default
+    except AttributeError:
+        return F.linear
+
+    def linear_float32(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if not weight.is_contiguous() or not x.numel():
+            return F.linear(x, weight, bias)
+        y: torch.Tensor = pointwise(x, weight, bias, "none", [], "")
+        return y
+
+    return linear_float32
+
+
+def _linear_wide(run: Run) -> Callable[..., Any]:
+    """A float32 result from half operands: the weight is widened in pieces that stay in the caches, never as a whole.
+
+    Few rows of bfloat16 go to a kernel that widens in registers, if there is one.
+    """
+    few = FEW_ROWS if FEW_ROWS and torch.float32 in FEW_ROWS.results else None
+
+    def linear_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if few and x.dtype == weight.dtype == torch.bfloat16 and few.takes(x, weight, None):
+            y = few.multiply(x, weight, None, None, torch.float32)
+            return y if bias is None else y.add_(bias)
+        rows, columns = weight.shape
+        y = torch.empty((*x.shape[:-1], rows))
+        wide, step = x.float(), max(PIECE // max(columns, 1), 1)
+        for first in range(0, rows, step):
+            part = weight.narrow(0, first, min(step, rows - first))
+            y.narrow(-1, first, part.shape[0]).copy_(F.linear(wide, part.float()))
+        return y if bias is None else y.add_(bias)
+
+    return linear_wide
+
+
+def _finished_product(run: Run) -> Callable[..., Any]:
+    """x @ weight.T + bias + residual, as float32 if it is cast: few rows are rounded once at the end, more rows after each."""
+    dtype: torch.dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
+    few = FEW_ROWS if FEW_ROWS and dtype in FEW_ROWS.results else None
+
+    def finished_product(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        scale: None,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if few and few.takes(x, weight, bias) and (residual is None or residual.is_contiguous()):
+            return few.multiply(x, weight, bias, residual, dtype)
+        y = F.linear(x, weight, bias)
+        return (y if residual is None else y.add_(residual)).to(dtype)
+
+    return finished_product
+
+
+def gated_few_rows(run: Run) -> Callable[..., torch.Tensor] | None:
+    """Return the kernel that computes a gated product of few rows, if there is one."""
+    if FEW_ROWS is None or run.attrs["product"] != "linear_bfloat16":
+        return None
+    return FEW_ROWS.gated.get(activation_name(run))
+
+
+def _gated_product(run: Run) -> Callable[..., Any]:
+    """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight.
+
+    Few rows go to a kernel that does all of it, if there is one. Else rows are multiplied with one half after the other: elementwise calls on
+    halves of one result take 1.4 times as long.
+    """
+    multiply, activate = (
+        next(k for k in (*PRODUCTS, PLAIN) if k.name == run.attrs["product"]).bind(run),
+        activation(run),
+    )
+    few, gated = FEW_ROWS, gated_few_rows(run)
+
+    def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if few and gated and few.takes(x, weight, bias):
+            return gated(x, weight, bias)
+        half = weight.shape[0] // 2
+        if x.numel() == x.shape[-1]:
+            both = multiply(x, weight, bias)
+            return activate(both.narrow(-1, 0, half)).mul_(both.narrow(-1, half, half))
+        gate_bias, up_bias = (None, None) if bias is None else (bias[:half], bias[half:])
+        return activate(multiply(x, weight[:half], gate_bias)).mul_(multiply(x, weight[half:], up_bias))
+
+    return gated_product
+
+
+def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
+    """x in float32, a piece of the weight in float32, and the product with it."""
+    rows, columns = weight.shape
+    piece = min(max(PIECE // max(columns, 1), 1), rows)
+    widened = sum(
+        count for count, like in ((x.count, x), (piece * columns, weight)) if like.dtype != "float32"
+    )
+    return 4 * (widened + x.count // max(columns, 1) * piece)
+
+
+def _finished_product_bytes(
+    run: Run, x: Layout, weight: Layout, bias: Layout | None, scale: None, residual: Layout | None
+) -> int:
+    """The product, if it is cast; in C it is not made before."""
+    rows = x.count // max(x.shape[-1], 1)
+    if "dtype" not in run.attrs or (
+        FEW_ROWS and torch.float32 in FEW_ROWS.results and 0 < rows <= FEW_ROWS.most
+    ):
+        return 0
+    return rows * weight.shape[0] * x.item
+
+
+def _gated_product_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
+    """One of gate and up; of one row both; in C neither."""
+    rows = x.count // max(x.shape[-1], 1)
+    if FEW_ROWS and gated_few_rows(run) and 0 < rows <= FEW_ROWS.most:
+        return 0
+    half = x.count // x.shape[-1] * weight.shape[0] // 2 * x.item if x.count else 0
+    return 2 * half if x.count == x.shape[-1] else half
+
+
+PLAIN = Kernel(
+    "linear_plain", "", _linear, "the weight as it is stored, no transpose", _plain, workspace=NOTHING
+)
+PRODUCTS = (
+    Kernel(
+        "linear_bfloat16",
+        "linear",
+        linear_bfloat16,
+        "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN",
+        _bfloat16,
+        workspace=NOTHING,
+    ),
+    Kernel(
+        "linear_float32",
+        "linear",
+        _linear_float32,
+        "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows",
+        _large_float32,
+        workspace=NOTHING,
+    ),
+    Kernel(
+        "linear_wide",
+        "linear",
+        _linear_wide,
+        "the weight widened piece by piece, not as a whole",
+        _widened,
+        workspace=Workspace(_linear_wide_bytes),
+    ),
+)
+"""Linear layers by themselves; a gated product uses the first that takes it."""
+
+KERNELS = (
+    Kernel(
+        "gated_product",
+        "gated_product",
+        _gated_product,
+        "gate and up in tensors of their own, multiplied in place",
+        _gates_linear,
+        _as_gated,
+        workspace=Workspace(_gated_product_bytes),
+    ),
+    Kernel(
+        "finished_product",
+        "product",
+        _finished_product,
+        "few rows: residual and cast in the kernel of the product; more rows: the sum in the product's own memory",
+        _ends_in_bfloat16,
+        workspace=Workspace(_finished_product_bytes),
+    ),
+    *PRODUCTS,
+    *(kernel.of("matmul", as_linear) for kernel in (*PRODUCTS[:2], PLAIN, PRODUCTS[2])),
+)

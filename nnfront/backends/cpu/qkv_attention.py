@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of a fused projection on a CPU: q and k rotated at once, k and v appended, attention; one token of all of it in C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nnfront.backends.cpu import attention
+from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu.rope import rope_rotated, rope_rotated_bytes, rope_tables
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.lower import Run
+from nnfront.memory.allocations import Workspace
+from nnfront.memory.layout import Layer, Layout, contiguous
+from nnfront.state.layer import CacheLayer
+
+
+def _as_rotated_attention(run: Run, context: Context) -> Run | str:
+    """Attention after rope by such tables, its heads as attributes."""
+    if run.attrs.get("interleaved", False):
+        return "neighbours are pairs, not halves"
+    qkv, cos, sin, *rest = run.inputs
+    width, y = context.tensor(qkv).shape[-1], context.tensor(run.outputs[0])
+    heads, size = y.shape[2:]
+    if not (isinstance(width, int) and isinstance(heads, int) and isinstance(size, int)):
+        return "the number of heads is no constant"
+    attrs = {**run.attrs, "heads": heads, "groups": (width // size - heads) // 2}
+    return replace(run, inputs=(qkv, *rope_tables(run, qkv, cos, sin, context), *rest), attrs=attrs)
+
+
+def _rotated_heads(run: Run, context: Context) -> str:
+    cos, sinks = run.inputs[1], run.inputs[4]
+    if not context.is_none(sinks):
+        return "it has sinks"
+    if "softcap" in run.attrs:
+        return "it has a softcap"
+    size, rotated = context.tensor(run.outputs[0]).shape[3], context.tensor(cos).shape[-1]
+    return ACCEPTED if rotated == size else f"{rotated} of {size} features are rotated"
+
+
+def _qkv_attention(run: Run) -> Callable[..., Any]:
+    """Rotate q and k, which lie next to each other, at once; append k and v to the cache, if there is one; attend.
+
+    Shapes: qkv [batch, seq, (heads + 2 * groups) * size], y [batch, seq, heads, size].
+    """
+    rotate, with_cache, without = rope_rotated(run), attention.cached(run), attention.fused(run)
+    heads, groups = run.attrs["heads"], run.attrs["groups"]
+    window, scale = run.attrs.get("window"), run.attrs.get("scale")
+
+    def qkv_attention(
+        qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: CacheLayer | None, sinks: None
+    ) -> Any:
+        if layer is not None and qkv.shape[1] == 1:
+            y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, window, scale)
+            if y is not None:
+                return y, layer
+        parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)
+        q, k = rotate(parts.narrow(2, 0, heads + groups), cos, sin).split((heads, groups), 2)
+        v = parts.narrow(2, heads + groups, groups)
+        attend = without if layer is None else with_cache
+        return attend(q, k, v, layer, None)
+
+    return qkv_attention
+
+
+def _heads(run: Run, qkv: Layout) -> tuple[Layout, Layout, Layout]:
+    """q, k, and both next to each other."""
+    heads, groups = run.attrs["heads"], run.attrs["groups"]
+    batch, seq, width = qkv.shape
+    size = width // (heads + 2 * groups)
+    q, k, both = (contiguous((batch, seq, n, size), qkv.dtype) for n in (heads, groups, heads + groups))
+    return q, k, both
+
+
+def _qkv_attention_bytes(
+    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: None
+) -> int:
+    """Rotated q and k, and first what rotating them takes, then what attention takes."""
+    q, k, both = _heads(run, qkv)
+    attending = (
+        attention.fused_bytes(run, q, k)
+        if layer is None
+        else attention.cached_bytes(run, q, k, k, layer, None)
+    )
+    return both.size_bytes + max(rope_rotated_bytes(run, both, cos, sin) - q.size_bytes, attending)
+
+
+def _remembered_by_qkv(
+    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: None
+) -> int:
+    """The mask that attention remembers."""
+    q, k, _ = _heads(run, qkv)
+    return 0 if layer is None else attention.mask_bytes(run, q, k, k, layer, None)
+
+
+KERNELS = (
+    Kernel(
+        "qkv_attention",
+        "qkv_attention",
+        _qkv_attention,
+        "q and k rotated at once",
+        _rotated_heads,
+        _as_rotated_attention,
+        workspace=Workspace(_qkv_attention_bytes, _remembered_by_qkv),
+    ),
+)
