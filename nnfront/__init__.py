@@ -69,6 +69,9 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "set_default_dtype",
         )
     },
+    "Backend": ("nnfront.backends.backend", "Backend"),
+    "Kernel": ("nnfront.backends.kernel", "Kernel"),
+    "backend_of": ("nnfront.backends.registry", "backend_of"),
     "Checkpoint": ("nnfront.weights", "Checkpoint"),
     "Executable": ("nnfront.compiler", "Executable"),
     "LLM": ("nnfront.llm.language_model", "LLM"),

@@ -70,9 +70,9 @@ def main(args: argparse.Namespace) -> int:
         model_file=args.model,
         cache=args.cache,
         plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
-        progress=progress_bar("weights", "step")
-        if device == "cpu"
-        else progress_bar("weights", "B", scale=True),
+        progress=progress_bar("weights", "B", scale=True)
+        if nn.backend_of(device).uploads
+        else progress_bar("weights", "step"),
     )
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = llm.generate(
