@@ -43,7 +43,7 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
 
     Raises LowerError for a target that this build does not have, and for IR that cannot run.
     """
-    source, ir = ir, run_steps(ir, backend_of(target).passes)
+    source, ir = ir, run_steps(ir, backend_of(target).passes(target))
     return Executable(ir, lower(ir, target), source)
 
 

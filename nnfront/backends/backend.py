@@ -44,16 +44,18 @@ class Backend:
     """What runs programs on one kind of device.
 
     name           what `compile(target=...)` calls it;  archs  what may follow it after a colon
-    passes         what it does to the IR before lowering, in order
     kernels        the first that accepts a call runs it
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     """
 
     name: str
     archs: Sequence[str] = ()
-    passes: Sequence[Any] = ()
     kernels: Sequence[Kernel] = ()
     captures = False
+
+    def passes(self, target: str) -> Sequence[Any]:
+        """What it does to the IR before lowering, in order."""
+        return ()
 
     def device(self, target: str) -> torch.device:
         """Where the tensors of a target's programs live. Raises LoadError if there is no such device here."""

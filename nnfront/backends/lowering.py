@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from nnfront.backends.select import select
 from nnfront.backends.table import kernels_of
-from nnfront.ir import IRModule
-from nnfront.lower import Block, Program
+from nnfront.ir import Function, FunctionBuilder, FunctionCall, IRModule
+from nnfront.lower import Block, Program, Run, lower_function
 from nnfront.lower.lower import lower as lower_module
 from nnfront.lower.slots import Frame
 
@@ -17,6 +19,22 @@ def lower(ir: IRModule, target: str = "cpu") -> Program:
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
     return lower_module(ir, target, choose)
+
+
+def takes(target: str, ir: IRModule, function: Function, weights: Collection[str]) -> bool:
+    """Whether a kernel of a target runs calls of a fused function of `ir`, or of one that is not in it yet; `weights` are the operands that are weights."""
+    builder = FunctionBuilder("probe", IRModule([*ir.functions, function]))
+    operands = [
+        builder.param(p.name, p.type, "weight" if p.name in weights else p.role) for p in function.params
+    ]
+    probe = builder.finish(builder.emit(FunctionCall(function.name, tuple(operands)), "probe"))
+    program = lower_function(
+        probe, {**{f.name: f for f in ir.functions}, function.name: function}, choose, target
+    )
+    return any(
+        isinstance(run, Run) and run.op == function.attrs["region"] and run.kernel
+        for run in program.body.walk()
+    )
 
 
 def choose(block: Block, frame: Frame, target: str) -> Block:

@@ -54,7 +54,7 @@ old one over the order undone, so a target without a kernel for it is right as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -96,13 +96,27 @@ class Packing:
     unpack: Mapping[str, Step] = field(default_factory=dict)
 
 
+Takes: TypeAlias = Callable[[IRModule, Function, Collection[str]], bool]
+"""Whether a kernel runs calls of a fused function, the operands of these names being weights."""
+
+
 @module_pass(sees_primitive=True)
-def pack_weights(ir: IRModule) -> IRModule:
-    """Rewrite regions whose kernels want weights in an order of their own."""
-    packings = {f.name: p for f in ir.functions if f.kind == "fused" and (p := _packing(f)) is not None}
+def pack_weights(ir: IRModule, takes: Takes | None = None) -> IRModule:
+    """Rewrite regions whose kernels want weights in an order of their own.
+
+    `takes` is asked about each region in its new form: one that no kernel runs then keeps its weights as they are, since the order would
+    have to be undone on each call. None: all are rewritten.
+    """
+    names = Names(ir)
+    packings: dict[str, Packing] = {}
+    for function in ir.functions:
+        packing = _packing(function) if function.kind == "fused" else None
+        if packing is not None and (
+            takes is None or takes(ir, _packed(function, packing, Names(ir), ir), packing.pack.keys())
+        ):
+            packings[function.name] = packing
     if not packings:
         return ir
-    names = Names(ir)
     kept = read_as_they_are(ir, lambda binding: _packed_operands(binding, ir, packings).values())
     made: dict[str, Function] = {}
     functions: list[Function] = []

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from nnfront.backends.backend import Backend, Pair
 from nnfront.backends.cpu import (
@@ -36,8 +37,10 @@ class CpuBackend(Backend):
     """Tensors in the host's memory, weights mapped from files where they can be."""
 
     name = "cpu"
-    passes = PIPELINES["cpu"]
     kernels = KERNELS
+
+    def passes(self, target: str) -> Sequence[Any]:
+        return PIPELINES["cpu"]
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         return tape.join(pairs, slots, method)

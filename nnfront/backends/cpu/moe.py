@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +18,9 @@ from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layout
 
 
-def _moe_mlp_sorted(run: Run) -> Callable[..., Any]:
+def sorted_by_expert(multiply: Callable[[Run], Callable[..., Any]], run: Run) -> Callable[..., Any]:
     """One product for each expert that was chosen, over the tokens that chose it; shares are added in the order of the choices."""
-    activate, of_bfloat16 = ACTIVATIONS[run.attrs.get("activation", "silu")], linear_bfloat16(run)
+    activate, linear = ACTIVATIONS[run.attrs.get("activation", "silu")], multiply(run)
 
     def moe_mlp_sorted(
         x: torch.Tensor,
@@ -30,7 +31,6 @@ def _moe_mlp_sorted(run: Run) -> Callable[..., Any]:
     ) -> torch.Tensor:
         tokens, top_k = experts.shape
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        linear = of_bfloat16 if x.dtype == torch.bfloat16 else F.linear
         shares = x.new_zeros(tokens * top_k, x.shape[1], dtype=wide)
         chosen, order = experts.reshape(-1).sort(stable=True)
         first = 0
@@ -53,11 +53,21 @@ def _moe_mlp_sorted_bytes(
     return slots * (4 * hidden + 3 * 8) + one_expert
 
 
+def _linear(run: Run) -> Callable[..., Any]:
+    """Few tokens of an expert in bfloat16 in the kernel for them."""
+    of_bfloat16 = linear_bfloat16(run)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, bias: None) -> torch.Tensor:
+        return (of_bfloat16 if x.dtype == torch.bfloat16 else F.linear)(x, weight, bias)
+
+    return linear
+
+
 KERNELS = (
     Kernel(
         "moe_mlp_sorted",
         "moe_mlp",
-        _moe_mlp_sorted,
+        partial(sorted_by_expert, _linear),
         "the experts that were chosen, each with its tokens at once",
         workspace=Workspace(_moe_mlp_sorted_bytes),
         reads_back=True,

@@ -21,12 +21,13 @@ from nnfront.backends.cuda.table import KERNELS
 from nnfront.backends.cuda.workspace import launching_nothing, without_data
 from nnfront.backends.device import CPU, stand_in
 from nnfront.backends.kernel import Kernel
+from nnfront.backends.lowering import takes
 from nnfront.backends.workspace import metered
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Program
 from nnfront.memory.allocations import Workspace
-from nnfront.passes import PIPELINES
+from nnfront.passes import PIPELINES, pack_weights
 
 
 class CudaBackend(Backend):
@@ -34,11 +35,15 @@ class CudaBackend(Backend):
 
     name = "cuda"
     archs = ("sm_80", "sm_90", "sm_100")
-    passes = PIPELINES["cuda"]
     kernels = KERNELS
     ring_windows = False  # kernels find tokens at their positions
     captures = True
     uploads = True
+
+    def passes(self, target: str) -> Sequence[Any]:
+        """Kernels are chosen first: a region's weights are packed only if a kernel takes it so."""
+        chosen = partial(pack_weights, takes=partial(takes, target))
+        return [chosen if step is pack_weights else step for step in PIPELINES["cuda"]]
 
     def device(self, target: str) -> torch.device:
         """The current GPU, or the CPU under Triton's interpreter (TRITON_INTERPRET=1).

@@ -105,8 +105,8 @@ def _gated_accepts(run: Run, context: Context) -> str:
 
 def _unpacked(run: Run, context: Context) -> str:
     """Why gate and up do not alternate in the weight."""
-    if run.attrs.get("kind") != "linear":
-        return "the weight is not [out, in]"
+    if refusal := _ends(run, context, None):
+        return refusal
     if not context.is_bound_at_load(run.inputs[1]):
         return "the weight is not known before the call"
     return "something else reads the weight as it is, and it is not kept twice"

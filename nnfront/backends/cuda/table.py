@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from torch.nn import functional as F
+
 from nnfront.backends.cpu import attention as torch_attention
-from nnfront.backends.cpu import host, rope
+from nnfront.backends.cpu import host, moe, rope
 from nnfront.backends.cuda import attention, linear, rowwise
 
 ON_DEVICE = (*linear.KERNELS, *attention.KERNELS, *rowwise.KERNELS)
 """Kernels that launch those of `nnfront_kernels`."""
 
-KERNELS = (*ON_DEVICE, *torch_attention.KERNELS, *rope.KERNELS, *host.KERNELS)
+_EXPERTS = tuple(
+    replace(kernel, bind=partial(moe.sorted_by_expert, lambda run: F.linear)) for kernel in moe.KERNELS
+)
+KERNELS = (*ON_DEVICE, *_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *host.KERNELS)
