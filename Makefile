@@ -3,12 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test setup lint types tests test-kernels test-artefacts clean
+.PHONY: demo test test-all test-matrix setup lint types tests test-kernels test-artefacts clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 test: lint types tests
+
+# What `test` leaves out for its time: kernels with deliberate mistakes, which a test must catch, and kernels compiled for every architecture.
+test-matrix: $(READY)
+	$(BIN)/python -m pytest -m "matrix and not slow"
+
+test-all: test test-matrix
 
 setup: $(READY)
 

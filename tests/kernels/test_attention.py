@@ -190,6 +190,7 @@ def run_mutant(mutant: Mutant, case: Decode) -> None:
 
 @pytest.mark.ahead.with_args(run_mutant)
 @pytest.mark.parametrize(("mutant", "case"), MUTANTS, ids=[str(mutant) for mutant, _ in MUTANTS])
+@pytest.mark.matrix
 def test_mutant_of_decoding_is_caught(interpreted, mutant, case):
     with pytest.raises(AssertionError):
         interpreted(run_mutant, mutant, case)

@@ -124,6 +124,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize(("mutant", "run", "case"), MUTANTS, ids=[str(mutant) for mutant, _, _ in MUTANTS])
+@pytest.mark.matrix
 def test_mutant_of_8_bits_is_caught(interpreted, mutant, run, case):
     with pytest.raises(AssertionError):
         interpreted(run, mutant, case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +41,7 @@ from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
 ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
-# The default run compiles the first config of each kernel on each arch, and caches in 8 bits for one.
+# `make test` compiles the first config of each kernel for sm_90, `make test-all` for each arch, and caches in 8 bits for one.
 NARROW = [b for b in ALL if getattr(b.shape, "fp8", False)]
 PLAIN = [
     b
@@ -50,6 +51,13 @@ PLAIN = [
 ]
 FEW = list({(b.kernel, b.arch): b for b in reversed(PLAIN) if b not in NARROW}.values())
 FEW += list({b.kernel: b for b in reversed(NARROW) if b.arch == "sm_90"}.values())
+
+
+def marked(found: Sequence[Build]) -> list[Any]:
+    """Builds for sm_90, and those for other archs as part of the matrix."""
+    return [pytest.param(b, marks=() if b.arch == "sm_90" else pytest.mark.matrix) for b in found]
+
+
 FALLBACKS = [
     Build("matmul_small_m", "sm_90", nnfront_kernels.matmul_small_m.UNALIGNED, MatmulShape(64, 4095, 4095)),
     Build("matmul", "sm_80", nnfront_kernels.matmul.UNALIGNED, MatmulShape(4095, 4095, 4095, aligned=False)),
@@ -69,7 +77,7 @@ def complaints(build: Build, found: Report) -> list[str]:
 
 
 @pytest.mark.ahead.with_args(compile_build)
-@pytest.mark.parametrize("build", FEW, ids=str)
+@pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_machine_code_keeps_the_rules_and_the_budget(compiled, build):
     assert complaints(build, compiled(compile_build, build)) == []
 
@@ -124,7 +132,7 @@ def test_what_is_left_out_for_its_spills_spills(compiled, spill):
 
 
 @pytest.mark.ahead.with_args(compile_build)
-@pytest.mark.parametrize("build", FEW, ids=str)
+@pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_choose_reckons_with_the_shared_memory_that_is_used(compiled, build):
     kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == build.kernel)
     reckoned = kernel.shared_bytes(build.config)

@@ -157,6 +157,7 @@ MUTANTS = [
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+@pytest.mark.matrix
 def test_mutant_of_the_rounding_is_caught(interpreted, mutant):
     # One of the two forms of scales sees it.
     def caught(*case: object) -> bool:

@@ -280,6 +280,7 @@ def run_mutant(mutant: Mutant, check: Any, layer: Layer) -> None:
 
 @pytest.mark.ahead.with_args(run_mutant)
 @pytest.mark.parametrize(("mutant", "check", "layer"), MUTANTS, ids=[str(mutant) for mutant, _, _ in MUTANTS])
+@pytest.mark.matrix
 def test_mutant_of_the_experts_is_caught(interpreted, mutant, check, layer):
     with pytest.raises(AssertionError):
         interpreted(run_mutant, mutant, check, layer)

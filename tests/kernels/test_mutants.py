@@ -90,6 +90,7 @@ def run_mutant(mutant: Mutant, name: str, case: Case) -> None:
 
 @pytest.mark.ahead.with_args(run_mutant)
 @pytest.mark.parametrize(("mutant", "name", "case"), MUTANTS, ids=[str(mutant) for mutant, _, _ in MUTANTS])
+@pytest.mark.matrix
 def test_mutant_is_caught(interpreted, mutant, name, case):
     with pytest.raises(AssertionError):
         interpreted(run_mutant, mutant, name, case)

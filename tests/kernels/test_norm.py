@@ -155,6 +155,7 @@ def run_mutant(mutant: Mutant, rows: Rows) -> None:
 
 @pytest.mark.ahead.with_args(run_mutant)
 @pytest.mark.parametrize(("mutant", "rows"), MUTANTS, ids=[str(mutant) for mutant, _ in MUTANTS])
+@pytest.mark.matrix
 def test_mutant_of_the_norm_is_caught(interpreted, mutant, rows):
     with pytest.raises(AssertionError):
         interpreted(run_mutant, mutant, rows)
