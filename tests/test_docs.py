@@ -161,3 +161,10 @@ def test_ops_without_a_counterpart_are_those_that_the_page_names() -> None:
     assert named
     for name in named:
         assert not hasattr(nn.op, name), name
+
+
+def test_the_trips_through_the_code_name_files_that_exist() -> None:
+    text = (PROJECT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"`((?:nnfront|tests)/[\w/]+\.py)`", text)
+    assert len(named) > 30
+    assert [name for name in named if not (PROJECT / name).is_file()] == []
