@@ -86,7 +86,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "ir": ("nnfront.ir", ""),
     "load": ("nnfront.artefact.loader", "load"),
     "multiple_of": ("nnfront.passes", "multiple_of"),
-    "op": ("nnfront.nn.functional", ""),
+    "op": ("nnfront.nn.functional", "op"),
     "passes": ("nnfront.passes", ""),
     "register_extern": ("nnfront.ops", "register_extern"),
     "register_kernel": ("nnfront.plugins", "register_kernel"),

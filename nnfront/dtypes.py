@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from nnfront.errors import InferError
+from nnfront.errors import InferError, nearest
 
 
 class Category(IntEnum):
@@ -34,12 +34,34 @@ _DTYPES: dict[str, tuple[Category, int]] = {
 
 DTYPES: tuple[str, ...] = tuple(_DTYPES)
 
+# Other names for some of them, for messages.
+_ELSEWHERE = {
+    "bf16": "bfloat16",
+    "double": "float64",
+    "float": "float32",
+    "fp16": "float16",
+    "fp32": "float32",
+    "half": "float16",
+    "int": "int64",
+    "long": "int64",
+}
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
 
 def check(dtype: str) -> str:
     """Return `dtype` if it names an element type, else raise InferError with the list of names."""
-    if dtype not in _DTYPES:
-        raise InferError(f"unknown dtype {dtype!r}", help=f"use one of {', '.join(DTYPES)}")
-    return dtype
+    if dtype in _DTYPES:
+        return dtype
+    if str(dtype).partition(":")[0] in _DEVICES:
+        raise InferError(
+            f"{dtype!r} is a device, not a dtype",
+            help="a model has no device: nnfront.compile(ir, target) says where it runs",
+        )
+    meant = _ELSEWHERE.get(dtype, dtype)
+    raise InferError(
+        f"unknown dtype {dtype!r}",
+        help="; ".join(filter(None, [nearest(meant, DTYPES), f"use one of {', '.join(DTYPES)}"])),
+    )
 
 
 def category(dtype: str) -> Category:

@@ -5,6 +5,8 @@
       DimError       a dim expression, a fact about a dim, or a comparison of dims is wrong
       SpecError      the caller's spec does not fit the method
       TraceError     the method did something that cannot be traced
+        UnknownName  an attribute or function that does not exist; an AttributeError too, so that hasattr answers
+        WrongUse     a traced value where Python or a library wants another; a TypeError too
       InferError     an op got operands it is not defined for
       VerifyError    IR breaks a numbered rule
       ParseError     IR text is not well formed
@@ -19,6 +21,7 @@ path, method, source line) and *help* (what to do about it).
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 
@@ -56,6 +59,14 @@ class TraceError(NnfrontError):
     """The method did something that cannot be traced."""
 
 
+class UnknownName(TraceError, AttributeError):
+    """A model asks for an attribute or function that does not exist."""
+
+
+class WrongUse(TraceError, TypeError):
+    """Python or a library was given a traced value where it wants another."""
+
+
 class InferError(NnfrontError):
     """An op got operands it is not defined for."""
 
@@ -82,3 +93,9 @@ class LoadError(NnfrontError):
 
 class RunError(NnfrontError):
     """Inputs do not match the signature of the method that was called."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return `did you mean 'x'?` for the name among `known` that is most like `name`, empty if none is."""
+    near = difflib.get_close_matches(str(name), known, 1)
+    return f"did you mean {near[0]!r}?" if near else ""

@@ -62,11 +62,13 @@ class FunctionBuilder:
             None  # of bindings for which no other is given: that of the last one that had one
         )
         self._blocks: list[list[Binding]] = [[]]
+        self._scope: dict[str, Var] = {}  # what may be used at this point, by name
 
     def param(self, name: str, type: Type, role: Role) -> Param:
         """Add a parameter."""
         param = Param(self.names.unique(name), type, role)
         self.params.append(param)
+        self._scope[param.name] = param
         return param
 
     def emit(
@@ -81,7 +83,12 @@ class FunctionBuilder:
             self.place = provenance
         var = Var(self.names.unique(hint or _hint(value)), type)
         self._blocks[-1].append(Binding(var, value, provenance))
+        self._scope[var.name] = var
         return var
+
+    def sees(self, var: Var) -> bool:
+        """Whether `var` is of this function and of no branch that has ended."""
+        return self._scope.get(var.name) is var
 
     def call(self, op: Op, *args: Atom | None, **attrs: Any) -> Var:
         """Bind a call of `op`."""
@@ -93,6 +100,7 @@ class FunctionBuilder:
         """Add a finished binding whose variable's name is not taken."""
         self.names.unique(binding.var.name)
         self._blocks[-1].append(binding)
+        self._scope[binding.var.name] = binding.var
 
     @contextmanager
     def block(self) -> Iterator[list[Binding]]:
@@ -101,7 +109,8 @@ class FunctionBuilder:
         try:
             yield self._blocks[-1]
         finally:
-            self._blocks.pop()
+            for binding in self._blocks.pop():
+                del self._scope[binding.var.name]
 
     @contextmanager
     def outermost(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nnfront.nn import functional as op
+from nnfront.nn.functional import op
 from nnfront.nn.module import Module
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.tensor import Tensor

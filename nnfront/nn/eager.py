@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 import torch
 
 from nnfront.dims import Dim, Symbol, evaluate, solve
-from nnfront.errors import RunError
+from nnfront.errors import NnfrontError, RunError
 from nnfront.ir import Op, TensorType, TupleType
+from nnfront.nn.mode import active_mode
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.place import user_place
+from nnfront.nn.place import raising_frame, user_place
 from nnfront.nn.structure import flatten, unflatten
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, active_mode, as_operand, canonical, infer, value
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, canonical, infer, value
 
 Result = TypeVar("Result")
 
@@ -55,9 +56,8 @@ class Eager:
         """Call a module."""
         return module.forward(*args, **kwargs)
 
-    def where(self) -> str:
-        """Return the author's file and line."""
-        return user_place()
+    def allow_change(self, owner: Any, what: str) -> None:
+        """Allow it: a run may keep what it likes."""
 
     def _operand(self, x: Any, op: Op) -> Any:
         if not is_plain(x):
@@ -124,6 +124,10 @@ def eager(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
             out: list[Any] = []
             structure = flatten(result, lambda x: isinstance(x, Tensor), out)
             tensors = [mode._evaluate(x) for x in out]
+    except NnfrontError as error:
+        file, line = raising_frame(error)
+        error.where = error.where or (f"{file}:{line}" if file else user_place())
+        raise
     finally:
         active_mode.reset(token)
     final: Result = unflatten(structure, tensors) if out else structure

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.errors import TraceError
-from nnfront.nn.tensor import Tensor, active_mode
+from nnfront.nn.mode import active_mode
+from nnfront.nn.tensor import Tensor
 
 
 class Effect:

@@ -8,18 +8,22 @@ declaration says so, numbers too), all else are attributes. What is not an op of
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from nnfront import ops
-from nnfront.errors import TraceError
+from nnfront.errors import InferError, TraceError, UnknownName
 from nnfront.ir import OPS, Op
+from nnfront.nn import elsewhere
 from nnfront.nn.eager import eager
+from nnfront.nn.elsewhere import signature_text
+from nnfront.nn.mode import active_mode, outside_place
 from nnfront.nn.object import Object
 from nnfront.nn.place import user_place
-from nnfront.nn.tensor import Tensor, active_mode, apply, dtype_name
+from nnfront.nn.tensor import Tensor, apply
+from nnfront.ops.rules import dtype_name
 
 
 class OpFunction:
@@ -45,7 +49,7 @@ class OpFunction:
         given = self._bind(args, kwargs)
         operands: tuple[Any, ...]
         if self.op.is_variadic:
-            operands = tuple(given.pop(self._operands[0]))
+            operands = self._listed(given.pop(self._operands[0]))
         else:
             operands = tuple([given.pop(name) for name in self._operands])
         for name, attr in given.items():
@@ -55,18 +59,41 @@ class OpFunction:
             return eager(lambda *tensors: apply(self.op, tensors, given), *operands)
         return apply(self.op, operands, given)
 
+    def _listed(self, operands: Any) -> tuple[Any, ...]:
+        if isinstance(operands, (Tensor, torch.Tensor)) or not isinstance(operands, Iterable):
+            raise InferError(
+                f"{self.op.name}: {self._operands[0]!r} must be a list of tensors, got {operands!r}",
+                where=outside_place(),
+                help=f"write op.{self.op.name}([a, b], ...)",
+            )
+        return tuple(operands)
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return every parameter by name, defaults filled in. Raises TypeError as a Python function would."""
+        """Return every parameter by name, defaults filled in. Raises InferError for a call that does not fit the signature."""
         if self._takes_many or len(args) > len(self._names):
-            bound = self.op.signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            return dict(bound.arguments)
+            return self._bound(args, kwargs)
         given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
         if len(given) != len(self._names) or (
             kwargs and not kwargs.keys().isdisjoint(self._names[: len(args)])
         ):
-            self.op.signature.bind(*args, **kwargs)  # says what is missing, unknown or given twice
+            return self._bound(args, kwargs)  # which says what is missing, unknown or given twice
         return given
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Bind as Python does, which is slow, and say what does not fit."""
+        try:
+            bound = self.op.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in self._names), None)
+            help = "several sizes or axes are one tuple" if len(args) > len(self._names) else ""
+            raise InferError(
+                f"{self.op.name}: {error if unknown is None else f'there is no argument {unknown!r}'}",
+                details=[f"signature: op.{self.op.name}{signature_text(self.op.name)}"],
+                where=outside_place(),
+                help=help if unknown is None else elsewhere.argument(unknown, self._names),
+            ) from None
+        bound.apply_defaults()
+        return dict(bound.arguments)
 
     def __repr__(self) -> str:
         return f"<function op.{self.op.name}>"
@@ -77,22 +104,6 @@ def _are_torch(operands: tuple[Any, ...]) -> bool:
     return any(isinstance(x, torch.Tensor) for x in operands) and all(
         x is None or isinstance(x, (torch.Tensor, bool, int, float)) for x in operands
     )
-
-
-# Names under which TVM or torch have an op that is called otherwise here.
-_ALIASES = {"permute": "permute_dims", "pow": "power"}
-
-
-def __getattr__(name: str) -> OpFunction:
-    declared = _ALIASES.get(name, name)
-    if declared not in OPS:
-        raise AttributeError(f"nnfront.op has no function {name!r}")
-    function = globals()[name] = OpFunction(OPS[declared])
-    return function
-
-
-def __dir__() -> list[str]:
-    return sorted({*OPS, *_ALIASES, "astype", "cond", "extern"})
 
 
 def astype(x: Any, dtype: Any) -> Any:
@@ -138,3 +149,32 @@ def extern(name: str, args: Sequence[Any], out: Any) -> Any:
 
 def _is_object(kind: Any) -> bool:
     return isinstance(kind, Object) or (isinstance(kind, type) and issubclass(kind, Object))
+
+
+class Vocabulary:
+    """`nnfront.op`. A namespace of its own, so that no op's name can stand for anything that this file uses."""
+
+    # Names under which TVM or torch have an op that is called otherwise here.
+    _aliases: ClassVar = {"permute": "permute_dims", "pow": "power"}
+    _written_out: ClassVar = {"astype": astype, "cond": cond, "extern": extern}
+
+    def __init__(self) -> None:
+        vars(self).update(self._written_out)
+
+    def __getattr__(self, name: str) -> Any:
+        declared = OPS.get(self._aliases.get(name, name))
+        if declared is None:
+            raise UnknownName(
+                f"nnfront.op has no function {name!r}", where=outside_place(), help=elsewhere.how(name)
+            )
+        function = vars(self)[name] = OpFunction(declared)
+        return function
+
+    def __dir__(self) -> list[str]:
+        return sorted({*OPS, *self._aliases, *self._written_out})
+
+    def __repr__(self) -> str:
+        return "<nnfront.op>"
+
+
+op = Vocabulary()

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from nnfront.dims import Dim, Size, to_size
-from nnfront.nn import functional as op
+from nnfront.nn.functional import op
 from nnfront.nn.module import Module
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.tensor import Tensor, dtype_name
+from nnfront.nn.tensor import Tensor
+from nnfront.ops.rules import dtype_name
 
 SizeLike = int | str | Dim
 

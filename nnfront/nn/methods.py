@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from nnfront import ops
 from nnfront.dims import Dim, strict_comparisons
-from nnfront.errors import NnfrontError, TraceError
+from nnfront.errors import TraceError
 from nnfront.ir import (
     NO_ATTRS,
     Atom,
@@ -21,6 +22,7 @@ from nnfront.ir import (
     Tuple,
     Var,
     to_plain,
+    walk_bindings,
     walk_exprs,
 )
 from nnfront.nn import spec as specs
@@ -28,8 +30,9 @@ from nnfront.nn.arguments import known_facts, with_facts_type
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.effect import Effect
 from nnfront.nn.frame import Frame, Tree
+from nnfront.nn.mode import active_mode
 from nnfront.nn.object import Object
-from nnfront.nn.tensor import Tensor, active_mode
+from nnfront.nn.tensor import Tensor
 from nnfront.nn.trace import Trace
 
 
@@ -40,28 +43,21 @@ class MethodTrace(Trace):
         """Trace one method."""
         self.method, self.path = name, ""
         self.frame = frame = Frame(FunctionBuilder(name, self.functions))
-        frame.builder.place = _definition(spec.method)
+        frame.builder.place = definition = _definition(spec.method)
         arguments = {key: self._argument(key, value) for key, value in spec.arguments.items()}
         caches = [value for value in arguments.values() if isinstance(value, Cache)]
         threaded = self.tree.effects if spec.effect_mode != "none" else {}
         self.effects = {id(effect): self._state(path, effect) for path, effect in threaded.items()}
-        token = active_mode.set(self)
-        try:
+        with self._active(definition):
             with strict_comparisons():
                 value = spec.method(**arguments)
-        except NnfrontError as error:
-            if not error.where:
-                error.where = self.where()
-            raise
-        finally:
-            active_mode.reset(token)
-        if spec.param_mode == "none" and frame.weights:
-            names = [w.name for w in frame.builder.params if w.role == "weight"]
-            raise TraceError(
-                f"{name}: param_mode is 'none', but the method reads {', '.join(map(repr, names[:3]))}"
-            )
-        frame.builder.place = _definition(spec.method)
-        result = self._result(name, value)
+            if spec.param_mode == "none" and frame.weights:
+                names = [w.name for w in frame.builder.params if w.role == "weight"]
+                raise TraceError(
+                    f"{name}: param_mode is 'none', but the method reads {', '.join(map(repr, names[:3]))}"
+                )
+            frame.builder.place = definition
+            result = self._result(name, value)
         if threaded:
             states = [
                 self.atom(t, ops.where) for effect in threaded.values() for t in self.effects[id(effect)]
@@ -84,25 +80,34 @@ class MethodTrace(Trace):
         """Return the function that makes the first state of effects."""
         outer = getattr(self, "frame", None)
         self.frame = frame = Frame(FunctionBuilder("_initialize_effect", self.functions))
-        token = active_mode.set(self)
         try:
-            atoms = [self.atom(t, ops.where) for effect in effects for t in effect.init()]
+            with self._active():
+                atoms = [self.atom(t, ops.where) for effect in effects for t in effect.init()]
             return frame.builder.finish(
                 frame.builder.emit(Tuple(tuple(a for a in atoms if a is not None)), "state")
             )
         finally:
-            active_mode.reset(token)
             if outer is not None:
                 self.frame = outer
+
+    @contextmanager
+    def _active(self, definition: Provenance | None = None) -> Iterator[None]:
+        """Trace what is called inside; errors get their place."""
+        token = active_mode.set(self)
+        try:
+            yield
+        except Exception as error:
+            self.explain(error, definition)
+            raise
+        finally:
+            active_mode.reset(token)
 
     def _argument(self, name: str, spec: specs.ArgumentSpec) -> Any:
         builder = self.frame.builder
         type_ = specs.argument_type(name, spec)
         sized = type_ if not self.facts else with_facts_type(type_, self.facts)
-        if isinstance(spec, specs.Object):
-            return spec.object_type.traced(builder.param(name, sized, "input"))  # type: ignore[attr-defined]
         param = builder.param(name, sized, "state" if isinstance(spec, specs.Cache) else "input")
-        value = self.wrap(param, sized)
+        value = self.wrap(param, sized, _kind(spec))
         if isinstance(value, Cache):
             # A branch of op.cond must see every layer before it starts: the handles it writes come out of both branches.
             self.frame.layers.extend(value)
@@ -119,7 +124,6 @@ class MethodTrace(Trace):
         if isinstance(value, (Cache, CacheLayer)):
             raise TraceError(
                 f"{name} returns a cache",
-                where=str(builder.place),
                 help="return tensors only: the written cache is threaded by itself",
             )
         if isinstance(value, (list, tuple)):
@@ -136,7 +140,6 @@ class MethodTrace(Trace):
             return atom
         raise TraceError(
             f"{name} returns a {type(value).__name__}",
-            where=str(builder.place),
             help="return tensors, objects, dims, numbers, None, or tuples, lists and dicts of them",
         )
 
@@ -148,6 +151,13 @@ class MethodTrace(Trace):
         if spec.special_cases:
             attrs["special_cases"] = tuple(to_plain(case) for case in spec.special_cases)
         return frame.builder.finish(result, attrs=attrs or NO_ATTRS)
+
+
+def _kind(spec: specs.ArgumentSpec) -> Any:
+    """Return the class of an opaque argument, for a tuple one for each element."""
+    if isinstance(spec, specs.Tuple):
+        return tuple(map(_kind, spec.elements))
+    return spec.object_type if isinstance(spec, specs.Object) else Object
 
 
 def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
@@ -166,6 +176,24 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
     if unread:
         attrs["unread"] = unread
     return IRModule([*(f for name, f in mode.functions.items() if name in called), *methods], attrs)
+
+
+def refuse_additions(
+    before: Iterable[tuple[str, Any]], after: Iterable[tuple[str, Any]], module: IRModule
+) -> None:
+    """Refuse what methods have put into lists and dicts of the tree, whose (path, item) these are, while they were traced."""
+    known = {(path, id(item)) for path, item in before}
+    added = next(((path, item) for path, item in after if (path, id(item)) not in known), None)
+    if added is None:
+        return
+    path, item = added
+    bindings = (binding for function in module.values() for binding in walk_bindings(function.bindings))
+    made = next((b.provenance for b in bindings if isinstance(item, Tensor) and b.var is item.content), None)
+    raise TraceError(
+        f"{path!r} keeps {item!r}, which was put there while the methods were traced",
+        where=str(made or ""),
+        help="export leaves a module as it was: return the value, or compute it in __init__",
+    )
 
 
 def _called(methods: Sequence[Function], functions: Mapping[str, Function]) -> set[str]:

@@ -3,26 +3,45 @@
 
 from __future__ import annotations
 
-import difflib
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from nnfront.errors import LoadError, TraceError
+from nnfront.errors import LoadError, SpecError, TraceError, UnknownName, nearest
 from nnfront.ir import IRModule, verify
-from nnfront.nn import share
+from nnfront.nn import elsewhere, share
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
+from nnfront.nn.foreign import refuse_torch
 from nnfront.nn.frame import Tree
-from nnfront.nn.methods import trace
+from nnfront.nn.methods import refuse_additions, trace
+from nnfront.nn.mode import active_mode, outside_place
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.spec import ModuleSpec
-from nnfront.nn.tensor import Tensor, active_mode, dtype_name
-from nnfront.nn.trace import Trace
+from nnfront.nn.tensor import Tensor
+from nnfront.ops.rules import dtype_name
 
 Self = TypeVar("Self", bound="Module")
+Result = TypeVar("Result")
+
+
+def _of_a_model(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Refuse a call on the class, in which the first argument takes the model's place."""
+
+    @functools.wraps(method)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Result:
+        if not isinstance(self, Module):
+            raise SpecError(
+                f"{method.__name__} is called on a class, not on a model",
+                where=outside_place(),
+                help=f"make one first, as in Model(config).{method.__name__}(spec)",
+            )
+        return method(self, *args, **kwargs)
+
+    return called
 
 
 class Module:
@@ -34,7 +53,10 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; defined by subclasses."""
-        raise TraceError(f"{type(self).__name__} defines no forward")
+        raise TraceError(
+            f"{type(self).__name__} defines no forward",
+            help="define forward(self, x): it is what a call runs",
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         mode = active_mode.get()
@@ -61,15 +83,23 @@ class Module:
             share.note_read(self, name, share.ABSENT)
             raise
 
+    if not TYPE_CHECKING:  # which knows what attributes there are
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that has raised AttributeError itself
+                return object.__getattribute__(self, name)
+            own = [n for n in (*object.__getattribute__(self, "__dict__"), *dir(type(self))) if n[0] != "_"]
+            raise UnknownName(
+                f"{type(self).__name__} has no attribute {name!r}",
+                where=outside_place(),
+                help=nearest(name, own) or elsewhere.known(name),
+            )
+
     def __setattr__(self, name: str, value: Any) -> None:
         mode = active_mode.get()
-        if isinstance(mode, Trace) and id(self) in mode.tree.names:
-            path = mode.tree.names[id(self)] or "the module"
-            raise TraceError(
-                f"attribute {name!r} of {path} is set while the method is traced",
-                where=mode.where(),
-                help="export leaves a module as it was: return the value, or compute it in __init__",
-            )
+        if mode is not None:
+            mode.allow_change(self, name)
+        refuse_torch(name, value)
         object.__setattr__(self, name, value)
 
     # The tree.
@@ -166,8 +196,8 @@ class Module:
         if strict:
             problems += [f"missing: {name}" for name in missing]
             for name in unexpected:
-                near = difflib.get_close_matches(name, own, 1)
-                problems.append(f"unexpected: {name}" + (f" (did you mean {near[0]}?)" if near else ""))
+                near = nearest(name, own)
+                problems.append(f"unexpected: {name}" + (f" ({near})" if near else ""))
         if problems:
             raise LoadError(f"the state does not fit {type(self).__name__}", details=problems)
         for name, tensor in values.items():
@@ -191,6 +221,7 @@ class Module:
 
     # Export.
 
+    @_of_a_model
     def export(self, spec: Mapping[str, Any] | ModuleSpec, *, share_layers: bool = True) -> IRModule:
         """Trace the methods named in `spec` and return them as verified IR. Neither the module nor the spec changes.
 
@@ -198,17 +229,19 @@ class Module:
         Raises SpecError, TraceError, InferError, DimError with the module path, the method and the source line.
         """
         specs = ModuleSpec.from_raw(spec, self)
-        module = trace(self._tree(share_layers), specs)
+        held = _walk(self, "")
+        module = trace(self._tree(held, share_layers), specs)
+        refuse_additions(held, _walk(self, ""), module)
         verify(module)
         return module
 
-    def _tree(self, share_layers: bool) -> Tree:
+    def _tree(self, held: Iterable[tuple[str, Any]], share_layers: bool) -> Tree:
         parameters: dict[str, Parameter] = {}
         aliases: dict[str, str] = {}
         names: dict[int, str] = {}
         modules: list[Module] = []
         effects: dict[str, Effect] = {}
-        for path, item in _walk(self, ""):
+        for path, item in held:
             first = names.setdefault(id(item), path)
             if isinstance(item, Module):
                 modules.append(item)
@@ -259,6 +292,7 @@ def _members(module: Module) -> list[tuple[str, Any]]:
 
 
 def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
+    refuse_torch(name, item)
     if isinstance(item, (Module, Tensor, Effect)):
         found.append((name, item))
     elif isinstance(item, (list, tuple)):

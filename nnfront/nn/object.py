@@ -34,3 +34,8 @@ class Object:
     def type(self) -> ObjectType:
         """The IR type."""
         return type(self).object_type()
+
+
+def kind_of(value: Any) -> type[Object]:
+    """Return the class with which a variable stands for `value` elsewhere: its own, of no matter for what is no object."""
+    return type(value) if isinstance(value, Object) else Object

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from nnfront import dtypes
-from nnfront.dims import Dim, evaluate, solve, to_size
+from nnfront.dims import Dim, evaluate, solve
 from nnfront.errors import DimError, LoadError
 from nnfront.ir import TensorType, type_text
-from nnfront.nn.tensor import Tensor, dtype_name
+from nnfront.nn.mode import active_mode, names_place
+from nnfront.nn.shape import shape_of
+from nnfront.nn.tensor import Tensor
+from nnfront.ops.rules import dtype_name
 
 _default_dtype: ContextVar[str] = ContextVar("default_dtype", default="float32")
 
@@ -37,9 +39,10 @@ class Parameter(Tensor):
 
     __slots__ = ("_data", "attrs")
 
+    @names_place
     def __init__(self, shape: Sequence[int | str | Dim], dtype: str | None = None) -> None:
         name = get_default_dtype() if dtype is None else dtype_name(dtype)
-        super().__init__(TensorType(tuple(to_size(s) for s in shape), name), None)
+        super().__init__(TensorType(shape_of(shape, type(self).__name__), name), None)
         self._data: torch.Tensor | None = None
         self.attrs: dict[str, Any] = {}
 
@@ -50,6 +53,7 @@ class Parameter(Tensor):
 
     @data.setter
     def data(self, data: Any) -> None:
+        self._allow_change("data")
         if data is None:
             self._data = None
             return
@@ -79,11 +83,17 @@ class Parameter(Tensor):
         """Change the declared dtype in place, and cast the value if one is bound."""
         if dtype is None:
             return
+        self._allow_change("dtype")
         assert self._type is not None
         name = dtype_name(dtype)
-        self._type = TensorType(self._type.shape, dtypes.check(name))
+        self._type = TensorType(self._type.shape, name)
         if self._data is not None:
             self._data = self._data.to(getattr(torch, name))
+
+    def _allow_change(self, what: str) -> None:
+        mode = active_mode.get()
+        if mode is not None:
+            mode.allow_change(self, what)
 
     def __repr__(self) -> str:
         return f"<Parameter {type_text(self.type)}{'' if self._data is None else ' bound'}>"

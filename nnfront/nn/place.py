@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place in the author's code that is being executed: the nearest caller outside this package."""
+"""The place in the author's code that is being executed, or that an error came through: the nearest frame of no library."""
 
 from __future__ import annotations
 
@@ -8,31 +8,50 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+import numpy as np
+import torch
+
+# Code in these folders is not the author's: this package, and what an author's call may go through on its way here.
+_LIBRARIES = tuple(
+    str(Path(found).resolve().parent) + os.sep
+    for found in (Path(__file__).parent, torch.__file__, np.__file__)
+)
 
 
 def user_place() -> str:
-    """Return `file:line` of the nearest caller outside this package."""
+    """Return `file:line` of the nearest caller that is the author's."""
     file, line = user_frame()
     return f"{file}:{line}" if file else ""
 
 
 def user_frame() -> tuple[str, int]:
-    """Return file and line of the nearest caller outside this package."""
+    """Return file and line of the nearest caller that is the author's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not _is_internal(file):
+        if not _is_library(file):
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0
 
 
-_internal: dict[str, bool] = {}
+def raising_frame(error: BaseException) -> tuple[str, int]:
+    """Return file and line of the author's innermost frame among those that `error` has left, `("", 0)` if there is none."""
+    found = ("", 0)
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not _is_library(file):
+            found = file, trace.tb_lineno
+        trace = trace.tb_next
+    return found
 
 
-def _is_internal(file: str) -> bool:
-    known = _internal.get(file)
+_known: dict[str, bool] = {}
+
+
+def _is_library(file: str) -> bool:
+    known = _known.get(file)
     if known is None:
-        known = _internal[file] = file.startswith(_PACKAGE)
+        known = _known[file] = file.startswith(_LIBRARIES)
     return known

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import SpecError
-from nnfront.nn import functional as op
+from nnfront.nn.functional import op
 from nnfront.nn.module import Module
 from nnfront.nn.tensor import Tensor
 

@@ -11,15 +11,13 @@ cases for which the compiled method gets variants, in order (see `nnfront.ir.con
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from nnfront import dtypes
 from nnfront.dims import Dim, Size, Symbol, merge_facts, to_size
-from nnfront.errors import DimError, NnfrontError, PassError, SpecError
+from nnfront.errors import DimError, NnfrontError, PassError, SpecError, nearest
 from nnfront.ir import (
     CacheLayerType,
     CacheType,
@@ -33,6 +31,9 @@ from nnfront.ir import (
     refuse_unreachable,
     sizes_of,
 )
+from nnfront.nn.mode import names_place
+from nnfront.nn.shape import shape_of
+from nnfront.ops.rules import dtype_name
 
 Mode: TypeAlias = Literal["plain", "packed", "none"]
 
@@ -40,14 +41,10 @@ Mode: TypeAlias = Literal["plain", "packed", "none"]
 class Tensor:
     """A tensor argument. `shape`: ints, dim names, dim expressions or Dims; `dtype`: a dtype name."""
 
+    @names_place
     def __init__(self, shape: Sequence[int | str | Dim], dtype: str = "float32") -> None:
-        if isinstance(shape, str):
-            raise SpecError(
-                f"spec.Tensor: the shape is the text {shape!r}, not a list",
-                help=f"write [{shape!r}] for one axis",
-            )
-        self.shape: tuple[Size, ...] = tuple(to_size(size) for size in shape)
-        self.dtype: str = dtypes.check(str(dtype).removeprefix("torch."))
+        self.shape: tuple[Size, ...] = shape_of(shape, "spec.Tensor")
+        self.dtype: str = dtype_name(dtype)
 
     def __repr__(self) -> str:
         return f"Tensor([{', '.join(str(s) for s in self.shape)}], {self.dtype!r})"
@@ -84,6 +81,7 @@ class Cache:
     `window`: how many last positions attention sees: an int or None for all layers, or one entry for each layer.
     """
 
+    @names_place
     def __init__(
         self,
         layers: int,
@@ -94,16 +92,16 @@ class Cache:
         max_seq: int | str | Dim = "max_seq",
         window: int | Sequence[int | None] | None = None,
     ) -> None:
-        windows = tuple(window) if isinstance(window, Sequence) else (window,) * layers
-        if len(windows) != layers:
-            raise SpecError(f"spec.Cache: {layers} layers but {len(windows)} windows")
         for name, count in (("layers", layers), ("kv_heads", kv_heads), ("head_size", head_size)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise SpecError(f"spec.Cache: {name} is {count!r}, not a positive int")
+        windows = tuple(window) if isinstance(window, Sequence) else (window,) * layers
+        if len(windows) != layers:
+            raise SpecError(f"spec.Cache: {layers} layers but {len(windows)} windows")
         self.layers = layers
         self.kv_heads = kv_heads
         self.head_size = head_size
-        self.dtype = dtypes.check(str(dtype).removeprefix("torch."))
+        self.dtype = dtype_name(dtype)
         self.batch = to_size(batch)
         self.max_seq = to_size(max_seq)
         self.windows = windows
@@ -130,7 +128,7 @@ def convert(raw: Any, name: str) -> ArgumentSpec:
         return Object(raw)
     raise SpecError(
         f"{name!r} has the spec {raw!r}, which is none",
-        help="use spec.Tensor, spec.Int, spec.Object, spec.Tuple or spec.Cache",
+        help="use spec.Tensor(shape, dtype), spec.Int(), spec.Object(cls), spec.Tuple(name, specs) or spec.Cache(...)",
     )
 
 
@@ -210,9 +208,8 @@ class MethodSpec:
                 problems.append(f"{name!r} is missing")
         for name in given:
             if name not in by_keyword:
-                near = difflib.get_close_matches(str(name), by_keyword, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                problems.append(f"{name!r} is not an argument{hint}")
+                near = nearest(name, by_keyword)
+                problems.append(f"{name!r} is not an argument{'; ' if near else ''}{near}")
         cases = more.get("special_cases", ()) if isinstance(more, Mapping) else ()
         declared = _special_cases(cases, method.__name__, arguments, dims, problems)
         if problems:
@@ -301,16 +298,18 @@ class ModuleSpec:
         if isinstance(raw, ModuleSpec):
             return raw
         if not isinstance(raw, Mapping):
-            raise SpecError(f"the spec is {raw!r}, not a dict from method names to specs")
+            raise SpecError(f"the spec is {raw!r}, not a dict from method names to specs", help=_EXAMPLE)
         methods: dict[str, MethodSpec] = {}
         problems: list[str] = []
         dims = _dims_of(module)
         for name, method_raw in raw.items():
             method = getattr(module, name, None) if isinstance(name, str) else None
-            if not callable(method):
-                near = difflib.get_close_matches(str(name), [n for n in dir(type(module)) if n[0] != "_"], 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                problems.append(f"{type(module).__name__} has no method {name!r}{hint}")
+            if method is not None and not inspect.isroutine(method):
+                problems.append(f"{name!r} is a {type(method).__name__}, not a method: call it in one")
+                continue
+            if method is None:
+                near = nearest(name, [n for n in dir(type(module)) if n[0] != "_"])
+                problems.append(f"{type(module).__name__} has no method {name!r}{'; ' if near else ''}{near}")
                 continue
             try:
                 methods[name] = MethodSpec.from_raw(method_raw, method, dims)
@@ -318,7 +317,12 @@ class ModuleSpec:
                 problems.extend(f"{name}: {line}" for line in (error.details or (error.what,)))
         if problems:
             raise SpecError("the spec does not fit the module", details=problems)
+        if not methods:
+            raise SpecError("the spec names no method", help=_EXAMPLE)
         return ModuleSpec(methods)
+
+
+_EXAMPLE = "write {'forward': {'x': spec.Tensor(['batch', 4], 'float32')}}: methods, then their arguments"
 
 
 def _dims_of(module: Any) -> list[Symbol]:

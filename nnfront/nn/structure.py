@@ -12,6 +12,9 @@ class Leaf:
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        return "value"
+
 
 LEAF = Leaf()
 

@@ -28,7 +28,7 @@ from nnfront.ir import (
 )
 from nnfront.nn.cache import CacheLayer
 from nnfront.nn.frame import Frame
-from nnfront.nn.object import Object
+from nnfront.nn.object import Object, kind_of
 from nnfront.nn.share import (
     CannotShare,
     Recorder,
@@ -60,7 +60,7 @@ class Subroutine:
     slots: tuple[int, ...]
     dims: tuple[Symbol, ...]
     structure: Any
-    num_results: int
+    kinds: tuple[type[Object], ...]  # one for each result
 
 
 class Subroutines:
@@ -75,7 +75,8 @@ class Subroutines:
         leaves: list[Any] = []
         structure = flatten((args, kwargs), _is_argument, leaves)
         try:
-            key = (type(module), static_key(structure), tuple(leaf.type for leaf in leaves))
+            types = tuple((leaf.type, kind_of(leaf)) for leaf in leaves)
+            key = (type(module), static_key(structure), types)
         except CannotShare:
             return False, None
         known = self.known.setdefault(key, [])
@@ -137,7 +138,7 @@ class Subroutines:
             tuple(slots[id(t)] for t in frame.reads),
             tuple(dims),
             result_structure,
-            len(result_leaves),
+            tuple(map(kind_of, result_leaves)),
         )
 
     def _inner_argument(self, leaf: Any, name: str) -> Any:
@@ -147,7 +148,7 @@ class Subroutines:
             layer = CacheLayer(leaf.type, builder.param(name, leaf.type, "state"))
             self.trace.frame.layers.append(layer)
             return layer
-        return self.trace.wrap(builder.param(name, leaf.type, "input"), leaf.type)
+        return self.trace.wrap(builder.param(name, leaf.type, "input"), leaf.type, kind_of(leaf))
 
     def _shared_result(self, leaves: list[Any]) -> Atom:
         """Return the result of a shared body: its leaves as one value, then the written handles."""
@@ -179,10 +180,11 @@ class Subroutines:
             for i, layer in enumerate(layers, 1):
                 layer.handle = builder.emit(Projection(var, i), "cache", None, var.type.fields[i])
             var = builder.emit(Projection(var, 0), var.name, None, var.type.fields[0])
-        if subroutine.num_results == 1:
-            return unflatten(subroutine.structure, [self.trace.wrap(var, var.type)])
-        results = self.trace.results(var, var.type, []) or ()
-        return unflatten(subroutine.structure, results) if subroutine.num_results else subroutine.structure
+        kinds = subroutine.kinds
+        if len(kinds) == 1:
+            return unflatten(subroutine.structure, [self.trace.wrap(var, var.type, kinds[0])])
+        results = self.trace.results(var, var.type, [], kinds) or ()
+        return unflatten(subroutine.structure, results) if kinds else subroutine.structure
 
 
 def _is_argument(value: Any) -> bool:

@@ -11,18 +11,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from types import MethodDescriptorType
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
 
-from nnfront import dtypes, ops
-from nnfront.dims import Dim, Size, to_size
-from nnfront.errors import InferError, TraceError
+from nnfront import ops
+from nnfront.dims import Dim, Size
+from nnfront.errors import InferError, TraceError, UnknownName
 from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, type_text
+from nnfront.nn import elsewhere, foreign
+from nnfront.nn.mode import active_mode, names_place, outside_place
 from nnfront.nn.place import user_place
+from nnfront.nn.shape import shape_of
+from nnfront.ops.rules import dtype_name
 
 Number: TypeAlias = bool | int | float
 
@@ -49,31 +53,6 @@ class Formula:
     index: int | None = None
 
 
-class Mode(Protocol):
-    """What `apply` defers to while a trace or an eager run is active. `effects`: the state of each effect, by id."""
-
-    effects: dict[int, tuple[Tensor, ...]]
-
-    def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
-        """Apply one op to the author's operands and return the author's results."""
-        ...
-
-    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module's forward."""
-        ...
-
-    def where(self) -> str:
-        """Return the place in the author's code, for an error."""
-        ...
-
-    def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-        """Choose between two branches by a boolean known when the method runs."""
-        ...
-
-
-active_mode: ContextVar[Mode | None] = ContextVar("active_mode", default=None)
-
-
 class Tensor:
     """A tensor in a module. Make one with an op, `Tensor.from_const` or `nn.Parameter`.
 
@@ -87,9 +66,10 @@ class Tensor:
         self.content = content
 
     @staticmethod
+    @names_place
     def placeholder(shape: Sequence[int | str | Dim], dtype: str, name: str = "tensor") -> Tensor:
         """Return a tensor that has only a type, to say what an external function returns."""
-        return Tensor(TensorType(tuple(to_size(s) for s in shape), dtypes.check(dtype)), None)
+        return Tensor(TensorType(shape_of(shape, "placeholder"), dtype_name(dtype)), None)
 
     @staticmethod
     def from_const(data: Any) -> Tensor:
@@ -99,7 +79,7 @@ class Tensor:
     @staticmethod
     def from_scalar(data: Number, dtype: str) -> Tensor:
         """Return a constant without axes."""
-        return value(torch.tensor(data, dtype=getattr(torch, dtypes.check(dtype))))
+        return value(torch.tensor(data, dtype=getattr(torch, dtype_name(dtype))))
 
     @property
     def type(self) -> TensorType:
@@ -138,7 +118,9 @@ class Tensor:
         """Return the torch tensor of a value. Raises TraceError for a tensor that has none."""
         if not isinstance(self.content, torch.Tensor):
             raise TraceError(
-                f"a {self._kind()} tensor has no value", help="its value exists only when a method runs"
+                f"a {self._kind()} tensor has no value",
+                where=outside_place(),
+                help="its value exists only when a method runs",
             )
         return self.content
 
@@ -197,7 +179,9 @@ class Tensor:
         size = self.shape[0] if self.shape else None
         if not isinstance(size, int):
             raise TraceError(
-                f"the length of {self!r} is not known when the method is traced", help="use x.shape[0]"
+                f"the length of {self!r} is not known when the method is traced",
+                where=outside_place(),
+                help="use x.shape[0]",
             )
         return size
 
@@ -209,7 +193,7 @@ class Tensor:
             return bool(self.content)
         raise TraceError(
             f"the truth of {self!r} is not known when the method is traced",
-            where=_where(),
+            where=outside_place(),
             help="use op.cond(pred, then, otherwise), op.where, or compare with None using `is`",
         )
 
@@ -218,7 +202,7 @@ class Tensor:
             return self.content.item()
         raise TraceError(
             f"the value of {self!r} is not known when the method is traced",
-            where=_where(),
+            where=outside_place(),
             help="compute with ops, or pass the number as a spec.Int argument",
         )
 
@@ -231,27 +215,47 @@ class Tensor:
     def __index__(self) -> int:
         return int(self._number())
 
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TraceError(
+            "a tensor does not change in place",
+            details=[f"got {self!r}[...] = ..."],
+            where=outside_place(),
+            help="make another: op.where(mask, new, x), op.scatter(x, indices, updates, axis), or op.concat",
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        named = [n for n in dir(type(self)) if n[0] != "_"]
+        raise UnknownName(
+            f"a tensor has no attribute {name!r}", where=outside_place(), help=elsewhere.how(name, named)
+        )
+
     __hash__ = object.__hash__
+
+    # What torch and numpy ask when they meet a tensor.
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if isinstance(function, MethodDescriptorType) and function.__name__.endswith("_"):
+            return NotImplemented  # `+=` on a torch tensor: Python tries `+` next
+        if function not in foreign.OPERATORS or kwargs:
+            raise foreign.refused(function)
+        return apply(foreign.OPERATORS[function], args, {})
+
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if function not in foreign.OPERATORS or kwargs or method != "__call__":
+            raise foreign.refused(function)
+        return apply(foreign.OPERATORS[function], args, {})
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> NoReturn:
+        raise foreign.refused(function)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.array(self.numpy(), dtype)
 
 
 def _define_operators() -> None:
     """Give Tensor its operators: one table instead of thirty methods that differ in a name."""
-    binary = {
-        "add": ops.add,
-        "sub": ops.subtract,
-        "mul": ops.multiply,
-        "truediv": ops.divide,
-        "floordiv": ops.floor_divide,
-        "mod": ops.remainder,
-        "pow": ops.power,
-        "and": ops.bitwise_and,
-        "or": ops.bitwise_or,
-        "xor": ops.bitwise_xor,
-        "matmul": ops.matmul,
-    }
-    compare = {"lt": ops.less, "le": ops.less_equal, "gt": ops.greater, "ge": ops.greater_equal}
-    compare |= {"eq": ops.equal, "ne": ops.not_equal}
-    unary = {"neg": ops.negative, "abs": ops.abs, "invert": ops.bitwise_not}
 
     def forward(op: Op) -> Callable[[Tensor, Any], Any]:
         return lambda self, other: apply(op, (self, other), {}) if is_operand(other) else NotImplemented
@@ -262,19 +266,13 @@ def _define_operators() -> None:
     def single(op: Op) -> Callable[[Tensor], Any]:
         return lambda self: apply(op, (self,), {})
 
-    for name, op in binary.items():
+    for name, op in foreign.BINARY.items():
         setattr(Tensor, f"__{name}__", forward(op))
         setattr(Tensor, f"__r{name}__", reflected(op))
-    for name, op in compare.items():
+    for name, op in foreign.COMPARE.items():
         setattr(Tensor, f"__{name}__", forward(op))
-    for name, op in unary.items():
+    for name, op in foreign.UNARY.items():
         setattr(Tensor, f"__{name}__", single(op))
-
-
-def _where() -> str:
-    """Return the place for an error: with module path and method while one is traced."""
-    mode = active_mode.get()
-    return user_place() if mode is None else mode.where()
 
 
 def is_operand(x: Any) -> bool:
@@ -285,15 +283,6 @@ def is_operand(x: Any) -> bool:
 def value(data: torch.Tensor) -> Tensor:
     """Wrap a torch tensor."""
     return Tensor(TensorType(tuple(data.shape), dtype_name(data.dtype)), data)
-
-
-def dtype_name(dtype: Any) -> str:
-    """Return the name of a dtype given as a name, a torch dtype or a numpy dtype."""
-    if isinstance(dtype, str):
-        return dtypes.check(dtype)
-    if isinstance(dtype, torch.dtype):
-        return dtypes.check(str(dtype).removeprefix("torch."))
-    return dtypes.check(np.dtype(dtype).name)
 
 
 def _apply(op: Op, *args: Any, **attrs: Any) -> Any:
@@ -307,6 +296,9 @@ def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     if mode is not None:
         return mode.apply(op, args, attrs)
     operands = tuple(as_operand(a, op) for a in args)
+    for a in operands:
+        if isinstance(a, Tensor) and isinstance(a.content, Var):
+            raise out_of_trace(a)
     if any(isinstance(a, Tensor) and not isinstance(a.content, torch.Tensor) for a in operands):
         call = FormulaCall(op, operands, canonical(op, operands, attrs), user_place())
         result = call.result_type()
@@ -316,6 +308,16 @@ def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     infer(op, operands, attrs := canonical(op, operands, attrs), "")
     result = op.run([a.content if isinstance(a, Tensor) else a for a in operands], attrs)
     return tuple(map(value, result)) if isinstance(result, (tuple, list)) else value(result)
+
+
+def out_of_trace(x: Any) -> TraceError:
+    """Return the error for something that stands for a variable, used where that variable does not exist."""
+    return TraceError(
+        f"{x!r} is used where it has no meaning",
+        details=["it was made in another trace, or in a branch of op.cond that has ended"],
+        where=outside_place(),
+        help="give it on as an argument or a result; what a method keeps for later does not outlive its trace",
+    )
 
 
 def as_operand(x: Any, op: Op) -> Any:
@@ -328,7 +330,7 @@ def as_operand(x: Any, op: Op) -> Any:
         return value(torch.from_numpy(x))
     if isinstance(x, np.generic):
         return x.item()
-    raise InferError(f"{op.name}: {x!r} is not a tensor or a number", where=user_place())
+    raise InferError(f"{op.name}: {x!r} is not a tensor or a number", where=outside_place())
 
 
 def operand_type(x: Any) -> Type | None:
@@ -353,7 +355,7 @@ def canonical(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Mappin
     try:
         return op.canonical_attrs(types, attrs)
     except InferError as error:
-        raise located(error, op, types, user_place()) from None
+        raise located(error, op, types, outside_place()) from None
 
 
 def infer(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any], where: str) -> Type:
@@ -362,7 +364,7 @@ def infer(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any], where: str) -
     try:
         return op.result_type(types, attrs)
     except InferError as error:
-        raise located(error, op, types, where or user_place()) from None
+        raise located(error, op, types, where or outside_place()) from None
 
 
 def located(error: InferError, op: Op, types: Sequence[Type | None], where: str) -> InferError:

@@ -8,14 +8,14 @@ functions with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from nnfront import ops
 from nnfront.dims import Symbol, with_facts
-from nnfront.errors import InferError, TraceError
+from nnfront.errors import InferError, NnfrontError, TraceError
 from nnfront.ir import (
     Atom,
     CacheLayerType,
@@ -39,13 +39,15 @@ from nnfront.ir import (
 )
 from nnfront.nn.arguments import with_facts_attr
 from nnfront.nn.cache import Cache, CacheLayer
+from nnfront.nn.foreign import as_trace_error
 from nnfront.nn.frame import Frame, Tree
-from nnfront.nn.object import Object
+from nnfront.nn.object import Object, kind_of
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.place import user_frame
+from nnfront.nn.place import raising_frame, user_frame
+from nnfront.nn.share import CannotShare
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.subroutine import Subroutines
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, located
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, located, out_of_trace
 from nnfront.ops.constants import constant
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -70,21 +72,19 @@ class Trace:
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Emit a call of `op` and return its results as the author's objects."""
-        atoms = tuple(
-            [a.content if type(a) is Tensor and type(a.content) is Var else self.atom(a, op) for a in args]
-        )
+        atoms = tuple([self.atom(a, op) for a in args])
         types = [None if a is None else a.type for a in atoms]
         try:
             attrs = self.known_attrs(op.canonical_attrs(types, attrs))
             result = op.result_type(types, attrs)
         except InferError as error:
-            raise located(error, op, types, self.where()) from None
+            raise located(error, op, types, "") from None
         var = self.frame.builder.emit(Call(op, atoms, attrs), op.name, self.provenance(), result)
         if type(result) is TensorType:
             return Tensor(result, var)
         return self.results(var, result, [a for a in args if isinstance(a, CacheLayer)])
 
-    def results(self, var: Var, type: Type, layers: list[CacheLayer]) -> Any:
+    def results(self, var: Var, type: Type, layers: list[CacheLayer], kinds: Sequence[Any] = ()) -> Any:
         """Wrap a result that is not a tensor; written handles go back to their layers and are not the author's to see."""
         if not isinstance(type, TupleType):
             return self.wrap(var, type)
@@ -95,28 +95,28 @@ class Trace:
             if isinstance(field_type, CacheLayerType):
                 next(written).handle = part
             else:
-                results.append(self.wrap(part, field_type))
+                results.append(self.wrap(part, field_type, kinds[i] if kinds else Object))
         if layers and len(results) == 1:
             return results[0]
         return tuple(results) if results else None
 
-    def wrap(self, var: Var, type: Type) -> Any:
-        """Return the author's object for a variable."""
+    def wrap(self, var: Var, type: Type, kind: Any = Object) -> Any:
+        """Return the author's object for a variable. `kind`: the class of an opaque value, one for each field of a tuple."""
         match type:
             case TensorType():
                 return Tensor(type, var)
             case TupleType() if not type.fields:
                 return None
             case TupleType():
-                return self.results(var, type, [])
+                return self.results(var, type, [], kind if isinstance(kind, tuple) else ())
             case ScalarType():
                 return type.value if type.value is not None else var
             case ObjectType():
-                return Object.traced(var)
+                return kind.traced(var)
             case CacheType():
                 return Cache(type, self._split(var, type))
             case _:
-                raise TraceError(f"a method cannot use a value of type {type}", where=self.where())
+                raise TraceError(f"a method cannot use a value of type {type}")
 
     def _split(self, cache: Var, type: CacheType) -> list[CacheLayer]:
         """Emit the handles of all layers of a cache."""
@@ -131,9 +131,12 @@ class Trace:
     def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
         """Emit an `if`; caches that one branch writes come out of both."""
         frame, builder = self.frame, self.frame.builder
-        condition = self.atom(predicate, ops.where)
-        if condition is None:
-            raise TraceError("op.cond: the predicate is None", where=self.where())
+        condition = self.atom(predicate, ops.logical_not)
+        if condition is None or condition.type not in (ScalarType("bool"), TensorType((), "bool")):
+            raise TraceError(
+                f"op.cond: the predicate is {predicate!r}, not a bool without axes",
+                help="compare, as in x > 0, and reduce with op.any or op.all",
+            )
         handles = [(layer, layer.handle) for layer in frame.layers]
         traced = []
         for run in (then, otherwise):
@@ -150,9 +153,14 @@ class Trace:
                         [(x, x.handle) for x, _ in handles],
                     )
                 )
+            kinds = [kind_of(leaf) for leaf in leaves]
         (_, structure, leaves_a, handles_a), (_, other, leaves_b, handles_b) = traced
         if structure != other or len(leaves_a) != len(leaves_b):
-            raise TraceError("op.cond: the branches return values of different structure", where=self.where())
+            raise TraceError(
+                "op.cond: the branches return values of different structure",
+                details=[f"then {structure!r}", f"else {other!r}"],
+                help="return the same number of tensors, in the same lists and dicts, from both; and the same numbers",
+            )
         written = [
             i
             for i, (_, before) in enumerate(handles)
@@ -167,7 +175,11 @@ class Trace:
         try:
             var = builder.emit(If(condition, *blocks), "cond", self.provenance())
         except InferError as error:
-            raise TraceError(f"op.cond: {error.what}", where=self.where()) from None
+            raise TraceError(
+                f"op.cond: {error.what}",
+                details=error.details,
+                help="cast with astype, or reshape, in one of them",
+            ) from None
         parts = [var]
         if isinstance(var.type, TupleType):
             parts = [
@@ -175,7 +187,7 @@ class Trace:
             ]
         for i, part in zip(written, parts[len(leaves_a) :], strict=True):
             handles[i][0].handle = part
-        return unflatten(structure, [self.wrap(p, p.type) for p in parts[: len(leaves_a)]])
+        return unflatten(structure, [self.wrap(p, p.type, k) for p, k in zip(parts, kinds, strict=False)])
 
     # Modules.
 
@@ -194,6 +206,9 @@ class Trace:
                 if called:
                     return result
             return module.forward(*args, **kwargs)
+        except Exception as error:
+            self.explain(error)
+            raise
         finally:
             self.path = outer
 
@@ -201,24 +216,36 @@ class Trace:
 
     def atom(self, x: Any, op: Op) -> Atom | None:
         """Return the atom for anything an author may pass to an op."""
-        x = x if isinstance(x, (CacheLayer, Object, Cache)) else as_operand(x, op)
-        if x is None:
-            return None
         if isinstance(x, Tensor):
             content = x.content
             if isinstance(content, Var):
-                return content
+                return content if self.frame.builder.sees(content) else self._foreign(x, content)
             if isinstance(content, torch.Tensor):
                 return constant(content)
             return self.weight(x)
-        if isinstance(x, CacheLayer):
-            return x.handle
-        if isinstance(x, (Object, Cache)):
-            handle = x.content if isinstance(x, Object) else None
+        if isinstance(x, (CacheLayer, Object, Cache)):
+            handle = x.handle if isinstance(x, CacheLayer) else getattr(x, "content", None)
             if not isinstance(handle, Var):
-                raise TraceError(f"{x!r} is not an argument of the method", where=self.where())
-            return handle
-        return Scalar(with_facts_attr(x, self.facts))
+                raise TraceError(
+                    f"{op.name}: {x!r} is no operand",
+                    help="give one layer, cache[i]"
+                    if isinstance(x, Cache)
+                    else "objects come as arguments, by spec.Object, or from op.extern",
+                )
+            return handle if self.frame.builder.sees(handle) else self._foreign(x, handle)
+        x = as_operand(x, op)
+        if x is None:
+            return None
+        return constant(x.content) if isinstance(x, Tensor) else Scalar(with_facts_attr(x, self.facts))
+
+    def _foreign(self, x: Any, var: Var) -> Var:
+        """Refuse a variable that is not of this function. One of the function around a shared body: the body is not shared then."""
+        frame = self.frame.parent
+        while frame is not None:
+            if frame.builder.sees(var):
+                raise CannotShare
+            frame = frame.parent
+        raise out_of_trace(x)
 
     def weight(self, tensor: Tensor, frame: Frame | None = None) -> Var:
         """Return the variable of a parameter or derived tensor in `frame`, made when it is first asked for."""
@@ -239,12 +266,11 @@ class Trace:
             if self.tree.parameters.get(name) is not tensor:
                 raise TraceError(
                     f"{tensor!r} is not part of the module that is exported",
-                    where=self.where(),
                     help="assign it to an attribute of the module, or of one below it",
                 )
             var = frame.builder.param(name, self.with_facts(tensor.type), "weight")
         else:
-            raise TraceError(f"{tensor!r} is a placeholder; it has no value", where=self.where())
+            raise TraceError(f"{tensor!r} is a placeholder; it has no value")
         frame.weights[id(tensor)] = var
         frame.kept.append(tensor)
         return var
@@ -316,13 +342,33 @@ class Trace:
         file, line = user_frame()
         return Provenance(self.path, file, line)
 
-    def where(self) -> str:
-        """Return the place for an error: module path, method, source line."""
-        file, line = user_frame()
-        prefix = self.frame.prefix
-        path = f"{prefix}.{self.path}".strip(".") if prefix else self.path
-        inside = f"{path} in " if path else ""
-        return f"{inside}method {self.method!r} ({file}:{line})"
+    def explain(self, error: Exception, definition: Provenance | None = None) -> None:
+        """Give an error that comes out of the author's code its place: module path, method and the author's innermost line.
+
+        `definition` is where the method is defined, for an error that no line of the author's led to. Raises a TraceError for what
+        Python or a library has said of a traced value; other errors that are not ours get the place as a note.
+        """
+        file, line = raising_frame(error)
+        if not file:
+            file, line = (definition.file, definition.line) if definition else user_frame()
+        path = f"{self.frame.prefix}.{self.path}".strip(".")
+        place = f"{path}{' in ' if path else ''}method {self.method!r} ({file}:{line})"
+        if isinstance(error, NnfrontError):
+            error.where = error.where or place
+        elif (ours := as_trace_error(error)) is not None:
+            ours.where = place
+            raise ours from error
+        elif not hasattr(error, "__notes__"):
+            error.add_note(f"  at {place}")
+
+    def allow_change(self, owner: Any, what: str) -> None:
+        """Refuse to change what the tree holds."""
+        path = self.tree.names.get(id(owner))
+        if path is not None:
+            raise TraceError(
+                f"attribute {what!r} of {path or 'the module'} is set while the method is traced",
+                help="export leaves a module as it was: return the value, or compute it in __init__",
+            )
 
 
 def _is_leaf(value: Any) -> bool:

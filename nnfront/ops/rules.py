@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from nnfront import dtypes
@@ -161,8 +162,15 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the name of a dtype that is given by name or as a `torch.dtype`; raises InferError for an unknown one."""
-    return dtypes.check(dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch."))
+    """Return the name of a dtype that is given by name or as one of torch or numpy; raises InferError for anything else."""
+    if isinstance(dtype, str | torch.dtype | torch.device):
+        return dtypes.check(str(dtype).removeprefix("torch."))
+    if dtype is not None:  # which numpy takes for float64
+        try:
+            return dtypes.check(np.dtype(dtype).name)  # type: ignore[call-overload]
+        except TypeError:
+            pass
+    raise InferError(f"{dtype!r} is not a dtype", help=f"use one of {', '.join(dtypes.DTYPES)}")
 
 
 def integer(value: object, name: str) -> int:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Python, torch and numpy given tensors of a model: which of their calls are operators of ours, and what to say of the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from nnfront import ops
+from nnfront.dims import Dim
+from nnfront.dtypes import DTYPES
+from nnfront.errors import TraceError, UnknownName, WrongUse
+from nnfront.ir import Op
+from nnfront.nn import elsewhere
+from nnfront.nn.mode import outside_place
+
+BINARY: dict[str, Op] = {
+    "add": ops.add,
+    "sub": ops.subtract,
+    "mul": ops.multiply,
+    "truediv": ops.divide,
+    "floordiv": ops.floor_divide,
+    "mod": ops.remainder,
+    "pow": ops.power,
+    "and": ops.bitwise_and,
+    "or": ops.bitwise_or,
+    "xor": ops.bitwise_xor,
+    "matmul": ops.matmul,
+}
+COMPARE: dict[str, Op] = {
+    "lt": ops.less,
+    "le": ops.less_equal,
+    "gt": ops.greater,
+    "ge": ops.greater_equal,
+    "eq": ops.equal,
+    "ne": ops.not_equal,
+}
+UNARY: dict[str, Op] = {"neg": ops.negative, "abs": ops.abs, "invert": ops.bitwise_not}
+
+# What torch and numpy call for an operator between one of their arrays and a tensor of ours.
+_TORCH = {"truediv": "div", "mod": "remainder"} | {n: f"__{n}__" for n in ("floordiv", "and", "or", "xor")}
+_NUMPY = {"sub": "subtract", "mul": "multiply", "truediv": "true_divide", "floordiv": "floor_divide"}
+_NUMPY |= {"mod": "remainder", "pow": "power"} | {n: f"bitwise_{n}" for n in ("and", "or", "xor")}
+_NUMPY |= {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal"}
+_NUMPY |= {"eq": "equal", "ne": "not_equal"}
+OPERATORS: dict[Any, Op] = {
+    getattr(library, names.get(name, name)): op
+    for library, names in ((torch.Tensor, _TORCH), (np, _NUMPY))
+    for name, op in (BINARY | COMPARE).items()
+}
+
+
+def refused(function: Callable[..., Any]) -> TraceError:
+    """Return the error for a function of torch or numpy that was called with a tensor of a model."""
+    name = getattr(function, "__name__", str(function))
+    library = "numpy" if isinstance(function, np.ufunc) else getattr(function, "__module__", None) or "torch"
+    return TraceError(
+        f"{library.removesuffix('._C')}.{name} does not take a tensor of a model",
+        where=outside_place(),
+        help=elsewhere.how(name) or "compute with the functions of nnfront.op",
+    )
+
+
+def refuse_torch(name: str, item: Any) -> None:
+    """Refuse a module's attribute that holds weights in torch: no checkpoint would be asked for them."""
+    if isinstance(item, (torch.nn.Module, torch.nn.Parameter)):
+        help = (
+            "use nn.Parameter(shape, dtype)"
+            if isinstance(item, torch.nn.Parameter)
+            else "use layers of nnfront"
+        )
+        raise TraceError(
+            f"{name!r} is a torch.nn.{type(item).__name__}, which holds no weights of a model here",
+            where=outside_place(),
+            help=f"{help}; load_state_dict binds values",
+        )
+
+
+def as_trace_error(error: Exception) -> TraceError | None:
+    """Return in our form what Python or a library said of a traced value; None for an error that is the author's own affair.
+
+    Each TypeError counts: a traced value stands where another is wanted.
+    """
+    match error:
+        case TypeError():
+            called = re.match(r"(?:\w+\.)*(\w+)\(\)", str(error))
+            return WrongUse(str(error), help=elsewhere.known(called[1]) if called else "")
+        case AttributeError(obj=Dim()):
+            return UnknownName(
+                f"a dim has no attribute {error.name!r}", help="a dim is a size: compute with + - * // %"
+            )
+        case AttributeError(obj=str() as name) if name in DTYPES:
+            return UnknownName(
+                f"a dtype has no attribute {error.name!r}", help=f"a dtype is its name, as {name!r}"
+            )
+        case AttributeError(obj=tuple()):
+            return UnknownName(
+                f"a tuple has no attribute {error.name!r}", help="a shape is a tuple of ints and dims"
+            )
+        case KeyError(args=(Dim() as dim,)):
+            return TraceError(
+                f"dim '{dim}' has no value yet, so nothing is found under it",
+                help="keep what belongs to a dim under its name, str(dim), or in a tensor that op.take reads",
+            )
+    return None

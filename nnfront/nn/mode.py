@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mode that is active, a trace or an eager run, and the places that errors get where none is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from nnfront.errors import NnfrontError
+from nnfront.ir import Op
+from nnfront.nn.place import user_place
+
+if TYPE_CHECKING:
+    from nnfront.nn.tensor import Tensor
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Mode(Protocol):
+    """What ops and modules defer to. `effects`: the state of each effect, by id."""
+
+    effects: dict[int, tuple[Tensor, ...]]
+
+    def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+        """Apply one op to the author's operands and return the author's results."""
+        ...
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module's forward."""
+        ...
+
+    def cond(self, predicate: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+        """Choose between two branches by a boolean known when the method runs."""
+        ...
+
+    def allow_change(self, owner: Any, what: str) -> None:
+        """Raise TraceError if `what` of a parameter or module must not be set now."""
+        ...
+
+
+active_mode: ContextVar[Mode | None] = ContextVar("active_mode", default=None)
+
+
+def outside_place() -> str:
+    """Return `file:line` of the author's code for an error; empty while a mode is active, which names the module path too."""
+    return user_place() if active_mode.get() is None else ""
+
+
+def names_place(function: Callable[P, Result]) -> Callable[P, Result]:
+    """Give the errors that `function` raises the author's line where it is called outside any mode."""
+
+    @functools.wraps(function)
+    def placed(*args: P.args, **kwargs: P.kwargs) -> Result:
+        try:
+            return function(*args, **kwargs)
+        except NnfrontError as error:
+            error.where = error.where or outside_place()
+            raise
+
+    return placed
