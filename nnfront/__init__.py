@@ -101,7 +101,9 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'nnfront' has no attribute {name!r}")
+        from nnfront.errors import UnknownName, nearest
+
+        raise UnknownName(f"module 'nnfront' has no attribute {name!r}", help=nearest(name, _PUBLIC))
     if name == "ir":
         importlib.import_module("nnfront.ops")  # the parser finds ops by name once they are declared
     module, attribute = _PUBLIC[name]

@@ -15,7 +15,7 @@ from nnfront.artefact.tensor_names import place_weights
 from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
-from nnfront.errors import LoadError
+from nnfront.errors import LoadError, LowerError
 from nnfront.ir import IRModule
 from nnfront.lower import MethodProgram, Program, lower_weights
 from nnfront.lower.explain import explain
@@ -43,6 +43,11 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
 
     Raises LowerError for a target that this build does not have, and for IR that cannot run.
     """
+    if not isinstance(ir, IRModule):
+        raise LowerError(
+            f"compile takes an IRModule, got a {type(ir).__name__}",
+            help="export the model first: nnfront.compile(model.export(spec))",
+        )
     source, ir = ir, run_steps(ir, backend_of(target).passes(target))
     return Executable(ir, lower(ir, target), source)
 
@@ -278,6 +283,11 @@ class Executable:
             raise LoadError(
                 "these weights are transformed already",
                 help="give load the checkpoint's own weights, or call bind(...)",
+            )
+        if not isinstance(weights, Mapping):
+            raise LoadError(
+                f"the weights are a {type(weights).__name__}, not a checkpoint or a dict from names to tensors",
+                help="give nnfront.Checkpoint(folder) or model.state_dict(), and {} if there are none",
             )
         uses = weight_uses(self.program)
         found = check_weights(

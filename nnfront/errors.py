@@ -97,5 +97,5 @@ class RunError(NnfrontError):
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `did you mean 'x'?` for the name among `known` that is most like `name`, empty if none is."""
-    near = difflib.get_close_matches(str(name), known, 1)
+    near = difflib.get_close_matches(str(name), known, 1, cutoff=0.7)
     return f"did you mean {near[0]!r}?" if near else ""

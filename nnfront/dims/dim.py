@@ -193,6 +193,11 @@ class Dim:
 
     __rtruediv__ = __truediv__
 
+    def __pow__(self, other: object) -> NoReturn:
+        raise DimError(f"dim '{self}' cannot be raised to a power", help="write the product, n * n")
+
+    __rpow__ = __pow__
+
     def __bool__(self) -> NoReturn:
         self._no_value("true or false")
 
@@ -200,6 +205,9 @@ class Dim:
         self._no_value("a Python int")
 
     __int__ = __index__
+
+    def __float__(self) -> NoReturn:
+        self._no_value("a Python float")
 
     def _no_value(self, wanted: str) -> NoReturn:
         raise DimError(

@@ -125,6 +125,8 @@ class Op:
             return self._apply(self.infer, types, attrs)  # type: ignore[no-any-return]
         except (InferError, DimError) as error:
             raise self._named(error) from None
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._misused(error, attrs) from error
 
     def canonical_attrs(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes in the one form in which a call stores them: canonical, in the order of declaration, defaults left out.
@@ -139,6 +141,8 @@ class Op:
                 attrs = self._apply(self._normalize, types, attrs)
             except (InferError, DimError) as error:
                 raise self._named(error) from None
+            except (TypeError, ValueError, AttributeError) as error:
+                raise self._misused(error, attrs) from error
         return {
             name: attrs[name]
             for name, default in self.attributes.items()
@@ -199,13 +203,23 @@ class Op:
         operands = self.operands * len(types) if self.is_variadic else self.operands
         for operand, type in zip(operands, types, strict=False):
             if not isinstance(type, operand.kinds) and not (type is None and operand.is_optional):
+                is_number = isinstance(type, ScalarType) and TensorType in operand.kinds
                 raise InferError(
-                    f"operand {operand.name!r} must be {operand.expects}, got {_kind_name(type)}"
+                    f"operand {operand.name!r} must be {operand.expects}, got {_kind_name(type)}",
+                    help="op.full([], number, dtype) makes a tensor of a number" if is_number else "",
                 )
 
     def _named(self, error: NnfrontError) -> InferError:
         return InferError(
             f"{self.name}: {error.what}", details=error.details, where=error.where, help=error.help
+        )
+
+    def _misused(self, error: Exception, attrs: Mapping[str, Any]) -> InferError:
+        """Return the error for attributes of a kind that the rule did not look for."""
+        return InferError(
+            f"{self.name}: {error}",
+            details=[f"{name}={value!r}" for name, value in attrs.items()],
+            help="an argument is of a wrong kind",
         )
 
     def __repr__(self) -> str:

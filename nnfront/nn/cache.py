@@ -43,7 +43,10 @@ class Cache:
     def __getitem__(self, index: int) -> CacheLayer:
         count = len(self.layers)
         if isinstance(index, bool) or not isinstance(index, int) or not -count <= index < count:
-            raise TraceError(f"cache[{index!r}]: the cache has layers 0 to {count - 1}")
+            raise TraceError(
+                f"cache[{index!r}]: the cache has layers 0 to {count - 1}",
+                help="index with an int; spec.Cache(layers, ...) says how many there are",
+            )
         return self.layers[index]
 
     def __iter__(self) -> Iterator[CacheLayer]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any, Generic, TypeVar
 
+from nnfront.errors import TraceError
+from nnfront.nn.mode import names_place
 from nnfront.nn.module import Container, Module
 from nnfront.nn.parameter import Parameter
 
@@ -96,8 +98,15 @@ class _DictOf(Container, Generic[Item]):
 class ModuleList(_ListOf[Any]):
     """A list of modules. Called, it passes its argument through all of them in order."""
 
+    @names_place
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         super().__init__(modules)
+        for i, module in enumerate(self.items_):
+            if not isinstance(module, Module):
+                raise TraceError(
+                    f"{type(self).__name__}: item {i} is a {type(module).__name__}, not a module",
+                    help="write a module with this forward; a list of modules is given as *modules to Sequential",
+                )
 
     def forward(self, x: Any) -> Any:
         """Apply the modules one after the other."""

@@ -11,6 +11,7 @@ from nnfront.ir import OPS
 
 # Functions and methods; one that has the same name here needs no entry.
 _WRITTEN: dict[str, str] = {
+    "__getitem__": "op.take(table, indices, 0)",
     "T": "op.permute_dims(x)",
     "addmm": "op.matmul(a, b) + c",
     "amax": "op.max(x, axis)",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import resolve_name
 
 from nnfront import ops
 from nnfront.dims import Dim
@@ -54,14 +55,20 @@ OPERATORS: dict[Any, Op] = {
 }
 
 
-def refused(function: Callable[..., Any]) -> TraceError:
+_OURS = re.compile(r"\b(Tensor|Parameter|Dim|Cache|CacheLayer)\b")
+_NO_VALUE = "tensors and dims have no values while a method is traced: compute with nnfront.op, on dims with + - * // %"
+
+
+def refused(function: Callable[..., Any]) -> WrongUse:
     """Return the error for a function of torch or numpy that was called with a tensor of a model."""
-    name = getattr(function, "__name__", str(function))
-    library = "numpy" if isinstance(function, np.ufunc) else getattr(function, "__module__", None) or "torch"
-    return TraceError(
-        f"{library.removesuffix('._C')}.{name} does not take a tensor of a model",
+    if isinstance(function, np.ufunc):
+        name = f"numpy.{function.__name__}"
+    else:
+        name = resolve_name(function) or f"{function.__module__}.{function.__name__}"
+    return WrongUse(
+        f"{name} does not take a tensor of a model",
         where=outside_place(),
-        help=elsewhere.how(name) or "compute with the functions of nnfront.op",
+        help=elsewhere.known(name.rpartition(".")[2]) or "compute with the functions of nnfront.op",
     )
 
 
@@ -88,11 +95,10 @@ def as_trace_error(error: Exception) -> TraceError | None:
     match error:
         case TypeError():
             called = re.match(r"(?:\w+\.)*(\w+)\(\)", str(error))
-            return WrongUse(str(error), help=elsewhere.known(called[1]) if called else "")
+            help = elsewhere.known(called[1]) if called else ""
+            return WrongUse(str(error), help=help or (_NO_VALUE if _OURS.search(str(error)) else ""))
         case AttributeError(obj=Dim()):
-            return UnknownName(
-                f"a dim has no attribute {error.name!r}", help="a dim is a size: compute with + - * // %"
-            )
+            return UnknownName(f"a dim has no attribute {error.name!r}", help=_NO_VALUE)
         case AttributeError(obj=str() as name) if name in DTYPES:
             return UnknownName(
                 f"a dtype has no attribute {error.name!r}", help=f"a dtype is its name, as {name!r}"
@@ -100,6 +106,10 @@ def as_trace_error(error: Exception) -> TraceError | None:
         case AttributeError(obj=tuple()):
             return UnknownName(
                 f"a tuple has no attribute {error.name!r}", help="a shape is a tuple of ints and dims"
+            )
+        case AttributeError() if _OURS.search(str(error)):
+            return UnknownName(
+                str(error), help="a tensor holds nothing of yours, nor does a cache: keep it beside them"
             )
         case KeyError(args=(Dim() as dim,)):
             return TraceError(

@@ -73,9 +73,7 @@ class OpFunction:
         if self._takes_many or len(args) > len(self._names):
             return self._bound(args, kwargs)
         given = {**self._defaults, **dict(zip(self._names, args, strict=False)), **kwargs}
-        if len(given) != len(self._names) or (
-            kwargs and not kwargs.keys().isdisjoint(self._names[: len(args)])
-        ):
+        if len(given) != len(self._names) or (kwargs and not kwargs.keys() <= {*self._names[len(args) :]}):
             return self._bound(args, kwargs)  # which says what is missing, unknown or given twice
         return given
 
@@ -121,6 +119,8 @@ def cond(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> An
     them. They return values of one structure, whose types agree up to dims. Caches written in one branch come out of both.
     Raises TraceError if the structures or types differ.
     """
+    for name, branch in (("then", then), ("otherwise", otherwise)):
+        _check_branch(name, branch)
     if isinstance(pred, bool):
         return then() if pred else otherwise()
     mode = active_mode.get()
@@ -129,6 +129,22 @@ def cond(pred: Any, then: Callable[[], Any], otherwise: Callable[[], Any]) -> An
             "op.cond is used outside a method", where=user_place(), help="a derived tensor has no branches"
         )
     return mode.cond(pred, then, otherwise)
+
+
+def _check_branch(name: str, branch: Any) -> None:
+    wrong = "" if callable(branch) else "is not a function"
+    if not wrong:
+        try:
+            inspect.signature(branch).bind()
+        except TypeError:
+            wrong = "wants arguments"
+    if wrong:
+        raise TraceError(
+            f"op.cond: the branch {name!r} {wrong}",
+            details=[f"got {branch!r}"],
+            where=outside_place(),
+            help="write lambda: ...; a branch takes no arguments and uses what is around it",
+        )
 
 
 def extern(name: str, args: Sequence[Any], out: Any) -> Any:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
+
 from nnfront import ops
 from nnfront.dims import Dim, strict_comparisons
 from nnfront.errors import TraceError
@@ -138,9 +141,12 @@ class MethodTrace(Trace):
             atom = value if isinstance(value, Var) else self.atom(value, ops.where)
             assert atom is not None
             return atom
+        kind, is_array = type(value), isinstance(value, (torch.Tensor, np.ndarray))
         raise TraceError(
-            f"{name} returns a {type(value).__name__}",
-            help="return tensors, objects, dims, numbers, None, or tuples, lists and dicts of them",
+            f"{name} returns a {f'{kind.__module__}.' if is_array else ''}{kind.__name__}",
+            help="nnfront.Tensor.from_const makes a tensor of it"
+            if is_array
+            else "return tensors, objects, dims, numbers, None, or tuples, lists and dicts of them",
         )
 
     def _finish(self, frame: Frame, result: Atom, spec: specs.MethodSpec) -> Function:

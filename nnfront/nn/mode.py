@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
-from nnfront.errors import NnfrontError
-from nnfront.ir import Op
+from nnfront.errors import InferError, NnfrontError
+from nnfront.ir import Op, Type, type_text
 from nnfront.nn.place import user_place
 
 if TYPE_CHECKING:
@@ -61,3 +61,16 @@ def names_place(function: Callable[P, Result]) -> Callable[P, Result]:
             raise
 
     return placed
+
+
+def located(error: InferError, op: Op, types: Sequence[Type | None], where: str) -> InferError:
+    """Return `error` with the op's name, its operands' types and the place."""
+    names = (
+        [f"{op.operands[0].name}[{i}]" for i in range(len(types))]
+        if op.is_variadic
+        else [o.name for o in op.operands]
+    )
+    shown = [f"{name}: {type_text(t)}" for name, t in zip(names, types, strict=False) if t is not None]
+    return InferError(
+        error.what, details=[*error.details, *shown], where=where or error.where, help=error.help
+    )

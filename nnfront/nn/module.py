@@ -53,7 +53,10 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute; defined by subclasses."""
-        raise TraceError(
+        raise self._lacks_forward()
+
+    def _lacks_forward(self) -> TraceError:
+        return TraceError(
             f"{type(self).__name__} defines no forward",
             help="define forward(self, x): it is what a call runs",
         )
@@ -101,6 +104,12 @@ class Module:
             mode.allow_change(self, name)
         refuse_torch(name, value)
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        mode = active_mode.get()
+        if mode is not None:
+            mode.allow_change(self, name)
+        object.__delattr__(self, name)
 
     # The tree.
 
@@ -228,6 +237,8 @@ class Module:
         `share_layers=False` traces every layer of a list in place, also where several are alike.
         Raises SpecError, TraceError, InferError, DimError with the module path, the method and the source line.
         """
+        if isinstance(spec, Mapping) and "forward" in spec and type(self).forward is Module.forward:
+            raise self._lacks_forward()
         specs = ModuleSpec.from_raw(spec, self)
         held = _walk(self, "")
         module = trace(self._tree(held, share_layers), specs)

@@ -126,8 +126,9 @@ def convert(raw: Any, name: str) -> ArgumentSpec:
         return Tuple(name, raw)
     if isinstance(raw, type) and raw not in (Tensor, Object, Tuple, Cache, str, float, bool):
         return Object(raw)
+    shown = repr(raw)
     raise SpecError(
-        f"{name!r} has the spec {raw!r}, which is none",
+        f"{name!r} has the spec {shown if len(shown) < 60 else f'a {type(raw).__name__}'}, which is none",
         help="use spec.Tensor(shape, dtype), spec.Int(), spec.Object(cls), spec.Tuple(name, specs) or spec.Cache(...)",
     )
 
@@ -142,7 +143,10 @@ def argument_type(name: str, spec: ArgumentSpec) -> Type:
         case Object():
             object_type = getattr(spec.object_type, "object_type", None)
             if object_type is None:
-                raise SpecError(f"{name!r}: {spec.object_type.__name__} is not derived from nn.Object")
+                raise SpecError(
+                    f"{name!r}: {spec.object_type.__name__} is not derived from nnfront.Object",
+                    help="spec.Int() is a number; an opaque value has a class that is derived from nnfront.Object",
+                )
             made: Type = object_type()
             return made
         case Tuple():
@@ -203,7 +207,7 @@ class MethodSpec:
                 try:
                     arguments[name] = convert(given[name], name)
                 except NnfrontError as error:
-                    problems.append(error.what)
+                    problems.append("; ".join(filter(None, (error.what, error.help))))
             elif signature.parameters[name].default is inspect.Parameter.empty:
                 problems.append(f"{name!r} is missing")
         for name in given:

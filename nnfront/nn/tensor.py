@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MethodDescriptorType
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ import torch
 from nnfront import ops
 from nnfront.dims import Dim, Size
 from nnfront.errors import InferError, TraceError, UnknownName
-from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, type_text
+from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, sizes_of, type_text
 from nnfront.nn import elsewhere, foreign
-from nnfront.nn.mode import active_mode, names_place, outside_place
+from nnfront.nn.mode import active_mode, located, names_place, outside_place
 from nnfront.nn.place import user_place
 from nnfront.nn.shape import shape_of
 from nnfront.ops.rules import dtype_name
@@ -74,7 +73,16 @@ class Tensor:
     @staticmethod
     def from_const(data: Any) -> Tensor:
         """Return a constant: a numpy array, a torch tensor or a nested list."""
-        return value(data if isinstance(data, torch.Tensor) else torch.as_tensor(np.asarray(data)))
+        if isinstance(data, torch.Tensor):
+            return value(data)
+        try:
+            return value(torch.as_tensor(np.asarray(data)))
+        except (TypeError, ValueError):
+            raise InferError(
+                f"Tensor.from_const: no tensor can be made of {data!r}",
+                where=outside_place(),
+                help="give a torch tensor, a numpy array, or nested lists of numbers",
+            ) from None
 
     @staticmethod
     def from_scalar(data: Number, dtype: str) -> Tensor:
@@ -118,7 +126,7 @@ class Tensor:
         """Return the torch tensor of a value. Raises TraceError for a tensor that has none."""
         if not isinstance(self.content, torch.Tensor):
             raise TraceError(
-                f"a {self._kind()} tensor has no value",
+                f"{self!r} has no value",
                 where=outside_place(),
                 help="its value exists only when a method runs",
             )
@@ -217,17 +225,21 @@ class Tensor:
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TraceError(
-            "a tensor does not change in place",
-            details=[f"got {self!r}[...] = ..."],
+            f"{self!r} does not change in place",
             where=outside_place(),
             help="make another: op.where(mask, new, x), op.scatter(x, indices, updates, axis), or op.concat",
         )
 
-    def __getattr__(self, name: str) -> NoReturn:
-        named = [n for n in dir(type(self)) if n[0] != "_"]
-        raise UnknownName(
-            f"a tensor has no attribute {name!r}", where=outside_place(), help=elsewhere.how(name, named)
-        )
+    def __delitem__(self, index: Any) -> NoReturn:
+        self[index] = None
+
+    if not TYPE_CHECKING:  # which knows what attributes there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            own = [n for n in dir(type(self)) if n[0] != "_"]
+            raise UnknownName(
+                f"a tensor has no attribute {name!r}", where=outside_place(), help=elsewhere.how(name, own)
+            )
 
     __hash__ = object.__hash__
 
@@ -236,8 +248,6 @@ class Tensor:
     def __torch_function__(
         cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if isinstance(function, MethodDescriptorType) and function.__name__.endswith("_"):
-            return NotImplemented  # `+=` on a torch tensor: Python tries `+` next
         if function not in foreign.OPERATORS or kwargs:
             raise foreign.refused(function)
         return apply(foreign.OPERATORS[function], args, {})
@@ -305,7 +315,14 @@ def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         if isinstance(result, TupleType):
             return tuple(Tensor(None, Formula(call, i)) for i in range(len(result.fields)))
         return Tensor(None, Formula(call))
-    infer(op, operands, attrs := canonical(op, operands, attrs), "")
+    type = infer(op, operands, attrs := canonical(op, operands, attrs), "")
+    if any(isinstance(size, Dim) for size in (*sizes_of(type), *attrs.values())):
+        raise TraceError(
+            f"{op.name}: a dim has no value outside a method",
+            details=[f"the result would be {type_text(type)}"],
+            where=user_place(),
+            help="make it inside the method, or of parameters with that dim",
+        )
     result = op.run([a.content if isinstance(a, Tensor) else a for a in operands], attrs)
     return tuple(map(value, result)) if isinstance(result, (tuple, list)) else value(result)
 
@@ -330,7 +347,16 @@ def as_operand(x: Any, op: Op) -> Any:
         return value(torch.from_numpy(x))
     if isinstance(x, np.generic):
         return x.item()
-    raise InferError(f"{op.name}: {x!r} is not a tensor or a number", where=outside_place())
+    listed = isinstance(x, (list, tuple))
+    raise InferError(
+        f"{op.name}: {x!r} is not a tensor or a number",
+        where=outside_place(),
+        help="nnfront.Tensor.from_const makes a constant of numbers, op.stack a tensor of tensors"
+        if listed
+        else "call it first"
+        if callable(x)
+        else "",
+    )
 
 
 def operand_type(x: Any) -> Type | None:
@@ -365,19 +391,6 @@ def infer(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any], where: str) -
         return op.result_type(types, attrs)
     except InferError as error:
         raise located(error, op, types, where or outside_place()) from None
-
-
-def located(error: InferError, op: Op, types: Sequence[Type | None], where: str) -> InferError:
-    """Return `error` with the op's name, its operands' types and the place."""
-    names = (
-        [f"{op.operands[0].name}[{i}]" for i in range(len(types))]
-        if op.is_variadic
-        else [o.name for o in op.operands]
-    )
-    shown = [f"{name}: {type_text(t)}" for name, t in zip(names, types, strict=False) if t is not None]
-    return InferError(
-        error.what, details=[*error.details, *shown], where=where or error.where, help=error.help
-    )
 
 
 _define_operators()

@@ -41,13 +41,14 @@ from nnfront.nn.arguments import with_facts_attr
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.foreign import as_trace_error
 from nnfront.nn.frame import Frame, Tree
+from nnfront.nn.mode import located
 from nnfront.nn.object import Object, kind_of
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_frame
 from nnfront.nn.share import CannotShare
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.subroutine import Subroutines
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, located, out_of_trace
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, out_of_trace
 from nnfront.ops.constants import constant
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -366,7 +367,7 @@ class Trace:
         path = self.tree.names.get(id(owner))
         if path is not None:
             raise TraceError(
-                f"attribute {what!r} of {path or 'the module'} is set while the method is traced",
+                f"attribute {what!r} of {path or 'the module'} changes while the method is traced",
                 help="export leaves a module as it was: return the value, or compute it in __init__",
             )
 
