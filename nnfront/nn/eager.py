@@ -10,12 +10,12 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import NnfrontError, RunError
-from nnfront.ir import Op, TensorType, TupleType
+from nnfront.ir import Op, TensorType, TupleType, Var
 from nnfront.nn.mode import active_mode
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_place
 from nnfront.nn.structure import flatten, unflatten
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, canonical, infer, value
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, canonical, infer, out_of_trace, value
 
 Result = TypeVar("Result")
 
@@ -80,6 +80,8 @@ class Eager:
                 )
             self._dims.update(solve(list(zip(tensor.shape, tensor.data.shape, strict=True))))
             return tensor.data
+        if isinstance(tensor.content, Var):
+            raise out_of_trace(tensor)
         if not isinstance(tensor.content, Formula):
             raise RunError(f"{tensor!r} has no value")
         formula = tensor.content

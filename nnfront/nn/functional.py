@@ -138,6 +138,8 @@ def _check_branch(name: str, branch: Any) -> None:
             inspect.signature(branch).bind()
         except TypeError:
             wrong = "wants arguments"
+        except ValueError:  # of a builtin nothing is known
+            pass
     if wrong:
         raise TraceError(
             f"op.cond: the branch {name!r} {wrong}",

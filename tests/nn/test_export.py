@@ -146,7 +146,11 @@ def test_dims_can_be_computed_with_and_used_as_numbers() -> None:
         (lambda self, x: op.matmul(x, x), InferError, "inner sizes differ"),
         (lambda self, x: x + "a", WrongUse, "unsupported operand"),
         (lambda self, x: object(), TraceError, "forward returns a object"),
-        (lambda self, x: setattr(self, "seen", x), TraceError, "attribute 'seen' of the module changes while"),
+        (
+            lambda self, x: setattr(self, "seen", x),
+            TraceError,
+            "attribute 'seen' of the module changes while",
+        ),
     ],
 )
 def test_what_cannot_be_traced_is_an_error_with_its_line(
