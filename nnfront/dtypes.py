@@ -57,11 +57,8 @@ def check(dtype: str) -> str:
             f"{dtype!r} is a device, not a dtype",
             help="a model has no device: nnfront.compile(ir, target) says where it runs",
         )
-    meant = _ELSEWHERE.get(dtype, dtype)
-    raise InferError(
-        f"unknown dtype {dtype!r}",
-        help="; ".join(filter(None, [nearest(meant, DTYPES), f"use one of {', '.join(DTYPES)}"])),
-    )
+    near = nearest(_ELSEWHERE.get(dtype, dtype), DTYPES)
+    raise InferError(f"unknown dtype {dtype!r}", help=f"{near} use one of {', '.join(DTYPES)}".strip())
 
 
 def category(dtype: str) -> Category:

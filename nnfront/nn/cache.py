@@ -22,6 +22,9 @@ class CacheLayer:
         self.type = type
         self.handle = handle
 
+    def __repr__(self) -> str:
+        return "<one layer of a cache>"
+
     @property
     def window(self) -> int | None:
         """How many last positions attention sees, None for all."""
@@ -36,6 +39,9 @@ class Cache:
     def __init__(self, type: CacheType, layers: list[CacheLayer]) -> None:
         self.type = type
         self.layers = layers
+
+    def __repr__(self) -> str:
+        return f"<a cache of {len(self.layers)} layers>"
 
     def __len__(self) -> int:
         return len(self.layers)

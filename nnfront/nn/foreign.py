@@ -17,6 +17,7 @@ from nnfront.dtypes import DTYPES
 from nnfront.errors import TraceError, UnknownName, WrongUse
 from nnfront.ir import Op
 from nnfront.nn import elsewhere
+from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.mode import outside_place
 
 BINARY: dict[str, Op] = {
@@ -107,9 +108,14 @@ def as_trace_error(error: Exception) -> TraceError | None:
             return UnknownName(
                 f"a tuple has no attribute {error.name!r}", help="a shape is a tuple of ints and dims"
             )
+        case AttributeError(obj=Cache() | CacheLayer()):
+            return UnknownName(
+                f"a cache has no attribute {error.name!r}",
+                help="op.attention(q, k, v, cache=cache[i]) appends to layer i and attends",
+            )
         case AttributeError() if _OURS.search(str(error)):
             return UnknownName(
-                str(error), help="a tensor holds nothing of yours, nor does a cache: keep it beside them"
+                str(error), help="a tensor takes no attributes: keep what belongs to it beside it"
             )
         case KeyError(args=(Dim() as dim,)):
             return TraceError(

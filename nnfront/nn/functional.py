@@ -62,9 +62,9 @@ class OpFunction:
     def _listed(self, operands: Any) -> tuple[Any, ...]:
         if isinstance(operands, (Tensor, torch.Tensor)) or not isinstance(operands, Iterable):
             raise InferError(
-                f"{self.op.name}: {self._operands[0]!r} must be a list of tensors, got {operands!r}",
+                f"{self.op.name}: {self._operands[0]!r} must be a list, got {operands!r}",
                 where=outside_place(),
-                help=f"write op.{self.op.name}([a, b], ...)",
+                help="put them into a list, as in [a, b]",
             )
         return tuple(operands)
 

@@ -15,17 +15,8 @@ def shape_of(shape: Any, owner: str) -> tuple[Size, ...]:
 
     `owner` is what the shape is of, for messages. Raises SpecError for what is no list, DimError for an entry that is no size.
     """
-    if isinstance(shape, (str, int, Dim)):
-        got = f"the text {shape!r}" if isinstance(shape, str) else shape
-        raise SpecError(
-            f"{owner}: the shape is {got}, not a list",
-            help=f"write [{str(shape) if isinstance(shape, Dim) else shape!r}] for one axis",
-        )
-    if not isinstance(shape, Sequence):
-        raise SpecError(
-            f"{owner}: the shape is a {type(shape).__module__}.{type(shape).__qualname__}, not a list",
-            help="give a list with a size for each axis, as in ['batch', 4]; values come with the weights",
-        )
+    if isinstance(shape, str) or not isinstance(shape, Sequence):
+        raise SpecError(f"{owner}: the shape is {_shown(shape)}, not a list", help=_help(shape))
     return tuple([_size(size, i, owner) for i, size in enumerate(shape)])
 
 
@@ -36,3 +27,21 @@ def _size(size: Any, axis: int, owner: str) -> Size:
         is_open = size is None or size == -1
         help = "name a size that calls may choose, as in 'batch'" if is_open else error.help
         raise DimError(f"{owner}: axis {axis}: {error.what}", details=error.details, help=help) from None
+
+
+def _shown(shape: Any) -> str:
+    if isinstance(shape, str):
+        return f"the text {shape!r}"
+    module = f"{type(shape).__module__}.".removeprefix("builtins.")
+    return (
+        str(shape) if isinstance(shape, (int, Dim, type(None))) else f"a {module}{type(shape).__qualname__}"
+    )
+
+
+def _help(shape: Any) -> str:
+    """Say how to write what was meant: one axis, if what stands there is a size."""
+    try:
+        to_size(shape)
+    except DimError:
+        return "give a list with a size for each axis, as in ['batch', 4]; values come with the weights"
+    return f"write [{str(shape) if isinstance(shape, Dim) else shape!r}] for one axis"

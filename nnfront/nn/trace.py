@@ -217,6 +217,7 @@ class Trace:
 
     def atom(self, x: Any, op: Op) -> Atom | None:
         """Return the atom for anything an author may pass to an op."""
+        x = x if isinstance(x, (Tensor, CacheLayer, Object, Cache)) else as_operand(x, op)
         if isinstance(x, Tensor):
             content = x.content
             if isinstance(content, Var):
@@ -234,10 +235,7 @@ class Trace:
                     else "objects come as arguments, by spec.Object, or from op.extern",
                 )
             return handle if self.frame.builder.sees(handle) else self._foreign(x, handle)
-        x = as_operand(x, op)
-        if x is None:
-            return None
-        return constant(x.content) if isinstance(x, Tensor) else Scalar(with_facts_attr(x, self.facts))
+        return None if x is None else Scalar(with_facts_attr(x, self.facts))
 
     def _foreign(self, x: Any, var: Var) -> Var:
         """Refuse a variable that is not of this function. One of the function around a shared body: the body is not shared then."""
