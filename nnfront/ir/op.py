@@ -25,7 +25,7 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from nnfront.dims import Size
-from nnfront.errors import DimError, InferError, NnfrontError
+from nnfront.errors import DimError, InferError, TraceError
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
@@ -120,13 +120,7 @@ class Op:
 
         Raises InferError, its text beginning with the op's name.
         """
-        try:
-            self._check_kinds(types)
-            return self._apply(self.infer, types, attrs)  # type: ignore[no-any-return]
-        except (InferError, DimError) as error:
-            raise self._named(error) from None
-        except (TypeError, ValueError, AttributeError) as error:
-            raise self._misused(error, attrs) from error
+        return self._ask(self.infer, types, attrs)  # type: ignore[no-any-return]
 
     def canonical_attrs(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes in the one form in which a call stores them: canonical, in the order of declaration, defaults left out.
@@ -136,13 +130,7 @@ class Op:
         if not self.attributes:
             return {}
         if self._normalize is not None:
-            try:
-                self._check_kinds(types)
-                attrs = self._apply(self._normalize, types, attrs)
-            except (InferError, DimError) as error:
-                raise self._named(error) from None
-            except (TypeError, ValueError, AttributeError) as error:
-                raise self._misused(error, attrs) from error
+            attrs = self._ask(self._normalize, types, attrs)
         return {
             name: attrs[name]
             for name, default in self.attributes.items()
@@ -199,6 +187,26 @@ class Op:
                 positional.append(keywords.pop(parameter.name, parameter.default))
         return function(*positional, **keywords)
 
+    def _ask(
+        self, function: Callable[..., Any], types: Sequence[Type | None], attrs: Mapping[str, Any]
+    ) -> Any:
+        """Call the rule or the normaliser; what it refuses, or trips over, is an InferError with the op's name."""
+        try:
+            self._check_kinds(types)
+            return self._apply(function, types, attrs)
+        except (InferError, DimError) as error:
+            raise InferError(
+                f"{self.name}: {error.what}", details=error.details, where=error.where, help=error.help
+            ) from None
+        except TraceError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise InferError(
+                f"{self.name}: {error}",
+                details=[f"{name}={value!r}" for name, value in attrs.items()],
+                help="an argument is of a wrong kind",
+            ) from error
+
     def _check_kinds(self, types: Sequence[Type | None]) -> None:
         operands = self.operands * len(types) if self.is_variadic else self.operands
         for operand, type in zip(operands, types, strict=False):
@@ -208,19 +216,6 @@ class Op:
                     f"operand {operand.name!r} must be {operand.expects}, got {_kind_name(type)}",
                     help="op.full([], number, dtype) makes a tensor of a number" if is_number else "",
                 )
-
-    def _named(self, error: NnfrontError) -> InferError:
-        return InferError(
-            f"{self.name}: {error.what}", details=error.details, where=error.where, help=error.help
-        )
-
-    def _misused(self, error: Exception, attrs: Mapping[str, Any]) -> InferError:
-        """Return the error for attributes of a kind that the rule did not look for."""
-        return InferError(
-            f"{self.name}: {error}",
-            details=[f"{name}={value!r}" for name, value in attrs.items()],
-            help="an argument is of a wrong kind",
-        )
 
     def __repr__(self) -> str:
         return f"<op {self.name}>"

@@ -3,7 +3,9 @@
 
 Read the files in this order; each imports only from those above it:
 
+    mode        what is active, a trace or an eager run, with place   shape   shapes as authors give them
     spec        what methods are called with
+    foreign     torch, numpy and Python given tensors of ours, with elsewhere: what they call what is here
     tensor      Tensor: traced, formula or value; `apply`, the door of every op
     parameter   stored weights                 object, cache, effect   handles and state
     eager       running without a trace        share           what makes two modules alike

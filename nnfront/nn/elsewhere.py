@@ -89,30 +89,26 @@ _WRITTEN: dict[str, str] = {
 # What has no counterpart: why, for each group of names.
 _ABSENT: dict[str, str] = {
     name: said
-    for names, said in (
-        ("item tolist data values", "a tensor has its values only when a method runs: compute with ops"),
-        (
-            "cpu cuda device to_device is_cuda",
-            "a model has no device: nnfront.compile(ir, target) says where it runs",
+    for said, names in {
+        "a tensor has its values only when a method runs: compute with ops": "item tolist data values",
+        "a model has no device: nnfront.compile(ir, target) says where it runs": "cpu cuda device to_device is_cuda",
+        "layouts are chosen when a method is compiled: leave it out": "contiguous stride strides is_contiguous",
+        "there is no training: leave it out": (
+            "detach backward grad requires_grad requires_grad_ zero_grad retain_grad train eval training"
         ),
-        ("contiguous stride strides is_contiguous", "layouts are chosen when a method is compiled: leave it out"),
-        (
-            "detach backward grad requires_grad requires_grad_ zero_grad retain_grad train eval training",
-            "there is no training: leave it out",
+        "a tensor never changes, so it needs no copy: leave it out": "clone copy",
+        "values come with the weights: load_state_dict binds them, Executable.load takes them": (
+            "normal_ uniform_ zero_ fill_ copy_ constant_ ones_ zeros_ "
+            "xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ trunc_normal_"
         ),
-        ("clone copy", "a tensor never changes, so it needs no copy: leave it out"),
-        (
-            "normal_ uniform_ zero_ fill_ copy_ constant_ ones_ zeros_ xavier_uniform_ xavier_normal_ kaiming_uniform_ kaiming_normal_ trunc_normal_",
-            "values come with the weights: load_state_dict binds them, Executable.load takes them",
-        ),
-        ("register_parameter Parameter Variable add_weight", "assign it: self.weight = nn.Parameter(shape, dtype)"),
-        ("register_buffer", "assign the torch tensor: self.table = tensor"),
-        ("register_module add_module", "assign the module: self.layer = layer"),
-        ("functional F", "the functions are nnfront.op"),
-        ("rand randn normal uniform bernoulli dropout", "ops draw nothing: give random numbers as an argument"),
-    )
+        "assign it: self.weight = nn.Parameter(shape, dtype)": "register_parameter Parameter Variable add_weight",
+        "assign the torch tensor: self.table = tensor": "register_buffer",
+        "assign the module: self.layer = layer": "register_module add_module",
+        "the functions are nnfront.op": "functional F",
+        "ops draw nothing: give random numbers as an argument": "rand randn normal uniform bernoulli dropout",
+    }.items()
     for name in names.split()
-}  # fmt: skip
+}
 
 # Names of arguments; one stands for any of those that the function has.
 _ARGUMENTS: dict[str, tuple[str, ...]] = {

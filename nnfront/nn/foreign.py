@@ -75,16 +75,13 @@ def refused(function: Callable[..., Any]) -> WrongUse:
 
 def refuse_torch(name: str, item: Any) -> None:
     """Refuse a module's attribute that holds weights in torch: no checkpoint would be asked for them."""
-    if isinstance(item, (torch.nn.Module, torch.nn.Parameter)):
-        help = (
-            "use nn.Parameter(shape, dtype)"
-            if isinstance(item, torch.nn.Parameter)
-            else "use layers of nnfront"
-        )
+    is_parameter = isinstance(item, torch.Tensor) and isinstance(item, torch.nn.Parameter)
+    if is_parameter or isinstance(item, torch.nn.Module):
+        instead = "nn.Parameter(shape, dtype)" if is_parameter else "layers of nnfront"
         raise TraceError(
             f"{name!r} is a torch.nn.{type(item).__name__}, which holds no weights of a model here",
             where=outside_place(),
-            help=f"{help}; load_state_dict binds values",
+            help=f"use {instead}; load_state_dict binds values",
         )
 
 

@@ -81,8 +81,9 @@ class MethodTrace(Trace):
 
     def initial_states(self, effects: Iterable[Effect]) -> Function:
         """Return the function that makes the first state of effects."""
-        outer = getattr(self, "frame", None)
-        self.frame = frame = Frame(FunctionBuilder("_initialize_effect", self.functions))
+        outer, method = getattr(self, "frame", None), self.method
+        self.method = "_initialize_effect"
+        self.frame = frame = Frame(FunctionBuilder(self.method, self.functions))
         try:
             with self._active():
                 atoms = [self.atom(t, ops.where) for effect in effects for t in effect.init()]
@@ -90,6 +91,7 @@ class MethodTrace(Trace):
                 frame.builder.emit(Tuple(tuple(a for a in atoms if a is not None)), "state")
             )
         finally:
+            self.method = method
             if outer is not None:
                 self.frame = outer
 

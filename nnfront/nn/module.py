@@ -303,7 +303,6 @@ def _members(module: Module) -> list[tuple[str, Any]]:
 
 
 def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
-    refuse_torch(name, item)
     if isinstance(item, (Module, Tensor, Effect)):
         found.append((name, item))
     elif isinstance(item, (list, tuple)):
@@ -312,6 +311,8 @@ def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
     elif isinstance(item, dict):
         for key, part in item.items():
             _look_through(f"{name}.{key}" if name else str(key), part, found)
+    else:
+        refuse_torch(name, item)
 
 
 def _walk(module: Module, prefix: str) -> list[tuple[str, Any]]:

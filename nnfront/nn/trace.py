@@ -73,7 +73,15 @@ class Trace:
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Emit a call of `op` and return its results as the author's objects."""
-        atoms = tuple([self.atom(a, op) for a in args])
+        sees = self.frame.builder.sees
+        atoms = tuple(
+            [
+                a.content
+                if type(a) is Tensor and type(a.content) is Var and sees(a.content)
+                else self.atom(a, op)
+                for a in args
+            ]
+        )
         types = [None if a is None else a.type for a in atoms]
         try:
             attrs = self.known_attrs(op.canonical_attrs(types, attrs))
