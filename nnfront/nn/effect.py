@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from nnfront.errors import TraceError
 from nnfront.nn.mode import active_mode
+from nnfront.nn.place import user_place
 from nnfront.nn.tensor import Tensor
 
 
@@ -45,5 +46,9 @@ class Effect:
     def _states(self) -> dict[int, tuple[Tensor, ...]]:
         mode = active_mode.get()
         if mode is None:
-            raise TraceError(f"the state of {type(self).__name__} is used outside a method")
+            raise TraceError(
+                f"the state of {type(self).__name__} is used outside a method",
+                where=user_place(),
+                help="methods read and set it; a session gives and takes it as arguments and results",
+            )
         return mode.effects

@@ -308,12 +308,12 @@ class ModuleSpec:
         dims = _dims_of(module)
         for name, method_raw in raw.items():
             method = getattr(module, name, None) if isinstance(name, str) else None
-            if method is not None and not inspect.isroutine(method):
-                problems.append(f"{name!r} is a {type(method).__name__}, not a method: call it in one")
-                continue
             if method is None:
                 near = nearest(name, [n for n in dir(type(module)) if n[0] != "_"])
                 problems.append(f"{type(module).__name__} has no method {name!r}{'; ' if near else ''}{near}")
+                continue
+            if not callable(method) or hasattr(method, "named_parameters"):  # another module
+                problems.append(f"{name!r} is a {type(method).__name__}, not a method: call it in one")
                 continue
             try:
                 methods[name] = MethodSpec.from_raw(method_raw, method, dims)
