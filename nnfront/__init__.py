@@ -26,6 +26,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from nnfront.errors import UnknownName, nearest
+
 __version__ = "0.1.0"
 
 # public name -> (module, name in it; empty for the module itself)
@@ -101,8 +103,6 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        from nnfront.errors import UnknownName, nearest
-
         raise UnknownName(f"module 'nnfront' has no attribute {name!r}", help=nearest(name, _PUBLIC))
     if name == "ir":
         importlib.import_module("nnfront.ops")  # the parser finds ops by name once they are declared

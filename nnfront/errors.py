@@ -8,6 +8,7 @@
         UnknownName  an attribute or function that does not exist; an AttributeError too, so that hasattr answers
         WrongUse     a traced value where Python or a library wants another; a TypeError too
       InferError     an op got operands it is not defined for
+        WrongCall    an op was called with arguments that it does not have; a TypeError too
       VerifyError    IR breaks a numbered rule
       ParseError     IR text is not well formed
       PassError      a pass's requirement was not met
@@ -69,6 +70,10 @@ class WrongUse(TraceError, TypeError):
 
 class InferError(NnfrontError):
     """An op got operands it is not defined for."""
+
+
+class WrongCall(InferError, TypeError):
+    """An op was called with arguments that do not fit its signature."""
 
 
 class VerifyError(NnfrontError):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from nnfront import ops
-from nnfront.errors import InferError, TraceError, UnknownName
+from nnfront.errors import InferError, TraceError, UnknownName, WrongCall
 from nnfront.ir import OPS, Op
 from nnfront.nn import elsewhere
 from nnfront.nn.eager import eager
@@ -84,7 +84,7 @@ class OpFunction:
         except TypeError as error:
             unknown = next((name for name in kwargs if name not in self._names), None)
             help = "several sizes or axes are one tuple" if len(args) > len(self._names) else ""
-            raise InferError(
+            raise WrongCall(
                 f"{self.op.name}: {error if unknown is None else f'there is no argument {unknown!r}'}",
                 details=[f"signature: op.{self.op.name}{signature_text(self.op.name)}"],
                 where=outside_place(),
