@@ -35,6 +35,7 @@ from nnfront.nn.effect import Effect
 from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.mode import active_mode
 from nnfront.nn.object import Object
+from nnfront.nn.subroutine import Subroutines
 from nnfront.nn.tensor import Tensor
 from nnfront.nn.trace import Trace
 
@@ -173,7 +174,7 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
 
     Raises TraceError, InferError or DimError with the module path, the method and the author's source line.
     """
-    mode = MethodTrace(tree, known_facts(spec, tree.parameters), spec.methods)
+    mode = MethodTrace(tree, known_facts(spec, tree.parameters), Subroutines, spec.methods)
     methods = [mode.method_function(name, method) for name, method in spec.methods.items()]
     if any(method.effect_mode != "none" for method in spec.methods.values()) and tree.effects:
         methods.insert(0, mode.initial_states(tree.effects.values()))

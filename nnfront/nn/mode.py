@@ -6,14 +6,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from nnfront.errors import InferError, NnfrontError
 from nnfront.ir import Op, Type, type_text
 from nnfront.nn.place import user_place
-
-if TYPE_CHECKING:
-    from nnfront.nn.tensor import Tensor
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -22,7 +19,7 @@ Result = TypeVar("Result")
 class Mode(Protocol):
     """What ops and modules defer to. `effects`: the state of each effect, by id."""
 
-    effects: dict[int, tuple[Tensor, ...]]
+    effects: dict[int, tuple[Any, ...]]
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Apply one op to the author's operands and return the author's results."""

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnfront import ops
 from nnfront.dims import Symbol, of_symbol
@@ -39,9 +39,7 @@ from nnfront.nn.share import (
 )
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.tensor import Tensor
-
-if TYPE_CHECKING:
-    from nnfront.nn.trace import Trace
+from nnfront.nn.trace import Trace
 
 # Different bodies kept for one class and one set of argument types; beyond it modules are traced in place, so that a model
 # in which every layer differs is not compared layer by layer.

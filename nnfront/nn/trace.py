@@ -9,7 +9,7 @@ functions with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -47,22 +47,34 @@ from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_frame
 from nnfront.nn.share import CannotShare
 from nnfront.nn.structure import flatten, unflatten
-from nnfront.nn.subroutine import Subroutines
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, out_of_trace
 from nnfront.ops.constants import constant
 
 _PLAIN = (bool, int, float, str, type(None))
 
 
+class Sharing(Protocol):
+    """Lets modules that agree share one private function."""
+
+    def call(self, module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Call a module through the private function of one that agrees with it; (False, None) where that cannot be."""
+
+
 class Trace:
     """The tracing mode: one export of one or several methods into one module."""
 
-    def __init__(self, tree: Tree, facts: Mapping[Symbol, Symbol], reserved: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        facts: Mapping[Symbol, Symbol],
+        share: Callable[[Trace], Sharing],
+        reserved: Iterable[str] = (),
+    ) -> None:
         self.tree = tree
         self.facts = facts
         self.functions: dict[str, Function] = {}
         self.function_names = Names(reserved)
-        self.subroutines = Subroutines(self)
+        self.subroutines = share(self)
         self.frame: Frame
         self._formula_types: dict[Any, Type] = {}
         self.effects: dict[int, tuple[Tensor, ...]] = {}
