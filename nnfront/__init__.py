@@ -36,6 +36,8 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     **{
         name: ("nnfront.nn", name)
         for name in (
+            "ACTIVATIONS",
+            "Config",
             "Conv1D",
             "Conv2D",
             "Conv3D",

@@ -34,6 +34,9 @@ _DTYPES: dict[str, tuple[Category, int]] = {
 
 DTYPES: tuple[str, ...] = tuple(_DTYPES)
 
+COMPUTED: tuple[str, ...] = ("float16", "bfloat16", "float32", "float64")
+"""Dtypes that a model can compute in."""
+
 # Other names for some of them, for messages.
 _ELSEWHERE = {
     "bf16": "bfloat16",

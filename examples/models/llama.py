@@ -9,25 +9,34 @@ Sizes: B batch, S seq, D hidden_size, H heads, G kv heads, K head_dim, V vocab_s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import nnfront as nn
 from nnfront import op, spec
 
-ACTIVATIONS = {
-    "silu": op.silu,
-    "swish": op.silu,
-    "relu": op.relu,
-    "gelu": op.gelu,
-    "gelu_new": lambda x: op.gelu(x, "tanh"),
-    "gelu_pytorch_tanh": lambda x: op.gelu(x, "tanh"),
-}
+IGNORED = ("*.rotary_emb.inv_freq",)  # computed here; checkpoints of the first Llamas hold it
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(nn.Config):
     """The fields of config.json that matter, under its own names."""
+
+    model_types: ClassVar = {
+        "llama": {},
+        "mistral": {
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+    }
+    lacks: ClassVar = {"llama": ("sliding_window",)}
+    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    unused: ClassVar = {
+        "pretraining_tp": "how products were split in training, which changes their rounding alone",
+        "is_llama_config": "a note of those who converted the checkpoint",
+    }
 
     vocab_size: int = 32000
     hidden_size: int = 4096
@@ -38,13 +47,12 @@ class Config:
     head_dim: int | None = None
     hidden_act: str = "silu"
     max_position_embeddings: int = 2048
+    sliding_window: int | None = None
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    rope_parameters: dict[str, Any] = field(
-        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
-    )
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: nn.rope_parameters({}))
     dtype: str = "float32"
 
     @property
@@ -55,15 +63,6 @@ class Config:
     def head_size(self) -> int:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> Config:
-        """Read config.json: with `rope_parameters` and `dtype`, or with `rope_theta`, `rope_scaling` and `torch_dtype`."""
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in config.items() if key in known and value is not None}
-        values["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
-        values["rope_parameters"] = nn.rope_parameters(config)
-        return cls(**values)
-
 
 class LlamaAttention(nn.Module):
     def __init__(self, config: Config) -> None:
@@ -73,6 +72,7 @@ class LlamaAttention(nn.Module):
             config.head_size,
         )
         d, q, kv = config.hidden_size, self.heads * self.head_size, self.kv_heads * self.head_size
+        self.window = config.sliding_window
         bias, dtype = config.attention_bias, config.dtype
         self.q_proj = nn.Linear(d, q, bias, dtype)
         self.k_proj = nn.Linear(d, kv, bias, dtype)
@@ -90,7 +90,7 @@ class LlamaAttention(nn.Module):
         q_BSHK = op.rope(op.reshape(q, (b, s, h, k)), cos, sin)
         key_BSGK = op.rope(op.reshape(key, (b, s, g, k)), cos, sin)
         value_BSGK = op.reshape(value, (b, s, g, k))
-        y_BSHK = op.attention(q_BSHK, key_BSGK, value_BSGK, cache=cache)
+        y_BSHK = op.attention(q_BSHK, key_BSGK, value_BSGK, cache=cache, window=self.window)
         return self.o_proj(op.reshape(y_BSHK, (b, s, h * k)))
 
 
@@ -100,11 +100,7 @@ class LlamaMLP(nn.Module):
         self.gate_proj = nn.Linear(d, f, bias, dtype)
         self.up_proj = nn.Linear(d, f, bias, dtype)
         self.down_proj = nn.Linear(f, d, bias, dtype)
-        if config.hidden_act not in ACTIVATIONS:
-            raise nn.errors.LoadError(
-                f"hidden_act is {config.hidden_act!r}, expected one of {', '.join(ACTIVATIONS)}"
-            )
-        self.act = ACTIVATIONS[config.hidden_act]
+        self.act = nn.ACTIVATIONS[config.hidden_act]
         parts = (self.gate_proj, self.up_proj)
         self.gate_up_weight = op.concat([p.weight for p in parts], 0)
         self.gate_up_bias = op.concat([p.bias for p in parts], 0) if bias else None
@@ -182,6 +178,7 @@ def export_spec(config: Config) -> dict[str, Any]:
         config.dtype,
         batch,
         nn.Dim("max_seq", min=1, max=config.max_position_embeddings),
+        config.sliding_window,
     )
     return {
         "logits": {"tokens": spec.Tensor([batch, seq], "int64")},

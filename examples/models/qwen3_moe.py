@@ -9,16 +9,24 @@ Sizes: B batch, S seq, T batch * seq, D hidden_size, H heads, G kv heads, K head
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import nnfront as nn
 from nnfront import op, spec
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(nn.Config):
     """The fields of config.json that matter, under its own names."""
+
+    model_types: ClassVar = {"qwen3_moe": {}}
+    aliases: ClassVar = {"num_local_experts": "num_experts"}
+    only: ClassVar = {"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)}
+    unused: ClassVar = {
+        "sliding_window": "it takes use_sliding_window",
+        "max_window_layers": "it takes use_sliding_window",
+    }
 
     vocab_size: int = 151936
     hidden_size: int = 2048
@@ -27,7 +35,7 @@ class Config:
     num_hidden_layers: int = 24
     num_attention_heads: int = 32
     num_key_value_heads: int = 4
-    head_dim: int = 128
+    head_dim: int | None = None
     num_experts: int = 128
     num_experts_per_tok: int = 8
     norm_topk_prob: bool = False
@@ -38,39 +46,16 @@ class Config:
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     attention_bias: bool = False
-    rope_parameters: dict[str, Any] = field(
-        default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0}
-    )
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: nn.rope_parameters({}))
     dtype: str = "float32"
 
-    @classmethod
-    def from_hf(cls, config: dict[str, Any]) -> Config:
-        """Read config.json: with `rope_parameters`, `dtype` and `num_local_experts`, or with `rope_theta`, `torch_dtype` and `num_experts`."""
-        if config.get("use_sliding_window"):
-            raise nn.errors.LoadError(
-                "use_sliding_window is true", help="this model file attends to all tokens"
-            )
-        known = {f.name for f in fields(cls)}
-        values = {key: value for key, value in config.items() if key in known and value is not None}
-        values["num_experts"] = (
-            config.get("num_experts") or config.get("num_local_experts") or cls.num_experts
-        )
-        values["mlp_only_layers"] = tuple(config.get("mlp_only_layers") or ())
-        values["head_dim"] = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-        values["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
-        values["rope_parameters"] = nn.rope_parameters(config)
-        made = cls(**values)
-        if made.hidden_act not in ("silu", "swish"):
-            raise nn.errors.LoadError(f"hidden_act is {made.hidden_act!r}, expected 'silu'")
-        return made
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        return (
-            layer not in self.mlp_only_layers
-            and self.num_experts > 0
-            and (layer + 1) % self.decoder_sparse_step == 0
-        )
+        return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
 
 class QwenAttention(nn.Module):
@@ -78,7 +63,7 @@ class QwenAttention(nn.Module):
         self.heads, self.kv_heads, self.head_size = (
             config.num_attention_heads,
             config.num_key_value_heads,
-            config.head_dim,
+            config.head_size,
         )
         d, q, kv = config.hidden_size, self.heads * self.head_size, self.kv_heads * self.head_size
         bias, eps, dtype = config.attention_bias, config.rms_norm_eps, config.dtype
@@ -161,7 +146,7 @@ class QwenModel(nn.Module):
         self.layers = [QwenDecoderLayer(config, i) for i in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False, dtype=config.dtype)
         self.rotary_emb = nn.RotaryEmbedding(
-            config.head_dim, config.rope_parameters, max_positions=config.max_position_embeddings
+            config.head_size, config.rope_parameters, max_positions=config.max_position_embeddings
         )
 
     def forward(self, tokens_BS: nn.Tensor, cache: Any = None) -> nn.Tensor:
@@ -206,7 +191,7 @@ def export_spec(config: Config) -> dict[str, Any]:
     cache = spec.Cache(
         config.num_hidden_layers,
         config.num_key_value_heads,
-        config.head_dim,
+        config.head_size,
         config.dtype,
         batch,
         nn.Dim("max_seq", min=1, max=config.max_position_embeddings),

@@ -11,9 +11,12 @@ Read the files in this order; each imports only from those above it:
     eager       running without a trace        share           what makes two modules alike
     trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
-    containers, layers, conv, rotary, mutator
+    containers, layers, conv, rotary, mutator, activations
+    config      config.json, read and proved
 """
 
+from nnfront.nn.activations import ACTIVATIONS
+from nnfront.nn.config import Config
 from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.eager import eager
@@ -41,7 +44,9 @@ from nnfront.nn.rotary import RotaryEmbedding, rope_parameters
 from nnfront.nn.tensor import Tensor
 
 __all__ = [
+    "ACTIVATIONS",
     "GELU",
+    "Config",
     "Conv1D",
     "Conv2D",
     "Conv3D",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nnfront.errors import SpecError
+from nnfront.errors import LoadError, SpecError
 from nnfront.nn.functional import op
 from nnfront.nn.module import Module
 from nnfront.nn.tensor import Tensor
@@ -35,16 +35,37 @@ class Frequencies:
     base_growth: float | None = None
 
 
+ROPE_KEYS = (
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+)
+"""Keys of config.json that `rope_parameters` reads."""
+
+
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary parameters of a config.json, of either generation of keys, in the newer form.
 
     The newer form is one dict with `rope_type` and `rope_theta`; the older one has `rope_theta` beside `rope_scaling`, whose type
     may be called `type`. Values that stand beside the dict (`partial_rotary_factor`, `original_max_position_embeddings`) are taken in.
+    Raises LoadError where the two generations contradict each other.
     """
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    said = [(key, config[key]) for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None]
+    for key, value in said:
+        if not isinstance(value, Mapping):
+            raise LoadError(f"{key} is {value!r}, expected an object")
+    found = dict(said[0][1]) if said else {}
+    theta = config.get("rope_theta")
+    if any(value != said[0][1] for _, value in said):
+        raise LoadError("rope_parameters and rope_scaling differ")
+    if theta is not None and found.get("rope_theta") not in (None, theta):
+        raise LoadError(f"rope_theta is {theta!r}, but {said[0][0]} has {found['rope_theta']!r}")
     found["rope_type"] = found.pop("rope_type", None) or found.get("type") or "default"
     found.pop("type", None)
-    found.setdefault("rope_theta", config.get("rope_theta") or 10000.0)
+    if found.get("rope_theta") is None:
+        found["rope_theta"] = 10000.0 if theta is None else theta
     for key in ("partial_rotary_factor", "original_max_position_embeddings"):
         if config.get(key) is not None:
             found.setdefault(key, config[key])
@@ -56,29 +77,29 @@ class RotaryEmbedding(Module):
 
     head_size: features of a head. parameters: as `rope_parameters` returns them (None: the default with theta 10000).
     max_positions: the model's maximum length, which some scalings refer to.
-    Raises SpecError for an unknown `rope_type`, or one whose parameters are incomplete.
+    Raises SpecError for an unknown `rope_type`, or one whose parameters are incomplete, unknown or no numbers.
     """
 
     def __init__(
         self, head_size: int, parameters: Mapping[str, Any] | None = None, max_positions: int = 2048
     ) -> None:
         given = {"rope_type": "default", "rope_theta": 10000.0, **(parameters or {})}
+        given = {key: value for key, value in given.items() if value is not None}
         kind = given["rope_type"]
-        if kind not in SCALINGS:
+        if not isinstance(kind, str) or kind not in SCALINGS:
             raise SpecError(f"unknown rope_type {kind!r}", help=f"use one of {', '.join(SCALINGS)}")
-        missing = [key for key in REQUIRED.get(kind, ()) if given.get(key) is None]
-        if missing:
-            raise SpecError(
-                f"rope_type {kind!r} needs {', '.join(map(repr, missing))}", details=[f"got {sorted(given)}"]
-            )
-        if kind == "proportional":
-            rotary_size = head_size
-        else:
-            rotary_size = int(head_size * (given.get("partial_rotary_factor") or 1.0))
+        _check(kind, given)
+        share = 1.0 if kind == "proportional" else given.get("partial_rotary_factor", 1.0)
         self.rope_type = kind
-        self.rotary_size = rotary_size
+        self.rotary_size = int(head_size * share)
         self.rope_theta = float(given["rope_theta"])
-        self.frequencies: Frequencies = SCALINGS[kind](rotary_size, given, max_positions)
+        try:
+            self.frequencies: Frequencies = SCALINGS[kind](self.rotary_size, given, max_positions)
+        except (ArithmeticError, ValueError, RuntimeError) as error:
+            raise SpecError(
+                f"rope_type {kind!r}: no frequencies follow from the parameters",
+                details=[str(error), f"got {_listed(given)}, head size {head_size}"],
+            ) from None
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Integers [batch, seq] to cos and sin, each float32 [batch, seq, rotary_size / 2]."""
@@ -190,6 +211,41 @@ def _proportional(size: int, given: Mapping[str, Any], max_positions: int) -> Fr
     return Frequencies(inv_freq / given.get("factor", 1.0))
 
 
+def _check(kind: str, given: Mapping[str, Any]) -> None:
+    """Raise SpecError for a parameter that is missing, that the scaling does not know, or that is not what it must be."""
+    required = REQUIRED.get(kind, ())
+    missing = [key for key in required if key not in given]
+    if missing:
+        raise SpecError(
+            f"rope_type {kind!r} needs {', '.join(map(repr, missing))}", details=[f"got {_listed(given)}"]
+        )
+    problems = []
+    for key, value in given.items():
+        is_right, expected = KINDS.get(key, NUMBER)
+        if key not in (*COMMON, *required, *OPTIONAL.get(kind, ())):
+            problems.append(f"{key} is {value!r}, and it does not read that")
+        elif not is_right(value):
+            problems.append(f"{key} is {value!r}, expected {expected}")
+    if problems:
+        raise SpecError(f"rope_type {kind!r} has wrong parameters", details=problems)
+
+
+def _is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < math.inf
+
+
+def _are_positive(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(map(_is_positive, values))
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _listed(given: Mapping[str, Any]) -> str:
+    return ", ".join(sorted(given))
+
+
 SCALINGS: Mapping[str, Callable[[int, Mapping[str, Any], int], Frequencies]] = {
     "default": _default,
     "linear": _linear,
@@ -207,4 +263,29 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("original_max_position_embeddings",),
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
+}
+
+# Parameters that a rope_type reads if they are there, and those that any may have.
+OPTIONAL: Mapping[str, tuple[str, ...]] = {
+    "yarn": (
+        "factor",
+        "attention_factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "truncate",
+    ),
+    "longrope": ("factor", "attention_factor"),
+    "proportional": ("factor",),
+}
+COMMON = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+
+# What the value of a parameter must be, and the words for it.
+NUMBER = (_is_positive, "a number > 0")
+KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "rope_type": (lambda value: value in SCALINGS, "the name of a scaling"),
+    "short_factor": (_are_positive, "a list of numbers > 0"),
+    "long_factor": (_are_positive, "a list of numbers > 0"),
+    "truncate": (_is_bool, "true or false"),
 }

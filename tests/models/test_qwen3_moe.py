@@ -77,19 +77,21 @@ def test_both_generations_of_config_keys_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "problem"),
     [
-        (
-            {"use_sliding_window": True},
-            "use_sliding_window is true\n  help: this model file attends to all tokens",
-        ),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu'"),
+        ({"use_sliding_window": True}, "use_sliding_window is true, expected false"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0, expected an int >= 1"),
+        ({"mlp_only_layers": [0, -1]}, "mlp_only_layers is [0, -1], expected a list, each item an int >= 0"),
+        ({"num_local_experts": 7}, "num_local_experts is 7, but num_experts is 6"),
+        ({"n_shared_experts": 1}, "n_shared_experts is 1, and the file does not know the key"),
     ],
 )
-def test_what_the_file_cannot_do_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_the_file_cannot_do_is_refused(changes: dict[str, Any], problem: str) -> None:
+    config = {key: value for key, value in BASE.items() if key not in changes}
     with pytest.raises(LoadError) as caught:
-        qwen3_moe.Config.from_hf({**BASE, **changes})
-    assert str(caught.value) == message
+        qwen3_moe.Config.from_hf({**config, "num_experts": 6, **changes})
+    assert caught.value.details == (problem,)
 
 
 def test_the_folder_is_proved_before_it_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Config`: what a model file reads of a config.json, and the proof that nothing in it that changes the maths is dropped.
+
+A model file derives a frozen dataclass from it, whose fields are config.json's own names, and says of every other key that it
+has met what becomes of it. What is left over, and is not switched off, is refused: whether a key changes the maths is not to be guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_type_hints
+
+from nnfront import dtypes
+from nnfront.errors import LoadError
+from nnfront.nn.rotary import ROPE_KEYS, rope_parameters
+
+UNUSED: Mapping[str, tuple[str, ...]] = {
+    "metadata": (
+        "auto_map",
+        "finetuning_task",
+        "id2label",
+        "label2id",
+        "prefix",
+        "problem_type",
+        "task_specific_params",
+        "tokenizer_class",
+        "transformers.js_config",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+    ),
+    "how transformers runs it": (
+        "attn_implementation",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "return_dict",
+        "torchscript",
+        "use_cache",
+        "use_return_dict",
+    ),
+    "training": (
+        "attention_dropout",
+        "attn_pdrop",
+        "embd_pdrop",
+        "gradient_checkpointing",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "initializer_range",
+        "resid_pdrop",
+        "router_aux_loss_coef",
+    ),
+    "choosing tokens": (
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "bos_token_id",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "eos_token_id",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "length_penalty",
+        "max_length",
+        "min_length",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "pad_token_id",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "sep_token_id",
+        "suppress_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    ),
+}
+"""Keys of any config.json that have no say in what logits are, by what they are about. Those that begin with `_` have none either."""
+
+_UNUSED = frozenset(key for keys in UNUSED.values() for key in keys)
+_ALIASES = {"torch_dtype": "dtype"}
+
+
+class Config:
+    """A base for a model file's `Config`, which is a dataclass with config.json's own names; `from_hf` reads one.
+
+    Annotations are checked: an `int` is at least 1 (`field(metadata={"min": 0})` for another bound), a `float` finite and no bool.
+    A field `dtype` is one that models compute in, `rope_parameters` is read by `nn.rope_parameters`; both of either generation of keys.
+    """
+
+    model_types: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """The model types that the file computes, each with the values of absent keys where they are not the fields' defaults. Empty: any."""
+    lacks: ClassVar[Mapping[str, Collection[str]]] = {}
+    """Fields that a model type does not have: where its config.json names one, it is unclear what is meant."""
+    aliases: ClassVar[Mapping[str, str]] = {}
+    """Other names of fields."""
+    only: ClassVar[Mapping[str, Collection[Any]]] = {}
+    """Keys, fields or not, that may only have some values (of a list: each of its items)."""
+    unused: ClassVar[Mapping[str, str]] = {}
+    """Keys without a say in what the file computes, besides `UNUSED`, each with the reason."""
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+        """Read a config.json. Raises LoadError that lists every key with a value that is wrong or that the file does not compute."""
+        reading = _Reading(cls, config)
+        reading.model_type()
+        reading.rope()
+        for key, value in config.items():
+            reading.key(key, value)
+        if reading.problems:
+            raise LoadError(
+                "config.json says what this model file does not compute",
+                details=reading.problems,
+                where=str(getattr(sys.modules[cls.__module__], "__file__", cls.__module__)),
+                help=reading.help,
+            )
+        return cls(**reading.values)
+
+
+class _Reading:
+    """One config.json, read into the values of a class's fields."""
+
+    def __init__(self, cls: type[Config], config: Mapping[str, Any]) -> None:
+        self.cls, self.config = cls, config
+        self.hints = get_type_hints(cls)
+        self.fields = {f.name: f for f in fields(cast(Any, cls))}
+        self.values: dict[str, Any] = dict(cls.model_types.get(str(config.get("model_type")), {}))
+        self.named: dict[str, str] = {}
+        self.problems: list[str] = []
+        self.help = ""
+
+    def model_type(self) -> None:
+        """Check that the file computes this architecture: its keys and its weights' names alone do not say so."""
+        name, classes = self.config.get("model_type"), self.config.get("architectures")
+        known = {type.replace("_", "") for type in self.cls.model_types}
+        classes = classes if isinstance(classes, list) else []
+        named = {str(each).removesuffix("ForCausalLM").lower() for each in classes}
+        if known and name is not None and name not in [*self.cls.model_types] and known.isdisjoint(named):
+            self.problems.append(
+                f"model_type is {_shown(name)}, expected {_or([*map(repr, self.cls.model_types)])}"
+            )
+            self.help = "write a model file for it, or, if it computes the same, name it in the file's Config.model_types"
+
+    def rope(self) -> None:
+        if "rope_parameters" in self.fields:
+            try:
+                self.values["rope_parameters"] = rope_parameters(self.config)
+            except LoadError as error:
+                self.problems += [error.what, *error.details]
+
+    def key(self, key: str, value: Any) -> None:
+        """Take one key over into the values, or say why not."""
+        name = self.cls.aliases.get(key, _ALIASES.get(key, key))
+        allowed = self.cls.only.get(name)
+        if name in self.cls.lacks.get(str(self.config.get("model_type")), ()) and not _is_off(value):
+            self.problems.append(
+                f"{key} is {_shown(value)}, which {self.config['model_type']!r} does not have"
+            )
+        elif name in self.fields and name != "rope_parameters":
+            if value is not None or _takes_none(self.hints[name]):
+                self.field(key, name, value)
+        elif allowed is None and not _is_off(value) and not self.is_known(key):
+            self.problems.append(f"{key} is {_shown(value)}, and the file does not know the key")
+            self.help = self.help or (
+                "a key that does not change what is computed: name it in the file's Config.unused, or take it out of config.json;"
+                " else write a model file that computes it"
+            )
+        items = value if isinstance(value, list) else [value]
+        if allowed is not None and value is not None and any(item not in list(allowed) for item in items):
+            self.problems.append(f"{key} is {_shown(value)}, expected {_or([_shown(a) for a in allowed])}")
+
+    def is_known(self, key: str) -> bool:
+        """Whether a key that is no field was read elsewhere, or has no say."""
+        return (
+            key in ("model_type", "architectures")
+            or key in _UNUSED
+            or key in self.cls.unused
+            or key.startswith("_")
+            or ("rope_parameters" in self.fields and key in ROPE_KEYS)
+        )
+
+    def field(self, key: str, name: str, value: Any) -> None:
+        other = self.named.setdefault(name, key)
+        if other != key and self.config[other] != value:
+            self.problems.append(f"{key} is {_shown(value)}, but {other} is {_shown(self.config[other])}")
+        least = self.fields[name].metadata.get("min", 1)
+        expected = "" if _fits(value, self.hints[name], least) else _described(self.hints[name], least)
+        if name == "dtype" and value not in dtypes.COMPUTED:
+            expected = _or([*map(repr, dtypes.COMPUTED)])
+        if expected:
+            self.problems.append(f"{key} is {_shown(value)}, expected {expected}")
+        self.values[name] = tuple(value) if isinstance(value, list) else value
+
+
+def _fits(value: Any, hint: Any, least: int) -> bool:
+    """Whether a value of JSON is of an annotated type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each, least) for each in arguments)
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple) and all(_fits(item, arguments[0], 0) for item in value)
+    if hint is int:
+        return type(value) is int and value >= least
+    if hint is float:
+        return type(value) in (int, float) and abs(value) < 1e38
+    return hint is Any or isinstance(value, origin or hint)
+
+
+_WORDS = {float: "a number", bool: "true or false", str: "a text", dict: "an object", NoneType: "null"}
+
+
+def _described(hint: Any, least: int) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return _or([_described(each, least) for each in arguments])
+    if origin in (tuple, list):
+        return f"a list, each item {_described(arguments[0], 0)}"
+    return f"an int >= {least}" if hint is int else _WORDS.get(origin or hint, str(hint))
+
+
+def _takes_none(hint: Any) -> bool:
+    return hint is Any or NoneType in get_args(hint)
+
+
+def _is_off(value: Any) -> bool:
+    """Whether a key says nothing: it is absent, switched off or empty."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def _or(words: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
