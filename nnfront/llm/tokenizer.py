@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ class Tokenizer:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
             raise LoadError(f"{path} is not a tokenizer", details=[str(error)]) from None
-        self._stream: Any = tokenizers.decoders.DecodeStream
+        # What a file may say for training in batches; a prompt is given whole and alone.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = {token for token, how in added.items() if how.special}
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with the special tokens that the tokenizer adds. Raises RunError if it has none for it."""
@@ -40,12 +45,39 @@ class Tokenizer:
         return text
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
-        """Yield pieces of text as tokens come; a character that spans tokens comes when it is whole."""
-        decoder = self._stream(skip_special_tokens=True)
+        """Yield pieces of text as tokens come, which together are what `decode` gives for all of them.
+
+        A character that spans tokens comes when it is whole; what is still none at the end comes as `decode` has it.
+        """
+        seen: list[int] = []
+        # The tokens from `settled` on are decoded again, since a decoder may treat the first one in its own way;
+        # the text of those before `given` has been yielded.
+        settled = given = 0
+        text = ""
         for token in ids:
-            piece = decoder.step(self._tokenizer, token)
-            if piece:
+            if token in self._special:
+                continue
+            seen.append(token)
+            before, now = self.decode(seen[settled:given]), self.decode(seen[settled:])
+            if now.endswith(UNKNOWN) or self._is_byte(token) or not now.startswith(before):
+                continue
+            if piece := now.removeprefix(before):
+                settled, given = given, len(seen)
+                text += piece
                 yield piece
+        whole = self.decode(seen)
+        if len(whole) > len(text):
+            yield whole[len(text) :]
+
+    def _is_byte(self, token: int) -> bool:
+        """Whether a token is one byte of a character that the vocabulary lacks: a run of them is decoded as one."""
+        return BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+
+
+UNKNOWN = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder puts for bytes that are no character, or not yet."""
+
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
