@@ -65,6 +65,7 @@ from nnfront.ir.op import OPS, Op, Operand, OperandType, op
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
 from nnfront.ir.printer import print_function, print_module
+from nnfront.ir.same_code import same_code
 from nnfront.ir.scope import symbols_in
 from nnfront.ir.summary import summarize
 from nnfront.ir.types import (
@@ -162,6 +163,7 @@ __all__ = [
     "read_case",
     "refuse_unreachable",
     "release",
+    "same_code",
     "sizes_of",
     "substitute_atoms",
     "substitute_type",

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 
 from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, TraceError
+from nnfront.ir.same_code import same_code
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
@@ -95,20 +96,25 @@ class Op:
 
     def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Declare what the op means: a function of torch tensors, named attributes as in the rule."""
-        assert self._reference is None, f"{self.name} has a reference already"
-        self._reference = function
+        self._reference = self._again("reference", self._reference, function)
         return function
 
     def normalize(self, function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         """Declare how attributes become canonical before they are stored: same parameters as the rule, returns attributes."""
-        assert self._normalize is None, f"{self.name} normalizes already"
-        self._normalize = function
+        self._normalize = self._again("normaliser", self._normalize, function)
         return function
 
     def says(self, function: Callable[..., list[SaidOfSize]]) -> Callable[..., list[SaidOfSize]]:
         """Declare what a true result says about sizes, for branches: same parameters as the rule; see `said_where_true`."""
-        assert self._says is None, f"{self.name} says something already"
-        self._says = function
+        self._says = self._again("statement about sizes", self._says, function)
+        return function
+
+    def _again(
+        self, what: str, known: Callable[..., Any] | None, function: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """The function, which may be declared once, or again in the same words."""
+        if known is not None and not same_code(known, function):
+            raise _taken(f"the op {self.name!r} has another {what} already", known, function)
         return function
 
     def said_where_true(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> list[SaidOfSize]:
@@ -224,7 +230,10 @@ class Op:
 def op(
     *, name: str | None = None, is_pure: bool = True, stricter: str = "", writes: str = ""
 ) -> Callable[[Callable[..., Type]], Op]:
-    """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it)."""
+    """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it).
+
+    To declare it again in the same words is to declare it once. Raises InferError for another op of that name.
+    """
 
     def declare(rule: Callable[..., Type]) -> Op:
         signature = inspect.signature(rule)
@@ -236,17 +245,32 @@ def op(
             else:
                 attributes[parameter.name] = parameter.default
         op_name = name or rule.__name__
-        assert op_name not in OPS, f"op {op_name} is declared twice"
         assert len(operands) == 1 or not any(o.is_sequence for o in operands), (
             f"{op_name}: a sequence stands alone"
         )
         assert not writes or writes in {o.name for o in operands}, f"{op_name} has no operand {writes}"
         doc = inspect.getdoc(rule) or ""
         declared = Op(op_name, rule, is_pure, tuple(operands), attributes, doc, signature, stricter, writes)
-        OPS[op_name] = declared
-        return declared
+        known = OPS.setdefault(op_name, declared)
+        if known is not declared:
+            if (known.is_pure, known.stricter, known.writes) != (is_pure, stricter, writes) or not same_code(
+                known.infer, rule
+            ):
+                raise _taken(f"there is another op {op_name!r} already", known.infer, rule)
+            known.infer = rule  # a file that is run again declares it anew, over names of its own
+        return known
 
     return declare
+
+
+def _taken(what: str, known: Callable[..., Any], function: Callable[..., Any]) -> InferError:
+    details = [f"declared at {_place(known)}", f"and, otherwise, at {_place(function)}"]
+    return InferError(what, details=details, help="choose another name, or start the process again")
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from nnfront.errors import InferError, RunError
 from nnfront.ir.op import OperandType, op
+from nnfront.ir.same_code import same_code
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type
 from nnfront.ops.rules import require
 
@@ -144,10 +145,11 @@ def _(name: str, args: Sequence[Any], out: Type) -> Any:
 
 
 def register_extern(name: str, function: Callable[..., Any]) -> None:
-    """Let `extern(name, ...)` call `function` in this process. Raises RunError if the name stands for another function."""
-    known = _EXTERNS.setdefault(name, function)
-    if known is not function:
+    """Let `extern(name, ...)` call `function` in this process. Raises RunError if the name stands for a function of other code."""
+    known = _EXTERNS.get(name, function)
+    if not same_code(known, function):
         raise RunError(f"the external function {name!r} is registered already", details=[f"as {known!r}"])
+    _EXTERNS[name] = function
 
 
 def find_extern(name: str) -> Callable[..., Any]:
