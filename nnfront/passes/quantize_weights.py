@@ -34,11 +34,12 @@ raises:  PassError for a scheme that does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import prod
 
-from nnfront import ops
+from nnfront import dtypes, ops
 from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
@@ -53,10 +54,13 @@ from nnfront.ir import (
     Names,
     Projection,
     TensorType,
+    Type,
     Var,
+    used_vars,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
+from nnfront.passes.inline import inline
 from nnfront.passes.turn_weights import turned
 from nnfront.passes.weight_values import read_as_they_are, weight_values
 
@@ -71,7 +75,8 @@ class Scheme:
 
 
 SCHEMES = {"int4": Scheme(4, 32), "int8": Scheme(8, None), "fp8": Scheme(8, None, "float8_e4m3fn")}
-SKIPPED = ("lm_head", "*.lm_head")
+SKIPPED = ("lm_head", "*.lm_head", "gate", "*.gate", "router", "*.router")
+"""Heads, and routers to experts: small errors in their results change which token or expert is the likeliest."""
 
 
 @module_pass()
@@ -79,6 +84,18 @@ def quantize_weights(
     ir: IRModule, scheme: str, group_size: int | None = None, skip: Sequence[str] = SKIPPED
 ) -> IRModule:
     """Quantise the weights of `linear` products."""
+    chosen = _chosen(scheme, group_size)
+    kept = read_as_they_are(ir, lambda binding: _right(binding.value))
+    functions = [
+        _Quantizing(f, scheme, chosen, skip, kept).function(f) if f.kind in ("public", "private") else f
+        for f in ir.functions
+    ]
+    if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
+        return ir
+    return ir.with_functions(functions)
+
+
+def _chosen(scheme: str, group_size: int | None) -> Scheme:
     if scheme not in SCHEMES:
         raise PassError(
             f"there is no scheme {scheme!r} to quantise weights with",
@@ -90,15 +107,126 @@ def quantize_weights(
             f"{scheme} has a scale for each output channel, got group_size={group_size}",
             help="leave group_size out, or use int8 or int4",
         )
-    chosen = replace(found, group_size=group_size or found.group_size)
+    return replace(found, group_size=group_size or found.group_size)
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A value made of weights alone that stays in memory: its bytes before and after, and why it is not quantised, empty if it is."""
+
+    name: str
+    bytes_before: int
+    bytes_after: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class QuantizeReport:
+    """What `quantize_weights` does to the weights of a module. `str` is one line."""
+
+    scheme: str
+    weights: tuple[QuantizedWeight, ...]
+
+    @property
+    def quantized(self) -> tuple[QuantizedWeight, ...]:
+        """The weights that are quantised."""
+        return tuple(w for w in self.weights if not w.reason)
+
+    def __str__(self) -> str:
+        left: dict[str, list[QuantizedWeight]] = {}
+        for weight in self.weights:
+            if weight.reason:
+                left.setdefault(weight.reason, []).append(weight)
+        others = [
+            f"{_megabytes(w.bytes_before for w in found)} of {reason}" for reason, found in left.items()
+        ]
+        return (
+            f"quantised to {self.scheme}: {len(self.quantized)} weights, {_change(self.quantized)};"
+            f" as they are: {', '.join(others) or 'none'}; all weights: {_change(self.weights)}"
+        )
+
+
+READERS = {ops.take: "embeddings", ops.moe_mlp: "experts (whose product takes no quantised weights)"}
+"""What reads weights in a way for which they cannot be quantised, and what these weights are."""
+
+
+def _report(
+    ir: IRModule, scheme: str, group_size: int | None = None, skip: Sequence[str] = SKIPPED
+) -> QuantizeReport:
+    """Say which weights the pass would quantise, which not and why, and the bytes that stay in memory. Printable."""
+    chosen = _chosen(scheme, group_size)
+    ir = inline(quantize_weights(ir, scheme, group_size, skip))
     kept = read_as_they_are(ir, lambda binding: _right(binding.value))
-    functions = [
-        _Quantizing(f, scheme, chosen, skip, kept).function(f) if f.kind in ("public", "private") else f
-        for f in ir.functions
-    ]
-    if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
-        return ir
-    return ir.with_functions(functions)
+    types: dict[str, TensorType] = {}
+    reasons: dict[str, dict[str, None]] = {}
+    stored: dict[str, int] = {}
+    for function in ir.methods:
+        pass_ = _Quantizing(function, scheme, chosen, skip, kept)
+        for binding in walk_bindings(function.bindings):
+            for var in used_vars(binding.value) if binding.var not in pass_.weights else ():
+                if var not in pass_.weights or not isinstance(var.type, TensorType):
+                    continue
+                source, codes = _stored(var, pass_.made)
+                name = pass_.weight_names.get(source, source.name)
+                types[name] = var.type
+                if codes:
+                    stored[name] = sum(map(_bytes, codes))
+                else:
+                    reason = pass_.reason_for(var, binding) or "weights that are left out"
+                    reasons.setdefault(name, {})[reason] = None
+    return QuantizeReport(
+        scheme,
+        tuple(
+            QuantizedWeight(
+                name,
+                _bytes(type),
+                stored.get(name, 0) + (_bytes(type) if name in reasons else 0),
+                " and ".join(reasons.get(name, ())),
+            )
+            for name, type in types.items()
+        ),
+    )
+
+
+def _stored(var: Var, made: Mapping[Var, Binding]) -> tuple[Var, list[Type]]:
+    """The weight that a value was quantised from, and the types of what is stored of it; itself and none if it is as it was."""
+    value = made[var].value if var in made else None
+    if not isinstance(value, Call) or value.op is not ops.dequantize:
+        return var, []
+    codes = [atom for atom in value.args[:2] if isinstance(atom, Var)]
+    source: Atom | None = codes[0]
+    while isinstance(source, Var) and source in made:
+        value = made[source].value
+        if isinstance(value, Call) and value.op is ops.unpack_int4 and isinstance(value.args[0], Var):
+            codes[0] = value.args[0]
+        if isinstance(value, Call) and value.op is ops.quantize and isinstance(value.args[0], Var):
+            return value.args[0], [code.type for code in codes]
+        source = (
+            value.tuple
+            if isinstance(value, Projection)
+            else value.args[0]
+            if isinstance(value, Call)
+            else None
+        )
+    return var, []
+
+
+def _bytes(type: Type) -> int:
+    """Bytes of a tensor; 0 where the checkpoint says its sizes."""
+    assert isinstance(type, TensorType)
+    sizes = [size if isinstance(size, int) else 0 for size in type.shape]
+    return prod(sizes) * dtypes.size_bytes(type.dtype)
+
+
+def _change(weights: Sequence[QuantizedWeight]) -> str:
+    return f"{_megabytes(w.bytes_before for w in weights)} to {_megabytes(w.bytes_after for w in weights)}"
+
+
+def _megabytes(sizes: Iterable[int]) -> str:
+    return f"{sum(sizes) / 1e6:.3g} MB"
+
+
+quantize_weights.report = _report
 
 
 def _right(value: Expr) -> Sequence[Atom | None]:
@@ -119,9 +247,9 @@ class _Quantizing(Mutator):
         bound = [b.var.name for b in walk_bindings(function.bindings)]
         self.names = Names([*(p.name for p in function.params), *bound])
         values = weight_values(function)
-        self.weights = values.all
+        self.weights, self.weight_names = values.all, values.names
         self.turnable = {v for v in values.all if values.names.get(v) not in kept}
-        self.made: dict[Var, Binding] = {}
+        self.made = {b.var: b for b in walk_bindings(function.bindings)}
         self.known: dict[Var, Var] = {}
         self.turned: dict[Var, Var] = {}
         self.derived: list[str] = []
@@ -134,8 +262,6 @@ class _Quantizing(Mutator):
         return new.with_(attrs={**function.attrs, "derived": derived})
 
     def block(self, block: Block) -> Block:
-        for binding in block.bindings:
-            self.made[binding.var] = binding
         outside = dict(self.known), dict(self.turned)
         new = super().block(block)
         self.known, self.turned = outside
@@ -143,7 +269,7 @@ class _Quantizing(Mutator):
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         call = binding.value
-        if not isinstance(call, Call) or not _right(call) or not self._is_wanted(call, binding):
+        if not isinstance(call, Call) or not _right(call) or self.reason_against(call, binding):
             return super().binding(binding)
         x, weight, *rest = call.args
         assert isinstance(weight, Var)
@@ -161,25 +287,38 @@ class _Quantizing(Mutator):
         new = Call(ops.linear, (x, stored, *rest), call.attrs)
         return [*builder.finish(stored).bindings, Binding(binding.var, new, binding.provenance)]
 
-    def _is_wanted(self, call: Call, binding: Binding) -> bool:
+    def reason_for(self, var: Var, binding: Binding) -> str:
+        """Why a weight that a binding reads stays as it is there; empty if it is to be quantised."""
+        call = binding.value
+        if isinstance(call, Call) and var in _right(call):
+            return self.reason_against(call, binding)
+        if isinstance(var.type, TensorType) and var.type.ndim < 2:
+            return "vectors"
+        if not isinstance(call, Call):
+            return "weights that a function takes"
+        return READERS.get(call.op, f"weights that {call.op.name} reads")
+
+    def reason_against(self, call: Call, binding: Binding) -> str:
+        """Why the weight of a product stays as it is; empty if it is to be quantised."""
         weight, is_linear = call.args[1], call.op is ops.linear
-        if (
-            not isinstance(weight, Var)
-            or weight not in (self.weights if is_linear else self.turnable)
-            or not isinstance(weight.type, TensorType)
-            or weight.type.ndim != 2
-        ):
-            return False
+        if not isinstance(weight, Var) or weight not in self.weights:
+            return "values that are no weights"
+        if not isinstance(weight.type, TensorType) or weight.type.ndim != 2:
+            return "weights that are no matrices"
+        if not is_linear and weight not in self.turnable:
+            return "weights that are also read in another order"
         made = self.made.get(weight)
         if made is not None and isinstance(made.value, Call) and made.value.op is ops.dequantize:
-            return False
+            return "weights that are quantised already"
         module = "" if binding.provenance is None else binding.provenance.module
         if any(fnmatchcase(module, pattern) for pattern in self.skip):
-            return False
+            return f"{module.rpartition('.')[2]} (by its name)"
         rows, depth = weight.type.shape if is_linear else weight.type.shape[::-1]
-        whole = isinstance(rows, int) and isinstance(depth, int)
+        if not isinstance(rows, int) or not isinstance(depth, int):
+            return "weights whose sizes the checkpoint says"
         group = self.scheme.group_size or 1
-        return whole and int(depth) % group == 0 and (self.scheme.bits == 8 or int(depth) % 2 == 0)
+        fits = depth % group == 0 and (self.scheme.bits == 8 or depth % 2 == 0)
+        return "" if fits else f"weights whose {depth} inputs do not divide by {max(group, 2)}"
 
     def _stored(self, builder: FunctionBuilder, weight: Var, name: str) -> Var:
         """The weight after it has been stored, under names that begin with `name`, and read back."""

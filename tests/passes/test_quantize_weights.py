@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
+from nnfront_models import llama, qwen3_moe
 from pass_checks import module
 
 import nnfront as nn
-from nnfront import op, spec
+from nnfront import dtypes, op, spec
 from nnfront.errors import PassError
 from nnfront.passes import lift_transform_params, quantize_weights
 
@@ -152,3 +156,90 @@ def test_a_scheme_that_does_not_exist_is_named():
         str(caught.value)
         == "there is no scheme 'int3' to quantise weights with\n  help: use one of 'int4', 'int8', 'fp8'"
     )
+
+
+class TestReport:
+    def held(self, ir: nn.ir.IRModule, scheme: str) -> dict[str, int]:
+        """Bytes of what a session holds, by name."""
+        lifted = lift_transform_params(quantize_weights(ir, scheme), shared_transform=True)
+        return {
+            p.name: math.prod(map(int, p.type.shape)) * dtypes.size_bytes(p.type.dtype)
+            for function in lifted.methods
+            for p in function.weights
+        }
+
+    @pytest.mark.parametrize("scheme", ["int4", "int8", "fp8"])
+    @pytest.mark.parametrize("file", [llama, qwen3_moe], ids=["llama", "qwen3_moe"])
+    def test_it_says_what_is_quantised_and_all_bytes_as_a_session_holds_them(self, file, scheme: str):
+        ir = file.build(file.TINY).export(file.export_spec(file.TINY))
+        report = quantize_weights.report(ir, scheme)
+        held = self.held(ir, scheme)
+        taken = {name.removesuffix(f".{scheme}") for name in held if name.endswith(f".{scheme}")}
+        assert {w.name for w in report.quantized} == taken
+        assert sum(w.bytes_after for w in report.weights) == sum(held.values())
+        before = lift_transform_params(ir, shared_transform=True)
+        assert {w.name for w in report.weights} == {p.name for f in before.methods for p in f.weights}
+
+    def test_experts_heads_routers_and_embeddings_are_named_with_their_reasons(self):
+        ir = qwen3_moe.build(qwen3_moe.TINY).export(qwen3_moe.export_spec(qwen3_moe.TINY))
+        report = quantize_weights.report(ir, "int4")
+        reasons = {w.name: w.reason for w in report.weights}
+        assert reasons["lm_head.weight"] == "lm_head (by its name)"
+        assert reasons["model.layers.1.mlp.gate.weight"] == "gate (by its name)"
+        assert (
+            reasons["model.layers.1.mlp.down_weight"] == "experts (whose product takes no quantised weights)"
+        )
+        assert reasons["model.embed_tokens.weight"] == "embeddings"
+        assert reasons["model.layers.0.self_attn.qkv_weight"] == ""
+        assert str(report) == (
+            "quantised to int4: 6 weights, 0.172 MB to 0.0269 MB; as they are: 0.0663 MB of embeddings, 0.00154 MB of vectors,"
+            " 0.00102 MB of gate (by its name), 0.0983 MB of experts (whose product takes no quantised weights),"
+            " 0.0663 MB of lm_head (by its name); all weights: 0.406 MB to 0.26 MB"
+        )
+
+    def test_a_tied_head_has_both_reasons(self):
+        config = replace(llama.TINY, tie_word_embeddings=True)
+        report = quantize_weights.report(llama.build(config).export(llama.export_spec(config)), "int8")
+        (tied,) = (w for w in report.weights if w.name == "model.embed_tokens.weight")
+        assert tied.reason == "embeddings and lm_head (by its name)"
+        assert tied.bytes_after == tied.bytes_before
+
+    def test_depths_that_do_not_divide_and_other_readers_are_said(self):
+        class Odd(nn.Module):
+            def __init__(self) -> None:
+                self.odd = nn.Linear(30, 4, bias=False)
+                self.table = nn.Parameter([30, 4])
+
+            def forward(self, x: nn.Tensor) -> nn.Tensor:
+                return self.odd(x) + op.sum(self.table * x[0, 0])
+
+        report = quantize_weights.report(Odd().export({"forward": {"x": spec.Tensor(["n", 30])}}), "int4")
+        assert {w.name: w.reason for w in report.weights} == {
+            "odd.weight": "weights whose 30 inputs do not divide by 32",
+            "table": "weights that multiply reads",
+        }
+        assert str(report).startswith("quantised to int4: 0 weights, 0 MB to 0 MB; as they are: ")
+
+    def test_it_says_what_the_pass_does_where_layers_share_a_function(self):
+        ir = llama.build(llama.TINY).export(llama.export_spec(llama.TINY))
+        skip = ["lm_head", "model.layers.0.*", "*.o_proj"]
+        report = quantize_weights.report(ir, "int8", skip=skip)
+        lifted = lift_transform_params(quantize_weights(ir, "int8", skip=skip), shared_transform=True)
+        names = {p.name for f in lifted.methods for p in f.weights}
+        assert {w.name for w in report.quantized} == {
+            name.removesuffix(".int8") for name in names if name.endswith(".int8")
+        }
+        assert not [w for w in report.quantized if "o_proj" in w.name]
+
+    def test_what_a_model_quantises_itself_is_counted_by_what_it_stores(self):
+        class Own(nn.Module):
+            def __init__(self) -> None:
+                self.weight = nn.Parameter([4, 64])
+                self.q, self.scale = op.quantize(self.weight, bits=8)
+
+            def forward(self, x: nn.Tensor) -> nn.Tensor:
+                return op.linear(x, op.dequantize(self.q, self.scale))
+
+        ir = Own().export({"forward": {"x": spec.Tensor(["n", 64])}})
+        (weight,) = quantize_weights.report(ir, "int4").weights
+        assert (weight.bytes_before, weight.bytes_after) == (4 * 64 * 4, 4 * 64 + 4 * 4)
