@@ -68,8 +68,10 @@ def _report(
 
 
 def _allowed(ir: IRModule, ignored: Sequence[str]) -> list[str]:
-    """What may be left over: what the caller says, and parameters that no method reads."""
-    return [*ignored, *ir.attrs.get("unread", ())]
+    """What may be left over: what the caller or the model file says, and parameters that no method reads, by any of their names."""
+    unread = ir.attrs.get("unread", ())
+    aliases = [alias for alias, name in ir.attrs.get("aliases", {}).items() if name in unread]
+    return [*ignored, *ir.attrs.get("ignored", ()), *unread, *aliases]
 
 
 class TransformedWeights(dict[str, Any]):

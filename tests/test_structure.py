@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.model_files": BASE | {"ir", "nn"},
     "llm.hf_folder": ALL | {"llm.timings", "llm.model_files"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder"},
-    "llm": ALL | {"backends.cuda", "artefact.loader", "llm.timings", "llm.hf_folder"},
+    "llm": ALL | {"backends.cuda", "artefact.loader", "llm.timings", "llm.model_files", "llm.hf_folder"},
     "plugins": CORE,
     "variants": ALL,
     "cli": BASE,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Peer
 from tokenizers import decoders, models
 
-from nnfront.tokenizer import Tokenizer
+from nnfront.llm.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m" / "tokenizer.json"
 BYTES = [f"<0x{i:02X}>" for i in range(256)]

@@ -21,6 +21,7 @@ def export(
     dtype: str | None = None,
     quant: str | None = None,
     model_file: str | Path | None = None,
+    ignored: Sequence[str] = (),
     sizes: Mapping[str, Sequence[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     compiled: Callable[[int, int], None] | None = None,
@@ -29,7 +30,7 @@ def export(
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
     target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
-    checkpoint's dtype. quant: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
+    checkpoint's dtype. quant, ignored: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
     anything is, what it will take. Raises LoadError if the folder is not what it should be or the output cannot be written.
     """
     if is_artefact(path):
@@ -39,6 +40,8 @@ def export(
     phases = Phases()
     folder = compile_folder(path, target, dtype, model_file, phases, quant)
     size = folder.checkpoint.size_bytes
+    if folder.quantized is not None:
+        plan(str(folder.quantized))
 
     def tell(peak_bytes: int) -> None:
         plan(
@@ -48,6 +51,7 @@ def export(
     folder.executable.save(
         output,
         folder.checkpoint,
+        ignored=ignored,
         cast=dtype is not None,
         extras=folder.extras,
         options=Options(sizes=sizes or {}, compiled=compiled, plan=tell, progress=progress, phase=phases.end),

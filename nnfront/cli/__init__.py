@@ -29,6 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument(
             "--model", metavar="FILE", help="a model file, instead of the shipped one for the folder"
         )
+        if command is not show:  # which reads no weights
+            sub.add_argument(
+                "--ignore",
+                action="append",
+                default=[],
+                metavar="NAME",
+                help="a tensor, or pattern, that may be left over in the checkpoint",
+            )
         command.add_arguments(sub)
     args = parser.parse_args(argv)
     try:

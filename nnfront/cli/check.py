@@ -18,13 +18,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON, every tensor on its own"
     )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a tensor, or pattern, that may be left over",
-    )
 
 
 def main(args: argparse.Namespace) -> int:

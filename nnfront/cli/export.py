@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> int:
         dtype=args.dtype,
         quant=args.quant,
         model_file=args.model,
+        ignored=args.ignore,
         progress=bar,
         compiled=progress_bar("kernels", "kernel"),
         plan=_say,

@@ -20,9 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature",
         type=float,
-        default=0.0,
         metavar="T",
-        help="0, the default, takes the likeliest token",
+        help="0 takes the likeliest token; this and what follows are by default as generation_config.json says, without one 0",
     )
     parser.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
     parser.add_argument(
@@ -34,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetition-penalty",
         type=float,
-        default=1.0,
         metavar="R",
         help="divide the logits of tokens that were there before by R; more than 1 repeats less",
     )
@@ -69,11 +67,14 @@ def main(args: argparse.Namespace) -> int:
         kv_quant=args.kv_quant,
         model_file=args.model,
         cache=args.cache,
+        ignored=args.ignore,
         plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
         progress=progress_bar("weights", "B", scale=True)
         if nn.backend_of(device).uploads
         else progress_bar("weights", "step"),
     )
+    if llm.quantized is not None:
+        print(llm.quantized, file=sys.stderr)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = llm.generate(
         prompt,

@@ -61,11 +61,13 @@ def _without_folder(binding: Binding) -> Binding:
 
 
 def _check_attributes(module: IRModule) -> None:
-    aliases, unread = module.attrs.get("aliases", {}), module.attrs.get("unread", ())
+    aliases = module.attrs.get("aliases", {})
     if not (isinstance(aliases, dict) and _are_texts(aliases.values())):
         raise VerifyError("the attribute 'aliases' of a module maps names to names")
-    if not (isinstance(unread, tuple) and _are_texts(unread)):
-        raise VerifyError("the attribute 'unread' of a module is a tuple of names")
+    for attr in ("unread", "ignored"):
+        names = module.attrs.get(attr, ())
+        if not (isinstance(names, tuple) and _are_texts(names)):
+            raise VerifyError(f"the attribute {attr!r} of a module is a tuple of names")
     for function in module.values():
         declared, cases = function.attrs.get("special_cases", ()), function.attrs.get("cases", {})
         if not isinstance(declared, tuple) or not all(isinstance(case, dict) for case in declared):

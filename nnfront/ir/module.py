@@ -103,7 +103,8 @@ class IRModule(Mapping[str, Function]):
     """Functions by name, in order. Iterates over names, like a dict.
 
     `attrs` holds what belongs to the whole model: `aliases` maps other checkpoint names of a tied parameter to its name, `unread`
-    are the names of parameters that no method reads, which a checkpoint may hold all the same.
+    are the names of parameters that no method reads, which a checkpoint may hold all the same, as it may tensors that `ignored`, names
+    and patterns, says.
     """
 
     __slots__ = ("_functions", "attrs")

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,19 @@ from nnfront import dtypes, passes
 from nnfront.artefact.manifest import TextModel
 from nnfront.artefact.save import Extras
 from nnfront.compiler import Executable, compile
+from nnfront.errors import LoadError
+from nnfront.ir import CacheType, IRModule, TensorType, type_text
 from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.timings import Phases
+from nnfront.passes import QuantizeReport
 from nnfront.weights import Checkpoint
+
+GENERATION = "generation_config.json"
 
 # What an artefact takes along, so that it can be used without the folder.
 _COPIED = (
     "config.json",
-    "generation_config.json",
+    GENERATION,
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -33,13 +39,18 @@ _COPIED = (
 
 @dataclass(frozen=True, slots=True)
 class CompiledFolder:
-    """A folder's model without weights: the executable, the model file's config, the checkpoint, what generating text needs, and files."""
+    """A folder's model without weights: the executable, the model file's config, the checkpoint, and files.
+
+    `text` is what generating text needs; None if it is no language model, then `lacks` says why. `quantized` is what `quant` did.
+    """
 
     executable: Executable
     config: Any
     checkpoint: Checkpoint
-    text: TextModel
     files: tuple[Path, ...]
+    text: TextModel | None
+    lacks: tuple[str, ...] = ()
+    quantized: QuantizeReport | None = None
 
     @property
     def extras(self) -> Extras:
@@ -63,31 +74,61 @@ def compile_folder(
     folder, phases = Path(path), phases or Phases()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
-        config = replace(config, dtype=dtypes.check(dtype))
-    model = architecture.file.build(config)
-    spec = architecture.file.export_spec(config)
+        config = _computing_in(dtype, config)
     checkpoint = Checkpoint(folder)
-    text = TextModel(
-        str(hf_config.get("model_type")),
-        int(config.max_position_embeddings),
-        int(config.vocab_size),
-        _eos_token_ids(folder, hf_config),
-    )
     phases.end("read")
-    module = model.export(spec)
+    module = architecture.export(config)
+    lacks = tuple(_lacks_for_text(module, config))
+    text = None
+    if not lacks:
+        text = TextModel(
+            str(hf_config.get("model_type")),
+            config.max_position_embeddings,
+            config.vocab_size,
+            _eos_token_ids(folder, hf_config),
+        )
     phases.end("export")
+    quantized = None
     if quant is not None:
+        quantized = passes.quantize_weights.report(module, quant)
         module = passes.quantize_weights(module, quant)
     module = passes.lift_transform_params(module, shared_transform=True)
     phases.end("lift")
     executable = compile(module, target=target)
     phases.end("compile")
     files = tuple(folder / name for name in _COPIED if (folder / name).is_file())
-    return CompiledFolder(executable, config, checkpoint, text, files)
+    return CompiledFolder(executable, config, checkpoint, files, text, lacks, quantized)
+
+
+def _computing_in(dtype: str, config: Any) -> Any:
+    """The config of a model that computes in another dtype."""
+    if dtype not in dtypes.COMPUTED:
+        raise LoadError(f"dtype is {dtype!r}, expected one of {', '.join(dtypes.COMPUTED)}")
+    if not is_dataclass(config) or "dtype" not in [field.name for field in fields(config)]:
+        raise LoadError(
+            f"dtype is {dtype!r}, but the model file's Config has no field 'dtype'",
+            help="leave dtype out, or let the Config have it and the model read it",
+        )
+    return replace(config, dtype=dtype)  # type: ignore[type-var]
+
+
+def _lacks_for_text(module: IRModule, config: Any) -> Iterator[str]:
+    """What a model lacks that is to generate text."""
+    for name in ("prefill", "decode"):
+        if name not in module:
+            yield f"there is no method {name!r}, methods are {', '.join(repr(f.name) for f in module.methods)}"
+            continue
+        inputs = [param.type for param in module[name].params if param.role in ("input", "state")]
+        wanted = [isinstance(type, kind) for type, kind in zip(inputs, (TensorType, CacheType), strict=False)]
+        if len(inputs) != 2 or not all(wanted):
+            yield f"{name!r} takes {', '.join(map(type_text, inputs)) or 'nothing'}, expected tokens and a cache"
+    for name in ("max_position_embeddings", "vocab_size"):
+        if not isinstance(getattr(config, name, None), int):
+            yield f"the model file's Config has no int {name!r}"
 
 
 def _eos_token_ids(folder: Path, hf_config: dict[str, Any]) -> tuple[int, ...]:
     """The tokens that end a text: from generation_config.json, else from config.json."""
-    path = folder / "generation_config.json"
+    path = folder / GENERATION
     found = (read_json(path) if path.is_file() else {}).get("eos_token_id", hf_config.get("eos_token_id"))
     return () if found is None else (found,) if isinstance(found, int) else tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.hf_folder import compile_folder
-from nnfront.llm.sampling import Sampler, Sampling, tokens_of
+from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.timings import Phases
 from nnfront.llm.tokenizer import Tokenizer, until
+from nnfront.passes import QuantizeReport
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 from nnfront.transform.plan import TransformPlan
@@ -35,7 +37,8 @@ class LLM:
     """A language model that generates text. Make one with `LLM.load`.
 
     `session` runs the methods `logits`, `prefill` and `decode`; `config` is the model file's, or what an artefact keeps of it: at
-    least `max_position_embeddings` and `vocab_size`; `phases` are times so far.
+    least `max_position_embeddings` and `vocab_size`; `phases` are times so far; `sampling` is how `generate` chooses tokens if it is not
+    told; `quantized` says what `quant` did, None where it was not given.
     """
 
     def __init__(
@@ -57,6 +60,8 @@ class LLM:
         self.config = config
         self.path = path
         self.eos_token_ids = text.eos_token_ids
+        self.sampling = sampling_of(path)
+        self.quantized: QuantizeReport | None = None
         self.phases = phases or Phases()
         self._tokenizer: Tokenizer | None = None
         self._spare: Cache | None = None
@@ -71,6 +76,7 @@ class LLM:
         kv_quant: str | None = None,
         model_file: str | Path | None = None,
         cache: str | Path | None = None,
+        ignored: Sequence[str] = (),
         plan: Callable[[TransformPlan], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> LLM:
@@ -81,9 +87,10 @@ class LLM:
         kv_quant: keep keys and values in 8 bits (`fp8`: a float, with a scale for each token and head).
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
+        ignored: names or patterns (`*.inv_freq`) of tensors that the checkpoint may hold beside the model's.
         An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
-        Raises LoadError if the folder, its architecture or its weights are not what they should be.
+        Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
         """
         if is_artefact(path):
             if dtype is not None or model_file is not None or quant is not None:
@@ -91,20 +98,31 @@ class LLM:
                     f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
                     help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
                 )
-            if cache is not None:
+            if cache is not None or ignored:
                 raise LoadError(
-                    f"{path} is an artefact: its weights are made already", help="leave the cache out"
+                    f"{path} is an artefact: its weights are made already",
+                    help=f"leave {'ignored' if cache is None else 'the cache'} out",
                 )
             return _from_artefact(Path(path), device, kv_quant)
         phases = Phases()
         model = compile_folder(path, device, dtype, model_file, phases, quant)
+        if model.text is None:
+            raise LoadError(
+                f"{path} holds no language model",
+                details=model.lacks,
+                help="nnfront.compile(nnfront.export_folder(DIR)).load(nnfront.Checkpoint(DIR)) loads any model",
+            )
         cast = dtype is not None
         if plan is not None:
-            plan(model.executable.plan(model.checkpoint, cast=cast))
-        session = model.executable.load(model.checkpoint, cast=cast, cache=cache, progress=progress)
+            plan(model.executable.plan(model.checkpoint, ignored=ignored, cast=cast))
+        session = model.executable.load(
+            model.checkpoint, ignored=ignored, cast=cast, cache=cache, progress=progress
+        )
         session.extras = model.extras
         phases.end("load")
-        return LLM(session, model.text, model.config, Path(path), phases, kv_quant)
+        llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant)
+        llm.quantized = model.quantized
+        return llm
 
     def save(self, folder: str | Path) -> None:
         """Write an artefact that `LLM.load` reads, tokenizer included. Raises LoadError like `Session.save`."""
@@ -130,6 +148,8 @@ class LLM:
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device."""
+        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
+            raise RunError(f"the tokens are {_kind(ids)}, expected int64[batch, seq]")
         result: torch.Tensor = self.session["logits"](ids.to(self.session.device))
         return result
 
@@ -137,29 +157,40 @@ class LLM:
         self,
         prompt: str,
         max_new_tokens: int = 128,
-        temperature: float = 0.0,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] | None = None,
         stream: bool = False,
-        repetition_penalty: float = 1.0,
+        repetition_penalty: float | None = None,
     ) -> Any:
         """Continue a text: the new text only, or with `stream` an iterator over its pieces.
 
         Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. See `Sampling` for the other
-        parameters. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
+        parameters; one that is None is as the model's generation_config.json says, without one as `Sampling` does: the likeliest token.
+        Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
-        if any(not isinstance(s, str) or not s for s in stops):
+        stops = _listed(stop, str)
+        if stops is None or not all(stops):
             raise RunError(f"stop is {stop!r}, expected a non-empty text or several")
         if not isinstance(prompt, str):
             raise RunError(
                 f"the prompt is a {type(prompt).__name__}, expected a text",
                 help="use generate_ids for token ids",
             )
-        sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
+        said: dict[str, Any] = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "seed": seed,
+            "repetition_penalty": repetition_penalty,
+        }
+        sampling = replace(
+            self.sampling, **{name: value for name, value in said.items() if value is not None}
+        )
         ids = torch.tensor(self.tokenizer.encode(prompt), dtype=torch.int64)
         room = self._room([ids], max_new_tokens)
         sampler = Sampler(sampling, [ids])
@@ -184,14 +215,14 @@ class LLM:
         that token. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
+        ends = _listed(eos_token_id, int)
+        if ends is None:
+            raise RunError(f"eos_token_id is {eos_token_id!r}, expected a token or several")
+        if not isinstance(ids, torch.Tensor | Sequence) or (isinstance(ids, torch.Tensor) and ids.ndim != 2):
+            raise RunError(
+                f"the prompts are {_kind(ids)}, expected int64[batch, seq] or a list of 1-D integer tensors"
+            )
         prompts = list(ids)
-        ends = (
-            []
-            if eos_token_id is None
-            else [eos_token_id]
-            if isinstance(eos_token_id, int)
-            else list(eos_token_id)
-        )
         self._room(prompts, max_new_tokens)
         sampler = Sampler(sampling, prompts)
         rows: list[list[int]] = [[] for _ in prompts]
@@ -291,6 +322,20 @@ class LLM:
         """The next token of every sequence, by a kernel of the artefact's if it has it."""
         with self.session.backend.launching(self.session.kernels):
             return sampler(logits)
+
+
+def _listed(value: Any, kind: type) -> list[Any] | None:
+    """One of a kind, several or none as a list; None if it is anything else."""
+    several = [value] if isinstance(value, kind) else [] if value is None else value
+    is_right = isinstance(several, Sequence) and all(type(item) is kind for item in several)
+    return list(several) if is_right else None
+
+
+def _kind(value: Any) -> str:
+    """What a value is that should have been token ids."""
+    if not isinstance(value, torch.Tensor):
+        return f"of type {type(value).__name__!r}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import json
+import linecache
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from nnfront.errors import LoadError
+from nnfront.errors import LoadError, NnfrontError
 from nnfront.ir import IRModule
 
 if TYPE_CHECKING:
@@ -27,8 +32,17 @@ class Architecture:
     file: ModuleType
 
     def config(self, hf_config: dict[str, Any]) -> Any:
-        """Read config.json into the file's Config."""
-        return self.file.Config.from_hf(hf_config)
+        """Read config.json into the file's Config. Raises LoadError for what it refuses."""
+        with _speaking_of(self.file.__file__):
+            return self.file.Config.from_hf(hf_config)
+
+    def export(self, config: Any) -> IRModule:
+        """Export the model's methods. Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it."""
+        with _speaking_of(self.file.__file__):
+            model: Module = self.file.build(config)
+            ir = model.export(self.file.export_spec(config))
+        ignored = tuple(getattr(self.file, "IGNORED", ()))
+        return IRModule(ir.functions, {**ir.attrs, "ignored": ignored}) if ignored else ir
 
 
 def known_architectures() -> list[str]:
@@ -57,13 +71,46 @@ def find_architecture(model_type: str, model_file: str | Path | None = None) -> 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadError(f"there is no model file {path}")
-    spec = importlib.util.spec_from_file_location(f"model_file_{path.stem}", path)
+    # A file that has not changed is run once: what it declares would be declared again.
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    name = f"model_file_{path.stem}_{hashlib.sha256(f'{path.resolve()} {digest}'.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LoadError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # dataclasses look their module up there
+    linecache.checkcache(str(path))
+    try:
+        with _speaking_of(str(path)):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
+
+
+@contextmanager
+def _speaking_of(file: str | None) -> Iterator[None]:
+    """Turn whatever a model file raises into one error that shows the file's own lines; errors of ours say theirs already."""
+    try:
+        yield
+    except NnfrontError:
+        raise
+    except Exception as error:  # a model file is somebody's program: it may raise anything
+        if file is None:
+            raise
+        lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        if isinstance(error, SyntaxError) and error.filename == file:
+            lines.append(traceback.FrameSummary(file, error.lineno, "the file"))
+        if not lines:
+            raise
+        raise LoadError(
+            f"the model file failed with {type(error).__name__}: {getattr(error, 'msg', error)}",
+            details=[f"line {f.lineno}, in {f.name.strip('<>')}: {f.line}" for f in lines],
+            where=f"{file}:{lines[-1].lineno}",
+        ) from error
 
 
 def _checked(name: str, file: ModuleType) -> Architecture:
@@ -87,8 +134,7 @@ def read_folder(
 def export_folder(path: str | Path, model_file: str | Path | None = None) -> IRModule:
     """Export the methods of a Hugging Face folder's model. Reads config.json only."""
     architecture, config, _ = read_folder(Path(path), model_file)
-    model: Module = architecture.file.build(config)
-    return model.export(architecture.file.export_spec(config))
+    return architecture.export(config)
 
 
 def read_json(path: Path) -> dict[str, Any]:

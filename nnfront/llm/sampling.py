@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from nnfront.backends.cuda.sampling import DeviceSampler, takes
-from nnfront.errors import RunError
+from nnfront.errors import LoadError, RunError
+from nnfront.llm.hf_folder import GENERATION
+from nnfront.llm.model_files import read_json
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,23 @@ class Sampling:
             problems.append(f"repetition_penalty is {self.repetition_penalty!r}, expected a number > 0")
         if problems:
             raise RunError("the sampling parameters are out of range", details=problems)
+
+
+def sampling_of(folder: Path) -> Sampling:
+    """Return how tokens are chosen if the caller says nothing: as generation_config.json says, else the likeliest one."""
+    path = folder / GENERATION
+    said = read_json(path) if path.is_file() else {}
+    found = {
+        name: said[name] for name in ("top_p", "min_p", "repetition_penalty") if said.get(name) is not None
+    }
+    if said.get("top_k"):  # 0: all of them
+        found["top_k"] = said["top_k"]
+    if said.get("do_sample"):
+        found["temperature"] = said.get("temperature", 1.0)
+    try:
+        return Sampling(**found)
+    except RunError as error:
+        raise LoadError(f"{path}: {error.what}", details=error.details) from None
 
 
 @dataclass

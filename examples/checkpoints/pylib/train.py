@@ -143,9 +143,7 @@ def main() -> None:
     )
 
     model, steps = train(torch.tensor(ids), args.out / "state.pt", args.minutes * 60)
-    model.generation_config = GenerationConfig(
-        bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=True, temperature=0.7, top_p=0.95
-    )
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0)
     model.to(torch.bfloat16).save_pretrained(args.out)
     (args.out / "state.pt").unlink(missing_ok=True)
     run = {"python": platform.python_version(), "steps": steps, "tokens_seen": steps * BATCH * CONTEXT}
