@@ -35,8 +35,8 @@ def load(path: str | Path, *, verify: bool = True) -> Session:
     return session_of(read_artefact(path, verify=verify))
 
 
-def session_of(files: ArtefactFiles) -> Session:
-    """Make a session of an artefact that has been opened. Raises LoadError as `load` does."""
+def session_of(files: ArtefactFiles, index: int | None = None) -> Session:
+    """Make a session of an artefact that has been opened, on the device of a number if there are several. Raises LoadError as `load` does."""
     manifest = files.manifest
     if manifest.target not in targets():
         raise LoadError(
@@ -45,7 +45,8 @@ def session_of(files: ArtefactFiles) -> Session:
             help="export the model again for one of them",
         )
     ir = _admitted(files)
-    program = _compiled(files, ir)
+    target = manifest.target if index is None else f"{manifest.target}:{index}"
+    program = _compiled(files, ir, target)
     try:
         places = restored(program, manifest.weights)
         values, dims = read_weights(program, places, manifest.orders, files.tensors)
@@ -93,11 +94,11 @@ def _admitted(files: ArtefactFiles) -> IRModule:
         raise _about(files.folder / PROGRAM, error) from None
 
 
-def _compiled(files: ArtefactFiles, ir: IRModule) -> Program:
+def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
     """The program. What a fused function says that its body computes is not taken on trust: it is found again in the body."""
     fused = [function.name for function in ir.functions if function.kind == "fused"]
     try:
-        program = compile(inline(ir, fused), files.manifest.target).program
+        program = compile(inline(ir, fused), target).program
     except NnfrontError as error:
         raise _about(files.folder / PROGRAM, error) from None
     if sorted(program.methods) != sorted(files.manifest.methods):

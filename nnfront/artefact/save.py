@@ -25,6 +25,7 @@ from nnfront.artefact.tensor_names import (
     weight_types,
 )
 from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.registry import parts_of
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
@@ -135,7 +136,7 @@ def _write(
 ) -> None:
     orders = {name: order for name, order in contents.orders.items() if order != tuple(range(len(order)))}
     manifest = Manifest(
-        program.target,
+        parts_of(program.target).without_index,
         {name: _signature(method) for name, method in program.methods.items()},
         {symbol.name: number for symbol, number in contents.dims.items() if not symbol.uid},
         {},

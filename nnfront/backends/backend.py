@@ -45,12 +45,14 @@ class Backend:
 
     name           what `compile(target=...)` calls it;  archs  what may follow it after a colon
     kernels        the first that accepts a call runs it
+    numbered       whether a target may end with the number of a device, as in `cuda:1`
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     """
 
     name: str
     archs: Sequence[str] = ()
     kernels: Sequence[Kernel] = ()
+    numbered = False
     captures = False
 
     def passes(self, target: str) -> Sequence[Any]:

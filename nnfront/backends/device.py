@@ -31,9 +31,20 @@ def stand_in() -> torch.device | None:
     return _STAND_IN.get()
 
 
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Let kernels be launched on a device inside of this: Triton's go to the current GPU, wherever their operands are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 def default_device(device: torch.device) -> AbstractContextManager[object]:
-    """Let new tensors be on a device inside of this; the CPU is where they are anyway."""
-    return nullcontext() if device.type == "cpu" else device
+    """Let new tensors be on a device inside of this, and kernels be launched there; the CPU is where they are anyway."""
+    return nullcontext() if device.type == "cpu" else _default(device)
+
+
+@contextmanager
+def _default(device: torch.device) -> Iterator[None]:
+    with current(device), device:
+        yield
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -10,8 +10,10 @@ A package adds one without a change here, in its pyproject.toml:
 from __future__ import annotations
 
 import importlib
+import re
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import NamedTuple
 
 import torch
 
@@ -36,15 +38,35 @@ def targets() -> tuple[str, ...]:
     )
 
 
+class Parts(NamedTuple):
+    """What a target says: `cuda:sm_90:1` is the back end `cuda` for the architecture `sm_90` on the GPU of number 1."""
+
+    name: str
+    arch: str | None
+    index: int | None
+
+    @property
+    def without_index(self) -> str:
+        """The target of a program, which may run on any of several devices."""
+        return self.name if self.arch is None else f"{self.name}:{self.arch}"
+
+
+def parts_of(target: str) -> Parts:
+    """Take a target apart."""
+    name, *parts = target.split(":")
+    index = int(parts.pop()) if parts and re.fullmatch(r"[0-9]{1,4}", parts[-1]) else None
+    return Parts(name, ":".join(parts) if parts else None, index)
+
+
 def backend_of(target: str) -> Backend:
-    """Return the back end of a target, such as `cpu` or `cuda:sm_90`.
+    """Return the back end of a target, such as `cpu`, `cuda:sm_90` or `cuda:1`.
 
     Raises LowerError for a name that nobody has installed, for one that cannot be imported or is no back end, and for an architecture
     that it does not have.
     """
-    name, colon, arch = target.partition(":")
+    name, arch, index = parts_of(target)
     backend = _load(name)
-    if colon and arch not in backend.archs:
+    if (arch is not None and arch not in backend.archs) or (index is not None and not backend.numbered):
         raise LowerError(
             f"unknown target {target!r}",
             help=f"targets are {', '.join(map(repr, [name, *(f'{name}:{a}' for a in backend.archs)]))}",

@@ -269,8 +269,8 @@ def _taken(what: str, known: Callable[..., Any], function: Callable[..., Any]) -
 
 
 def _place(function: Callable[..., Any]) -> str:
-    code = function.__code__
-    return f"{code.co_filename}:{code.co_firstlineno}"
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
 
 
 def _annotation(parameter: inspect.Parameter) -> str:

@@ -15,6 +15,8 @@ import torch
 from nnfront.artefact.folder import read_artefact
 from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
+from nnfront.backends.device import current
+from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
@@ -92,6 +94,7 @@ class LLM:
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
         """
+        device = str(device)  # a torch.device says the same
         if is_artefact(path):
             if dtype is not None or model_file is not None or quant is not None:
                 raise LoadError(
@@ -320,7 +323,7 @@ class LLM:
 
     def _drawn(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
         """The next token of every sequence, by a kernel of the artefact's if it has it."""
-        with self.session.backend.launching(self.session.kernels):
+        with self.session.backend.launching(self.session.kernels), current(logits.device):
             return sampler(logits)
 
 
@@ -347,12 +350,13 @@ def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
             f"{folder} is an artefact, but of no language model", help="nnfront.load(DIR) loads it"
         )
     target = files.manifest.target
-    if device not in (target, target.partition(":")[0]):
+    wanted, made = parts_of(device), parts_of(target)
+    if wanted.name != made.name or wanted.arch not in (None, made.arch):
         raise LoadError(
             f"{folder} was made for the target {target!r}, not for {device!r}",
             help=f"LLM.load(..., device={target!r}), or export the model again for {device!r}",
         )
     phases.end("read")
-    session = session_of(files)
+    session = session_of(files, wanted.index)
     phases.end("load")
     return LLM(session, text, text, folder, phases, kv_quant)

@@ -22,6 +22,7 @@ from nnfront.backends.cuda.workspace import launching_nothing, without_data
 from nnfront.backends.device import CPU, stand_in
 from nnfront.backends.kernel import Kernel
 from nnfront.backends.lowering import takes
+from nnfront.backends.registry import parts_of
 from nnfront.backends.workspace import metered
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
@@ -31,12 +32,13 @@ from nnfront.passes import PIPELINES, pack_weights
 
 
 class CudaBackend(Backend):
-    """Tensors on the current GPU, or on the CPU where Triton interprets kernels."""
+    """Tensors on the GPU that the target names by its number, else on the current one, or on the CPU where Triton interprets kernels."""
 
     name = "cuda"
     archs = ("sm_80", "sm_90", "sm_100")
     kernels = KERNELS
     ring_windows = False  # kernels find tokens at their positions
+    numbered = True
     captures = True
     uploads = True
 
@@ -46,9 +48,9 @@ class CudaBackend(Backend):
         return [chosen if step is pack_weights else step for step in PIPELINES["cuda"]]
 
     def device(self, target: str) -> torch.device:
-        """The current GPU, or the CPU under Triton's interpreter (TRITON_INTERPRET=1).
+        """The GPU of the target's number, or the current one; the CPU under Triton's interpreter (TRITON_INTERPRET=1).
 
-        Raises LoadError if there is no GPU, or not one of the architecture that the target names.
+        Raises LoadError if there is no such GPU, or if it is not of the architecture that the target names.
         """
         if (device := stand_in()) is not None:
             return device
@@ -59,15 +61,21 @@ class CudaBackend(Backend):
                 f"target {target!r} needs a GPU, and torch finds none",
                 help="compile for 'cpu'; TRITON_INTERPRET=1, set before the start, runs the kernels without a GPU, slowly",
             )
-        arch = target.partition(":")[2]
-        major, minor = torch.cuda.get_device_capability()
+        _, arch, index = parts_of(target)
+        if index is not None and index >= torch.cuda.device_count():
+            raise LoadError(
+                f"target {target!r} needs the GPU of number {index}, and torch finds {torch.cuda.device_count()}",
+                help="numbers begin with 0; CUDA_VISIBLE_DEVICES in the environment says which GPUs are seen",
+            )
+        which = () if index is None else (index,)
+        major, minor = torch.cuda.get_device_capability(*which)
         if arch and arch != f"sm_{major}{minor}":
             raise LoadError(
                 f"this program was compiled for {arch}, the GPU here is sm_{major}{minor}",
-                details=[f"GPU: {torch.cuda.get_device_name()}"],
+                details=[f"GPU: {torch.cuda.get_device_name(*which)}"],
                 help=f"compile it for 'cuda:sm_{major}{minor}', or for 'cuda'",
             )
-        return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cuda", torch.cuda.current_device() if index is None else index)
 
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         sizes: tuple[int, ...] = kernel_module("cache").PAGES

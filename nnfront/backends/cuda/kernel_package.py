@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.registry import parts_of
+
 
 def kernel_module(name: str) -> Any:
     """Return a module of `nnfront_kernels`. Triton is imported only where something needs a kernel."""
@@ -15,11 +17,11 @@ def kernel_module(name: str) -> Any:
 
 
 def arch_of(target: str) -> str:
-    """The architecture that a target names (`cuda:sm_90`), or that of the GPU at hand; without one that of Triton's interpreter."""
-    named = target.partition(":")[2]
-    if named:
-        return named
+    """The architecture that a target names (`cuda:sm_90`), or that of its GPU; without one that of Triton's interpreter."""
+    _, arch, index = parts_of(target)
+    if arch is not None:
+        return arch
     if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability()
+        major, minor = torch.cuda.get_device_capability(*(() if index is None else (index,)))
         return f"sm_{major}{minor}"
     return "sm_80"

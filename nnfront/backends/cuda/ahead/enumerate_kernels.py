@@ -27,6 +27,7 @@ from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.cuda.sampling import rehearse_draws
 from nnfront.backends.cuda.table import ON_DEVICE
 from nnfront.backends.device import META, default_device, standing_in
+from nnfront.backends.registry import parts_of
 from nnfront.backends.table import resolver
 from nnfront.dims import Dim, Symbol, evaluate
 from nnfront.errors import LowerError, RunError
@@ -71,7 +72,7 @@ def kernels_of(
     tokens from what `decode` returns.
     Raises LowerError for a name or a size that no method has, and where Triton interprets kernels.
     """
-    if ":" not in program.target:
+    if parts_of(program.target).arch is None:
         return None
     ahead = kernel_module("ahead")
     if not ahead.can_compile():

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`cuda:1` is the GPU of number 1, with or without an architecture before it; what is saved runs on any of them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import nnfront as nn
+from nnfront.artefact.folder import read_artefact
+from nnfront.artefact.loader import session_of
+from nnfront.backends.cuda.kernel_package import arch_of
+from nnfront.backends.device import CPU, META, current, standing_in
+from nnfront.backends.registry import Parts, device_of, parts_of
+from nnfront.cli import main
+from nnfront.errors import LoadError, LowerError
+
+FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
+
+
+class Doubling(nn.Module):
+    def __init__(self) -> None:
+        self.weight = nn.Parameter([2])
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return x * 2 + self.weight
+
+
+def exported() -> nn.ir.IRModule:
+    return Doubling().export({"forward": {"x": nn.spec.Tensor(["n", 2])}})
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch says that there are two GPUs, the second a newer one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index=0: [(8, 0), (9, 0)][index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: ["Older", "Newer"][index])
+
+
+@pytest.mark.parametrize(
+    ("target", "parts"),
+    [
+        ("cpu", Parts("cpu", None, None)),
+        ("cuda", Parts("cuda", None, None)),
+        ("cuda:1", Parts("cuda", None, 1)),
+        ("cuda:sm_90", Parts("cuda", "sm_90", None)),
+        ("cuda:sm_90:12", Parts("cuda", "sm_90", 12)),
+        ("cuda:", Parts("cuda", "", None)),
+    ],
+)
+def test_a_target_is_a_back_end_an_architecture_and_a_number(target: str, parts: Parts) -> None:
+    assert parts_of(target) == parts
+
+
+@pytest.mark.parametrize(
+    "target", ["cpu:0", "cuda:", "cuda:sm_1", "cuda:1:sm_90", "cuda:-1", "cuda:0x1", "cuda:١"]
+)
+def test_other_targets_are_unknown(target: str) -> None:
+    with pytest.raises(LowerError, match=f"^unknown target '{target}'"):
+        nn.compile(exported(), target)
+
+
+@pytest.mark.usefixtures("two_gpus")
+class TestTwo:
+    def test_tensors_live_on_the_gpu_of_the_number(self) -> None:
+        assert device_of("cuda") == torch.device("cuda", 0)
+        assert device_of("cuda:1") == device_of("cuda:sm_90:1") == torch.device("cuda", 1)
+        assert nn.compile(exported(), "cuda:1").program.target == "cuda:1"
+
+    def test_kernels_are_chosen_for_its_architecture(self) -> None:
+        assert [arch_of(target) for target in ("cuda", "cuda:0", "cuda:1", "cuda:sm_100:1")] == [
+            "sm_80",
+            "sm_80",
+            "sm_90",
+            "sm_100",
+        ]
+
+    def test_a_number_that_is_not_there_is_said(self) -> None:
+        with pytest.raises(LoadError) as caught:
+            device_of("cuda:2")
+        assert str(caught.value) == (
+            "target 'cuda:2' needs the GPU of number 2, and torch finds 2\n"
+            "  help: numbers begin with 0; CUDA_VISIBLE_DEVICES in the environment says which GPUs are seen"
+        )
+
+    def test_another_architecture_than_that_of_the_number_is_said(self) -> None:
+        with pytest.raises(LoadError) as caught:
+            device_of("cuda:sm_80:1")
+        assert str(caught.value) == (
+            "this program was compiled for sm_80, the GPU here is sm_90\n"
+            "  GPU: Newer\n"
+            "  help: compile it for 'cuda:sm_90', or for 'cuda'"
+        )
+
+    def test_calls_run_with_that_gpu_as_the_current_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        entered: list[Any] = []
+
+        def entering(device: torch.device) -> Any:
+            entered.append(device)
+            return nullcontext()
+
+        monkeypatch.setattr(torch.cuda, "device", entering)
+        with current(torch.device("cuda", 1)), current(CPU):
+            assert entered == [torch.device("cuda", 1)]
+
+
+def test_without_a_gpu_the_number_is_understood_and_the_gpu_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(LoadError, match=r"^target 'cuda:1' needs a GPU, and torch finds none"):
+        nn.LLM.load(FOLDER, "cuda:1")
+    with pytest.raises(LoadError, match=r"^target 'cuda:1' needs a GPU, and torch finds none"):
+        nn.LLM.load(FOLDER, torch.device("cuda", 1))  # type: ignore[arg-type]
+    with pytest.raises(LowerError, match=r"^unknown target '5'"):
+        nn.LLM.load(FOLDER, 5)  # type: ignore[arg-type]
+    assert main(["run", str(FOLDER), "-p", "x", "--device", "cuda:1"]) == 1
+    assert capsys.readouterr().err.startswith("error: target 'cuda:1' needs a GPU, and torch finds none\n")
+
+
+class TestSaved:
+    def test_an_artefact_does_not_say_on_which_gpu_it_was_made(self, tmp_path: Path) -> None:
+        nn.compile(exported(), "cuda:1").save(tmp_path / "a", {"weight": torch.ones(2)})
+        assert json.loads((tmp_path / "a" / "nnfront.json").read_text())["target"] == "cuda"
+
+    def test_it_loads_on_the_gpu_of_a_number(self, tmp_path: Path) -> None:
+        nn.compile(exported(), "cuda").save(tmp_path / "a", {"weight": torch.ones(2)})
+        with standing_in(META):
+            session = session_of(read_artefact(tmp_path / "a"), 1)
+        assert session.program.target == "cuda:1"
+
+    @pytest.mark.parametrize(
+        ("made", "device"), [("cuda", "cuda:1"), ("cuda:sm_90", "cuda:1"), ("cuda:sm_90", "cuda:sm_90:1")]
+    )
+    def test_a_language_model_takes_the_number(
+        self, made: str, device: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from nnfront.llm import language_model
+
+        text = SimpleNamespace(eos_token_ids=())
+        files = SimpleNamespace(manifest=SimpleNamespace(llm=text, target=made))
+        asked: list[int | None] = []
+        monkeypatch.setattr(language_model, "is_artefact", lambda path: True)
+        monkeypatch.setattr(language_model, "read_artefact", lambda folder: files)
+        monkeypatch.setattr(language_model, "session_of", lambda files, index: asked.append(index))
+        nn.LLM.load("somewhere", device)
+        assert asked == [1]
