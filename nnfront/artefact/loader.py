@@ -35,7 +35,7 @@ def load(path: str | Path, *, verify: bool = True) -> Session:
     return session_of(read_artefact(path, verify=verify))
 
 
-def session_of(files: ArtefactFiles, index: int | None = None) -> Session:
+def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
     """Make a session of an artefact that has been opened, on the device of a number if there are several. Raises LoadError as `load` does."""
     manifest = files.manifest
     if manifest.target not in targets():
@@ -45,7 +45,7 @@ def session_of(files: ArtefactFiles, index: int | None = None) -> Session:
             help="export the model again for one of them",
         )
     ir = _admitted(files)
-    target = manifest.target if index is None else f"{manifest.target}:{index}"
+    target = manifest.target if number is None else f"{manifest.target}:{number}"
     program = _compiled(files, ir, target)
     try:
         places = restored(program, manifest.weights)

@@ -136,7 +136,7 @@ def _write(
 ) -> None:
     orders = {name: order for name, order in contents.orders.items() if order != tuple(range(len(order)))}
     manifest = Manifest(
-        parts_of(program.target).without_index,
+        parts_of(program.target).without_number,
         {name: _signature(method) for name, method in program.methods.items()},
         {symbol.name: number for symbol, number in contents.dims.items() if not symbol.uid},
         {},

@@ -43,10 +43,10 @@ class Parts(NamedTuple):
 
     name: str
     arch: str | None
-    index: int | None
+    number: int | None
 
     @property
-    def without_index(self) -> str:
+    def without_number(self) -> str:
         """The target of a program, which may run on any of several devices."""
         return self.name if self.arch is None else f"{self.name}:{self.arch}"
 
@@ -54,8 +54,8 @@ class Parts(NamedTuple):
 def parts_of(target: str) -> Parts:
     """Take a target apart."""
     name, *parts = target.split(":")
-    index = int(parts.pop()) if parts and re.fullmatch(r"[0-9]{1,4}", parts[-1]) else None
-    return Parts(name, ":".join(parts) if parts else None, index)
+    number = int(parts.pop()) if parts and re.fullmatch(r"[0-9]{1,4}", parts[-1]) else None
+    return Parts(name, ":".join(parts) if parts else None, number)
 
 
 def backend_of(target: str) -> Backend:
@@ -64,9 +64,9 @@ def backend_of(target: str) -> Backend:
     Raises LowerError for a name that nobody has installed, for one that cannot be imported or is no back end, and for an architecture
     that it does not have.
     """
-    name, arch, index = parts_of(target)
+    name, arch, number = parts_of(target)
     backend = _load(name)
-    if (arch is not None and arch not in backend.archs) or (index is not None and not backend.numbered):
+    if (arch is not None and arch not in backend.archs) or (number is not None and not backend.numbered):
         raise LowerError(
             f"unknown target {target!r}",
             help=f"targets are {', '.join(map(repr, [name, *(f'{name}:{a}' for a in backend.archs)]))}",

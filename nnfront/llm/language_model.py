@@ -357,6 +357,6 @@ def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
             help=f"LLM.load(..., device={target!r}), or export the model again for {device!r}",
         )
     phases.end("read")
-    session = session_of(files, wanted.index)
+    session = session_of(files, wanted.number)
     phases.end("load")
     return LLM(session, text, text, folder, phases, kv_quant)

@@ -5,30 +5,31 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 WORKERS = min(os.cpu_count() or 1, 4)
 
+# pytest shows what these processes print, and torch's profiler tells of each run of it.
+QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
 
 @contextmanager
 def worker_pool(interpret: str) -> Iterator[ProcessPoolExecutor]:
-    before = os.environ.get("TRITON_INTERPRET")
     with ProcessPoolExecutor(
         WORKERS, mp_context=multiprocessing.get_context("spawn"), initializer=_start
     ) as pool:
-        os.environ["TRITON_INTERPRET"] = interpret
-        try:  # a process is started by the first work there is, and inherits the variable then
+        # A process is started by the first work there is, and inherits the environment then.
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in {**QUIET, "TRITON_INTERPRET": interpret}.items():
+                environment.setenv(name, value)
             for started in [pool.submit(os.getpid) for _ in range(WORKERS)]:
                 started.result()
-        finally:
-            if before is None:
-                del os.environ["TRITON_INTERPRET"]
-            else:
-                os.environ["TRITON_INTERPRET"] = before
         try:
             yield pool
         finally:
@@ -37,4 +38,6 @@ def worker_pool(interpret: str) -> Iterator[ProcessPoolExecutor]:
 
 def _start() -> None:
     torch.set_num_threads(1)
+    # The interpreter computes what a mask throws away, infinities among it.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
     os.nice(5)  # tests that wait for nobody go first

@@ -152,6 +152,6 @@ class TestSaved:
         asked: list[int | None] = []
         monkeypatch.setattr(language_model, "is_artefact", lambda path: True)
         monkeypatch.setattr(language_model, "read_artefact", lambda folder: files)
-        monkeypatch.setattr(language_model, "session_of", lambda files, index: asked.append(index))
+        monkeypatch.setattr(language_model, "session_of", lambda files, number: asked.append(number))
         nn.LLM.load("somewhere", device)
         assert asked == [1]

@@ -61,13 +61,13 @@ class CudaBackend(Backend):
                 f"target {target!r} needs a GPU, and torch finds none",
                 help="compile for 'cpu'; TRITON_INTERPRET=1, set before the start, runs the kernels without a GPU, slowly",
             )
-        _, arch, index = parts_of(target)
-        if index is not None and index >= torch.cuda.device_count():
+        _, arch, number = parts_of(target)
+        if number is not None and number >= torch.cuda.device_count():
             raise LoadError(
-                f"target {target!r} needs the GPU of number {index}, and torch finds {torch.cuda.device_count()}",
+                f"target {target!r} needs the GPU of number {number}, and torch finds {torch.cuda.device_count()}",
                 help="numbers begin with 0; CUDA_VISIBLE_DEVICES in the environment says which GPUs are seen",
             )
-        which = () if index is None else (index,)
+        which = () if number is None else (number,)
         major, minor = torch.cuda.get_device_capability(*which)
         if arch and arch != f"sm_{major}{minor}":
             raise LoadError(
@@ -75,7 +75,7 @@ class CudaBackend(Backend):
                 details=[f"GPU: {torch.cuda.get_device_name(*which)}"],
                 help=f"compile it for 'cuda:sm_{major}{minor}', or for 'cuda'",
             )
-        return torch.device("cuda", torch.cuda.current_device() if index is None else index)
+        return torch.device("cuda", torch.cuda.current_device() if number is None else number)
 
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         sizes: tuple[int, ...] = kernel_module("cache").PAGES

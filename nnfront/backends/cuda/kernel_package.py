@@ -18,10 +18,10 @@ def kernel_module(name: str) -> Any:
 
 def arch_of(target: str) -> str:
     """The architecture that a target names (`cuda:sm_90`), or that of its GPU; without one that of Triton's interpreter."""
-    _, arch, index = parts_of(target)
+    _, arch, number = parts_of(target)
     if arch is not None:
         return arch
     if torch.cuda.is_available():
-        major, minor = torch.cuda.get_device_capability(*(() if index is None else (index,)))
+        major, minor = torch.cuda.get_device_capability(*(() if number is None else (number,)))
         return f"sm_{major}{minor}"
     return "sm_80"
