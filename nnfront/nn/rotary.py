@@ -222,8 +222,8 @@ def _check(kind: str, given: Mapping[str, Any]) -> None:
     problems = []
     for key, value in given.items():
         is_right, expected = KINDS.get(key, NUMBER)
-        if key not in (*COMMON, *required, *OPTIONAL.get(kind, ())):
-            problems.append(f"{key} is {value!r}, and it does not read that")
+        if key not in KNOWN:
+            problems.append(f"{key} is {value!r}, which no scaling reads")
         elif not is_right(value):
             problems.append(f"{key} is {value!r}, expected {expected}")
     if problems:
@@ -265,21 +265,18 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor", "original_max_position_embeddings"),
 }
 
-# Parameters that a rope_type reads if they are there, and those that any may have.
-OPTIONAL: Mapping[str, tuple[str, ...]] = {
-    "yarn": (
-        "factor",
-        "attention_factor",
-        "beta_fast",
-        "beta_slow",
-        "mscale",
-        "mscale_all_dim",
-        "truncate",
-    ),
-    "longrope": ("factor", "attention_factor"),
-    "proportional": ("factor",),
-}
-COMMON = ("rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+# Parameters that some scaling reads.
+KNOWN = {
+    "rope_type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "truncate",
+}.union(*REQUIRED.values())
 
 # What the value of a parameter must be, and the words for it.
 NUMBER = (_is_positive, "a number > 0")

@@ -168,10 +168,10 @@ LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64, "short_
         ),
         ({"rope_theta": 0}, "rope_theta is 0, expected a number > 0"),
         (
-            {"factor": 2.0},
-            "rope_type 'default' has wrong parameters\n  factor is 2.0, and it does not read that",
+            {"alpha": 2.0},
+            "rope_type 'default' has wrong parameters\n  alpha is 2.0, which no scaling reads",
         ),
-        ({"full_attention": {}}, "full_attention is {}, and it does not read that"),
+        ({"full_attention": {}}, "full_attention is {}, which no scaling reads"),
         ({"rope_type": "linear", "factor": True}, "factor is True, expected a number > 0"),
         ({"rope_type": ["linear"]}, "unknown rope_type ['linear']"),
         ({**LONG, "long_factor": 2.0}, "long_factor is 2.0, expected a list of numbers > 0"),
@@ -194,3 +194,8 @@ def test_rotary_parameters_that_cannot_be_are_refused(parameters: dict[str, Any]
     with pytest.raises(SpecError) as caught:
         nn.RotaryEmbedding(16, parameters)
     assert text in str(caught.value)
+
+
+def test_parameters_of_other_scalings_have_no_say_as_in_transformers() -> None:
+    plain, more = nn.RotaryEmbedding(16), nn.RotaryEmbedding(16, {"factor": 2.0, "beta_fast": 8})
+    assert torch.equal(plain.frequencies.inv_freq, more.frequencies.inv_freq)
