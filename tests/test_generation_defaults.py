@@ -160,7 +160,7 @@ def test_a_kernel_for_a_mistyped_op_is_refused_with_the_nearest() -> None:
 def test_what_is_quantised_is_said(llm: nn.LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = (
         "quantised to int8: 16 weights, 4.72 MB to 2.38 MB; as they are: 2.1 MB of embeddings and lm_head (by its name),"
-        " 0.00461 MB of vectors; all weights: 6.82 MB to 4.48 MB"
+        " 4.61 kB of vectors; all weights: 6.82 MB to 4.48 MB"
     )
     assert llm.quantized is None
     assert str(nn.LLM.load(FOLDER, quant="int8").quantized) == line

@@ -137,9 +137,7 @@ class QuantizeReport:
         for weight in self.weights:
             if weight.reason:
                 left.setdefault(weight.reason, []).append(weight)
-        others = [
-            f"{_megabytes(w.bytes_before for w in found)} of {reason}" for reason, found in left.items()
-        ]
+        others = [f"{_size(w.bytes_before for w in found)} of {reason}" for reason, found in left.items()]
         return (
             f"quantised to {self.scheme}: {len(self.quantized)} weights, {_change(self.quantized)};"
             f" as they are: {', '.join(others) or 'none'}; all weights: {_change(self.weights)}"
@@ -219,11 +217,16 @@ def _bytes(type: Type) -> int:
 
 
 def _change(weights: Sequence[QuantizedWeight]) -> str:
-    return f"{_megabytes(w.bytes_before for w in weights)} to {_megabytes(w.bytes_after for w in weights)}"
+    return f"{_size(w.bytes_before for w in weights)} to {_size(w.bytes_after for w in weights)}"
 
 
-def _megabytes(sizes: Iterable[int]) -> str:
-    return f"{sum(sizes) / 1e6:.3g} MB"
+def _size(sizes: Iterable[int]) -> str:
+    total = sum(sizes)
+    power = next((power for power in (9, 6, 3) if total >= 10**power), 0)
+    return f"{total / 10**power:.3g} {UNITS[power]}"
+
+
+UNITS = {0: "bytes", 3: "kB", 6: "MB", 9: "GB"}
 
 
 quantize_weights.report = _report

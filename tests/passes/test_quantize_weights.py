@@ -192,9 +192,9 @@ class TestReport:
         assert reasons["model.embed_tokens.weight"] == "embeddings"
         assert reasons["model.layers.0.self_attn.qkv_weight"] == ""
         assert str(report) == (
-            "quantised to int4: 6 weights, 0.172 MB to 0.0269 MB; as they are: 0.0663 MB of embeddings, 0.00154 MB of vectors,"
-            " 0.00102 MB of gate (by its name), 0.0983 MB of experts (whose product takes no quantised weights),"
-            " 0.0663 MB of lm_head (by its name); all weights: 0.406 MB to 0.26 MB"
+            "quantised to int4: 6 weights, 172 kB to 26.9 kB; as they are: 66.3 kB of embeddings, 1.54 kB of vectors,"
+            " 1.02 kB of gate (by its name), 98.3 kB of experts (whose product takes no quantised weights),"
+            " 66.3 kB of lm_head (by its name); all weights: 406 kB to 260 kB"
         )
 
     def test_a_tied_head_has_both_reasons(self):
@@ -218,7 +218,7 @@ class TestReport:
             "odd.weight": "weights whose 30 inputs do not divide by 32",
             "table": "weights that multiply reads",
         }
-        assert str(report).startswith("quantised to int4: 0 weights, 0 MB to 0 MB; as they are: ")
+        assert str(report).startswith("quantised to int4: 0 weights, 0 bytes to 0 bytes; as they are: ")
 
     def test_it_says_what_the_pass_does_where_layers_share_a_function(self):
         ir = llama.build(llama.TINY).export(llama.export_spec(llama.TINY))
