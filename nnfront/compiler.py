@@ -69,6 +69,8 @@ def _report(
 
 def _allowed(ir: IRModule, ignored: Sequence[str]) -> list[str]:
     """What may be left over: what the caller or the model file says, and parameters that no method reads, by any of their names."""
+    if isinstance(ignored, str):  # its letters would be patterns
+        raise LoadError(f"ignored is {ignored!r}, expected a list of names and patterns")
     unread = ir.attrs.get("unread", ())
     aliases = [alias for alias, name in ir.attrs.get("aliases", {}).items() if name in unread]
     return [*ignored, *ir.attrs.get("ignored", ()), *unread, *aliases]

@@ -366,6 +366,19 @@ class TestIgnored:
         assert ir.attrs["ignored"] == ("extra.bias", "*.rotary_emb.inv_freq")
         assert nn.ir.first_difference(nn.ir.parse(str(ir)), ir) is None
 
+    def test_one_name_in_the_place_of_several_is_refused(self, with_more: Path, tmp_path: Path) -> None:
+        with pytest.raises(LoadError) as caught:
+            nn.LLM.load(with_more, ignored="extra.*")
+        assert str(caught.value) == "ignored is 'extra.*', expected a list of names and patterns"
+        file = written(
+            tmp_path / "mine.py", LLAMA.replace('("*.rotary_emb.inv_freq",)', '("*.rotary_emb.inv_freq")')
+        )
+        with pytest.raises(LoadError) as caught:
+            nn.LLM.load(with_more, model_file=file)
+        assert str(caught.value) == (
+            f"IGNORED of the model file {file} is '*.rotary_emb.inv_freq', expected a tuple of names and patterns\n  file: {file}"
+        )
+
     def test_an_artefact_has_nothing_left_over(self, tmp_path: Path) -> None:
         nn.LLM.load(FOLDER).save(tmp_path / "out")
         with pytest.raises(LoadError) as caught:

@@ -41,8 +41,8 @@ class Architecture:
         with _speaking_of(self.file.__file__):
             model: Module = self.file.build(config)
             ir = model.export(self.file.export_spec(config))
-        ignored = tuple(getattr(self.file, "IGNORED", ()))
-        return IRModule(ir.functions, {**ir.attrs, "ignored": ignored}) if ignored else ir
+        ignored = getattr(self.file, "IGNORED", ())
+        return IRModule(ir.functions, {**ir.attrs, "ignored": tuple(ignored)}) if ignored else ir
 
 
 def known_architectures() -> list[str]:
@@ -118,6 +118,12 @@ def _checked(name: str, file: ModuleType) -> Architecture:
     if missing:
         raise LoadError(
             f"the model file {name} lacks {', '.join(missing)}", details=[f"file: {file.__file__}"]
+        )
+    ignored = getattr(file, "IGNORED", ())
+    if not isinstance(ignored, list | tuple) or not all(isinstance(each, str) for each in ignored):
+        raise LoadError(
+            f"IGNORED of the model file {name} is {ignored!r}, expected a tuple of names and patterns",
+            details=[f"file: {file.__file__}"],
         )
     return Architecture(name, file)
 
