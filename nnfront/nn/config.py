@@ -123,7 +123,7 @@ class Config:
             raise LoadError(
                 "config.json says what this model file does not compute",
                 details=reading.problems,
-                where=str(getattr(sys.modules[cls.__module__], "__file__", cls.__module__)),
+                where=str(getattr(sys.modules.get(cls.__module__), "__file__", cls.__module__)),
                 help=reading.help,
             )
         return cls(**reading.values)
