@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,54 @@ def test_mistral_through_llama_computes_what_transformers_does(window: int | Non
     got = [ours.session["prefill"](ids[:, :20], cache)]
     got += [ours.session["decode"](ids[:, i : i + 1], cache) for i in range(20, 40)]
     torch.testing.assert_close(torch.cat(got, 1), expected[:, 19:], rtol=0, atol=1e-4)
+
+
+CHANGES: dict[str, Any] = {
+    "attention_bias": True,
+    "attention_multiplier": 0.5,
+    "hidden_act": "relu",
+    "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_bias": True,
+    "pretraining_tp": 2,
+    "rms_norm_eps": 0.5,
+    "rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+    "sliding_window": 8,
+    "use_cache": False,
+}
+REFUSED = {
+    transformers.LlamaConfig: {
+        "attention_bias",
+        "attention_multiplier",
+        "layer_types",
+        "mlp_bias",
+        "sliding_window",
+    },
+    transformers.MistralConfig: {"attention_bias", "attention_multiplier", "layer_types", "mlp_bias"},
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.model_type)
+def test_a_key_that_is_changed_afterwards_is_refused_or_computed(kind: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    transformers.AutoModelForCausalLM.from_config(kind(**TINY)).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    before = json.loads(path.read_text())
+    ids = torch.randint(0, 131, (1, 40))
+    refused = set()
+    for key, value in CHANGES.items():
+        path.write_text(json.dumps({**before, key: value}))
+        try:
+            got = nn.LLM.load(tmp_path, model_file=llama.__file__).logits(ids)
+        except NnfrontError:
+            refused.add(key)
+            continue
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+        with torch.no_grad():
+            expected = theirs(ids, use_cache=False).logits
+        torch.testing.assert_close(
+            got, expected, rtol=0, atol=1e-4, msg=lambda text, key=key: f"{key}: {text}"
+        )
+    assert refused == REFUSED[kind]
 
 
 def test_multipliers_are_refused_by_their_names(tmp_path: Path) -> None:
