@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nnfront.backends.kernel import Kernel
-from nnfront.backends.registry import backend_of
-from nnfront.lower import Run, reference
+from nnfront.backends.registry import OWN, backend_of
+from nnfront.lower import Run, is_foreign, name_of, op_of, reference
 from nnfront.memory.allocations import MemoryPolicy
 
 _REGISTERED: dict[str, tuple[Kernel, ...]] = {}
@@ -31,6 +31,16 @@ def memory_policy(target: str) -> MemoryPolicy:
     backend = backend_of(target)
     workspaces = {k.name: k.workspace or backend.metered(k, target) for k in reversed(kernels_of(target))}
     return MemoryPolicy(workspaces, backend.ring_windows)
+
+
+def others(target: str, run: Run) -> str:
+    """Name the function that runs an instruction of a target's program if it is not nnfront's own, "" if it is."""
+    backend = backend_of(target)
+    if backend.name in OWN and any(kernel.name == run.kernel for kernel in backend.kernels):
+        return ""
+    if any(kernel.name == run.kernel for kernel in kernels_of(target)):
+        return f"the kernel {run.kernel!r} of {run.op!r}"
+    return name_of(run) if is_foreign(op_of(run)) else ""
 
 
 def add(target: str, kernel: Kernel) -> None:

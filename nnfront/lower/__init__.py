@@ -24,11 +24,13 @@ from nnfront.ir import (  # the types and cases in a program, for those who run 
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
-from nnfront.lower.reference import reference
+from nnfront.lower.reference import name_of, op_of, reference
 from nnfront.lower.signature import places
+from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 
 __all__ = [
     "PACK",
+    "TENSORS",
     "Argument",
     "Block",
     "Branch",
@@ -51,13 +53,18 @@ __all__ = [
     "Type",
     "Zeros",
     "as_references",
+    "check_returned",
     "condition_text",
     "dim_bounds",
     "from_plain",
+    "is_foreign",
     "lower_function",
     "lower_weights",
+    "name_of",
+    "op_of",
     "parts_of",
     "places",
     "reference",
     "type_text",
+    "value_text",
 ]

@@ -8,8 +8,25 @@ from typing import Any
 
 import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.errors import LowerError
-from nnfront.ir import OPS
+from nnfront.ir import OPS, Op
 from nnfront.lower.instructions import Run
+from nnfront.ops.returned import is_foreign, returner
+
+
+def op_of(run: Run) -> Op:
+    """Return the op of an instruction. Raises LowerError for one that this program does not have."""
+    op = OPS.get(run.op)
+    if op is None:
+        raise LowerError(
+            f"there is no op {run.op!r}", where=run.module, help="import what registers it before loading"
+        )
+    return op
+
+
+def name_of(run: Run) -> str:
+    """Name what an instruction runs: its op, or the function of others that this stands for."""
+    op = OPS.get(run.op)
+    return run.op if op is None or not is_foreign(op) else returner(op, run.attrs)
 
 
 def reference(run: Run) -> Callable[..., Any]:
@@ -17,9 +34,4 @@ def reference(run: Run) -> Callable[..., Any]:
 
     Raises LowerError for an op that this program does not have.
     """
-    op = OPS.get(run.op)
-    if op is None:
-        raise LowerError(
-            f"there is no op {run.op!r}", where=run.module, help="import what registers it before loading"
-        )
-    return op.bound(run.attrs)
+    return op_of(run).bound(run.attrs)

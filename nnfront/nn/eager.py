@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import NnfrontError, RunError
-from nnfront.ir import Op, TensorType, TupleType, Var
+from nnfront.ir import Op, TensorType, TupleType, Type, Var
 from nnfront.nn.mode import active_mode
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_place
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, canonical, infer, out_of_trace, value
+from nnfront.ops.returned import check_returned, is_foreign, returner
 
 Result = TypeVar("Result")
 
@@ -33,7 +34,7 @@ class Eager:
         operands = tuple(self._operand(a, op) for a in args)
         attrs = canonical(op, operands, attrs)
         type_ = infer(op, operands, attrs, "")
-        result = op.run([a.content if isinstance(a, Tensor) else a for a in operands], self._known(attrs))
+        result = self._run(op, [a.content if isinstance(a, Tensor) else a for a in operands], attrs, type_)
         if isinstance(type_, TensorType):
             return value(result)
         if not isinstance(type_, TupleType):
@@ -89,8 +90,17 @@ class Eager:
         if known is None:
             call = formula.call
             args = [self._evaluate(a) if isinstance(a, Tensor) else a for a in call.args]
-            known = self._formulas[id(call)] = (call, call.op.run(args, self._known(call.attrs)))
+            made = self._run(call.op, args, call.attrs, call.result_type())
+            known = self._formulas[id(call)] = (call, made)
         result: torch.Tensor = known[1] if formula.index is None else known[1][formula.index]
+        return result
+
+    def _run(self, op: Op, args: Sequence[Any], attrs: Mapping[str, Any], type: Type) -> Any:
+        """Run a reference; what one that is not nnfront's own returns is checked."""
+        result = op.run(args, self._known(attrs))
+        if is_foreign(op):
+            device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
+            check_returned(returner(op, attrs), type, result, self._dims, device, args)
         return result
 
     def _known(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,9 +17,11 @@ from typing import Any, TypeAlias
 import torch
 
 from nnfront.dims import Dim, Symbol, evaluator
-from nnfront.errors import RunError
-from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure
+from nnfront.errors import NnfrontError, RunError
+from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure, name_of, value_text
+from nnfront.memory.free_memory import is_out_of_memory
 from nnfront.runtime.match_shape import match_step
+from nnfront.runtime.returned import Check, returned_check
 
 Frame: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[Frame], None]
@@ -45,30 +47,59 @@ class Code:
 
 
 def execute(code: Code, frame: Frame) -> None:
-    """Run all steps. An error that a step raises gets a note that says where in the model it comes from."""
+    """Run all steps.
+
+    What a step raises says where in the model it comes from. An error that is none of nnfront's becomes the cause of a RunError;
+    one that says that memory is short is left to the caller.
+    """
     step: Step | None = None
     try:
         for step in code.steps:
             step(frame)
     except Exception as error:
-        where = place(code, step)
-        if where and not getattr(error, "__notes__", None):
-            error.add_note(where)
-        raise
+        instruction = next((i for s, i in code if s is step), None)
+        where = place(code.method, instruction)
+        if isinstance(error, NnfrontError):
+            error.where = error.where or where
+            raise
+        if is_out_of_memory(error):
+            if not getattr(error, "__notes__", None):
+                error.add_note(f"{_name(instruction)}, {where}")
+            raise
+        raise _failed(instruction, frame, error, where) from error
 
 
-def place(code: Code, step: Step | None) -> str:
-    """Return where a step comes from: op, module path, method, line of the author's code."""
-    instruction = next((i for s, i in code if s is step), None)
-    if instruction is None:
-        return ""
+def place(method: str, instruction: Instruction | None) -> str:
+    """Return where an instruction comes from: module path, method, line of the author's code."""
     parts = [
-        f"in {instruction.op}" if isinstance(instruction, Run) else "",
-        f"at {instruction.module}" if instruction.module else "",
-        f"in method {code.method!r}" if code.method else "",
-        f"({instruction.line})" if instruction.line else "",
+        instruction.module if instruction is not None else "",
+        f"in method {method!r}" if method else "",
+        f"({instruction.line})" if instruction is not None and instruction.line else "",
     ]
-    return " ".join(part for part in parts if part)
+    return " ".join(part for part in parts if part).removeprefix("in ")
+
+
+def _name(instruction: Instruction | None) -> str:
+    match instruction:
+        case Run():
+            return name_of(instruction)
+        case Branch():
+            return "if"
+        case Match():
+            return "match_shape"
+        case None:
+            return "a call"
+
+
+def _failed(instruction: Instruction | None, frame: Frame, error: Exception, where: str) -> RunError:
+    """An instruction whose function did not take its operands."""
+    text = next(iter(str(error).splitlines()), "")
+    operands = [] if instruction is None else [value_text(frame[i]) for i in inputs_of(instruction)]
+    return RunError(
+        f"{_name(instruction)} failed with {type(error).__name__}{f': {text}' if text else ''}",
+        details=[f"operands: {', '.join(operands)}"] if operands else [],
+        where=where,
+    )
 
 
 def prepare(
@@ -78,10 +109,11 @@ def prepare(
     dims: Mapping[Symbol, int],
     method: str = "",
     join: Join | None = None,
+    target: str = "cpu",
 ) -> Code:
     """Turn a block into steps. `resolve` gives the function for each kernel, `dims` the slot of each dim.
 
-    `method` is the name for the notes of errors. `join` makes one step of several where a target can.
+    `method` is the name for errors. `join` makes one step of several where a target can. `target` is the program's.
     """
     pairs: list[tuple[Step, Instruction | None]] = []
     if block.sizes:
@@ -89,11 +121,12 @@ def prepare(
     for instruction in block.instructions:
         match instruction:
             case Run():
-                step = _run_step(instruction, resolve(instruction))
-                pairs.append((_checked(step, instruction, method) if checks_nan() else step, instruction))
+                check = returned_check(instruction, slots, dims, target)
+                step = _run_step(instruction, resolve(instruction), check)
+                pairs.append((_checked(step, instruction) if checks_nan() else step, instruction))
             case Branch():
-                then = prepare(instruction.then, slots, resolve, dims, method, join)
-                otherwise = prepare(instruction.otherwise, slots, resolve, dims, method, join)
+                then = prepare(instruction.then, slots, resolve, dims, method, join, target)
+                otherwise = prepare(instruction.otherwise, slots, resolve, dims, method, join, target)
                 pairs.append((_branch_step(instruction, then, otherwise), instruction))
             case Match():
                 pairs.append((match_step(instruction, slots[instruction.input].name), instruction))
@@ -140,10 +173,17 @@ def size_step(indices: Sequence[int], slots: Sequence[Slot], dims: Mapping[Symbo
     return step
 
 
-def _run_step(run: Run, call: Callable[..., Any]) -> Step:
+def _run_step(run: Run, call: Callable[..., Any], check: Check | None) -> Step:
     outputs = run.outputs
-    make = _run_maker(len(run.inputs), tuple(run.sized), _target(run.result), len(outputs), len(run.frees))
-    step: Step = make(call, *run.inputs, *run.sized.values(), *outputs, *run.frees)
+    make = _run_maker(
+        len(run.inputs),
+        tuple(run.sized),
+        _target(run.result),
+        len(outputs),
+        len(run.frees),
+        check is not None,
+    )
+    step: Step = make(call, check, *run.inputs, *run.sized.values(), *outputs, *run.frees)
     return step
 
 
@@ -164,17 +204,18 @@ def _target(result: Structure) -> str:
 
 @cache
 def _run_maker(
-    inputs: int, keywords: tuple[str, ...], target: str, outputs: int, frees: int
+    inputs: int, keywords: tuple[str, ...], target: str, outputs: int, frees: int, is_checked: bool
 ) -> Callable[..., Step]:
     """Return a maker of steps of one form: the call, the indices of its operands, results and frees become closure variables."""
     counts = (("a", inputs), ("k", len(keywords)), ("o", outputs), ("f", frees))
     indices = [f"{kind}{i}" for kind, n in counts for i in range(n)]
     operands = [f"frame[a{i}]" for i in range(inputs)] + [f"{k}=frame[k{i}]" for i, k in enumerate(keywords)]
+    result = f"call({', '.join(operands)})"
     clear = "  " + "".join(f"frame[f{i}] = " for i in range(frees)) + "None\n" if frees else ""
     source = (
-        f"def make({', '.join(['call', *indices])}):\n"
+        f"def make({', '.join(['call', 'check', *indices])}):\n"
         " def step(frame):\n"
-        f"  {target}call({', '.join(operands)})\n"
+        f"  {target}{f'check(frame, {result})' if is_checked else result}\n"
         f"{clear}"
         " return step\n"
     )
@@ -189,17 +230,12 @@ def checks_nan() -> bool:
     return os.environ.get("NNFRONT_CHECK_NAN") == "1"
 
 
-def _checked(step: Step, run: Run, method: str) -> Step:
+def _checked(step: Step, run: Run) -> Step:
     def checked(frame: Frame) -> None:
         before = [frame[slot] for slot in run.inputs]
         step(frame)
         if any(_has_nan(frame[slot]) for slot in run.outputs) and not any(map(_has_nan, before)):
-            parts = [f"in method {method!r}" if method else "", f"({run.line})" if run.line else ""]
-            raise RunError(
-                f"{run.op} made a NaN",
-                details=["its operands have none"],
-                where=" ".join(part for part in (run.module, *parts) if part),
-            )
+            raise RunError(f"{run.op} made a NaN", details=["its operands have none"])
 
     return checked
 

@@ -78,7 +78,13 @@ class Method:
         dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
         resolve, join = resolver(self.program.target), self._backend.join
         return prepare(
-            block, self.program.slots, lambda run: self._hits.resolve(run, resolve), dims, self.name, join
+            block,
+            self.program.slots,
+            lambda run: self._hits.resolve(run, resolve),
+            dims,
+            self.name,
+            join,
+            self.program.target,
         )
 
     @property

@@ -33,7 +33,7 @@ def call_error(
     return RunError(
         f"{program.name}: out of memory",
         details=details,
-        where=next(iter(getattr(error, "__notes__", ())), "").removeprefix("in "),
+        where=next(iter(getattr(error, "__notes__", ())), ""),
         help="give less at a time, or make room: a smaller cache, weights in fewer bits",
     )
 

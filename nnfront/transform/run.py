@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.table import resolver
+from nnfront.backends.table import others, resolver
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
@@ -60,7 +60,7 @@ def stream_transform(
         with torch.no_grad():
             if isinstance(step.action, Fetch):
                 frame[step.action.slot] = _fetch(program, weights, step.action, dims)
-            elif isinstance(step.action, Run) and _is_blockwise(step.action, frame):
+            elif isinstance(step.action, Run) and _is_blockwise(program.target, step.action, frame):
                 has_computed = True
                 _run_in_blocks(resolve(step.action), step.action, frame)
             elif not isinstance(step.action, Give):
@@ -117,9 +117,9 @@ def _fetch(program: MethodProgram, source: Source, fetch: Fetch, dims: Mapping[S
     return value.reshape([evaluate(size, dims) for size in type.shape])
 
 
-def _is_blockwise(run: Run, frame: Frame) -> bool:
+def _is_blockwise(target: str, run: Run, frame: Frame) -> bool:
     first = frame[run.inputs[0]] if run.inputs else None
-    return isinstance(first, torch.Tensor) and works_on_rows(run, first.shape)
+    return isinstance(first, torch.Tensor) and works_on_rows(run, first.shape) and not others(target, run)
 
 
 def _run_in_blocks(call: Callable[..., Any], run: Run, frame: Frame) -> None:

@@ -88,7 +88,7 @@ def test_a_call_that_runs_out_of_memory_says_where_and_what_would_fit(step, monk
         "without it 97.66 KiB of 1.00 GiB are free on a GPU",
         f"fits: seq up to {fits}",
     )
-    assert found.where.startswith("extern in method 'forward'")
+    assert found.where.startswith("the external function 'test_out_of_memory.step', method 'forward'")
     assert peak(1, 32) > free
     assert cache.lengths == [3, 3]
     step.action = lambda x: x
@@ -111,10 +111,10 @@ def test_what_a_failed_call_has_made_is_let_go_of(step):
     assert [ref() for ref in made] == [None, None]
 
 
-def test_other_errors_of_a_call_stay_what_they_are(step):
+def test_other_errors_of_a_call_are_not_called_so(step):
     run = session()
     step.action = fail(RuntimeError("no such luck"))
-    with pytest.raises(RuntimeError, match="no such luck"):
+    with pytest.raises(RunError, match="failed with RuntimeError: no such luck"):
         run["forward"](torch.randn(1, 2, 16), run.make_cache(batch=1, max_seq=64))
 
 
