@@ -4,44 +4,48 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nnfront.backends.cpu import extension
-from nnfront.backends.cpu.extension import KERNELS, find_native, torch_library
+from nnfront.backends.cpu.extension import TABLE, find_native, torch_library
 
 
 def module(is_able: bool, taken: list) -> SimpleNamespace:
-    kernels = " ".join(f"{name}/{count}" for name, count in KERNELS.items())
     return SimpleNamespace(
-        is_able=is_able, kernels=kernels, use_openmp=lambda *entries: taken.extend(entries)
+        is_able=is_able, table=TABLE.read_text(), use_torch=lambda *entries: taken.extend(entries)
     )
 
 
-def test_the_kernels_run_on_the_threads_of_torch():
+def test_the_kernels_run_on_tensors_and_threads_of_torch():
     taken: list[int] = []
     stands_for_it = module(True, taken)
     assert find_native(stands_for_it, torch_library()) is stands_for_it
-    assert len(taken) == 2
+    assert len(taken) == 3
     assert all(taken)
 
 
-def test_without_a_build_an_able_processor_or_openmp_there_are_no_kernels(monkeypatch):
+def test_without_a_build_an_able_processor_tensors_or_openmp_there_are_no_kernels(monkeypatch):
     taken: list[int] = []
     assert find_native(None, torch_library()) is None
     assert find_native(module(False, taken), torch_library()) is None
     assert find_native(module(True, taken), None) is None
+    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    assert find_native(module(True, taken), torch_library()) is None
+    monkeypatch.undo()
     monkeypatch.setattr(extension, "_OPENMP", ("no_such_name",))
     assert find_native(module(True, taken), torch_library()) is None
     assert not taken
 
 
-@pytest.mark.parametrize("kernels", [None, "", "multiply/9 rms_norm/6"])
-def test_kernels_of_another_source_are_not_called(kernels):
+@pytest.mark.parametrize("change", ["nothing", "another name", "another size", "none"])
+def test_kernels_of_another_source_are_not_called(change):
     taken: list[int] = []
     old = module(True, taken)
-    if kernels is None:
-        del old.kernels
+    if change == "none":
+        del old.table
     else:
-        old.kernels = kernels
+        text = {"nothing": "", "another name": old.table.replace("rms_norm", "norm")}
+        old.table = text.get(change, old.table.replace("IN(both, 4 *", "IN(both, 2 *"))
     with pytest.warns(
         UserWarning, match="kernels in C are older than nnfront and do not run: install it again"
     ):

@@ -210,10 +210,14 @@ def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
 
 @native_only
 def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
-    for rows in (0, 9, -1):
-        with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
-            extension.NATIVE.multiply(0, 0, 0, 0, 0, rows, 64, 64, 0, 1)
-        with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
-            extension.NATIVE.multiply_gated(0, 0, 0, 0, rows, 64, 64, 0, 1)
-    with pytest.raises(TypeError, match="multiply takes 10 numbers, got 2"):
+    x, y = torch.zeros(1 << 14).bfloat16(), torch.full((1 << 14,), torch.nan)
+    for name in ("multiply", "multiply_gated"):
+        kernel, absent = getattr(extension.NATIVE, name), [None] * (2 if name == "multiply" else 1)
+        for rows in (0, 9):
+            with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
+                kernel(rows, 64, 64, 0, 1, x, x, *absent, y)
+        with pytest.raises(ValueError, match=f"{name}: rows is -1, it must be from 0 to 2\\^40"):
+            kernel(-1, 64, 64, 0, 1, x, x, *absent, y)
+    assert y.isnan().all()
+    with pytest.raises(TypeError, match="multiply takes 10 arguments, got 2"):
         extension.NATIVE.multiply(0, 0)

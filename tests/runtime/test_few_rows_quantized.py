@@ -135,8 +135,7 @@ def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case = Case(stored, group or None, 2, 96, outputs)
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
     given = case.weight, case.scales, None, case.x, case.bias, None, y[GUARD:]
-    addresses = [0 if t is None else t.data_ptr() for t in given]
-    NATIVE.multiply_quantized(index, *addresses, 2, 96, outputs, group, 1)
+    NATIVE.multiply_quantized(index, 2, 96, outputs, 96 // group if group else 1, 1, *given)
     case.check(y[GUARD:-GUARD].view(2, outputs))
     assert y[:GUARD].isnan().all()
     assert y[-GUARD:].isnan().all()
@@ -263,19 +262,24 @@ def test_a_weight_without_outputs_gives_none():
 
 @native_only
 def test_wrong_numbers_are_refused_before_memory_is_touched():
-    def call(stored: int = 0, columns: int = 64, group: int = 0) -> None:
-        NATIVE.multiply_quantized(stored, 0, 0, 0, 0, 0, 0, 0, 1, columns, 4, group, 1)
+    y = torch.full((512,), torch.nan)
 
-    for stored in (-1, 5):
-        with pytest.raises(ValueError, match=f"0 to 4 for how codes are stored, got {stored}"):
-            call(stored=stored)
-    for columns, group in ((64, 0), (64, 48), (64, 16), (96, 64), (64, -32)):
-        with pytest.raises(
-            ValueError, match=f"groups of 32, 64 or 128 that divide {columns} columns, got {group}"
-        ):
-            call(stored=3, columns=columns, group=group)
-    with pytest.raises(TypeError, match="multiply_quantized takes 13 numbers, got 1"):
+    def call(stored: int, columns: int, groups: int) -> None:
+        operands = [torch.zeros(512)] * 4
+        NATIVE.multiply_quantized(stored, 1, columns, 4, groups, 1, *operands, None, None, y)
+
+    with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
+        call(-1, 64, 1)
+    with pytest.raises(ValueError, match="0 to 4 for how codes are stored, got 5"):
+        call(5, 64, 1)
+    for columns, groups in ((64, 0), (64, 4), (96, 2), (96, 1), (100, 3)):
+        with pytest.raises(ValueError, match=f"groups of 32, 64 or 128, got {groups} of {columns} columns"):
+            call(3, columns, groups)
+    with pytest.raises(ValueError, match="groups of all columns, got 2 of 64 columns"):
+        call(0, 64, 2)
+    with pytest.raises(TypeError, match="multiply_quantized takes 13 arguments, got 1"):
         NATIVE.multiply_quantized(0)
+    assert y.isnan().all()
 
 
 @native_only
@@ -285,7 +289,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
 def test_a_gate_of_what_was_multiplied_agrees_with_float64(name, size, rows):
     both = (4 * torch.randn(rows, 2 * size)).bfloat16()
     y = torch.full((rows * size + 2 * GUARD,), torch.nan).bfloat16()
-    NATIVE.gate(both.data_ptr(), y[GUARD:].data_ptr(), rows, size, GATES.index(name))
+    NATIVE.gate(rows, size, GATES.index(name), both, y[GUARD:])
     first, second = both.double().chunk(2, -1)
     kinds = {"silu": F.silu, "relu": F.relu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
     exact = kinds[name](first) * second

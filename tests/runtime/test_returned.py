@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import nnfront as nn
 from nnfront import op, ops, spec
+from nnfront.backends.lowering import lower
 from nnfront.errors import RunError
 from nnfront.ir import TensorType, parse
-from nnfront.backends.lowering import lower
 from nnfront.session import Session
 
 WIDE = 512

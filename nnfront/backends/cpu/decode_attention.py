@@ -7,10 +7,15 @@ Between products that leave nothing in the caches each call of torch costs sever
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.state.layer import CacheLayer
+
+# A tensor, or bytes behind its begin.
+Operand: TypeAlias = torch.Tensor | tuple[torch.Tensor, int]
 
 # Features of a head: a multiple of what a vector holds, up to what stays in registers.
 VECTOR, MOST = 32, 256
@@ -37,8 +42,7 @@ def attend(
     if not (_has_heads_in_a_row(q) and _has_heads_in_a_row(k) and _has_heads_in_a_row(v)):
         return None
     strides = q.stride(0), k.stride(0), v.stride(0)
-    addresses = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    return _attend(addresses, strides, (len(q), heads, k.shape[2], size), layer, window, scale)
+    return _attend((q, k, v), strides, (len(q), heads, k.shape[2], size), layer, window, scale)
 
 
 def attend_rotated(
@@ -63,14 +67,11 @@ def attend_rotated(
         return None
     assert NATIVE is not None
     rotated = torch.empty((batch, heads + groups, size), dtype=torch.bfloat16)
-    at, rotated_at, next_rotated = qkv.data_ptr(), rotated.data_ptr(), (heads + groups) * size
-    next_table = 0 if cos.numel() == size else size
-    NATIVE.rotate(
-        at, cos.data_ptr(), sin.data_ptr(), rotated_at, batch, heads + groups, size, width, next_table
-    )
-    addresses = rotated_at, rotated_at + BYTES * heads * size, at + BYTES * next_rotated
+    next_table, next_rotated = 0 if cos.numel() == size else size, (heads + groups) * size
+    NATIVE.rotate(batch, heads + groups, size, width, next_table, qkv, cos, sin, rotated)
+    operands = rotated, (rotated, BYTES * heads * size), (qkv, BYTES * next_rotated)
     strides = next_rotated, next_rotated, width
-    return _attend(addresses, strides, (batch, heads, groups, size), layer, window, scale)
+    return _attend(operands, strides, (batch, heads, groups, size), layer, window, scale)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
@@ -83,8 +84,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         return None
     y = torch.empty_like(x)
     next_table = 0 if cos.numel() == size else size
-    places = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), y.data_ptr()
-    NATIVE.rotate(*places, rows, heads, size, heads * size, next_table)
+    NATIVE.rotate(rows, heads, size, heads * size, next_table, x, cos, sin, y)
     return y
 
 
@@ -94,14 +94,14 @@ def _takes(x: torch.Tensor, size: int) -> bool:
 
 
 def _attend(
-    addresses: tuple[int, int, int],
+    operands: tuple[Operand, Operand, Operand],
     strides: tuple[int, int, int],
     sizes: tuple[int, int, int, int],
     layer: CacheLayer,
     window: int | None,
     scale: float | None,
 ) -> torch.Tensor | None:
-    """`attend` for q, k and v at addresses, sequences so many elements apart; sizes are batch, heads, groups and size."""
+    """`attend` for q, k and v, sequences so many elements apart; sizes are batch, heads, groups and size."""
     assert NATIVE is not None
     storage = layer.reserve_one() if sees_all(layer, window) else None
     if storage is None:
@@ -109,11 +109,6 @@ def _attend(
     batch, heads, groups, size = sizes
     y = torch.empty((batch, 1, heads, size), dtype=torch.bfloat16)
     NATIVE.append_and_attend(
-        *addresses,
-        storage.keys.data_ptr(),
-        storage.values.data_ptr(),
-        layer.lengths.counts().data_ptr(),
-        y.data_ptr(),
         batch,
         groups,
         heads // groups,
@@ -123,6 +118,11 @@ def _attend(
         *strides,
         torch.get_num_threads(),
         size**-0.5 if scale is None else scale,
+        *operands,
+        storage.keys,
+        storage.values,
+        layer.lengths.counts(),
+        y,
     )
     return y
 

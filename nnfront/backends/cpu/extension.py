@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels in C (`c/`), on the threads of torch, where they were built and the processor can run them."""
+"""The kernels in C (`c/`), on the threads of torch, where they were built and the processor can run them.
+
+They are called by the table `c/kernels.def`: numbers, then tensors, None for one that is absent, or a tensor and how many bytes into it. C looks up
+where tensors lie, and refuses a call whose operands are smaller than its numbers say (ValueError).
+"""
 
 from __future__ import annotations
 
 import ctypes
+import re
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -15,17 +21,14 @@ try:
 except ImportError:  # it is built where there is a C compiler
     native = None  # type: ignore[assignment]
 
-# The kernels in the order of `module.c`, each with how many numbers it takes.
-KERNELS = {
-    "append_and_attend": 18,
-    "gate": 5,
-    "multiply": 10,
-    "multiply_gated": 9,
-    "multiply_quantized": 13,
-    "rms_norm": 8,
-    "rotate": 9,
-}
+TABLE = Path(__file__).parent / "c" / "kernels.def"
 _OPENMP = ("GOMP_parallel", "omp_get_num_threads")
+
+
+def read_table(text: str) -> dict[str, str]:
+    """Return what each kernel takes, without spaces: `SIZE(rows)IN(x,2*rows)`."""
+    plain = re.sub(r"//.*|\s", "", text)
+    return dict(re.findall(r"KERNEL\((\w+),(.*?\))\)(?=KERNEL|#|$)", plain))
 
 
 def torch_library() -> ctypes.CDLL | None:
@@ -35,23 +38,31 @@ def torch_library() -> ctypes.CDLL | None:
 
 
 def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> ModuleType | None:
-    """Return the module, ready to run on the threads of torch, or None if its kernels cannot.
+    """Return the module, ready to run on the tensors and threads of torch, or None if its kernels cannot.
 
     Warns if it was built from other source than the Python beside it.
     """
     if module is None or not module.is_able or torch_cpu is None:
         return None
-    if getattr(module, "kernels", "").split() != [f"{name}/{count}" for name, count in KERNELS.items()]:
+    if read_table(getattr(module, "table", "")) != read_table(TABLE.read_text()):
         warnings.warn(
             "nnfront's kernels in C are older than nnfront and do not run: install it again", stacklevel=2
         )
+        return None
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
         return None
     try:  # looked up in torch's library, a name is found in the OpenMP that it is linked to
         entries = [ctypes.cast(torch_cpu[name], ctypes.c_void_p).value for name in _OPENMP]
     except AttributeError:
         return None
-    module.use_openmp(*entries)
+    module.use_torch(exchange, *entries)
     return module
 
 
 NATIVE = find_native(native, torch_library())
+KERNELS: Mapping[str, Sequence[str]] = {
+    name: re.findall(r"(?:SIZE|REAL|IN|OUT)\((\w+)", arguments)
+    for name, arguments in (read_table(NATIVE.table) if NATIVE else {}).items()
+}
+"""The kernels in the order of their numbers, each with the names of what it takes."""

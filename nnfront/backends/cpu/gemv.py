@@ -72,37 +72,17 @@ def find_native(module: ModuleType | None) -> FewRows | None:
         shape = list(x.shape)  # less work than taking a torch.Size apart
         shape[-1] = outputs
         y = torch.empty(shape, dtype=dtype)
-        product(
-            weight.data_ptr(),
-            x.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if added is None else added.data_ptr(),
-            y.data_ptr(),
-            x.numel() // columns,
-            columns,
-            outputs,
-            dtype is torch.float32,
-            threads(),
-        )
+        rows, is_wide = x.numel() // columns, dtype is torch.float32
+        product(rows, columns, outputs, is_wide, threads(), weight, x, bias, added, y)
         return y
 
     def gated_by(activation: int) -> Multiply:
         def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-            outputs, columns = weight.shape
+            outputs, columns = weight.shape[0] // 2, weight.shape[1]
             shape = list(x.shape)
-            shape[-1] = outputs // 2
+            shape[-1] = outputs
             y = torch.empty(shape, dtype=torch.bfloat16)
-            gated_product(
-                weight.data_ptr(),
-                x.data_ptr(),
-                0 if bias is None else bias.data_ptr(),
-                y.data_ptr(),
-                x.numel() // columns,
-                columns,
-                outputs // 2,
-                activation,
-                threads(),
-            )
+            gated_product(x.numel() // columns, columns, outputs, activation, threads(), weight, x, bias, y)
             return y
 
         return gated

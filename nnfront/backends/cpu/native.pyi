@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # The extension is optional: where it could not be built, importing it fails.
 
+from typing import TypeAlias
+
+from torch import Tensor
+
 is_able: int
-kernels: str
+table: str
+
+# Memory of a tensor, or what lies some bytes behind its begin.
+Operand: TypeAlias = Tensor | tuple[Tensor, int]
 
 def append_and_attend(
-    q: int,
-    k: int,
-    v: int,
-    keys: int,
-    values: int,
-    lengths: int,
-    y: int,
     batch: int,
     groups: int,
     shared: int,
@@ -23,55 +23,79 @@ def append_and_attend(
     next_v: int,
     threads: int,
     scale: float,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    keys: Operand,
+    values: Operand,
+    lengths: Operand,
+    y: Operand,
     /,
 ) -> None: ...
-def gate(both: int, y: int, rows: int, size: int, activation: int, /) -> None: ...
+def gate(rows: int, size: int, activation: int, both: Operand, y: Operand, /) -> None: ...
 def multiply(
-    weight: int,
-    x: int,
-    bias: int,
-    added: int,
-    y: int,
     rows: int,
     columns: int,
     outputs: int,
     is_wide: int,
     threads: int,
+    weight: Operand,
+    x: Operand,
+    bias: Operand | None,
+    added: Operand | None,
+    y: Operand,
     /,
 ) -> None: ...
 def multiply_gated(
-    weight: int,
-    x: int,
-    bias: int,
-    y: int,
     rows: int,
     columns: int,
     outputs: int,
     activation: int,
     threads: int,
+    weight: Operand,
+    x: Operand,
+    bias: Operand | None,
+    y: Operand,
     /,
 ) -> None: ...
 def multiply_quantized(
     stored: int,
-    codes: int,
-    scales: int,
-    zeros: int,
-    x: int,
-    bias: int,
-    added: int,
-    y: int,
     rows: int,
     columns: int,
     outputs: int,
-    group: int,
+    groups: int,
     threads: int,
+    codes: Operand,
+    scales: Operand,
+    zeros: Operand | None,
+    x: Operand,
+    bias: Operand | None,
+    added: Operand | None,
+    y: Operand,
     /,
 ) -> None: ...
 def rms_norm(
-    x: int, added: int, total: int, weight: int, y: int, rows: int, size: int, epsilon: float, /
+    rows: int,
+    size: int,
+    epsilon: float,
+    x: Operand,
+    added: Operand | None,
+    total: Operand | None,
+    weight: Operand,
+    y: Operand,
+    /,
 ) -> None: ...
 def rotate(
-    x: int, cos: int, sin: int, y: int, rows: int, heads: int, size: int, next_row: int, next_table: int, /
+    rows: int,
+    heads: int,
+    size: int,
+    next_row: int,
+    next_table: int,
+    x: Operand,
+    cos: Operand,
+    sin: Operand,
+    y: Operand,
+    /,
 ) -> None: ...
-def run_sequence(rows: int, count: int, /, *addresses: int) -> None: ...
-def use_openmp(parallel: int, thread_count: int, /) -> None: ...
+def run_sequence(rows: Tensor, /, *memories: Tensor | int | None) -> None: ...
+def use_torch(exchange: object, parallel: int | None, thread_count: int | None, /) -> None: ...

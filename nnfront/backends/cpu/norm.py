@@ -39,8 +39,7 @@ def _in_c(
     assert NATIVE is not None
     x, weight, y = x.contiguous(), weight.contiguous(), torch.empty(x.shape, dtype=torch.bfloat16)
     size = x.shape[-1]
-    more = (0, 0) if added is None or total is None else (added.data_ptr(), total.data_ptr())
-    NATIVE.rms_norm(x.data_ptr(), *more, weight.data_ptr(), y.data_ptr(), x.numel() // size, size, epsilon)
+    NATIVE.rms_norm(x.numel() // size, size, epsilon, x, added, total, weight, y)
     return y
 
 

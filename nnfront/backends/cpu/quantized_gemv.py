@@ -71,12 +71,7 @@ def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRow
     """Return the kernel for weights that are stored so, if there is one."""
     if module is None or group not in ((None,) if stored in ("int8", "fp8") else GROUPS):
         return None
-    product, threads, how, each = (
-        module.multiply_quantized,
-        torch.get_num_threads,
-        _ORDER.index(stored),
-        group or 0,
-    )
+    product, threads, how = module.multiply_quantized, torch.get_num_threads, _ORDER.index(stored)
 
     def multiply(
         x: torch.Tensor,
@@ -88,21 +83,8 @@ def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRow
     ) -> torch.Tensor:
         outputs, columns = weight.shape[0], x.shape[-1]
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
-        product(
-            how,
-            weight.data_ptr(),
-            scales.data_ptr(),
-            0 if zeros is None else zeros.data_ptr(),
-            x.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            0 if added is None else added.data_ptr(),
-            y.data_ptr(),
-            x.numel() // columns,
-            columns,
-            outputs,
-            each,
-            threads(),
-        )
+        rows, groups = x.numel() // columns, columns // group if group else 1
+        product(how, rows, columns, outputs, groups, threads(), weight, scales, zeros, x, bias, added, y)
         return y
 
     scale = torch.float32 if stored == "fp8" else torch.bfloat16

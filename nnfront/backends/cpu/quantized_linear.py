@@ -251,7 +251,7 @@ def gate(both: torch.Tensor, name: str) -> torch.Tensor:
     assert NATIVE is not None
     *rows, width = both.shape
     y = torch.empty([*rows, width // 2], dtype=torch.bfloat16)
-    NATIVE.gate(both.data_ptr(), y.data_ptr(), both.numel() // max(width, 1), width // 2, GATES.index(name))
+    NATIVE.gate(both.numel() // max(width, 1), width // 2, GATES.index(name), both, y)
     return y
 
 

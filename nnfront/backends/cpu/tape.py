@@ -4,7 +4,7 @@
 Between the products of one token each step of the interpreter costs 8 to 18 us, as products leave nothing in the caches: a tenth of the time of a
 model of half a billion weights, and a third of that of a small one. So instructions in a row that are all for kernels in C become one step: the
 first time that it meets operands of certain shapes it writes the calls down, as rows of numbers (`writers`), and from then on C runs these rows.
-Addresses are looked up in each call, so nothing of it becomes wrong when tensors move. Where the kernels in C are not for the operands (many rows, a
+Where tensors lie, and how large they are, is looked up in each call, so nothing of it becomes wrong when they move. Where the kernels in C are not for the operands (many rows, a
 cache in pages, a tensor in several pieces), the instructions run one by one, as they would without this.
 """
 
@@ -93,18 +93,11 @@ class SequenceStep:
         assert NATIVE is not None
         memory = torch.empty(plan.size, dtype=torch.uint8)
         returned = [torch.empty(value.shape, dtype=value.dtype) for value in plan.returned.values()]
-        addresses = [0, memory.data_ptr(), *map(torch.Tensor.data_ptr, map(frame.__getitem__, self._tensors))]
+        memories = [None, memory, *map(frame.__getitem__, self._tensors)]
         for layer in map(frame.__getitem__, self._layers):
             storage = layer.reserve_one()
-            lengths = layer.lengths.counts()
-            addresses += (
-                storage.keys.data_ptr(),
-                storage.values.data_ptr(),
-                lengths.data_ptr(),
-                layer.capacity,
-            )
-        addresses += map(torch.Tensor.data_ptr, returned)
-        NATIVE.run_sequence(plan.rows.data_ptr(), len(plan.rows), *addresses)
+            memories += (storage.keys, storage.values, layer.lengths.counts(), layer.capacity)
+        NATIVE.run_sequence(plan.rows, *memories, *returned)
         return returned
 
     def _plan(self, frame: Frame) -> Plan | None:

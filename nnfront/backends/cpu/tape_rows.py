@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the calls of kernels in C are written down, for `sequence` to run many of them as one.
 
-A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of its method in `native.pyi`. A place is
-bytes behind one of the addresses that a sequence is given when it runs. There is a function for each kernel that can be written so; it says where
+A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of the table in `c/kernels.def`. A place is
+bytes behind the begin of one of the memories that a sequence is given when it runs. There is a function for each kernel that can be written so; it says where
 operands lie, and finds a place for the result.
 """
 
@@ -28,13 +28,13 @@ from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
 
 # As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
-ROW, OFFSET_BITS = 20, 40
+ROW, OFFSET_BITS = 2 + max(map(len, KERNELS.values()), default=0), 40
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes behind one of the addresses of a call."""
+    """Bytes behind the begin of one of the memories of a call."""
 
     index: int
     offset: int = 0
@@ -43,7 +43,7 @@ class Place:
         return Place(self.index, self.offset + count)
 
 
-# The first two addresses of each call: none, and the memory of values that do not outlive it.
+# The first two memories of each call: none, and the memory of values that do not outlive it.
 NOWHERE, MEMORY = Place(0), 1
 
 
@@ -67,7 +67,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class LayerValue:
-    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the addresses too."""
+    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the memories too."""
 
     layer: CacheLayer
     first: int
@@ -100,14 +100,14 @@ class Writer:
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""
-        assert len(numbers) == KERNELS[kernel]
+        assert len(numbers) == len(KERNELS[kernel])
         mask, row = 0, []
         for i, number in enumerate(numbers):
             if isinstance(number, Place):
                 mask |= 1 << i
                 number = number.index << OFFSET_BITS | number.offset
             elif isinstance(number, float):
-                (number,) = struct.unpack("<I", struct.pack("<f", number))
+                (number,) = struct.unpack("<q", struct.pack("<d", number))
             row.append(int(number))
         row += [0] * (ROW - 2 - len(row))
         self.rows.append([list(KERNELS).index(kernel), mask, *row])
@@ -180,7 +180,7 @@ def _product(
     _demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
     y = writer.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
     operands = (weight.place, x.place, _place(bias), _place(added), y.place)
-    writer.call("multiply", *operands, rows, columns, outputs, is_wide, writer.threads)
+    writer.call("multiply", rows, columns, outputs, is_wide, writer.threads, *operands)
     return (y,)
 
 
@@ -191,7 +191,7 @@ def _gated(writer: Writer, run: Run, x: Value, weight: Value, bias: Value | None
     rows, gate = _few(x, columns, FEW_ROWS.most), GATES.index(activation_name(run))
     y = writer.make(run.outputs[0], (*x.shape[:-1], outputs))
     operands = (weight.place, x.place, _place(bias), y.place)
-    writer.call("multiply_gated", *operands, rows, columns, outputs, gate, writer.threads)
+    writer.call("multiply_gated", rows, columns, outputs, gate, writer.threads, *operands)
     return (y,)
 
 
@@ -222,10 +222,10 @@ def _quantized(
     y = writer.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
     operands = (weight.place, scales.place, _place(zeros), x.place, _place(bias), _place(added), to)
-    sizes = (rows, columns, outputs, few.group or 0)
-    writer.call("multiply_quantized", few.index, *operands, *sizes, writer.threads)
+    sizes = (rows, columns, outputs, columns // few.group if few.group else 1)
+    writer.call("multiply_quantized", few.index, *sizes, writer.threads, *operands)
     if is_gated:
-        writer.call("gate", to, y.place, rows, outputs // 2, GATES.index(activation_name(run)))
+        writer.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
         writer.release(to)
     return (y,)
 
@@ -249,7 +249,7 @@ def _norm_of_sum(
         )
     epsilon = float(run.attrs.get("epsilon", 1e-5))
     operands = (x.place, _place(added), _place(total), weight.place, y.place)
-    writer.call("rms_norm", *operands, rows, x.shape[-1], epsilon)
+    writer.call("rms_norm", rows, x.shape[-1], epsilon, *operands)
     if total is not None and len(run.outputs) == 1:
         writer.release(total.place)
     return (y,) if total is None or len(run.outputs) == 1 else (y, total)
@@ -262,7 +262,7 @@ def _rope(writer: Writer, run: Run, x: Value, cos: Value, sin: Value) -> Sequenc
     _demand(0 < prod(x.shape) <= FEW_ROTATED and prod(cos.shape) in (size, rows * size))
     y, next_table = writer.make(run.outputs[0], x.shape), 0 if prod(cos.shape) == size else size
     operands = (x.place, cos.place, sin.place, y.place)
-    writer.call("rotate", *operands, rows, heads, size, heads * size, next_table)
+    writer.call("rotate", rows, heads, size, heads * size, next_table, *operands)
     return (y,)
 
 
@@ -289,7 +289,7 @@ def _qkv_attention(
     rotated = writer.take(batch * rotated_width * item)
     next_table = 0 if prod(cos.shape) == size else size
     operands = (qkv.place, cos.place, sin.place, rotated)
-    writer.call("rotate", *operands, batch, heads + groups, size, width, next_table)
+    writer.call("rotate", batch, heads + groups, size, width, next_table, *operands)
     places = (rotated, rotated + heads * size * item, qkv.place + rotated_width * item)
     strides = (rotated_width, rotated_width, width)
     made = _append_and_attend(writer, run, layer, places, strides, (batch, heads, groups, size))
@@ -314,9 +314,6 @@ def _append_and_attend(
     scale = run.attrs.get("scale")
     writer.call(
         "append_and_attend",
-        *places,
-        *(layer.place(i) for i in range(3)),
-        y.place,
         batch,
         groups,
         heads // groups,
@@ -326,6 +323,9 @@ def _append_and_attend(
         *strides,
         writer.threads,
         float(size**-0.5 if scale is None else scale),
+        *places,
+        *(layer.place(i) for i in range(3)),
+        y.place,
     )
     return (y, layer)
 

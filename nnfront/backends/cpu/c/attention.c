@@ -192,24 +192,27 @@ static void append(const Attention *a, const uint16_t *k, const uint16_t *v, Py_
     }
 }
 
-const char *append_and_attend(const Py_ssize_t *n) {
+const char *append_and_attend(const struct append_and_attend *n) {
     Attention a = {
-        .q = (const uint16_t *)n[0], .keys = (uint16_t *)n[3], .values = (uint16_t *)n[4], .lengths = (const int32_t *)n[5],
-        .batch = n[7], .groups = n[8], .shared = n[9], .size = n[10], .capacity = n[11], .window = n[12], .next_q = n[13],
-        .splits = 1, .scale = real(n[17]),
+        .q = n->q, .keys = n->keys, .values = n->values, .lengths = n->lengths, .batch = n->batch, .groups = n->groups, .shared = n->shared,
+        .size = n->size, .capacity = n->capacity, .window = n->window, .next_q = n->next_q, .splits = 1, .scale = (float)n->scale,
     };
     if (a.size < LANES || a.size > MOST_SIZE || a.size % LANES)
         return refused("heads of 32 to %d features, a multiple of 32, got %zd", MOST_SIZE, a.size);
-    const Py_ssize_t pairs = a.batch * a.groups, threads = n[16];
+    if (a.capacity < 1) return refused("a cache with room for a token");
+    const Py_ssize_t pairs = a.batch * a.groups, threads = n->threads;
     Py_ssize_t longest = 0;
-    for (Py_ssize_t i = 0; i < a.batch; i++) longest = a.lengths[i] > longest ? a.lengths[i] : longest;
+    for (Py_ssize_t i = 0; i < a.batch; i++) {
+        if (a.lengths[i] < 1) return refused("at least 1 token in each sequence, got %d", (int)a.lengths[i]);
+        longest = a.lengths[i] > longest ? a.lengths[i] : longest;
+    }
     if (pairs && pairs < threads) a.splits = least((threads + pairs - 1) / pairs, (longest + TOKENS - 1) / TOKENS);
     a.part = a.shared * a.size + (a.shared + MOST_HEADS - 1) / MOST_HEADS * (Py_ssize_t)(sizeof(State) / sizeof *a.parts);
     a.parts = malloc((size_t)(pairs * a.splits * a.part) * sizeof *a.parts);
     if (!a.parts) return no_memory;
-    append(&a, (const uint16_t *)n[1], (const uint16_t *)n[2], n[14], n[15]);
+    append(&a, n->k, n->v, n->next_k, n->next_v);
     in_shares(attend_parts, &a, pairs * a.splits, 1, pairs * longest * a.size < SMALL ? 1 : (unsigned)threads);
-    join(&a, (uint16_t *)n[6]);
+    join(&a, n->y);
     free(a.parts);
     return NULL;
 }

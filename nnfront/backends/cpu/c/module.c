@@ -6,11 +6,30 @@
 
 #include "native.h"
 
+// A tensor as DLPack (github.com/dmlc/dlpack, version 1) shows it, and the table of functions by which torch does so; only one of them is wanted.
+typedef struct {
+    void *data;
+    int32_t device, device_id, axes;
+    uint8_t kind, bits;
+    uint16_t lanes;
+    const int64_t *shape, *strides;
+    uint64_t offset;
+} Shown;
+typedef struct {
+    struct {
+        uint32_t major, minor;
+    } version;
+    void *older, *functions[3];
+    int (*show)(PyObject *tensor, Shown *to);
+} Exchange;
+enum { VERSION = 1, CPU = 1 };
+
 typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
 typedef int (*Number)(void);
 
 static Parallel parallel;
 static Number thread_count;
+static const Exchange *exchange;
 
 typedef struct {
     Share share;
@@ -53,40 +72,15 @@ const char *refused(const char *format, ...) {
     return text;
 }
 
-#if HAS_KERNELS
-
-static PyObject *result(const char *why) {
-    if (!why) Py_RETURN_NONE;
-    return why == no_memory ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%s", why);
-}
-
-#endif
-
-static bool read_number(PyObject *arg, bool is_real, Py_ssize_t *number) {
-    if (is_real) {
-        const float value = (float)PyFloat_AsDouble(arg);
-        *number = 0;
-        memcpy(number, &value, sizeof value);
-    } else {
-        *number = PyLong_AsSsize_t(arg);
-    }
-    return !PyErr_Occurred();
-}
-
-static bool read_numbers(const char *name, PyObject *const *args, Py_ssize_t given, Py_ssize_t *numbers, int count, bool has_real) {
-    if (given != count) {
-        PyErr_Format(PyExc_TypeError, "%s takes %d numbers, got %zd", name, count, given);
-        return false;
-    }
-    for (int i = 0; i < count; i++)
-        if (!read_number(args[i], has_real && i == count - 1, numbers + i)) return false;
-    return true;
-}
-
-static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[2];
-    if (!read_numbers("use_openmp", args, count, n, 2, false)) return NULL;
-    parallel = (Parallel)n[0], thread_count = (Number)n[1];
+static PyObject *use_torch(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "use_torch takes 3 arguments, got %zd", count);
+    const Exchange *found = PyCapsule_GetPointer(args[0], "dlpack_exchange_api");
+    if (!found) return NULL;
+    if (found->version.major != VERSION || !found->show)
+        return PyErr_Format(PyExc_ValueError, "DLPack of version %d is wanted, torch has %u", VERSION, (unsigned)found->version.major);
+    const Py_ssize_t team = PyLong_AsSsize_t(args[1]), number = PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred()) return NULL;
+    exchange = found, parallel = (Parallel)team, thread_count = (Number)number;
     Py_RETURN_NONE;
 }
 
@@ -94,78 +88,220 @@ static PyObject *use_openmp(PyObject *self, PyObject *const *args, Py_ssize_t co
 
 #if HAS_KERNELS
 
-// The kernels: how many numbers each takes, whether the last one is a float, and what it does.
-#define KERNELS(K) \
-    K(append_and_attend, 18, true, "(q, k, v, keys, values, lengths, y, batch, groups, shared, size, capacity, window, next_q, next_k, next_v, " \
-                                   "threads, scale): attention of one token, which is stored before") \
-    K(gate, 5, false, "(both, y, rows, size, activation): y = activation(first half of both) * second half") \
-    K(multiply, 10, false, "(weight, x, bias, added, y, rows, columns, outputs, is_wide, threads): y = x @ weight.T + bias + added") \
-    K(multiply_gated, 9, false, "(weight, x, bias, y, rows, columns, outputs, activation, threads): y = activation(first half of x @ weight.T " \
-                                "+ bias) * second half") \
-    K(multiply_quantized, 13, false, "(stored, codes, scales, zeros, x, bias, added, y, rows, columns, outputs, group, threads): multiply with codes") \
-    K(rms_norm, 8, true, "(x, added, total, weight, y, rows, size, epsilon): y = total * weight / sqrt(mean(total^2) + epsilon), where total " \
-                         "is x + added; without added, x") \
-    K(rotate, 9, false, "(x, cos, sin, y, rows, heads, size, next_row, next_table): y = x * cos + x with its halves swapped * sin")
+static const char unreadable[] = "";  // a Python exception is set
 
-#define CALL(name, numbers, has_real, does) \
-    static PyObject *call_##name(PyObject *self, PyObject *const *args, Py_ssize_t count) { \
-        Py_ssize_t n[numbers]; \
-        if (!read_numbers(#name, args, count, n, numbers, has_real)) return NULL; \
-        const char *why; \
-        Py_BEGIN_ALLOW_THREADS \
-        why = name(n); \
-        Py_END_ALLOW_THREADS \
-        return result(why); \
+static PyObject *result(const char *why) {
+    if (!why) Py_RETURN_NONE;
+    if (why == unreadable) return NULL;
+    return why == no_memory ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%s", why);
+}
+
+// What a kernel takes, in order; how its row is checked and run.
+enum Kind { SIZE_, REAL_, OPERAND_ };
+typedef const char *Run(const Py_ssize_t *numbers, const Py_ssize_t *bytes);
+typedef struct {
+    const char *name;
+    int count;
+    const unsigned char *kinds;
+    Run *run;
+} Entry;
+
+#define MOST ((Py_ssize_t)1 << 40)
+#define SPAN(count, step, last) (((count) > 0) * (((count) - 1) * (step) + (last)))
+
+// Bytes are counted in double, which holds every number of them that memory has, and in which no product overflows.
+#define KERNEL(name, arguments) \
+    static const char *checked_##name(const Py_ssize_t *numbers, const Py_ssize_t *extents) { \
+        const char *const kernel = #name; \
+        struct name row; \
+        const struct name *const n = &row; \
+        memcpy(&row, numbers, sizeof row); \
+        arguments \
+        return name(n); \
     }
-KERNELS(CALL)
-#undef CALL
+#define SIZE(name) \
+    const double name = (double)n->name; \
+    if (n->name < 0 || n->name > MOST) return refused("%s: %s is %zd, it must be from 0 to 2^40", kernel, #name, n->name); \
+    (void)name, extents++;
+#define REAL(name) extents++;
+#define IN(name, bytes) \
+    const bool name = n->name != NULL; \
+    if (!((bytes) <= (double)*extents)) return refused("%s: %s has %zd bytes, %.0f are needed", kernel, #name, *extents, (double)(bytes)); \
+    (void)name, extents++;
+#define OUT IN
+#include "kernels.def"
 
-#define ENTRY(name, numbers, has_real, does) name,
-static Kernel *const kernels[] = {KERNELS(ENTRY)};
-#undef ENTRY
+#define KERNEL(name, arguments) static const unsigned char kinds_of_##name[] = {arguments};
+#define SIZE(name) SIZE_,
+#define REAL(name) REAL_,
+#define IN(name, bytes) OPERAND_,
+#define OUT IN
+#include "kernels.def"
 
-// A row of a sequence: a kernel, which of its numbers are places, and its numbers. A place is an address by its index, and bytes behind it.
-enum { ROW = 20, MOST_NUMBERS = ROW - 2, OFFSET_BITS = 40 };
+#define KERNEL(name, arguments) {#name, sizeof kinds_of_##name, kinds_of_##name, checked_##name},
+static const Entry kernels[] = {
+#include "kernels.def"
+};
 
-static const char *run_rows(const Py_ssize_t *row, Py_ssize_t rows, const Py_ssize_t *addresses) {
-    for (; rows > 0; rows--, row += ROW) {
-        Py_ssize_t n[MOST_NUMBERS];
-        for (int i = 0; i < MOST_NUMBERS; i++) {
-            const Py_ssize_t number = row[2 + i];
-            n[i] = row[1] >> i & 1 ? addresses[number >> OFFSET_BITS] + (number & (((Py_ssize_t)1 << OFFSET_BITS) - 1)) : number;
+#define KERNEL(name, arguments) index_of_##name,
+enum {
+#include "kernels.def"
+    KERNELS
+};
+
+#define KERNEL(name, arguments) struct name name;
+union any {
+#include "kernels.def"
+};
+enum { MOST_NUMBERS = sizeof(union any) / sizeof(Py_ssize_t) };
+
+// Memory that Python names: where it is, and how many bytes from there on belong to a tensor. Or a number, which is no memory.
+typedef struct {
+    Py_ssize_t address, bytes;
+    bool is_number;
+} Memory;
+
+static bool read_tensor(PyObject *tensor, Memory *memory) {
+    Shown shown;
+    *memory = (Memory){0};
+    if (tensor == Py_None) return true;
+    if (exchange->show(tensor, &shown)) return false;
+    if (shown.device != CPU) {
+        PyErr_SetString(PyExc_ValueError, "a tensor is not on the CPU");
+        return false;
+    }
+    int64_t last = 0;
+    bool is_empty = !shown.data;
+    for (int i = 0; i < shown.axes; i++) {
+        is_empty |= !shown.shape[i];
+        last += (shown.shape[i] - 1) * shown.strides[i];
+    }
+    static char nothing;  // what is empty is there, though it lies nowhere
+    memory->address = is_empty ? (Py_ssize_t)&nothing : (Py_ssize_t)shown.data + (Py_ssize_t)shown.offset;
+    memory->bytes = is_empty ? 0 : (last + 1) * shown.bits / 8 * shown.lanes;
+    return true;
+}
+
+static const char *behind(Memory *memory, Py_ssize_t offset) {
+    if (memory->is_number) return refused("a number is no place");
+    if (offset < 0 || offset > memory->bytes) return refused("a place %zd bytes into %zd", offset, memory->bytes);
+    memory->address += offset, memory->bytes -= offset;
+    return NULL;
+}
+
+// An operand of a call: a tensor, None, or a tensor and how many bytes into it.
+static const char *read_operand(PyObject *given, Memory *memory) {
+    if (!PyTuple_Check(given)) return read_tensor(given, memory) ? NULL : unreadable;
+    if (PyTuple_Size(given) != 2) return refused("a tensor and an offset, got a tuple of %zd", PyTuple_Size(given));
+    const Py_ssize_t offset = PyLong_AsSsize_t(PyTuple_GetItem(given, 1));
+    if (PyErr_Occurred() || !read_tensor(PyTuple_GetItem(given, 0), memory)) return unreadable;
+    return behind(memory, offset);
+}
+
+static const char *read_call(const Entry *kernel, PyObject *const *args, Py_ssize_t *numbers, Py_ssize_t *bytes) {
+    for (int i = 0; i < kernel->count; i++) {
+        bytes[i] = 0;
+        if (kernel->kinds[i] == OPERAND_) {
+            Memory memory;
+            const char *why = read_operand(args[i], &memory);
+            if (why) return why;
+            numbers[i] = memory.address, bytes[i] = memory.bytes;
+        } else if (kernel->kinds[i] == REAL_) {
+            const double real = PyFloat_AsDouble(args[i]);
+            memcpy(numbers + i, &real, sizeof real);
+        } else {
+            numbers[i] = PyLong_AsSsize_t(args[i]);
         }
-        const char *why = kernels[row[0]](n);
+    }
+    return PyErr_Occurred() ? unreadable : NULL;
+}
+
+static PyObject *call(const Entry *kernel, PyObject *const *args, Py_ssize_t count) {
+    Py_ssize_t numbers[MOST_NUMBERS], bytes[MOST_NUMBERS];
+    if (count != kernel->count) return PyErr_Format(PyExc_TypeError, "%s takes %d arguments, got %zd", kernel->name, kernel->count, count);
+    const char *why = read_call(kernel, args, numbers, bytes);
+    if (!why) {
+        Py_BEGIN_ALLOW_THREADS
+        why = kernel->run(numbers, bytes);
+        Py_END_ALLOW_THREADS
+    }
+    return result(why);
+}
+
+#define KERNEL(name, arguments) \
+    static PyObject *call_##name(PyObject *self, PyObject *const *args, Py_ssize_t count) { return call(kernels + index_of_##name, args, count); }
+#include "kernels.def"
+
+// A row of a sequence: a kernel, which of its numbers are places, and its numbers. A place is a memory by its index, and bytes behind its begin;
+// where a kernel takes a size, it is a number in the place of a memory.
+enum { ROW = 2 + MOST_NUMBERS, OFFSET_BITS = 40 };
+
+static const char *run_row(const Py_ssize_t *row, const Memory *memories, Py_ssize_t count) {
+    Py_ssize_t numbers[MOST_NUMBERS], bytes[MOST_NUMBERS];
+    if (row[0] < 0 || row[0] >= KERNELS) return refused("there is no kernel %zd", row[0]);
+    const Entry *kernel = kernels + row[0];
+    for (int i = 0; i < kernel->count; i++) {
+        const bool is_operand = kernel->kinds[i] == OPERAND_;
+        numbers[i] = row[2 + i], bytes[i] = 0;
+        if (!(row[1] >> i & 1)) {
+            if (is_operand && numbers[i]) return refused("%s: argument %d is no place", kernel->name, i);
+            continue;
+        }
+        const Py_ssize_t index = numbers[i] >> OFFSET_BITS;
+        if (index < 0 || index >= count) return refused("%s: there is no memory %zd", kernel->name, index);
+        Memory memory = memories[index];
+        if (is_operand) {
+            const char *why = behind(&memory, numbers[i] & (((Py_ssize_t)1 << OFFSET_BITS) - 1));
+            if (why) return why;
+        } else if (!memory.is_number) {
+            return refused("%s: argument %d is no number", kernel->name, i);
+        }
+        numbers[i] = memory.address, bytes[i] = memory.bytes;
+    }
+    return kernel->run(numbers, bytes);
+}
+
+static const char *run_rows(const Memory *rows, const Memory *memories, Py_ssize_t count) {
+    const Py_ssize_t *row = (const Py_ssize_t *)rows->address, *end = row + rows->bytes / (ROW * (Py_ssize_t)sizeof *row) * ROW;
+    for (; row < end; row += ROW) {
+        const char *why = run_row(row, memories, count);
         if (why) return why;
     }
     return NULL;
 }
 
 static PyObject *run_sequence(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-    Py_ssize_t n[2], *addresses;
-    if (count < 2) return PyErr_Format(PyExc_TypeError, "run_sequence takes at least 2 numbers, got %zd", count);
-    if (!read_numbers("run_sequence", args, 2, n, 2, false)) return NULL;
-    if (!(addresses = PyMem_Malloc((size_t)(count - 1) * sizeof *addresses))) return PyErr_NoMemory();
+    Memory rows, *memories;
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "run_sequence takes at least 1 argument, got %zd", count);
+    if (!read_tensor(args[0], &rows)) return NULL;
+    if (!(memories = PyMem_Malloc((size_t)count * sizeof *memories))) return PyErr_NoMemory();
     const char *why = NULL;
-    bool is_read = true;
-    for (Py_ssize_t i = 2; i < count && is_read; i++) is_read = read_number(args[i], false, addresses + i - 2);
-    if (is_read) {
+    for (Py_ssize_t i = 1; i < count && !why; i++) {
+        Memory *memory = memories + i - 1;
+        if (PyLong_Check(args[i])) {
+            *memory = (Memory){PyLong_AsSsize_t(args[i]), 0, true};
+            why = PyErr_Occurred() ? unreadable : NULL;
+        } else {
+            why = read_tensor(args[i], memory) ? NULL : unreadable;
+        }
+    }
+    if (!why) {
         Py_BEGIN_ALLOW_THREADS
-        why = run_rows((const Py_ssize_t *)n[0], n[1], addresses);
+        why = run_rows(&rows, memories, count - 1);
         Py_END_ALLOW_THREADS
     }
-    PyMem_Free(addresses);
-    return is_read ? result(why) : NULL;
+    PyMem_Free(memories);
+    return result(why);
 }
 
 #endif
 
 static PyMethodDef methods[] = {
-    METHOD(use_openmp, "(GOMP_parallel, omp_get_num_threads): run on these threads, by addresses"),
+    METHOD(use_torch, "(exchange, GOMP_parallel, omp_get_num_threads): read tensors by this table, run on these threads, by addresses"),
 #if HAS_KERNELS
-#define DEFINE(name, numbers, has_real, does) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, #name does},
-    KERNELS(DEFINE)
-#undef DEFINE
-    METHOD(run_sequence, "(rows, count, *addresses): run kernels one after the other, each a row of numbers at an address"),
+#define KERNEL(name, arguments) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, #name ": " #arguments},
+#include "kernels.def"
+    METHOD(run_sequence, "(rows, *memories): run kernels one after the other, each a row of numbers; a memory is a tensor, None or a number"),
 #endif
     {NULL, NULL, 0, NULL},
 };
@@ -179,20 +315,20 @@ static bool is_able(void) {
 #endif
 }
 
+// The table as it was built.
+static const char table[] = ""
 #if HAS_KERNELS
-#define NAME(name, numbers, has_real, does) #name "/" #numbers " "
-static const char names[] = KERNELS(NAME);
-#undef NAME
-#else
-static const char names[] = "";
+#define KERNEL(name, arguments) "KERNEL(" #name ", " #arguments ")\n"
+#include "kernels.def"
 #endif
+    ;
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "native", .m_size = -1, .m_methods = methods};
 
-// `is_able` says whether the processor can run the kernels, `kernels` which there are and how many numbers each takes.
+// `is_able` says whether the processor can run the kernels, `table` which there are and what each takes.
 PyMODINIT_FUNC PyInit_native(void) {
     PyObject *made = PyModule_Create(&module);
-    if (made && (PyModule_AddIntConstant(made, "is_able", is_able()) < 0 || PyModule_AddStringConstant(made, "kernels", names) < 0)) {
+    if (made && (PyModule_AddIntConstant(made, "is_able", is_able()) < 0 || PyModule_AddStringConstant(made, "table", table) < 0)) {
         Py_DECREF(made);
         return NULL;
     }

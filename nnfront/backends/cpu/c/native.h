@@ -33,21 +33,22 @@ typedef void (*Share)(const void *work, Py_ssize_t first, Py_ssize_t end);
 // likes, and the short ones at the end let threads stop together, though they do not all get the same from memory. Without the GIL.
 void in_shares(Share share, const void *work, Py_ssize_t count, Py_ssize_t least, unsigned threads);
 
-// What a kernel takes: numbers, addresses among them, and a float as its bits. It returns NULL, or why it did nothing. Without the GIL.
-typedef const char *Kernel(const Py_ssize_t *n);
-
-Kernel append_and_attend, gate, multiply, multiply_gated, multiply_quantized, rms_norm, rotate;
+// What each kernel takes, and its function, which returns NULL, or why it did nothing. Its operands are as large as the table says. Without the GIL.
+#define KERNEL(name, arguments) \
+    struct name { \
+        arguments \
+    }; \
+    const char *name(const struct name *n);
+#define SIZE(name) Py_ssize_t name;
+#define REAL(name) double name;
+#define IN(name, bytes) const void *name;
+#define OUT(name, bytes) void *name;
+#include "kernels.def"
 
 // Why a kernel does nothing, until the next call of the same thread.
 const char *refused(const char *format, ...);
 
 extern const char no_memory[];
-
-INLINE float real(Py_ssize_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 #if HAS_KERNELS
 

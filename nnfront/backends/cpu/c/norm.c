@@ -27,12 +27,11 @@ FAST static void normalize(const uint16_t *x, const uint16_t *added, uint16_t *t
     for (i = 0; i < size; i++) y[i] = rounded(widened(x[i]) * factor * widened(weight[i]));
 }
 
-const char *rms_norm(const Py_ssize_t *n) {
-    const uint16_t *x = (const uint16_t *)n[0], *added = (const uint16_t *)n[1], *weight = (const uint16_t *)n[3];
-    uint16_t *total = (uint16_t *)n[2], *y = (uint16_t *)n[4];
-    const Py_ssize_t rows = n[5], size = n[6];
-    for (Py_ssize_t at = 0; at < rows * size; at += size)
-        normalize(x + at, added ? added + at : NULL, added ? total + at : NULL, weight, y + at, size, real(n[7]));
+const char *rms_norm(const struct rms_norm *n) {
+    const uint16_t *x = n->x, *added = n->added;
+    uint16_t *total = n->total, *y = n->y;
+    for (Py_ssize_t at = 0; at < n->rows * n->size; at += n->size)
+        normalize(x + at, added ? added + at : NULL, added ? total + at : NULL, n->weight, y + at, n->size, (float)n->epsilon);
     return NULL;
 }
 

@@ -141,33 +141,32 @@ static const char *run(Share share, const void *work, const Product *p, Py_ssize
     return NULL;
 }
 
-const char *multiply(const Py_ssize_t *n) {
+const char *multiply(const struct multiply *n) {
     const Product p = {
-        .weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .added = (const uint16_t *)n[3],
-        .y = (void *)n[4], .rows = n[5], .columns = n[6], .outputs = n[7], .is_wide = n[8] != 0,
+        .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns,
+        .outputs = n->outputs, .is_wide = n->is_wide != 0,
     };
-    return run(outputs, &p, &p, n[9]);
+    return run(outputs, &p, &p, n->threads);
 }
 
-const char *multiply_gated(const Py_ssize_t *n) {
+const char *multiply_gated(const struct multiply_gated *n) {
     const Gated g = {
-        .gate = {.weight = (const uint16_t *)n[0], .x = (const uint16_t *)n[1], .bias = (const uint16_t *)n[2], .y = (void *)n[3],
-                 .rows = n[4], .columns = n[5], .outputs = n[6]},
-        .activation = n[7],
+        .gate = {.weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs},
+        .activation = n->activation,
     };
-    return run(gated_outputs, &g, &g.gate, n[8]);
+    return run(gated_outputs, &g, &g.gate, n->threads);
 }
 
-FAST const char *gate(const Py_ssize_t *n) {
-    const uint16_t *both = (const uint16_t *)n[0];
-    uint16_t *y = (uint16_t *)n[1];
-    const Py_ssize_t rows = n[2], size = n[3];
-    for (Py_ssize_t row = 0; row < rows; row++, both += 2 * size, y += size)
+FAST const char *gate(const struct gate *n) {
+    const uint16_t *both = n->both;
+    uint16_t *y = n->y;
+    const Py_ssize_t size = n->size;
+    for (Py_ssize_t row = 0; row < n->rows; row++, both += 2 * size, y += size)
         for (Py_ssize_t at = 0; at < size; at += GATES) {
             const Py_ssize_t count = GATES < size - at ? GATES : size - at;
             float gates[GATES + FLOATS], ups[GATES + FLOATS];
             for (Py_ssize_t i = 0; i < count; i++) gates[i] = widened(both[at + i]), ups[i] = widened(both[size + at + i]);
-            gate_values(gates, ups, y + at, count, (int)n[4]);
+            gate_values(gates, ups, y + at, count, (int)n->activation);
         }
     return NULL;
 }

@@ -311,12 +311,12 @@ OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(
 
 static const Share shares[] = {outputs_INT8, outputs_INT8_GROUPS, outputs_FLOAT8, outputs_INT4_GROUPS, outputs_UINT4_GROUPS};
 
-const char *multiply_quantized(const Py_ssize_t *n) {
-    const Stored how = (Stored)n[0];
-    const Py_ssize_t columns = n[9], outputs = n[10], group = n[11];
-    if (n[0] < INT8 || n[0] > UINT4_GROUPS) return refused("0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n[0]);
-    if (is_grouped(how) && ((group != 32 && group != 64 && group != 128) || columns % group))
-        return refused("groups of 32, 64 or 128 that divide %zd columns, got %zd", columns, group);
+const char *multiply_quantized(const struct multiply_quantized *n) {
+    const Stored how = (Stored)n->stored;
+    const Py_ssize_t columns = n->columns, outputs = n->outputs, groups = n->groups, group = groups ? columns / groups : 0;
+    if (n->stored > UINT4_GROUPS) return refused("0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n->stored);
+    if (is_grouped(how) ? (group != 32 && group != 64 && group != 128) || columns % groups : groups != 1)
+        return refused("groups of %s, got %zd of %zd columns", is_grouped(how) ? "32, 64 or 128" : "all columns", groups, columns);
     const Py_ssize_t each = parts_of(how) * LANES, padded = (columns + each - 1) / each * each;
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
     const Py_ssize_t stride = MOST_ROWS * padded <= NEAR ? padded : (padded + PAGE - 1) / PAGE * PAGE + PAGE / MOST_ROWS;
@@ -324,21 +324,20 @@ const char *multiply_quantized(const Py_ssize_t *n) {
     if (!memory) return no_memory;
     uint16_t *x = (uint16_t *)(((uintptr_t)memory + BYTES - 1) / BYTES * BYTES);
     Product p = {
-        .codes = (const uint8_t *)n[1], .scales = (const void *)n[2], .zeros = (const uint8_t *)n[3], .x = x,
-        .bias = (const uint16_t *)n[5], .columns = columns, .stride = stride, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
-        .outputs = outputs, .groups = is_grouped(how) ? columns / group : 1, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
+        .codes = n->codes, .scales = n->scales, .zeros = n->zeros, .x = x, .bias = n->bias, .columns = columns, .stride = stride, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
+        .outputs = outputs, .groups = groups, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
     };
     // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
-    for (Py_ssize_t row = 0; row < n[8]; row += p.rows) {
-        p.rows = n[8] - row < MOST_ROWS ? n[8] - row : MOST_ROWS;
-        p.y = (uint16_t *)n[7] + row * outputs;
-        p.added = n[6] ? (const uint16_t *)n[6] + row * outputs : NULL;
+    for (Py_ssize_t row = 0; row < n->rows; row += p.rows) {
+        p.rows = n->rows - row < MOST_ROWS ? n->rows - row : MOST_ROWS;
+        p.y = (uint16_t *)n->y + row * outputs;
+        p.added = n->added ? (const uint16_t *)n->added + row * outputs : NULL;
         // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache.
         const Py_ssize_t times = (p.bytes + BYTES - 1) / BYTES, turns = (p.rows * padded + NEAR - 1) / NEAR;
         p.turn = turns > 1 ? (times + turns - 1) / turns : times;
         p.ahead = turns > 1 ? (AHEAD / BYTES / p.turn + 1) * p.bytes : AHEAD;
-        for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n[4] + (row + i) * columns, x + i * stride, columns, padded, how);
-        in_shares(shares[how], &p, outputs, (SHARE / (p.bytes + 1) / TOGETHER + 1) * TOGETHER, outputs * p.bytes < SMALL ? 1 : (unsigned)n[12]);
+        for (Py_ssize_t i = 0; i < p.rows; i++) arrange((const uint16_t *)n->x + (row + i) * columns, x + i * stride, columns, padded, how);
+        in_shares(shares[how], &p, outputs, (SHARE / (p.bytes + 1) / TOGETHER + 1) * TOGETHER, outputs * p.bytes < SMALL ? 1 : (unsigned)n->threads);
     }
     free(memory);
     return NULL;

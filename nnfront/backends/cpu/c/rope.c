@@ -15,14 +15,13 @@ FAST static void rotate_head(const uint16_t *x, const float *cos, const float *s
     }
 }
 
-const char *rotate(const Py_ssize_t *n) {
-    const uint16_t *x = (const uint16_t *)n[0];
-    const float *cos = (const float *)n[1], *sin = (const float *)n[2];
-    uint16_t *y = (uint16_t *)n[3];
-    const Py_ssize_t rows = n[4], heads = n[5], size = n[6], next_row = n[7], next_table = n[8];
-    for (Py_ssize_t row = 0; row < rows; row++)
-        for (Py_ssize_t head = 0; head < heads; head++, y += size)
-            rotate_head(x + row * next_row + head * size, cos + row * next_table, sin + row * next_table, y, size);
+const char *rotate(const struct rotate *n) {
+    const uint16_t *x = n->x;
+    const float *cos = n->cos, *sin = n->sin;
+    uint16_t *y = n->y;
+    for (Py_ssize_t row = 0; row < n->rows; row++)
+        for (Py_ssize_t head = 0; head < n->heads; head++, y += n->size)
+            rotate_head(x + row * n->next_row + head * n->size, cos + row * n->next_table, sin + row * n->next_table, y, n->size);
     return NULL;
 }
 
