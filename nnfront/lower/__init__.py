@@ -21,7 +21,7 @@ from nnfront.ir import (  # the types and cases in a program, for those who run 
     parts_of,
     type_text,
 )
-from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure
+from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure, place
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import name_of, op_of, reference
@@ -63,6 +63,7 @@ __all__ = [
     "name_of",
     "op_of",
     "parts_of",
+    "place",
     "places",
     "reference",
     "type_text",

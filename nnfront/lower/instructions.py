@@ -203,6 +203,16 @@ class Match:
 Instruction: TypeAlias = Run | Branch | Match
 
 
+def place(method: str, instruction: Instruction | None) -> str:
+    """Return where an instruction comes from: module path, method, line of the author's code."""
+    parts = [
+        instruction.module if instruction is not None else "",
+        f"in method {method!r}" if method else "",
+        f"({instruction.line})" if instruction is not None and instruction.line else "",
+    ]
+    return " ".join(part for part in parts if part).removeprefix("in ")
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Sizes to compute first, instructions in order, and the slots of the results."""

@@ -36,6 +36,7 @@ from nnfront.ir import (
     sizes_of,
     substitute_type,
 )
+from nnfront.lower.cache_layers import check_layers
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
 from nnfront.lower.program import Argument, MethodProgram, Program
 from nnfront.lower.schedule import finish
@@ -102,6 +103,7 @@ def lower_function(
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
+    check_layers(function.name, body, lowering.frame.slots)
     body = choose(body, lowering.frame, target)
     load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.

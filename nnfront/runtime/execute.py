@@ -18,7 +18,7 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluator
 from nnfront.errors import NnfrontError, RunError
-from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure, name_of, value_text
+from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure, name_of, place, value_text
 from nnfront.memory.free_memory import is_out_of_memory
 from nnfront.runtime.match_shape import match_step
 from nnfront.runtime.returned import Check, returned_check
@@ -67,16 +67,6 @@ def execute(code: Code, frame: Frame) -> None:
                 error.add_note(f"{_name(instruction)}, {where}")
             raise
         raise _failed(instruction, frame, error, where) from error
-
-
-def place(method: str, instruction: Instruction | None) -> str:
-    """Return where an instruction comes from: module path, method, line of the author's code."""
-    parts = [
-        instruction.module if instruction is not None else "",
-        f"in method {method!r}" if method else "",
-        f"({instruction.line})" if instruction is not None and instruction.line else "",
-    ]
-    return " ".join(part for part in parts if part).removeprefix("in ")
 
 
 def _name(instruction: Instruction | None) -> str:

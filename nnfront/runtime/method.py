@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from nnfront.runtime.load_frame import Values, loaded_frame, matched_dims
 from nnfront.runtime.out_of_memory import call_error
 from nnfront.runtime.results import result_maker
 from nnfront.runtime.route import find_route
+from nnfront.state.cache import Use
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -151,21 +152,25 @@ class Method:
         """Run it: arguments by position, in the order of the signature, or by name.
 
         Returns torch tensors, or tuples and dicts of them, as the model's method does. States (caches) are written in place.
-        Raises RunError, before anything runs, if the arguments do not fit the signature; and if there is too little memory, with
-        the states as they were.
+        Raises RunError, before anything runs, if the arguments do not fit the signature or another call uses a cache; and for what goes
+        wrong while it runs, too little memory among it, with the states as they were.
         """
         loaded = self._shelf.loaded[self.name]
         frame = loaded.template.copy()
         if kwargs or len(args) != self._count:
             args = tuple(arrange(self.program, args, kwargs))
         self._check(frame, args)
+        uses = self._begin(args)
         marks = [args[i].mark() for i in self._states]
         try:
             if self.graphs is not None:
-                return self.graphs(loaded, frame, loaded.result)
-            self._run(frame)
-            with torch.no_grad():
-                return loaded.result(frame)
+                result = self.graphs(loaded, frame, loaded.result)
+            else:
+                self._run(frame)
+                with torch.no_grad():
+                    result = loaded.result(frame)
+            self._check_layers(args)
+            return result
         except BaseException as error:
             for i, mark in zip(self._states, marks, strict=True):
                 args[i].restore(mark)
@@ -176,6 +181,39 @@ class Method:
             frame.clear()
             traceback.clear_frames(error.__traceback__)
             raise call_error(self.program, sizes, error, self._device) from error
+        finally:
+            for use in uses:
+                use.end()
+
+    def _begin(self, args: Sequence[Any]) -> list[Use]:
+        """Take the caches for a call. Raises RunError, with none taken, if another call uses one."""
+        taken: list[Use] = []
+        for i in self._states:
+            use: Use = args[i].use
+            if use in taken:
+                continue
+            if not use.begin(self.name):
+                by = use.method
+                for other in taken:
+                    other.end()
+                raise RunError(
+                    f"{self.name}: the cache {self.program.arguments[i].name!r} is in use",
+                    details=[f"a call of {by!r} has not ended that uses it, or one that shares its memory"],
+                    help="a cache belongs to one caller at a time: make one for each thread",
+                )
+            taken.append(use)
+        return taken
+
+    def _check_layers(self, args: Sequence[Any]) -> None:
+        """Raise RunError if a call has given one layer of a cache other tokens than another."""
+        for i in self._states:
+            layer = args[i].uneven()
+            if layer is not None:
+                raise RunError(
+                    f"{self.name}: layers of the cache {self.program.arguments[i].name!r} got different numbers of tokens",
+                    details=[f"layer {n} holds {list(args[i][n].lengths.values)}" for n in (0, layer)],
+                    help="let one attention append to each layer: cache=cache[i] in layer i",
+                )
 
     def _run(self, frame: Frame) -> None:
         """Do the work of a call whose arguments and dims are in the frame."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from threading import Lock
 from typing import Any, Self
 
 import torch
@@ -26,16 +27,39 @@ def _interned_places(places: tuple[object, ...]) -> object:
     return object()
 
 
+class Use:
+    """The call that uses a cache now, one at a time; caches that share memory have one of these together."""
+
+    __slots__ = ("_lock", "method")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.method = ""
+
+    def begin(self, method: str) -> bool:
+        """Take it for a call of a method; False if another call has it."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self.method = method
+        return True
+
+    def end(self) -> None:
+        """Give it back."""
+        self._lock.release()
+
+
 class Cache(Sequence[CacheLayer]):
     """All layers of a cache. Make one with `session.make_cache(...)`.
 
     `batch` sequences of up to `max_seq` tokens. Iterates over its layers.
     """
 
-    __slots__ = ("_layers", "_places", "batch", "layout", "max_seq", "type")
+    __slots__ = ("_layers", "_places", "batch", "layout", "max_seq", "type", "use")
 
-    def __init__(self, type: CacheType, layers: Sequence[CacheLayer]) -> None:
+    def __init__(self, type: CacheType, layers: Sequence[CacheLayer], use: Use | None = None) -> None:
+        """`use` is that of a cache whose memory this one shares."""
         self.type = type
+        self.use = use or Use()
         self.layout = layout(type)
         self.batch: int = layers[0].batch if layers else 0
         self.max_seq: int = layers[0].max_seq if layers else 0
@@ -111,15 +135,15 @@ class Cache(Sequence[CacheLayer]):
         stop = first + 1 if stop is None else stop
         if not 0 <= first < stop <= self.batch:
             raise RunError(f"rows {first} to {stop} are not in a cache of {self.batch} sequences")
-        return self._with([layer.part(first, stop - first) for layer in self._layers])
+        return self._with([layer.part(first, stop - first) for layer in self._layers], self.use)
 
-    def _with(self, layers: Sequence[CacheLayer]) -> Self:
+    def _with(self, layers: Sequence[CacheLayer], use: Use) -> Self:
         """The cache of other layers; those of one type share theirs again."""
         types: dict[int, CacheLayerType] = {}
         shared = tuple(
             types.setdefault(id(old), new.type) for old, new in zip(self.type.layers, layers, strict=True)
         )
-        return type(self)(CacheType(shared), layers)
+        return type(self)(CacheType(shared), layers, use)
 
     def _lengths_of(self, sequences: Sequence[int]) -> list[Lengths]:
         """The lengths of some sequences in each layer: one object where the layers have one.
@@ -141,6 +165,14 @@ class Cache(Sequence[CacheLayer]):
         """
         lengths = self._lengths
         self._cut(lengths.like(tuple(min(n, length) for n in lengths.values)))
+
+    def uneven(self) -> int | None:
+        """Return the first layer that does not hold as many tokens of each sequence as layer 0; None if all do."""
+        lengths = self._lengths
+        for i, layer in enumerate(self._layers):
+            if layer.lengths is not lengths and layer.lengths.values != lengths.values:
+                return i
+        return None
 
     def mark(self) -> Lengths:
         """What `restore` goes back to."""

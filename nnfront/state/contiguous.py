@@ -15,7 +15,7 @@ import torch
 from nnfront.backends.registry import backend_of
 from nnfront.dims import evaluate
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.state.cache import Cache
+from nnfront.state.cache import Cache, Use
 from nnfront.state.layer import Chunk, LayerState, RingLayer, make_layer
 from nnfront.state.paged import PagedCache, make_paged
 from nnfront.state.quantize import is_coded
@@ -46,7 +46,7 @@ class RingCache(Cache):
             layer.copied(chosen, LayerState(lengths, scratch))
             for layer, lengths in zip(self._layers, self._lengths_of(sequences), strict=True)
         ]
-        return self._with(layers)
+        return self._with(layers, Use())
 
 
 # What a cache may be, exactly.

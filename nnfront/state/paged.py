@@ -15,7 +15,7 @@ import torch
 from nnfront.dims import Size
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
-from nnfront.state.cache import Cache
+from nnfront.state.cache import Cache, Use
 from nnfront.state.layer import CacheLayer, LayerState, Storage
 from nnfront.state.lengths import Lengths
 from nnfront.state.page_pool import Pool
@@ -126,8 +126,8 @@ class PagedCache(Cache):
 
     _layers: tuple[PagedLayer, ...]
 
-    def __init__(self, type: CacheType, layers: Sequence[CacheLayer]) -> None:
-        super().__init__(type, layers)
+    def __init__(self, type: CacheType, layers: Sequence[CacheLayer], use: Use | None = None) -> None:
+        super().__init__(type, layers, use)
         self.tables: tuple[PageTable, ...] = tuple(dict.fromkeys(layer.table for layer in self._layers))
 
     @property
@@ -164,15 +164,16 @@ class PagedCache(Cache):
         def copy(table: PageTable, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
             return table.clone(table.pool.clone(), sequences, states)
 
-        return self._copied(tuple(range(self.batch)), copy)
+        return self._copied(tuple(range(self.batch)), copy, Use())
 
     def _fork(self, sequences: tuple[int, ...]) -> PagedCache:
-        return self._copied(sequences, PageTable.fork)
+        return self._copied(sequences, PageTable.fork, self.use)
 
     def _copied(
         self,
         sequences: tuple[int, ...],
         copy: Callable[[PageTable, Sequence[int], Sequence[LayerState]], PageTable],
+        use: Use,
     ) -> PagedCache:
         states = [LayerState(lengths, {}) for lengths in self._lengths_of(sequences)]
         first = self._layers[0]._first if self._layers else 0
@@ -181,7 +182,7 @@ class PagedCache(Cache):
             mine = [i for i, layer in enumerate(self._layers) if layer.table is table]
             new = copy(table, [first + i for i in sequences], [states[i] for i in mine])
             layers |= _layers_of(new, {i: replace(self._layers[i].type, batch=len(sequences)) for i in mine})
-        return self._with([layers[i] for i in range(len(self))])
+        return self._with([layers[i] for i in range(len(self))], use)
 
     def _set(self, lengths: Lengths) -> None:
         super()._set(lengths)
