@@ -14,7 +14,7 @@ import torch
 
 from nnfront.backends.device import CPU
 from nnfront.backends.registry import device_of
-from nnfront.errors import RunError
+from nnfront.errors import NnfrontError, RunError
 from nnfront.lower import (
     CacheType,
     MethodProgram,
@@ -31,6 +31,17 @@ from nnfront.state.type import describe, layout
 
 def convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
     """Return the value as what the program takes. Raises RunError unless kind, dtype and rank are right."""
+    try:
+        return _convert(program, name, type, value)
+    except NnfrontError:
+        raise
+    except Exception as error:  # whatever the value's own class, numpy or torch says to it
+        text = next(iter(str(error).splitlines()), "")
+        what = f"argument {name} is {_kind(value)} that cannot be read, expected {type_text(type)}"
+        raise call_error(program, what, details=[f"{error.__class__.__name__}: {text}"]) from error
+
+
+def _convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
     match type:
         case TensorType():
             return _tensor(program, name, type, value)
@@ -86,8 +97,9 @@ def _tensor(program: MethodProgram, name: str, type: TensorType, value: Any) -> 
             help=f"convert it with .to(torch.{type.dtype})",
         )
     device = device_of(program.target)
-    if value.device != device or value.layout is not torch.strided:
-        found = f"on {value.device}" if value.device != device else str(value.layout)
+    if value.device != device or value.layout is not torch.strided or value.is_nested:
+        form = "nested" if value.is_nested else str(value.layout)
+        found = f"on {value.device}" if value.device != device else form
         where = "the CPU" if device == CPU else str(device)
         raise call_error(
             program,

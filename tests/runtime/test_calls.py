@@ -101,6 +101,68 @@ def test_a_wrong_call_is_refused_in_these_words(args, message):
     assert first_line(caught.value) == message
 
 
+class Hostile:
+    def __getattr__(self, name: str) -> None:
+        raise RuntimeError(f"no {name}")
+
+
+class HostileTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, *args, **kwargs):
+        raise RuntimeError("no functions")
+
+
+EVERY_KIND = """
+def main[n](x: input float32[n, 4], k: input int64, f: input float64, b: input bool, t: input (float32[n], int64[]), s: input int64[]) -> float32[n, 4] {
+    return x
+}
+"""
+UNREADABLE = {
+    "objects": np.array([object()]),
+    "texts": np.array(["a"]),
+    "times": np.array([1], dtype="datetime64[s]"),
+    "fields": np.zeros(3, dtype=[("a", int)]),
+    "another byte order": np.array([1], dtype=">f4"),
+    "a number beyond int64": 2**70,
+    "a number beyond float64": 10**400,
+    "attributes that raise": Hostile(),
+    "functions that raise": torch.zeros(3, 4).as_subclass(HostileTensor),
+    "nested": torch.nested.nested_tensor([torch.zeros(4)], layout=torch.jagged),
+}
+
+
+# Python's int has no end, and a float may stand for a large one.
+READABLE = {("k", "a number beyond int64"), ("k", "a number beyond float64"), ("f", "a number beyond int64")}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, kind) for name in "xkfbts" for kind in UNREADABLE if (name, kind) not in READABLE],
+)
+def test_a_value_that_cannot_be_read_is_refused_whatever_it_raises(name, kind):
+    run = Session(lower(parse(EVERY_KIND)), {})["main"]
+    given = {
+        "x": torch.ones(3, 4),
+        "k": 3,
+        "f": 1.0,
+        "b": True,
+        "t": (torch.ones(3), torch.tensor(1)),
+        "s": 1,
+    }
+    assert run(**given).shape == (3, 4)
+    with pytest.raises(RunError, match=f"argument '{name}'"):
+        run(**given | {name: UNREADABLE[kind]})
+
+
+def test_what_cannot_be_read_is_said_with_what_it_raised():
+    with pytest.raises(RunError) as caught:
+        prefill()(*changed(0, np.array([[object()]])))
+    assert caught.value.what == (
+        "prefill: argument 'tokens' is a ndarray that cannot be read, expected int64[batch, seq]"
+    )
+    assert caught.value.details[0].startswith("TypeError: can't convert np.ndarray of type numpy.object_.")
+
+
 def test_a_size_that_an_expression_refuses_says_who_said_the_dim():
     with pytest.raises(RunError) as caught:
         prefill()(*changed(2, torch.ones(2, 14, dtype=torch.bool)))

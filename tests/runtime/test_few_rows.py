@@ -208,6 +208,16 @@ def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
     assert find_torch(extension.torch_library()) is None
 
 
+def test_the_kernel_of_torch_is_not_given_a_row_that_is_too_short():
+    kernel = find_torch(extension.torch_library())
+    if kernel is None:
+        pytest.skip("this build of torch has no such kernel")
+    weight = torch.ones(8, 64).bfloat16()
+    for x in (torch.ones(1, 63).bfloat16(), torch.ones(1, 1).bfloat16(), torch.ones(1, 64).half()):
+        with pytest.raises(ValueError, match=r"^one row of 64 elements in bfloat16, got "):
+            kernel.multiply(x, weight)
+
+
 @native_only
 def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
     x, y = torch.zeros(1 << 14).bfloat16(), torch.full((1 << 14,), torch.nan)

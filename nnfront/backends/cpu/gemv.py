@@ -116,6 +116,8 @@ def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
         dtype: torch.dtype = torch.bfloat16,
     ) -> torch.Tensor:
         outputs, columns = weight.shape
+        if x.numel() != columns or not x.dtype == weight.dtype == torch.bfloat16:
+            raise ValueError(f"one row of {columns} elements in bfloat16, got {list(x.shape)} in {x.dtype}")
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
         if outputs:
             kernel(columns, outputs, _ONE, weight.data_ptr(), columns, x.data_ptr(), 1, 0, y.data_ptr(), 1)
