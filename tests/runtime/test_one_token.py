@@ -214,6 +214,20 @@ def test_fused_projections_of_more_tokens_or_other_dtypes_are_left_to_others():
     assert layer.lengths.values == (1,)
 
 
+def test_tables_in_pieces_are_left_to_others():
+    layer, one = make_filled([1, 1], 1, 32, 4, None), torch.ones(1, 1, 1, 1)
+    qkv, x, whole = (
+        torch.ones(2, 1, 96).bfloat16(),
+        torch.ones(2, 1, 1, 32).bfloat16(),
+        torch.ones(2, 1, 1, 32),
+    )
+    for cos, sin in ((one.expand(2, 1, 1, 32), whole), (whole, one.expand(2, 1, 1, 32))):
+        assert one_token.attend_rotated(qkv, cos, sin, 1, 1, layer, None, None) is None
+        assert one_token.rotate(x, cos, sin) is None
+    assert layer.lengths.values == (1, 1)
+    assert one_token.rotate(x, whole, whole) is not None
+
+
 def test_without_c_there_is_another_way(monkeypatch):
     monkeypatch.setattr(one_token, "NATIVE", None)
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()

@@ -113,6 +113,51 @@ def test_every_way_to_lie_in_memory_is_taken_and_computed_with(function, kind, r
     assert (found.double() - expected).abs().max() < 2e-2 * expected.abs().max()
 
 
+AFTERWARDS = f"""
+def main[n](x: input bfloat16[n, {WIDE}], w: weight bfloat16[{WIDE}, {WIDE}], v: weight bfloat16[{WIDE}]) -> bfloat16[n, {WIDE}] {{
+    d: () = extern(x, w, v, name="test_returned.f", out=type(()))
+    a: bfloat16[n, {WIDE}] = rms_norm(x, v, axes=(1,))
+    b: bfloat16[n, {WIDE}] = linear(a, w)
+    c: bfloat16[n, {WIDE}] = add(b, x)
+    return c
+}}
+"""
+
+
+@pytest.mark.parametrize("operand", [0, 1, 2], ids=["x", "w", "v"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.resize_(1),
+        lambda t: t.resize_(*(1 for _ in t.shape)),
+        lambda t: t.resize_(0),
+        lambda t: t.set_(torch.ones_like(t, dtype=torch.float32)[..., :1].bfloat16()),
+        lambda t: setattr(t, "data", torch.ones(t.shape, dtype=torch.int8)),
+        lambda t: setattr(t, "data", torch.ones(1, dtype=torch.bfloat16).expand(t.shape)),
+    ],
+    ids=["resized to a number", "resized", "emptied", "set", "another dtype", "expanded"],
+)
+def test_an_operand_that_a_function_has_changed_in_place_is_not_read_beyond_its_end(
+    function, operand, change
+):
+    x, w, v = (torch.ones(s).bfloat16() for s in ((1, WIDE), (WIDE, WIDE), (WIDE,)))
+    run = session(AFTERWARDS, w=w, v=v)["main"]
+    function.action = lambda *operands: ()
+    assert run(x).shape == (1, WIDE)
+
+    def act(*operands: torch.Tensor) -> tuple[()]:
+        change(operands[operand])
+        return ()
+
+    function.action = act
+    try:  # what broadcasts is no fault of memory
+        found = run(x)
+    except RunError as error:
+        assert "failed with" in error.what  # noqa: PT017
+    else:
+        assert found.shape[0] == 1
+
+
 SEVERAL = """
 def main[n](x: input float32[n, 4]) -> float32[n, 4] {
     y: (float32[n, 4], int64[2*n], (bool[],), int64) = extern(x, name="test_returned.f", out=type((float32[n, 4], int64[2*n], (bool[],), int64)))

@@ -63,7 +63,7 @@ def attend_rotated(
     size = width // (heads + 2 * groups)
     if seq != 1 or not _takes(qkv, size) or not qkv.is_contiguous():
         return None
-    if cos.dtype != torch.float32 or cos.numel() not in (size, batch * size):
+    if cos.dtype != torch.float32 or cos.numel() not in (size, batch * size) or not _are_whole(cos, sin):
         return None
     assert NATIVE is not None
     rotated = torch.empty((batch, heads + groups, size), dtype=torch.bfloat16)
@@ -80,12 +80,16 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     rows = batch * seq
     if NATIVE is None or x.dtype != torch.bfloat16 or cos.dtype != torch.float32 or cos.shape[-1] != size:
         return None
-    if not (0 < x.numel() <= FEW_ROTATED and x.is_contiguous() and cos.numel() in (size, rows * size)):
+    if not (0 < x.numel() <= FEW_ROTATED and _are_whole(x, cos, sin) and cos.numel() in (size, rows * size)):
         return None
     y = torch.empty_like(x)
     next_table = 0 if cos.numel() == size else size
     NATIVE.rotate(rows, heads, size, heads * size, next_table, x, cos, sin, y)
     return y
+
+
+def _are_whole(*tensors: torch.Tensor) -> bool:
+    return all(map(torch.Tensor.is_contiguous, tensors))
 
 
 def _takes(x: torch.Tensor, size: int) -> bool:
