@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the kernels in C are used, and where not."""
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +30,7 @@ def test_without_a_build_an_able_processor_tensors_or_openmp_there_are_no_kernel
     assert find_native(None, torch_library()) is None
     assert find_native(module(False, taken), torch_library()) is None
     assert find_native(module(True, taken), None) is None
-    monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    monkeypatch.delattr(torch.Tensor, "__dlpack_c_exchange_api__")
     assert find_native(module(True, taken), torch_library()) is None
     monkeypatch.undo()
     monkeypatch.setattr(extension, "_OPENMP", ("no_such_name",))
@@ -51,3 +52,19 @@ def test_kernels_of_another_source_are_not_called(change):
     ):
         assert find_native(old, torch_library()) is None
     assert not taken
+
+
+@pytest.mark.skipif(
+    extension.NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+@pytest.mark.parametrize("major", [0, 2])
+def test_tensors_of_another_version_are_not_read(major):
+    table = (ctypes.c_uint64 * 8)(major, *[1] * 7)
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    with pytest.raises(ValueError, match=f"DLPack of version 1 is wanted, torch has {major}"):
+        extension.NATIVE.use_torch(make(ctypes.addressof(table), b"dlpack_exchange_api", None), 0, 0)
+    with pytest.raises(ValueError, match="PyCapsule"):
+        extension.NATIVE.use_torch(None, 0, 0)
+    with pytest.raises(TypeError, match="use_torch takes 3 arguments, got 1"):
+        extension.NATIVE.use_torch(None)

@@ -49,14 +49,11 @@ def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> Mod
             "nnfront's kernels in C are older than nnfront and do not run: install it again", stacklevel=2
         )
         return None
-    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    if exchange is None:
-        return None
     try:  # looked up in torch's library, a name is found in the OpenMP that it is linked to
         entries = [ctypes.cast(torch_cpu[name], ctypes.c_void_p).value for name in _OPENMP]
-    except AttributeError:
+        module.use_torch(torch.Tensor.__dlpack_c_exchange_api__, *entries)
+    except (AttributeError, ValueError):  # a torch that has none of it, or of another version
         return None
-    module.use_torch(exchange, *entries)
     return module
 
 
