@@ -16,7 +16,7 @@ from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_place
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, canonical, infer, out_of_trace, value
-from nnfront.ops.returned import check_returned, is_foreign, returner
+from nnfront.ops.returned import run_reference
 
 Result = TypeVar("Result")
 
@@ -96,12 +96,7 @@ class Eager:
         return result
 
     def _run(self, op: Op, args: Sequence[Any], attrs: Mapping[str, Any], type: Type) -> Any:
-        """Run a reference; what one that is not nnfront's own returns is checked."""
-        result = op.run(args, self._known(attrs))
-        if is_foreign(op):
-            device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
-            check_returned(returner(op, attrs), type, result, self._dims, device, args)
-        return result
+        return run_reference(op, args, self._known(attrs), type, self._dims)
 
     def _known(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Replace dims in attributes by their values."""

@@ -25,6 +25,7 @@ from nnfront.nn import elsewhere, foreign
 from nnfront.nn.mode import active_mode, located, names_place, outside_place
 from nnfront.nn.place import user_place
 from nnfront.nn.shape import shape_of
+from nnfront.ops.returned import run_reference
 from nnfront.ops.rules import dtype_name
 
 Number: TypeAlias = bool | int | float
@@ -323,7 +324,8 @@ def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
             where=user_place(),
             help="make it inside the method, or of parameters with that dim",
         )
-    result = op.run([a.content if isinstance(a, Tensor) else a for a in operands], attrs)
+    values = [a.content if isinstance(a, Tensor) else a for a in operands]
+    result = run_reference(op, values, attrs, type, {})
     return tuple(map(value, result)) if isinstance(result, (tuple, list)) else value(result)
 
 

@@ -40,6 +40,17 @@ def returner(op: Op, attrs: Mapping[str, Any]) -> str:
     return f"the external function {attrs['name']!r}" if op is extern else f"the op {op.name!r}"
 
 
+def run_reference(
+    op: Op, args: Sequence[Any], attrs: Mapping[str, Any], type: Type, dims: Mapping[Symbol, int]
+) -> Any:
+    """Run an op's reference on torch values, whose result has a type; what one that is not nnfront's own returns is checked (RunError)."""
+    result = op.run(args, attrs)
+    if is_foreign(op):
+        device = next((a.device for a in args if isinstance(a, torch.Tensor)), torch.device("cpu"))
+        check_returned(returner(op, attrs), type, result, dims, device, args)
+    return result
+
+
 def check_returned(
     who: str,
     type: Type,

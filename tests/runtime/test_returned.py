@@ -279,6 +279,15 @@ def test_eager_execution_checks_as_well(function):
         model(torch.ones(1, 4))
 
 
+def test_a_call_outside_of_every_method_is_checked_as_well(function):
+    placeholder = nn.Tensor.placeholder([3, 4], "float32")
+    function.action = lambda x: x * 2
+    assert op.extern("test_returned.f", [torch.ones(3, 4)], placeholder).sum() == 24
+    function.action = lambda x: x[:2]
+    with pytest.raises(RunError, match=r"'test_returned.f' returned float32\[2, 4\]"):
+        op.extern("test_returned.f", [torch.ones(3, 4)], placeholder)
+
+
 def test_a_kernel_that_was_registered_is_checked():
     nn.register_kernel("exp", "test_returned_kernel", lambda run: lambda x: x[:1])
     try:
