@@ -264,3 +264,10 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
             assert not torch.equal(got, torch.zeros_like(got))
             torch.testing.assert_close(got, expected, rtol=0, atol=0.02 * expected.abs().max().item())
         assert not all(torch.equal(a, b) for a, b in zip(with_c, without_c, strict=True))  # C was at work
+
+
+def test_tensors_of_another_device_are_left_to_torch():
+    x = torch.empty(1, 2, 4, 64, dtype=torch.bfloat16, device="meta")
+    table = torch.empty(1, 2, 1, 64, device="meta")
+    assert one_token.rotate(x, table, table) is None
+    assert one_token.rotate(torch.ones_like(x, device="cpu"), *[torch.ones(1, 2, 1, 64)] * 2) is not None

@@ -78,7 +78,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """Rotate few tokens: x and the result [batch, seq, heads, size], float32 tables [batch, seq, 1, size] or of one token. None where this cannot be done."""
     batch, seq, heads, size = x.shape
     rows = batch * seq
-    if NATIVE is None or x.dtype != torch.bfloat16 or cos.dtype != torch.float32 or cos.shape[-1] != size:
+    if not _reads(x) or cos.dtype != torch.float32 or cos.shape[-1] != size:
         return None
     if not (0 < x.numel() <= FEW_ROTATED and _are_whole(x, cos, sin) and cos.numel() in (size, rows * size)):
         return None
@@ -93,8 +93,12 @@ def _are_whole(*tensors: torch.Tensor) -> bool:
 
 
 def _takes(x: torch.Tensor, size: int) -> bool:
-    is_known = NATIVE is not None and x.dtype == torch.bfloat16 and len(x) > 0
-    return is_known and size % VECTOR == 0 and 0 < size <= MOST
+    return _reads(x) and len(x) > 0 and size % VECTOR == 0 and 0 < size <= MOST
+
+
+def _reads(x: torch.Tensor) -> bool:
+    """Whether C can read a tensor: a GPU's back end has the kernels of this one for what it has none of its own."""
+    return NATIVE is not None and x.dtype == torch.bfloat16 and x.is_cpu
 
 
 def _attend(
