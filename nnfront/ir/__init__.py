@@ -60,7 +60,7 @@ from nnfront.ir.expr import (
 )
 from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
 from nnfront.ir.module import KINDS, Function, IRModule, Kind
-from nnfront.ir.narrow import branch_facts, infer_known, is_true, known_where, map_attr
+from nnfront.ir.narrow import Facts, branch_facts, branch_knows, facts_where, infer_known, is_true, map_attr
 from nnfront.ir.op import OPS, Op, Operand, OperandType, op
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
@@ -101,6 +101,7 @@ __all__ = [
     "Constant",
     "DimCase",
     "Expr",
+    "Facts",
     "Function",
     "FunctionBuilder",
     "FunctionCall",
@@ -134,6 +135,7 @@ __all__ = [
     "atoms_of",
     "branch",
     "branch_facts",
+    "branch_knows",
     "call_type",
     "case_text",
     "causal",
@@ -141,6 +143,7 @@ __all__ = [
     "covers",
     "dim_bounds",
     "dims_in",
+    "facts_where",
     "first_difference",
     "from_plain",
     "infer",
@@ -148,7 +151,6 @@ __all__ = [
     "is_covered",
     "is_true",
     "join",
-    "known_where",
     "map_attr",
     "map_expr",
     "map_sizes",

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from nnfront.dims import Dim, Size, Symbol
+from nnfront.dims import Dim, Symbol
 from nnfront.errors import VerifyError
 from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape, Scalar
-from nnfront.ir.narrow import branch_facts
+from nnfront.ir.narrow import NO_FACTS, Facts, branch_facts
 from nnfront.ir.types import TensorType, Type
 from nnfront.ir.walk import atoms_of, dims_in
 
@@ -120,27 +120,27 @@ class Body:
         return any(isinstance(step.binding.value, MatchShape) for step in self.steps)
 
     @cached_property
-    def branch_facts(self) -> dict[int, dict[Symbol, Size]]:
-        """By the id of each `if` what its condition says about dims."""
+    def branch_facts(self) -> dict[int, Facts]:
+        """By the id of each `if` what is known of dims where its condition holds."""
         return branch_facts(self.function)
 
     @cached_property
-    def facts(self) -> dict[Binding, dict[Symbol, Size]]:
+    def facts(self) -> dict[Binding, Facts]:
         """What is known of dims at each binding that is in a branch whose condition says something."""
-        found: dict[Binding, dict[Symbol, Size]] = {}
+        found: dict[Binding, Facts] = {}
         if not self.branch_facts:
             return found
 
-        def visit(scope: Scope, known: dict[Symbol, Size]) -> None:
+        def visit(scope: Scope, known: Facts) -> None:
             for binding, _, branches in scope.steps:
                 if known:
                     found[binding] = known
                 if branches:
                     then, otherwise = branches
-                    visit(then, {**known, **self.branch_facts.get(id(binding.value), {})})
+                    visit(then, self.branch_facts.get(id(binding.value), known))
                     visit(otherwise, known)
 
-        visit(self.root, {})
+        visit(self.root, NO_FACTS)
         return found
 
     @cached_property

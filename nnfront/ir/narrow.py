@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, solve, substitute
+from nnfront.dims import Dim, Size, Symbol, as_symbol, divides, less_equal, of_symbol, solve, substitute
 from nnfront.errors import DimError, InferError
 from nnfront.ir.expr import Atom, Block, Call, Expr, FunctionCall, If, Scalar, Var
 from nnfront.ir.infer import call_type, infer, map_sizes, substitute_type
@@ -26,65 +26,64 @@ Facts: TypeAlias = Mapping[Symbol, Size]
 NO_FACTS: Facts = {}
 
 
-def known_where(condition: Atom, values: Mapping[Var, Expr]) -> dict[Symbol, Size]:
-    """Return what holds where a condition does; `values` are the expressions of variables."""
-    facts: dict[Symbol, Size] = {}
-    for size, low, high, step in _said(condition, values):
-        symbol = as_symbol(size)
-        if symbol is None:
-            if low is not None and low == high:
-                facts |= _solved(size, low)
-            continue
-        known = facts.get(symbol, of_symbol(symbol))
-        own = as_symbol(known)
-        if own is not None:
-            facts[symbol] = _narrowed(own, low, high, step)
+def facts_where(condition: Atom, values: Mapping[Var, Expr], outer: Facts = NO_FACTS) -> Facts | None:
+    """Return what is known where a condition holds, together with what is known around it; None if both never hold.
+
+    `values` are the expressions of variables.
+    """
+    facts = dict(outer)
+    said = list(_said(condition, values))
+    for _ in said:  # what becomes a number may decide what is said of another
+        for size, *bounds in said:
+            if not _learn(facts, substitute(size, facts), *bounds):
+                return None
     return facts
 
 
-def is_true(condition: Atom, values: Mapping[Var, Expr]) -> bool | None:
-    """Return whether a condition holds, where numbers alone decide that; None where it depends on the call."""
+def branch_knows(condition: Atom, values: Mapping[Var, Expr], outer: Facts) -> Facts:
+    """Return what is known in a branch; one that never runs is read as if its own condition were all that is asked."""
+    known = facts_where(condition, values, outer)
+    return {**outer, **(facts_where(condition, values) or NO_FACTS)} if known is None else known
+
+
+def is_true(condition: Atom, values: Mapping[Var, Expr], facts: Facts = NO_FACTS) -> bool | None:
+    """Return whether a condition holds where these facts do; None where it depends on the call."""
     if isinstance(condition, Scalar) and isinstance(condition.value, bool):
         return condition.value
     made = values.get(condition) if isinstance(condition, Var) else None
+    if isinstance(made, Var):
+        return is_true(made, values, facts)
     if isinstance(made, If):
-        first = is_true(made.condition, values)
-        if first is None:
-            return None
-        return is_true((made.then if first else made.otherwise).result, values)
-    said = list(_said(condition, values))
-    answers = [_holds(size, low, high, step) for size, low, high, step in said]
-    if False in answers:
+        first = is_true(made.condition, values, facts)
+        if first is not None:
+            taken = made.then if first else made.otherwise
+            return is_true(taken.result, _inside(taken, values), facts)
+    if facts_where(condition, values, facts) is None:
         return False
-    is_whole = isinstance(made, Call) and len(said) == len(made.args) and bool(said)
-    return True if is_whole and None not in answers else None
+    said = list(_said(condition, values))
+    is_whole = isinstance(made, Call) and len(said) == len(made.args) > 0
+    return True if is_whole and all(_meets(substitute(size, facts), *b) for size, *b in said) else None
 
 
-def _holds(size: Size, low: int | None, high: int | None, step: int | None) -> bool | None:
-    if not isinstance(size, int):
-        return None
-    return (low is None or size >= low) and (high is None or size <= high) and not (step and size % step)
-
-
-def branch_facts(function: Function) -> dict[int, dict[Symbol, Size]]:
-    """Return, by the id of each `if` of a function, what its condition says where it holds; those that say nothing are left out."""
+def branch_facts(function: Function) -> dict[int, Facts]:
+    """Return, by the id of each `if` of a function, what is known where its condition holds; ifs of which nothing is are left out."""
     if not any(isinstance(expr, If) for expr in walk_exprs(function)):
         return {}
     values: dict[Var, Expr] = {}
-    found: dict[int, dict[Symbol, Size]] = {}
+    found: dict[int, Facts] = {}
 
-    def visit(block: Block) -> None:
+    def visit(block: Block, outer: Facts) -> None:
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, If):
-                facts = known_where(value.condition, values)
-                if facts:
-                    found[id(value)] = facts
-                visit(value.then)
-                visit(value.otherwise)
+                known = branch_knows(value.condition, values, outer)
+                if known:
+                    found[id(value)] = known
+                visit(value.then, known)
+                visit(value.otherwise, outer)
             values[binding.var] = value
 
-    visit(function.body)
+    visit(function.body, NO_FACTS)
     return found
 
 
@@ -147,27 +146,55 @@ def _said(
         and isinstance(made.otherwise.result, Scalar)
         and made.otherwise.result.value is False
     ):
-        inner = {**values, **{b.var: b.value for b in made.then.bindings}}
         yield from _said(made.condition, values)
-        yield from _said(made.then.result, inner)
+        yield from _said(made.then.result, _inside(made.then, values))
 
 
-def _solved(size: Size, number: int) -> dict[Symbol, Size]:
-    try:
-        return dict(solve([(size, number)]))
-    except DimError:  # it never holds: what is in the branch does not matter
-        return {}
+def _inside(block: Block, values: Mapping[Var, Expr]) -> dict[Var, Expr]:
+    """The expressions of variables that are known at the end of a block."""
+    return {**values, **{b.var: b.value for b in block.bindings}}
 
 
-def _narrowed(symbol: Symbol, low: int | None, high: int | None, step: int | None) -> Size:
-    """The dim with more facts; as it is if no number meets them."""
+def _learn(
+    facts: dict[Symbol, Size], size: Size, low: int | None, high: int | None, step: int | None
+) -> bool:
+    """Note what it means for the facts that a size is in a range. Return whether any number can be that."""
+    if _meets(size, low, high, step) is False:
+        return False
+    symbol = as_symbol(size)
+    if symbol is not None:
+        known = _narrowed(symbol, low, high, step)
+        if known is None:
+            return False
+        facts[symbol] = known
+    elif isinstance(size, Dim) and low is not None and low == high:
+        try:
+            found = solve([(size, low)])
+        except DimError:
+            return False
+        facts.update(found)
+    return True
+
+
+def _meets(size: Size, low: int | None, high: int | None, step: int | None) -> bool | None:
+    """Whether a size is in a range for every number that it can be, for none (False), or for some (None)."""
+    answers = [
+        True if low is None else less_equal(low, size),
+        True if high is None else less_equal(size, high),
+        True if step is None else divides(step, size),
+    ]
+    return False if False in answers else None if None in answers else True
+
+
+def _narrowed(symbol: Symbol, low: int | None, high: int | None, step: int | None) -> Size | None:
+    """The dim with more facts; None if no number meets them."""
     least, most, divisor = symbol.facts
     least = least if low is None else max(least, low)
     most = most if high is None else high if most is None else min(most, high)
     divisor = divisor if step is None else math.lcm(divisor, step)
     first = -(-least // divisor) * divisor
     if most is not None and first > most:
-        return of_symbol(symbol)
+        return None
     if most is not None and first + divisor > most:
         return first
     return of_symbol(Symbol(symbol.name, symbol.uid, least, most, divisor))

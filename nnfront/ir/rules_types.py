@@ -186,7 +186,7 @@ def _uncovered(body: Body, step: Step, facts: Facts) -> Iterator[VerifyError]:
     branches, declared = step.binding.value, step.binding.var.type
     assert isinstance(branches, If)
     joined = _infer(body, branches, step)
-    known = {**facts, **body.branch_facts.get(id(branches), NO_FACTS)}
+    known = body.branch_facts.get(id(branches), facts)
     results = {"then": (branches.then.result.type, known), "else": (branches.otherwise.result.type, facts)}
     wrong = {name: type for name, (type, its) in results.items() if not _follows_within(type, declared, its)}
     if not wrong:

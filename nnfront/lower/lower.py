@@ -20,6 +20,7 @@ from nnfront.ir import (
     Call,
     Constant,
     Expr,
+    Facts,
     Function,
     FunctionCall,
     If,
@@ -325,7 +326,7 @@ class _Lowering:
         return result
 
     @cached_property
-    def _branch_facts(self) -> dict[int, dict[Symbol, Size]]:
+    def _branch_facts(self) -> dict[int, Facts]:
         """By the id of each `if`, what its condition says about dims."""
         return {key: facts for f in self.functions.values() for key, facts in branch_facts(f).items()}
 

@@ -34,6 +34,7 @@ from nnfront.errors import PassError
 from nnfront.ir import (
     Binding,
     Expr,
+    Facts,
     Function,
     FunctionCall,
     If,
@@ -42,7 +43,7 @@ from nnfront.ir import (
     Names,
     Provenance,
     Var,
-    known_where,
+    branch_knows,
     symbols_in,
     walk_bindings,
 )
@@ -105,14 +106,14 @@ class _Inlining(Mutator):
         self._names: Names | None = None
         self._dims: Names | None = None
         self._values: dict[Var, Expr] = {}
-        self._facts: Mapping[Symbol, Size] = {}  # what the branch that is being rewritten knows
+        self._facts: Facts = {}  # what the branch that is being rewritten knows
 
     def expr(self, expr: Expr) -> Expr:
         if not isinstance(expr, If):
             return super().expr(expr)
         outer = self._facts
         condition = self.atom(expr.condition)
-        self._facts = {**outer, **known_where(condition, self._values)}
+        self._facts = branch_knows(condition, self._values, outer)
         then = self.block(expr.then)
         self._facts = outer
         otherwise = self.block(expr.otherwise)
@@ -132,7 +133,7 @@ class _Inlining(Mutator):
         resizer = Resizer(
             self._sizes(callee, call), self.functions, names.unique, _within(binding.provenance)
         )
-        resizer.facts = dict(self._facts)
+        resizer.facts = self._facts
         resizer.replaced.update(zip(callee.params, call.args, strict=True))
         bindings = list(resizer.block(callee.body).bindings)
         result = resizer.atom(callee.result)

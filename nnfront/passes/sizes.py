@@ -13,6 +13,7 @@ from nnfront.ir import (
     Binding,
     Call,
     Expr,
+    Facts,
     Function,
     If,
     MatchShape,
@@ -25,10 +26,10 @@ from nnfront.ir import (
     Type,
     Var,
     atoms_of,
+    branch_knows,
     dims_in,
     infer_known,
     is_true,
-    known_where,
     map_attr,
     map_sizes,
     sizes_of,
@@ -109,13 +110,13 @@ class Resizer(Mutator):
         self.rename = rename
         self.place = place
         self.values: dict[Var, Expr] = {}
-        self.facts: dict[Symbol, Size] = {}  # what the branch that is being rewritten knows
+        self.facts: Facts = {}  # what the branch that is being rewritten knows
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         """Give the binding a new variable. An `if` that the sizes decide is its branch."""
         value, type = binding.value, binding.var.type
         if isinstance(value, If) and self.size is not None:
-            taken = is_true(self.atom(value.condition), self.values)
+            taken = is_true(self.atom(value.condition), self.values, self.facts)
             if taken is not None:
                 block = self.block(value.then if taken else value.otherwise)
                 self.replaced[binding.var] = block.result
@@ -138,7 +139,7 @@ class Resizer(Mutator):
         if not isinstance(expr, If):
             return super().expr(expr)
         condition, outer = self.atom(expr.condition), self.facts
-        self.facts = {**outer, **known_where(condition, self.values)}
+        self.facts = branch_knows(condition, self.values, outer)
         then = self.block(expr.then)
         self.facts = outer
         return If(condition, then, self.block(expr.otherwise))

@@ -10,7 +10,7 @@ from verify_checks import only
 
 import nnfront.ops  # noqa: F401  registers the ops that the texts name
 from nnfront.dims import Dim, Symbol, of_symbol, same
-from nnfront.ir import IRModule, TensorType, Var, join, known_where, parse, verify, violations
+from nnfront.ir import IRModule, TensorType, Var, facts_where, join, parse, verify, violations
 
 CALLEE = "private def sixteen(x: input float32[16]) -> float32[16] { y: float32[16] = relu(x) return y }\n"
 
@@ -237,7 +237,7 @@ def test_facts_of_a_branch_hold_for_every_number_that_reaches_it(own, asked) -> 
     function = parse(text)["f"]
     binding = function.bindings[0]
     assert isinstance(binding.var, Var)
-    known = known_where(binding.var, {binding.var: binding.value})[symbol]
+    facts = facts_where(binding.var, {binding.var: binding.value})
     reaching = [
         n
         for n in range(low, 200 if high is None else high + 1)
@@ -246,13 +246,15 @@ def test_facts_of_a_branch_hold_for_every_number_that_reaches_it(own, asked) -> 
             (a is None or n >= a) and (b is None or n <= b) and (k is None or n % k == 0) for a, b, k in asked
         )
     ]
+    assert (facts is None) == (not reaching)
+    if facts is None:
+        return
+    known = facts[symbol]
     if isinstance(known, int):
-        assert reaching in ([known], [])
-    elif reaching:
+        assert reaching == [known]
+    else:
         (own_symbol,) = known.symbols
         assert all(
             own_symbol.low <= n <= own_symbol.high and n % own_symbol.multiple_of == 0 for n in reaching
         )
         assert min(reaching) == own_symbol.low
-    else:
-        assert same(known, of_symbol(symbol))
