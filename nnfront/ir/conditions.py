@@ -9,6 +9,7 @@
 {"scale": 1.0}                        so has a tensor without axes
 {"mask": zeros}                       every element of a tensor is 0
 {"mask": causal}                      a tensor [..., queries, keys] is the causal mask: query i sees keys 0 ... i
+{"mask": [zeros, causal]}             both at once
 
 Function attributes hold conditions in plain form (`to_plain`): numbers, texts and tuples, so that they have a text of their own.
 """
@@ -16,6 +17,7 @@ Function attributes hold conditions in plain form (`to_plain`): numbers, texts a
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,11 +95,11 @@ class DimCase:
 
 @dataclass(frozen=True)
 class ValueCase:
-    """An argument has a value: a number, zeros, or the causal mask."""
+    """An argument has a value: a number, zeros, or the causal mask; all of `values` at once."""
 
     name: str
     type: Type
-    value: Value
+    values: tuple[Value, ...]
 
     @property
     def reads_tensor(self) -> bool:
@@ -137,11 +139,13 @@ def read_case(
     found: list[DimCase] = []
     values: list[ValueCase] = []
     for name, condition in conditions.items():
+        if condition == []:
+            raise PassError(f"a case of {owner} says nothing about '{name}'", help="leave the name out")
         if name in dims:
             found.append(DimCase(_narrowed(owner, dims[name], condition), dims[name]))
         elif name in arguments:
             type = arguments[name]
-            values.append(ValueCase(name, type, _value(owner, name, type, condition)))
+            values.append(ValueCase(name, type, _values(owner, name, type, condition)))
         else:
             known = dict.fromkeys([*dims, *arguments])
             near = difflib.get_close_matches(str(name), known, 1)
@@ -192,13 +196,21 @@ def _narrowed(owner: str, symbol: Symbol, condition: Any) -> Symbol:
     return Symbol(symbol.name, symbol.uid, low, high, step)
 
 
-_HOST: Mapping[str, type] = {"bool": bool, "int64": int, "float64": float}
+def exclude(a: Value, b: Value) -> bool:
+    """Whether no argument has both values. Masks and zeros may meet: where there is one key, nothing is hidden."""
+    if isinstance(a, Causal) or isinstance(b, Causal):
+        return False
+    return (0 if isinstance(a, Zeros) else a) != (0 if isinstance(b, Zeros) else b)
+
+
+def _values(owner: str, name: str, type: Type, condition: Any) -> tuple[Value, ...]:
+    values = tuple(_value(owner, name, type, part) for part in parts_of(condition))
+    if any(exclude(a, b) for a, b in itertools.combinations(values, 2)):
+        raise PassError(f"'{condition_text(name, condition)}' never holds for {owner}")
+    return values
 
 
 def _value(owner: str, name: str, type_: Type, condition: Any) -> Value:
-    is_tensor = isinstance(type_, TensorType)
-    if is_tensor and isinstance(condition, Zeros):
-        return condition
     if isinstance(type_, TensorType) and isinstance(condition, Causal):
         if type_.ndim >= 2 and (type_.dtype == "bool" or dtypes.is_float(type_.dtype)):
             return condition
@@ -206,17 +218,13 @@ def _value(owner: str, name: str, type_: Type, condition: Any) -> Value:
             f"argument '{name}' of {owner} is no mask: it has {type_.ndim} axes of {type_.dtype}",
             help="a mask is bool or float, and its last two axes are queries and keys",
         )
-    number: bool | int | float | None = condition if type(condition) in (bool, int, float) else None
-    if isinstance(type_, ScalarType) and number is not None:
-        wanted = _HOST[type_.dtype]
-        if wanted is float and type(number) is int:
-            return float(number)
-        if type(number) is wanted:
-            return number
-    if isinstance(type_, TensorType) and not type_.shape and number is not None:
-        is_bool = type_.dtype == "bool"
-        if is_bool == (type(number) is bool) and (type(number) is not float or dtypes.is_float(type_.dtype)):
-            return number
+    if isinstance(type_, TensorType) and type_.shape and isinstance(condition, Zeros):
+        return condition
+    if isinstance(type_, ScalarType) or (isinstance(type_, TensorType) and not type_.shape):
+        wanted = bool if type_.dtype == "bool" else float if dtypes.is_float(type_.dtype) else int
+        is_zero = isinstance(condition, Zeros) and isinstance(type_, TensorType)
+        if is_zero or type(condition) is wanted or (wanted is float and type(condition) is int):
+            return wanted(0 if is_zero else condition)
     raise PassError(
         f"{condition!r} is no condition on argument '{name}' of {owner}",
         help="give zeros or causal for a tensor, or a number for a host argument or a tensor without axes",

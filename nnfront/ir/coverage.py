@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from nnfront.dims import Symbol
 from nnfront.errors import PassError
-from nnfront.ir.conditions import Case
+from nnfront.ir.conditions import Case, exclude
 
 MOST_POINTS = 1 << 12
 """How many combinations of sizes are tried to see whether several cases together leave nothing."""
@@ -28,11 +28,8 @@ def covers(wide: Case, narrow: Case) -> bool:
 
 
 def _values_hold(wide: Case, narrow: Case) -> bool:
-    given = {v.name: v.value for v in narrow.values}
-    return all(
-        v.name in given and given[v.name] == v.value and type(given[v.name]) is type(v.value)
-        for v in wide.values
-    )
+    given = {(v.name, type(value), value) for v in narrow.values for value in v.values}
+    return all((v.name, type(value), value) in given for v in wide.values for value in v.values)
 
 
 def is_covered(case: Case, earlier: Sequence[Case]) -> bool:
@@ -77,12 +74,8 @@ def overlap(a: Case, b: Case) -> bool:
             low = max(dim.symbol.min, other.min)
             if -(-low // step) * step > min(dim.symbol.high, other.high):
                 return False
-    given = {v.name: v.value for v in a.values}
-    plain = (bool, int, float)
-    return not any(
-        isinstance(v.value, plain) and isinstance(given.get(v.name), plain) and given[v.name] != v.value
-        for v in b.values
-    )
+    given = {v.name: v.values for v in a.values}
+    return not any(exclude(mine, its) for v in b.values for mine in given.get(v.name, ()) for its in v.values)
 
 
 def refuse_unreachable(owner: str, cases: Sequence[Case]) -> None:

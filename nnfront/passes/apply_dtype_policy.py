@@ -65,7 +65,7 @@ from nnfront.ir import (
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import chosen_functions
 from nnfront.passes.dtype_policy import POLICY, Treatment
-from nnfront.passes.effects import callees
+from nnfront.passes.effects import reached
 
 FLOATS = ("float32", "bfloat16", "float16")
 WIDE = "float32"
@@ -104,7 +104,7 @@ class _Versions:
         self._known: dict[tuple[str, tuple[str, ...]], Function] = {}
         self._new: dict[str, Function] = {}  # by its own name
         # What functions call that stay as they are stays as well.
-        self._kept = _reached((f for f in ir.functions if f.kind != "private" and f.name not in chosen), ir)
+        self._kept = reached((f for f in ir.functions if f.kind != "private" and f.name not in chosen), ir)
 
     def add(self, function: Function, keep_interface: bool) -> None:
         """Make the new version of a public function."""
@@ -364,14 +364,3 @@ def _map_dtypes(type: Type, dtype: Callable[[str], str]) -> Type:
             return CacheType(tuple(replace(layer, dtype=dtype(layer.dtype)) for layer in type.layers))
         case _:
             return type
-
-
-def _reached(functions: Iterable[Function], ir: IRModule) -> set[str]:
-    """The names of the functions that these call, directly or not."""
-    found: set[str] = set()
-    pending = list(functions)
-    while pending:
-        new = [name for name in callees(pending.pop()) if name not in found]
-        found.update(new)
-        pending += [ir[name] for name in new]
-    return found

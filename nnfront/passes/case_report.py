@@ -69,7 +69,7 @@ def describe(function: str, cases: Sequence[Case]) -> CaseReport:
 def _entry(case: Case) -> CaseEntry:
     tensors = [v for v in case.values if v.reads_tensor]
     sizes = [
-        product([*v.type.shape, dtypes.size_bytes(v.type.dtype)])
+        product([*v.type.shape, dtypes.size_bytes(v.type.dtype), len(v.values)])
         for v in tensors
         if isinstance(v.type, TensorType)
     ]

@@ -92,7 +92,8 @@ class Dispatch:
         ranges: list[tuple[Any, ...]] = [d.bounds for d in case.dims]
         for given in case.values:
             if not given.reads_tensor:
-                number = int(given.value) if isinstance(given.value, bool) else given.value
+                (value,) = set(given.values)
+                number = int(value) if isinstance(value, bool) else value
                 operands.append(self.params[given.name])
                 ranges.append((number, number, None))
         name = f"is_case_{index}"
@@ -112,16 +113,13 @@ class Dispatch:
         """Emit the question whether tensors have the values of a case."""
         builder = self.builder
         differences: list[Atom] = []
-        for given in tensors:
-            param = self.params[given.name]
+        for param, value in [(self.params[given.name], value) for given in tensors for value in given.values]:
             assert isinstance(param.type, TensorType)
             expected: Atom = Scalar(0)
-            if isinstance(given.value, Causal):
-                expected = known_value(
-                    param.type, given.value, lambda call, type: builder.emit(call, type=type)
-                )
-            elif not isinstance(given.value, Zeros):
-                expected = Scalar(given.value)
+            if isinstance(value, Causal):
+                expected = known_value(param.type, value, lambda call, type: builder.emit(call, type=type))
+            elif not isinstance(value, Zeros):
+                expected = Scalar(value)
             differs = builder.call(ops.not_equal, param, expected)
             differences.append(builder.call(ops.any, differs) if param.type.shape else differs)
         return self._within(differences, [(0, 0, None)] * len(differences), name)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nnfront.ir import Binding, Call, Function, FunctionCall, If, IRModule, Var, walk_exprs
@@ -21,6 +22,18 @@ def callees(function: Function) -> tuple[str, ...]:
     if isinstance(function, Declaration):
         return function.calls
     return tuple(dict.fromkeys(e.function for e in walk_exprs(function) if isinstance(e, FunctionCall)))
+
+
+def reached(functions: Iterable[Function], ir: IRModule) -> set[str]:
+    """Return the names of the functions that these call, directly or not."""
+    found: set[str] = set()
+    pending = list(functions)
+    while pending:
+        for name in callees(pending.pop()):
+            if name not in found:
+                found.add(name)
+                pending.append(ir[name])
+    return found
 
 
 def impure_functions(ir: IRModule) -> set[str]:

@@ -31,12 +31,12 @@ raises:  PassError for functions that cannot be lifted or cannot share, and for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from nnfront.errors import PassError
 from nnfront.ir import Function, IRModule, Names
 from nnfront.passes.base import module_pass
-from nnfront.passes.effects import callees
+from nnfront.passes.effects import reached
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.assemble import Assembly, Group
 from nnfront.passes.lifting.report import LiftReport, describe
@@ -63,7 +63,7 @@ def lift_transform_params(
     lifted = {name for methods in plan.values() for name in methods}
     others = [f for f in ir.functions if f.name not in lifted and f.kind not in ("private", "transform")]
     in_use = {f.attrs["transform"] for f in others if "transform" in f.attrs}
-    pinned = _reached([*others, *(ir[name] for name in in_use)], ir)
+    pinned = reached([*others, *(ir[name] for name in in_use)], ir)
     names = Names(f.name for f in ir.functions if f.kind != "transform" or f.name in in_use)
     splitter = Splitter(analyzer, names, pinned)
     methods: dict[str, Function] = {}
@@ -125,18 +125,6 @@ def _group(analyzer: Analyzer, ir: IRModule, members: Sequence[str], allow_growt
     methods = [ir[name] for name in members]
     existing = dict.fromkeys(m.attrs["transform"] for m in methods if "transform" in m.attrs)
     return Group(analyzer, methods, [ir[name] for name in existing], allow_growth)
-
-
-def _reached(functions: Iterable[Function], ir: IRModule) -> set[str]:
-    """Return the names of the functions that these call, directly or not."""
-    found: set[str] = set()
-    pending = list(functions)
-    while pending:
-        for name in callees(pending.pop()):
-            if name not in found:
-                found.add(name)
-                pending.append(ir[name])
-    return found
 
 
 def _ordered(

@@ -75,11 +75,14 @@ from nnfront.ir import (
     to_plain,
     undefined_symbols,
     walk_bindings,
+    walk_exprs,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind_symbols, chosen_functions
 from nnfront.passes.case_report import SpecialCasesReport, describe
 from nnfront.passes.dispatch import GENERAL, Dispatch, known_value
+from nnfront.passes.effects import reached
+from nnfront.passes.inline import inline
 
 DECLARED = "special_cases"
 """The attribute of a function whose spec declares cases."""
@@ -101,6 +104,7 @@ def special_cases(
     done = ir
     for name, read in _plan(ir, function, cases).items():
         refuse_unreachable(name, read)
+        done = _with_own_cases(name, done)
         method = done[name]
         count = len(read) + len(method.attrs.get("cases", ()))
         if count > MOST_CASES:
@@ -155,6 +159,18 @@ def read_cases(method: Function, cases: Iterable[Mapping[str, Any]]) -> list[Cas
         read_case(method.name, from_plain(case) if isinstance(case, Mapping) else case, dims, arguments)
         for case in cases
     ]
+
+
+def _with_own_cases(name: str, ir: IRModule) -> IRModule:
+    """The module in which the method itself enters the cases that it has, not a variant that it calls."""
+    if "cases" not in ir[name].attrs:
+        return ir
+    inside = [
+        callee
+        for callee in reached([ir[name]], ir)
+        if any(isinstance(e, Call) and e.op is ops.enter_case for e in walk_exprs(ir[callee]))
+    ]
+    return inline(ir, inside) if inside else ir
 
 
 def _undeclared(method: Function, **more: Any) -> Function:
@@ -243,8 +259,8 @@ def _sizes(case: Case, method: Function) -> dict[Symbol, Size]:
     for given in case.values:
         size = given.type.value if isinstance(given.type, ScalarType) else None
         symbol = None if size is None else as_symbol(size)
-        if symbol is not None and isinstance(given.value, int):
-            sizes[symbol] = given.value
+        if symbol is not None and isinstance(given.values[0], int):
+            sizes[symbol] = given.values[0]
     return sizes
 
 
@@ -274,8 +290,8 @@ def _variant(
 def _known(param: Param, given: ValueCase, first: list[Binding], names: Names) -> Atom:
     """What stands for a parameter whose value is known; a tensor is made ahead of the body."""
     if isinstance(param.type, ScalarType):
-        assert isinstance(given.value, bool | int | float)
-        return Scalar(given.value)
+        assert isinstance(given.values[0], bool | int | float)
+        return Scalar(given.values[0])
     assert isinstance(param.type, TensorType)
 
     def emit(call: Call, type: Type) -> Var:
@@ -289,4 +305,4 @@ def _known(param: Param, given: ValueCase, first: list[Binding], names: Names) -
         first.append(Binding(var, call))
         return var
 
-    return known_value(param.type, given.value, emit)
+    return known_value(param.type, given.values[0], emit)

@@ -148,42 +148,49 @@ def _case(
             number = value if name not in numbers and name in values else evaluate(parse(name), numbers)
             cheap.append((name, condition, number))
     checks = [
-        CheckResult(condition_text(name, part), _number_holds(part, number), f"{name} is {number}", 0)
+        CheckResult(condition_text(name, part), meets(number, part), f"{name} is {number}", 0)
         for name, condition, number in cheap
         for part in parts_of(condition)
     ]
     is_open = all(check.holds for check in checks)
-    checks += [_tensor_check(name, condition, value, is_open) for name, condition, value in dear]
+    checks += [
+        _tensor_check(name, part, value, is_open)
+        for name, condition, value in dear
+        for part in parts_of(condition)
+    ]
     return CaseResult(text, all(check.holds for check in checks), tuple(checks))
 
 
-def _number_holds(condition: Any, number: Any) -> bool:
+def asked_for(condition: Any, like: torch.Tensor) -> torch.Tensor:
+    """Return the tensor that a condition asks for, with the sizes, dtype and device of `like`."""
+    if not isinstance(condition, Causal):
+        return torch.full_like(like, 0 if isinstance(condition, Zeros) else condition)
+    full = torch.full_like(like, like.dtype == torch.bool or condition.hidden)
+    return full.tril() if like.dtype == torch.bool else full.triu(1)
+
+
+def meets(value: Any, condition: Any) -> bool:
+    """Whether the value of a dim or an argument is what one condition asks for."""
+    if isinstance(value, torch.Tensor):
+        return bool((value == asked_for(condition, value)).all())
     bounds = dim_bounds(condition)
     if bounds is None or isinstance(condition, int):
-        return bool(number == condition)
+        return bool(value == condition)
     low, high, step = bounds
-    return bool(low <= number and (high is None or number <= high) and number % step == 0)
+    return bool(low <= value and (high is None or value <= high) and value % step == 0)
 
 
 def _tensor_check(name: str, condition: Any, value: torch.Tensor, is_open: bool) -> CheckResult:
     text, cost = condition_text(name, condition), value.numel() * value.element_size()
     if not is_open:
         return CheckResult(text, None, "", cost)
-    expected: Any = condition
-    if isinstance(condition, Zeros):
-        expected = 0
-    elif isinstance(condition, Causal):
-        full = torch.full(value.shape, value.dtype == torch.bool or condition.hidden).to(value)
-        expected = full.tril() if value.dtype == torch.bool else full.triu(1)
-    differs = int((value != expected).sum())
+    differs = int((value != asked_for(condition, value)).sum())
     if not value.ndim:
         got = f"{name} is {value.item()}"
+    elif differs:
+        got = f"{differs} of {value.numel()} elements differ"
     else:
-        got = (
-            f"{differs} of {value.numel()} elements differ"
-            if differs
-            else f"all {value.numel()} elements are right"
-        )
+        got = f"all {value.numel()} elements are right"
     return CheckResult(text, not differs, got, cost)
 
 

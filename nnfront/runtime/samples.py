@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,18 +17,17 @@ from nnfront.errors import RunError
 from nnfront.lower import (
     Argument,
     CacheType,
-    Causal,
     Run,
     ScalarType,
     TensorType,
     TupleType,
     Type,
-    Zeros,
     dim_bounds,
     from_plain,
     parts_of,
     places,
 )
+from nnfront.runtime.cases import asked_for, meets
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 
@@ -64,18 +63,40 @@ class Draw:
         # A cache is to have room for what is appended: dims that only it has are drawn last, and large.
         self.roomy = {name: s for name, s in symbols.items() if name not in elsewhere}
         self.symbols = {name: s for name, s in symbols.items() if name in elsewhere}
+        self.dims = {b.symbol.name for b in self.program.dims}
 
-    def arguments(self, case: str | None, number: int) -> tuple[list[Any], dict[str, int]]:
-        """Return arguments that meet a case (None: any), and the numbers of their dims. The first two are the least and the greatest sizes."""
+    def arguments(self, case: str | None, number: int) -> tuple[list[Any], dict[str, int]] | None:
+        """Return arguments that meet a case (None: any), and the numbers of their dims; None if none are found that do.
+
+        The first two are the least and the greatest sizes.
+        """
         conditions = from_plain(self.program.cases[case]) if case is not None else {}
+        values = {
+            a.name: [] if a.name in self.dims else parts_of(conditions.get(a.name, []))
+            for a in self.program.arguments
+        }
+        for each in dict.fromkeys(
+            (number, 0)
+        ):  # zeros are the causal mask where nothing is hidden: with one key at most
+            sizes = self._sizes(conditions, each)
+            args = {a.name: self._argument(a, values[a.name], sizes) for a in self.program.arguments}
+            if all(meets(args[name], part) for name, parts in values.items() for part in parts):
+                dims = {b.symbol.name: sizes[b.symbol.name] for b in self.program.dims}
+                return [_moved(arg, self.device) for arg in args.values()], dims
+        return None
+
+    def _sizes(self, conditions: Mapping[str, Any], number: int) -> dict[str, int]:
         sizes = dict(self.given)
+        said = dict(conditions)  # of dims; an argument that is one says it as well
+        for argument in self.program.arguments:
+            if isinstance(argument.type, ScalarType) and argument.name in conditions:
+                said.setdefault(str(argument.type.value), conditions[argument.name])
         for name, symbol in self.symbols.items():
-            sizes[name] = self._number(symbol, conditions.get(name), number)
+            sizes[name] = self._number(symbol, said.get(name), number)
         for name, symbol in self.roomy.items():
             room = FILLED + max([8, *sizes.values()])
-            sizes[name] = self._number(symbol, conditions.get(name), 1, room)
-        args = [_moved(self._argument(a, conditions, sizes), self.device) for a in self.program.arguments]
-        return args, {b.symbol.name: sizes[b.symbol.name] for b in self.program.dims}
+            sizes[name] = self._number(symbol, said.get(name), 1, room)
+        return sizes
 
     def _number(self, symbol: Symbol, condition: Any, number: int, least: int = 0) -> int:
         low, high, step = symbol.low, symbol.high, symbol.multiple_of
@@ -88,19 +109,12 @@ class Draw:
         chosen = (first, last)[number] if number < 2 else self.random.randint(first, last)
         return chosen * step
 
-    def _argument(self, argument: Argument, conditions: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
-        type, condition = argument.type, conditions.get(argument.name)
-        if isinstance(type, TensorType):
-            if isinstance(condition, Zeros):
-                return torch.zeros(_shape(type, sizes), dtype=_dtype(type))
-            if isinstance(condition, Causal):
-                is_bool = type.dtype == "bool"
-                full = torch.full(_shape(type, sizes), is_bool or condition.hidden, dtype=_dtype(type))
-                return full.tril() if is_bool else full.triu(1)
-            if condition is not None:
-                return torch.full(_shape(type, sizes), condition, dtype=_dtype(type))
-        if isinstance(type, ScalarType) and type.value is None and condition is not None:
-            return condition
+    def _argument(self, argument: Argument, parts: Sequence[Any], sizes: Mapping[str, int]) -> Any:
+        type = argument.type
+        if parts and isinstance(type, TensorType):
+            return asked_for(parts[0], torch.empty(_shape(type, sizes), dtype=_dtype(type)))
+        if parts and isinstance(type, ScalarType) and type.value is None:
+            return parts[0]
         return self._value(argument.name, type, sizes)
 
     def _value(self, name: str, type: Type, sizes: Mapping[str, int]) -> Any:

@@ -11,7 +11,7 @@ from nnfront.ir import admit, causal, first_difference, multiple_of, verify, zer
 from nnfront.passes import special_cases
 
 DIMS = """
-def main[a: 1..64, b: 1..64](x: input float32[a, b], mask: input float32[a]) -> float32[a, b] {
+def main[a: 1..64, b: 1..64](x: input float32[a, b], mask: input float32[a], k: input int64, s: input float32[]) -> float32[a, b] {
     c: float32[a, 1] = unsqueeze(mask, dim=1)
     y: float32[a, b] = add(x, c)
     return y
@@ -25,6 +25,7 @@ def main[a: 1..64, b: 1..64](x: input float32[a, b], mask: input float32[a]) -> 
         ([{"a": (1, 8)}, {"a": 4}], 1, "case 0, '1 <= a <= 8', takes all of its inputs"),
         ([{"a": multiple_of(4)}, {"a": multiple_of(8)}], 1, "case 0, 'a % 4 == 0', takes all of its inputs"),
         ([{"a": 4}, {"a": 4, "b": 2}], 1, "case 0, 'a == 4', takes all of its inputs"),
+        ([{"s": 0.0}, {"s": zeros}], 1, "case 0, 's == 0.0', takes all of its inputs"),
         ([{"mask": zeros}, {"a": 4, "mask": zeros}], 1, "case 0, 'mask == 0', takes all of its inputs"),
         (
             [{"a": (1, 5)}, {"a": (5, 9)}, {"a": (2, 8)}],
@@ -42,6 +43,7 @@ def main[a: 1..64, b: 1..64](x: input float32[a, b], mask: input float32[a]) -> 
         "range",
         "multiple",
         "fewer conditions",
+        "a number and zeros",
         "value",
         "two ranges",
         "the whole range in parts",
@@ -105,7 +107,7 @@ def test_the_report_says_costs_overlaps_and_what_is_never_reached():
         ),
         (
             ("main", [{"maks": zeros}]),
-            "main has no dim and no argument 'maks'\n  dims are a, b; arguments are x, mask\n  help: did you mean 'mask'?",
+            "main has no dim and no argument 'maks'\n  dims are a, b; arguments are x, mask, k, s\n  help: did you mean 'mask'?",
         ),
         (
             ("main", [{"mask": causal}]),
@@ -116,8 +118,22 @@ def test_the_report_says_costs_overlaps_and_what_is_never_reached():
             ("main", [{"a": [multiple_of(16), (1, 8)]}]),
             "'a % 16 == 0 and 1 <= a <= 8' never holds for main\n  a is between 1 and 64",
         ),
+        (("main", [{"k": [2, 3]}]), "'k == 2 and k == 3' never holds for main"),
+        (("main", [{"s": [zeros, 1]}]), "'s == 0 and s == 1' never holds for main"),
+        (("main", [{"a": []}]), "a case of main says nothing about 'a'\n  help: leave the name out"),
+        (("main", [{"k": []}]), "a case of main says nothing about 'k'\n  help: leave the name out"),
     ],
-    ids=["no function", "nothing declared", "near name", "no mask", "two that contradict"],
+    ids=[
+        "no function",
+        "nothing declared",
+        "near name",
+        "no mask",
+        "two that contradict",
+        "two numbers",
+        "zero and another number",
+        "no condition on a dim",
+        "no condition on an argument",
+    ],
 )
 def test_mistakes_are_named(arguments, message):
     with pytest.raises(PassError) as caught:

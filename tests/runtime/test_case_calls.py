@@ -204,6 +204,66 @@ def test_a_call_that_is_refused_is_not_counted():
     assert not any(special.hits("forward").values())
 
 
+MASKED = """
+def main[q, k](x: input float32[q, k], mask: input float32[q, k], s: input float32[]) -> float32[q, k] {
+    y: float32[q, k] = add(x, mask)
+    z: float32[q, k] = multiply(y, s)
+    return z
+}
+"""
+MANY_MASKS = [
+    torch.zeros(0, 0),
+    torch.zeros(1, 1),
+    torch.zeros(2, 1),
+    torch.zeros(2, 2),
+    torch.full((2, 2), -torch.inf).triu(1),
+    torch.full((2, 2), -1e9).triu(1),
+]
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[{"mask": nn.zeros}], [{"mask": nn.causal}]],
+        [[{"mask": nn.causal}], [{"mask": nn.zeros}]],
+        [[{"mask": nn.causal, "q": 1}], [{"mask": nn.zeros, "k": 1}]],
+        [[{"mask": nn.causal}], [{"mask": nn.causal(-1e9)}]],
+        [[{"mask": nn.zeros}, {"s": 0}], [{"mask": nn.causal, "s": nn.zeros}], [{"q": (1, 2)}]],
+        [[{"mask": [nn.zeros, nn.causal]}, {"s": [1, 1.0]}]],
+    ],
+    ids=["causal of zeros", "zeros of causal", "with dims", "two causal masks", "three", "in one case"],
+)
+def test_of_cases_of_cases_that_hold_at_once_the_one_that_runs_is_counted_and_explained(lists):
+    ir = nn.ir.parse(MASKED)
+    for cases in lists:
+        ir = nn.passes.special_cases(ir, "main", cases)
+    special = nn.compile(ir).load({})
+    for mask in MANY_MASKS:
+        for s in (0.0, 1.0):
+            x = torch.randn(mask.shape)
+            args = (x, mask, torch.tensor(s))
+            before = special.hits("main")
+            torch.testing.assert_close(special["main"](*args), (x + mask) * s, equal_nan=True)
+            ran = [case for case, count in special.hits("main").items() if count > before[case]]
+            assert ran == [special.explain("main", *args).taken], (mask, s)
+    nn.verify_variants(special, "main")
+
+
+def test_a_case_of_two_values_holds_where_both_do_and_explain_says_each():
+    special = nn.compile(
+        nn.passes.special_cases(nn.ir.parse(MASKED), "main", [{"mask": [nn.zeros, nn.causal]}])
+    ).load({})
+    said = special.explain("main", torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor(1.0))
+    assert said.taken == "general"
+    assert [str(check) for check in said.cases[0].checks] == [
+        "mask == 0: yes, all 4 elements are right (reads 16 bytes)",
+        "mask is causal: no, 1 of 4 elements differ (reads 16 bytes)",
+    ]
+    assert special.explain("main", *[torch.zeros(3, 1)] * 2, torch.tensor(1.0)).taken == (
+        "mask == 0 and mask is causal"
+    )
+
+
 RANGES = [
     ((3, 3, None),),
     ((None, 5, 2),),
