@@ -60,7 +60,16 @@ from nnfront.ir.expr import (
 )
 from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
 from nnfront.ir.module import KINDS, Function, IRModule, Kind
-from nnfront.ir.narrow import Facts, branch_facts, branch_knows, facts_where, infer_known, is_true, map_attr
+from nnfront.ir.narrow import (
+    NO_FACTS,
+    Facts,
+    branch_facts,
+    branch_knows,
+    facts_where,
+    infer_known,
+    is_true,
+    map_attr,
+)
 from nnfront.ir.op import OPS, Op, Operand, OperandType, op
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
@@ -87,6 +96,7 @@ from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, 
 __all__ = [
     "KINDS",
     "NO_ATTRS",
+    "NO_FACTS",
     "OPS",
     "ROLES",
     "Atom",

@@ -147,6 +147,8 @@ def _plan(
                 help='give them here, or in the spec as "$": {"special_cases": [...]}',
             )
         cases = method.attrs[DECLARED]
+    else:
+        _refuse_lifted(method, cases, ir)
     read = read_cases(method, cases)
     return {name: read} if read or DECLARED in method.attrs else {}
 
@@ -159,6 +161,21 @@ def read_cases(method: Function, cases: Iterable[Mapping[str, Any]]) -> list[Cas
         read_case(method.name, from_plain(case) if isinstance(case, Mapping) else case, dims, arguments)
         for case in cases
     ]
+
+
+def _refuse_lifted(method: Function, cases: Iterable[Mapping[str, Any]], ir: IRModule) -> None:
+    """Refuse a case on a dim that only the transform needs."""
+    transform = ir.get(method.attrs.get("transform", ""))
+    if transform is None:
+        return
+    known = {*(symbol.name for symbol in method.symbols), *(param.name for param in method.inputs)}
+    lost = {symbol.name for symbol in transform.symbols} - known
+    for name in [name for case in cases if isinstance(case, Mapping) for name in case if name in lost]:
+        raise PassError(
+            f"nothing that {method.name} does in a call depends on '{name}'",
+            details=[f"it is a dim of weights that only {transform.name} needs"],
+            help="leave it out, or give the case before lifting",
+        )
 
 
 def _with_own_cases(name: str, ir: IRModule) -> IRModule:

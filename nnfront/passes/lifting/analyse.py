@@ -10,15 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from nnfront.dims import Dim, substitute
 from nnfront.ir import (
+    NO_FACTS,
     Atom,
     Binding,
     Block,
     Call,
     Constant,
     Expr,
+    Facts,
     Function,
     FunctionCall,
     If,
@@ -31,10 +34,12 @@ from nnfront.ir import (
     Type,
     Var,
     atoms_of,
+    branch_facts,
     map_sizes,
     sizes_of,
 )
 from nnfront.passes.effects import Declaration, impure_functions
+from nnfront.passes.lifting.branches import Branch, general_type
 from nnfront.passes.lifting.dims import KnownDims
 from nnfront.passes.lifting.scope import Refusal, Scope, Site, collect_uses
 from nnfront.passes.lifting.values import Operand, Value, Values, resized
@@ -77,6 +82,9 @@ class _Forward:
     analyzer: Analyzer
     scope: Scope
     declared: frozenset[str]
+    branch: Branch | None = (
+        None  # the one that is looked at, if it knows more of the weights' dims than the function
+    )
 
     def block(self, block: Block) -> None:
         known = self.scope.known
@@ -85,8 +93,7 @@ class _Forward:
             if isinstance(value, FunctionCall):
                 found = self._call(binding, value)
             elif isinstance(value, If):
-                self.block(value.then)
-                self.block(value.otherwise)
+                self._branches(value)
                 continue
             elif isinstance(value, Var):
                 found = known.get(value)
@@ -97,6 +104,24 @@ class _Forward:
                 if binding.var.name in self.declared:
                     found.is_fixed, found.name = True, binding.var.name
                     found.declared_in = binding.provenance.module if binding.provenance else ""
+
+    def _branches(self, value: If) -> None:
+        """Look at both branches; first at that which knows less, so that the other one finds its values."""
+        outer, dims = self.branch, self.scope.dims
+        known = self.facts.get(id(value), NO_FACTS)
+        of_weights = {symbol: size for symbol, size in known.items() if dims.is_of_weights(symbol)}
+        if not of_weights:
+            self.block(value.then)
+        self.block(value.otherwise)
+        if of_weights:
+            self.branch = Branch(self.scope.values, of_weights)
+            self.block(value.then)
+            self.branch = outer
+
+    @cached_property
+    def facts(self) -> Mapping[int, Facts]:
+        """By the id of each `if`, what is known of dims where its condition holds."""
+        return branch_facts(self.scope.function)
 
     def _expr(self, binding: Binding, value: Expr) -> Value | None:
         known = self.scope.known
@@ -109,15 +134,23 @@ class _Forward:
                 operands.append(operand)
             else:
                 operands.append(atom)
-        reason = self._refuse(value, binding.var.type)
-        if reason:
+        type: Type | None = binding.var.type
+        if self.branch is not None:
+            found = self.branch.find(value, operands)
+            if found is not None:
+                return found
+            type = general_type(value, operands)
+        reason = self._refuse(value, type)
+        if type is None or reason:
             if any(isinstance(o, Value) and o.uses_weight for o in operands):
                 self.scope.refused.append(Refusal(binding.var.name, reason))
             return None
         name = "" if _is_automatic(binding) else binding.var.name
-        return self.scope.values.make(value, operands, binding.var.type, name, binding.provenance)
+        return self.scope.values.make(value, operands, type, name, binding.provenance)
 
-    def _refuse(self, value: Expr, type: Type) -> str:
+    def _refuse(self, value: Expr, type: Type | None) -> str:
+        if type is None:
+            return "it is defined in a special case only"
         if isinstance(value, Call):
             if not value.op.is_pure_for(value.args):
                 return "it has an effect"
@@ -138,7 +171,7 @@ class _Forward:
         args = [self._argument(atom) for atom in call.args]
         path = binding.provenance.module if binding.provenance else ""
         scope = self.analyzer.private(callee.name, tuple(a is not None for a in args))
-        image = instantiate(scope, args, call, self.scope, path)
+        image = instantiate(scope, args, call, self.scope, path, self.branch)
         if image is None:
             scope = self.analyzer.private(callee.name, (False,) * len(args))
             self.scope.sites[binding.var] = Site(scope, [None] * len(scope.values.items), path)
@@ -156,9 +189,17 @@ class _Forward:
 
 
 def instantiate(
-    callee: Scope, args: Sequence[Value | None], call: FunctionCall, caller: Scope, path: str
+    callee: Scope,
+    args: Sequence[Value | None],
+    call: FunctionCall,
+    caller: Scope,
+    path: str,
+    branch: Branch | None,
 ) -> list[Value] | None:
-    """Return what each of the callee's values is in the caller's graph; None if the caller does not know a size of one."""
+    """Return what each of the callee's values is in the caller's graph; None if the caller does not know a size of one.
+
+    `branch` is where the call is, if more is known there than in every call; None, too, if a value is defined there only.
+    """
     image: list[Value] = []
     size = size_map(callee.function, call) if callee.has_dims else None
     formals = iter([a for a in args if a is not None])
@@ -176,8 +217,13 @@ def instantiate(
             )
             if read is not None or caller.dims.first_unknown(expr, type) is not None:
                 return None
-        name = _join(path, value.name) if value.is_named else ""
-        made = caller.values.make(expr, operands, type, name, _within(path, value.provenance))
+        made = None if branch is None else branch.find(expr, operands)
+        if made is None:
+            general = type if branch is None else general_type(expr, operands)
+            if general is None:
+                return None
+            name = _join(path, value.name) if value.is_named else ""
+            made = caller.values.make(expr, operands, general, name, _within(path, value.provenance))
         if value.declared_in is not None:
             made.is_fixed, made.declared_in = True, _join(path, value.declared_in)
         image.append(made)

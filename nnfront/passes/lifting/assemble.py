@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from nnfront.dims import Dim, Size, of_symbol, to_text
+from nnfront.dims import Dim, Size, Symbol, of_symbol, to_text
 from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
@@ -152,14 +152,16 @@ class Assembly:
         new = Function(
             function.name, (*function.inputs, *results), body.bindings, body.result, function.kind, attrs
         )
-        new = new.with_(params=(*function.inputs, *self._lost_dims(new), *results))
+        asked = {name for case in attrs.get("special_cases", ()) for name in case}
+        needed = {*symbols_in(new), *(symbol for symbol in function.symbols if symbol.name in asked)}
+        new = new.with_(params=(*function.inputs, *self._lost_dims(new, needed), *results))
         body = renamed(new.body, [p.name for p in new.params])
         return new.with_(bindings=body.bindings, result=body.result)
 
-    def _lost_dims(self, function: Function) -> list[Param]:
+    def _lost_dims(self, function: Function, needed: set[Symbol]) -> list[Param]:
         """Parameters for the dims that a method needs and that only weights define."""
         known, types = self.group.dims, [p.type for p in function.params]
-        needed = set(symbols_in(function)) - set(matched(function))
+        needed = needed - set(matched(function))
         passed: dict[Size, Param] = {}
         while lost := sorted(
             needed - definable([*types, *(p.type for p in passed.values())]), key=lambda s: s.key

@@ -64,6 +64,10 @@ class KnownDims:
             if not self.symbols.issuperset(size.symbols)
         }
 
+    def is_of_weights(self, symbol: Symbol) -> bool:
+        """Whether a dim is one of those that the values determine, by itself or in a size."""
+        return symbol in self.symbols or any(symbol in size.symbols for size in self.whole)
+
     def first_unknown(self, expr: Expr, type: Type) -> Dim | None:
         """Return a size in the expression's literals, attributes or result that is not known, None if all are."""
         for size in (*sizes_of(type), *sizes_read(expr)):
