@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import nnfront as nn
 from nnfront import ops
+from nnfront.cases import case_text
 from nnfront.dims import Dim, evaluate
 from nnfront.errors import PassError
 from nnfront.ir import Function, FunctionBuilder, FunctionCall, IRModule, ScalarType, TensorType, Var, verify
@@ -154,7 +155,7 @@ def test_the_first_case_that_holds_runs_and_computes_what_the_general_function_d
         result = plain(*inputs)
         for session in sessions:
             torch.testing.assert_close(session["main"](*inputs), result)
-    texts = [*(nn.ir.case_text(case) for case in cases), "general"]
+    texts = [*(case_text(case) for case in cases), "general"]
     for session in sessions:
         assert [session.hits("main")[text] for text in texts] == expected
 
@@ -196,7 +197,7 @@ def test_binding_dims_after_the_cases_is_binding_them_before(data):
     method = nn.compile(bound).load(weights)["main"]
     torch.testing.assert_close(method(x, mask, k, flag), expected)
     taken = first_that_holds(cases, (x, mask, k, flag))
-    text = [*(nn.ir.case_text(case) for case in cases), "general"][taken]
+    text = [*(case_text(case) for case in cases), "general"][taken]
     assert {case for case, count in method.hits.items() if count} == {text}
     assert method.explain(x, mask, k, flag).taken == text
     assert evaluate(ir["main"].result_type.shape[0], numbers) == a

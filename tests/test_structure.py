@@ -21,7 +21,7 @@ BASE = {"errors", "dims", "dtypes"}
 CORE = BASE | {"ir", "lower", "memory", "backends"}
 RUN = CORE | {"state", "runtime"}
 BELOW_SESSION = RUN | {"transform", "weights", "artefact"}
-ALL = BELOW_SESSION | {"ops", "nn", "passes", "session", "compiler"}
+ALL = BELOW_SESSION | {"ops", "cases", "nn", "passes", "session", "compiler"}
 
 # A room, or a part of one that stands above it, and what it may import; each may import itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -30,13 +30,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dtypes": {"errors"},
     "ir": BASE,
     "ops": BASE | {"ir"},
-    "nn": BASE | {"ir", "ops"},
-    "passes": BASE | {"ir", "ops"},
+    "cases": BASE | {"ir", "ops"},
+    "nn": BASE | {"ir", "ops", "cases"},
+    "passes": BASE | {"ir", "ops", "cases"},
     "lower": BASE | {"ir", "ops"},
     "memory": BASE | {"ir", "lower"},
     "backends": BASE | {"ir", "lower", "memory"},
     "state": CORE,
-    "runtime": CORE | {"state"},
+    "runtime": CORE | {"cases", "state"},
     "transform": RUN,
     "backends.cpu": RUN | {"passes"},
     "backends.cuda": RUN | {"passes", "backends.cpu"},
@@ -51,12 +52,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder"},
     "llm": ALL | {"backends.cuda", "artefact.loader", "llm.timings", "llm.model_files", "llm.hf_folder"},
     "plugins": CORE,
-    "variants": ALL,
+    "verify_special_cases": ALL,
     "cli": BASE,
 }
 READ = [
     "ir",
     "ops",
+    "cases",
     "nn",
     "passes",
     "lower",

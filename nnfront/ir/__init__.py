@@ -11,32 +11,13 @@ Read the files in this order; each imports only from those above it:
     equal     the first difference         summary  a module on two screens
     module    `Function` and `IRModule`    builder  make a function
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
-    narrow    what branches know of dims         conditions  when a special case applies, with `coverage`
+    narrow    what branches know of dims
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
     admit     text for other machines, and from them: parsed, verified and of bounded size
 """
 
 from nnfront.ir.admit import admit, release
 from nnfront.ir.builder import FunctionBuilder, Names, branch
-from nnfront.ir.conditions import (
-    Case,
-    Causal,
-    Conditions,
-    DimCase,
-    ValueCase,
-    Zeros,
-    case_text,
-    causal,
-    condition_text,
-    dim_bounds,
-    from_plain,
-    multiple_of,
-    parts_of,
-    read_case,
-    to_plain,
-    zeros,
-)
-from nnfront.ir.coverage import covers, is_covered, overlap, refuse_unreachable
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
     NO_ATTRS,
@@ -105,11 +86,7 @@ __all__ = [
     "CacheLayerType",
     "CacheType",
     "Call",
-    "Case",
-    "Causal",
-    "Conditions",
     "Constant",
-    "DimCase",
     "Expr",
     "Facts",
     "Function",
@@ -137,43 +114,29 @@ __all__ = [
     "Tuple",
     "TupleType",
     "Type",
-    "ValueCase",
     "Var",
     "Visitor",
-    "Zeros",
     "admit",
     "atoms_of",
     "branch",
     "branch_facts",
     "branch_knows",
     "call_type",
-    "case_text",
-    "causal",
-    "condition_text",
-    "covers",
-    "dim_bounds",
     "dims_in",
     "facts_where",
     "first_difference",
-    "from_plain",
     "infer",
     "infer_known",
-    "is_covered",
     "is_true",
     "join",
     "map_attr",
     "map_expr",
     "map_sizes",
-    "multiple_of",
     "op",
-    "overlap",
     "parse",
     "parse_function",
-    "parts_of",
     "print_function",
     "print_module",
-    "read_case",
-    "refuse_unreachable",
     "release",
     "same_code",
     "sizes_of",
@@ -181,7 +144,6 @@ __all__ = [
     "substitute_type",
     "summarize",
     "symbols_in",
-    "to_plain",
     "type_text",
     "undefined_symbols",
     "used_vars",
@@ -190,5 +152,4 @@ __all__ = [
     "violations",
     "walk_bindings",
     "walk_exprs",
-    "zeros",
 ]

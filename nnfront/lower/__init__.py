@@ -5,20 +5,14 @@ Read in this order: `instructions` and `program` (the data), `signature` (who bi
 `schedule` (what is dead, what moves to load time, when memory is given back), `cost` (flops and bytes).
 """
 
-from nnfront.ir import (  # the types and cases in a program, for those who run it
+from nnfront.ir import (  # the types in a program, for those who run it
     CacheLayerType,
     CacheType,
-    Causal,
     ScalarType,
     ShapeType,
     TensorType,
     TupleType,
     Type,
-    Zeros,
-    condition_text,
-    dim_bounds,
-    from_plain,
-    parts_of,
     type_text,
 )
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure, place
@@ -36,7 +30,6 @@ __all__ = [
     "Branch",
     "CacheLayerType",
     "CacheType",
-    "Causal",
     "DimBinding",
     "Instruction",
     "Match",
@@ -51,18 +44,13 @@ __all__ = [
     "TensorType",
     "TupleType",
     "Type",
-    "Zeros",
     "as_references",
     "check_returned",
-    "condition_text",
-    "dim_bounds",
-    "from_plain",
     "is_foreign",
     "lower_function",
     "lower_weights",
     "name_of",
     "op_of",
-    "parts_of",
     "place",
     "places",
     "reference",

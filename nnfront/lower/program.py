@@ -70,7 +70,7 @@ class MethodProgram:
     `arguments` are what a call gives, `weights` what loading binds. `setup` runs once at load: views of weights only, it makes
     no copies. `body` runs on each call. `result` is what the caller gets: written states are left out, as they are written in place.
     `transform` names the transform that makes the weights of role `transformed`. `cases` are the special cases in order, each
-    under its text, in the plain form of `nnfront.ir.conditions`.
+    under its text, in the plain form of `nnfront.cases.conditions`.
     """
 
     name: str

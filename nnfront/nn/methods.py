@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from nnfront import ops
+from nnfront.cases import to_plain
 from nnfront.dims import Dim, strict_comparisons
 from nnfront.errors import TraceError
 from nnfront.ir import (
@@ -24,7 +25,6 @@ from nnfront.ir import (
     Provenance,
     Tuple,
     Var,
-    to_plain,
     walk_bindings,
     walk_exprs,
 )

@@ -6,7 +6,7 @@ A raw spec is a dict of dicts, read by `ModuleSpec.from_raw` without changing it
     {"prefill": {"tokens": spec.Tensor(["batch", "seq"], "int64"), "n": int, "cache": spec.Cache(...)}}
 
 The key `"$"` of a method may hold `param_mode` and `effect_mode` (`plain`, `packed` or `none`), and `special_cases`: a list of
-cases for which the compiled method gets variants, in order (see `nnfront.ir.conditions`).
+cases for which the compiled method gets variants, in order (see `nnfront.cases.conditions`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
+from nnfront.cases import Case, Conditions, read_case, refuse_unreachable
 from nnfront.dims import Dim, Size, Symbol, merge_facts, to_size
 from nnfront.errors import DimError, NnfrontError, PassError, SpecError, nearest
 from nnfront.ir import (
     CacheLayerType,
     CacheType,
-    Case,
-    Conditions,
     ScalarType,
     TensorType,
     TupleType,
     Type,
-    read_case,
-    refuse_unreachable,
     sizes_of,
 )
 from nnfront.nn.mode import names_place

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from nnfront.cases import causal, multiple_of, zeros
 from nnfront.errors import PassError
-from nnfront.ir import IRModule, causal, multiple_of, zeros
+from nnfront.ir import IRModule
 from nnfront.passes.apply_dtype_policy import apply_dtype_policy
 from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims

@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from nnfront.cases.attributes import settled_cases
 from nnfront.dims import Size, solve
 from nnfront.errors import DimError, PassError
 from nnfront.ir import (
@@ -44,7 +45,6 @@ from nnfront.ir import (
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind, chosen_functions
-from nnfront.passes.case_attrs import settled_cases
 
 
 @module_pass()

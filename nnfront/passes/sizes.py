@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from nnfront.cases.attributes import resized_cases
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir import (
     Atom,
@@ -34,7 +35,6 @@ from nnfront.ir import (
     map_sizes,
     sizes_of,
 )
-from nnfront.passes.case_attrs import resized_cases
 
 SizeMap: TypeAlias = Callable[[Size], Size]
 

@@ -32,7 +32,7 @@ after:
 
 Cases are asked in order; the general function comes last. Inside a variant the facts of its case hold: dims that are known to be
 one number are numbers, others have a narrower range or a divisor; values that are known are expressions without the argument.
-`nnfront.ir.conditions` says what a case may ask. What must read a tensor is asked only where the rest of its case holds.
+`nnfront.cases.conditions` says what a case may ask. What must read a tensor is asked only where the rest of its case holds.
 
 A method may declare its cases in the spec, as `"$": {"special_cases": [...]}`: the attribute `special_cases`. Without a function this
 pass does what all methods declare; cases that are given take the place of those declared, and an empty list drops them.
@@ -49,13 +49,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nnfront import ops
+from nnfront.cases import (
+    Case,
+    ValueCase,
+    case_text,
+    from_plain,
+    parts_of,
+    read_case,
+    refuse_unreachable,
+    to_plain,
+)
 from nnfront.dims import Size, Symbol, as_symbol, of_symbol
 from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
     Binding,
     Call,
-    Case,
     Function,
     IRModule,
     Mutator,
@@ -65,24 +74,17 @@ from nnfront.ir import (
     ScalarType,
     TensorType,
     Type,
-    ValueCase,
     Var,
-    case_text,
-    from_plain,
-    parts_of,
-    read_case,
-    refuse_unreachable,
-    to_plain,
     undefined_symbols,
     walk_bindings,
     walk_exprs,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind_symbols, chosen_functions
-from nnfront.passes.case_report import SpecialCasesReport, describe
-from nnfront.passes.dispatch import GENERAL, Dispatch, known_value
 from nnfront.passes.effects import reached
 from nnfront.passes.inline import inline
+from nnfront.passes.specializing.dispatch import GENERAL, Dispatch, known_value
+from nnfront.passes.specializing.report import SpecialCasesReport, describe
 
 DECLARED = "special_cases"
 """The attribute of a function whose spec declares cases."""

@@ -11,19 +11,11 @@ from typing import Any
 
 import torch
 
+from nnfront.cases import Causal, Zeros, condition_text, dim_bounds, from_plain, parts_of
 from nnfront.dims import evaluate, parse
-from nnfront.lower import (
-    Causal,
-    MethodProgram,
-    Run,
-    Zeros,
-    condition_text,
-    dim_bounds,
-    from_plain,
-    parts_of,
-)
+from nnfront.lower import MethodProgram, Run
+from nnfront.runtime.dispatch_tree import ENTER, entered
 from nnfront.runtime.execute import Frame, Resolve
-from nnfront.runtime.route import ENTER, entered
 
 GENERAL = "general"
 

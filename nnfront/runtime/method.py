@@ -19,12 +19,12 @@ from nnfront.lower import Block, MethodProgram
 from nnfront.memory.free_memory import is_out_of_memory
 from nnfront.runtime.bind_arguments import Known, arrange
 from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
+from nnfront.runtime.dispatch_tree import find_route
 from nnfront.runtime.execute import Code, Frame, execute, prepare
 from nnfront.runtime.fast_check import compile_check, put
 from nnfront.runtime.load_frame import Values, loaded_frame, matched_dims
 from nnfront.runtime.out_of_memory import call_error
 from nnfront.runtime.results import result_maker
-from nnfront.runtime.route import find_route
 from nnfront.state.cache import Use
 
 

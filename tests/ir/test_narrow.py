@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from verify_checks import only
 
 import nnfront.ops  # noqa: F401  registers the ops that the texts name
-from nnfront.dims import Dim, Symbol, of_symbol, same
+from nnfront.dims import Dim, Symbol
 from nnfront.ir import IRModule, TensorType, Var, facts_where, join, parse, verify, violations
 
 CALLEE = "private def sixteen(x: input float32[16]) -> float32[16] { y: float32[16] = relu(x) return y }\n"

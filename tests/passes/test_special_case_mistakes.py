@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 from pass_checks import module
 
+from nnfront.cases import causal, multiple_of, zeros
 from nnfront.errors import PassError
-from nnfront.ir import admit, causal, first_difference, multiple_of, verify, zeros
+from nnfront.ir import admit, first_difference, verify
 from nnfront.passes import special_cases
 
 DIMS = """

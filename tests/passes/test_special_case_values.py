@@ -10,7 +10,8 @@ import torch
 from pass_checks import expect_same_results, module
 from pass_evaluator import run_method
 
-from nnfront.ir import causal, first_difference, multiple_of, parse, verify, zeros
+from nnfront.cases import causal, multiple_of, zeros
+from nnfront.ir import first_difference, parse, verify
 from nnfront.passes import (
     bind_dims,
     bind_params,

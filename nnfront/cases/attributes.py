@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from nnfront.cases.conditions import dim_bounds, from_plain, parts_of, to_plain
 from nnfront.dims import Size, as_symbol, of_symbol
-from nnfront.ir import Function, dim_bounds, from_plain, parts_of, to_plain
+from nnfront.ir import Function
 
 # From a name to what it is now: another size, a number, or None for an argument that went. Names that stay are left out.
 Settled = Mapping[str, Any]

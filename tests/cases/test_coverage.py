@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfront.dims import Symbol
-from nnfront.errors import PassError
-from nnfront.ir import (
-    ScalarType,
-    TensorType,
+from nnfront.cases import (
     causal,
     covers,
     from_plain,
@@ -24,6 +20,9 @@ from nnfront.ir import (
     to_plain,
     zeros,
 )
+from nnfront.dims import Symbol
+from nnfront.errors import PassError
+from nnfront.ir import ScalarType, TensorType
 
 DIMS = {"a": Symbol("a", 0, 0, 12), "b": Symbol("b", 0, 2, 10, 2)}
 ARGUMENTS = {"flag": ScalarType("bool"), "k": ScalarType("int64"), "mask": TensorType((4, 4), "float32")}

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nnfront import ops
+from nnfront.cases import Case, Causal, Zeros
 from nnfront.dims import as_symbol, of_symbol
 from nnfront.ir import (
     Atom,
     Call,
-    Case,
-    Causal,
     Function,
     FunctionBuilder,
     FunctionCall,
@@ -25,7 +24,6 @@ from nnfront.ir import (
     TensorType,
     Type,
     Var,
-    Zeros,
     branch,
     substitute_type,
 )

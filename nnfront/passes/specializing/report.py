@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfront import dtypes
+from nnfront.cases import Case, is_covered, overlap
 from nnfront.dims import Size, product, total
-from nnfront.ir import Case, TensorType, is_covered, overlap
+from nnfront.ir import TensorType
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 
 from nnfront.backends.device import on_device
 from nnfront.backends.registry import device_of
+from nnfront.cases import dim_bounds, from_plain, parts_of
 from nnfront.dims import Dim, Size, Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.lower import (
@@ -22,9 +23,6 @@ from nnfront.lower import (
     TensorType,
     TupleType,
     Type,
-    dim_bounds,
-    from_plain,
-    parts_of,
     places,
 )
 from nnfront.runtime.cases import asked_for, meets

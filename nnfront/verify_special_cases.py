@@ -15,7 +15,7 @@ from nnfront.errors import RunError
 from nnfront.ir import IRModule
 from nnfront.runtime import Method
 from nnfront.runtime.cases import Explanation
-from nnfront.runtime.samples import Draw, copied
+from nnfront.runtime.random_arguments import Draw, copied
 from nnfront.session import Session
 from nnfront.transform.weight_usage import weight_uses
 

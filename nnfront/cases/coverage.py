@@ -6,9 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from nnfront.cases.conditions import Case, exclude
 from nnfront.dims import Symbol
 from nnfront.errors import PassError
-from nnfront.ir.conditions import Case, exclude
 
 MOST_POINTS = 1 << 12
 """How many combinations of sizes are tried to see whether several cases together leave nothing."""
