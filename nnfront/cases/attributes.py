@@ -3,70 +3,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nnfront.cases.conditions import dim_bounds, from_plain, parts_of, to_plain
-from nnfront.dims import Size, as_symbol, of_symbol
-from nnfront.ir import Function
+import torch
 
-# From a name to what it is now: another size, a number, or None for an argument that went. Names that stay are left out.
-Settled = Mapping[str, Any]
+from nnfront.cases.conditions import Conditions, from_plain, joined, parts_of, to_plain
+from nnfront.cases.values import meets
+from nnfront.dims import Size, Symbol, as_symbol, of_symbol, parse, substitute
+from nnfront.ir import NO_ATTRS, Atom, Function
+from nnfront.ops.constants import value_of
+
+DECLARED = "special_cases"
+"""The attribute of a function whose spec declares cases, in order."""
+LISTED = "cases"
+"""The attribute of a function that chooses among cases: each under its text, in the order in which they are asked."""
 
 
-def resized_cases(function: Function, size: Callable[[Size], Size]) -> dict[str, Any]:
-    """Return the attributes of a function with `size` applied to the dims that its cases name."""
-    if not {"cases", "special_cases"} & function.attrs.keys():
-        return dict(function.attrs)
-    return settled_cases(function.attrs, {s.name: size(of_symbol(s)) for s in function.symbols})
+def settled(
+    function: Function, size: Callable[[Size], Size], known: Mapping[str, Atom] = NO_ATTRS
+) -> dict[str, Any]:
+    """Return a function's attributes where `size` says what its dims are now, and `known` what stands for arguments.
 
-
-def settled_cases(attrs: Mapping[str, Any], known: Settled) -> dict[str, Any]:
-    """Return attributes without the conditions that are decided: a case that cannot hold any more goes.
-
-    A declared case that always holds ends the list: nothing is left to specialise by it.
+    Conditions that are decided go, and a case that cannot hold any more. A declared case that always holds ends the list:
+    nothing is left to specialise by it.
     """
-    result = dict(attrs)
-    if "cases" in attrs:
-        cases = {text: _settled(conditions, known) for text, conditions in attrs["cases"].items()}
-        result["cases"] = {text: conditions for text, conditions in cases.items() if conditions is not None}
-    if "special_cases" in attrs:
-        declared = []
-        for conditions in attrs["special_cases"]:
-            left = _settled(conditions, known)
-            if left == {}:
-                break
-            if left is not None and all(name.isidentifier() for name in left):
-                declared.append(left)
-        result["special_cases"] = tuple(declared)
-        if not declared:
-            del result["special_cases"]
-    return result
+    attrs = dict(function.attrs)
+    if not {LISTED, DECLARED} & attrs.keys():
+        return attrs
+    dims = {Symbol(symbol.name): size(of_symbol(symbol)) for symbol in function.symbols}
+    arguments = {p.name for p in function.inputs if Symbol(p.name) not in dims}
+    if LISTED in attrs:
+        cases = {
+            text: _open(from_plain(case), dims, arguments, known) for text, case in attrs[LISTED].items()
+        }
+        attrs[LISTED] = {text: to_plain(left) for text, left in cases.items() if left is not None}
+    declared = []
+    for case in attrs.pop(DECLARED, ()):
+        left = _open(from_plain(case), dims, arguments, known)
+        if left == {}:
+            break
+        if left is not None and all(name.isidentifier() for name in left):
+            declared.append(to_plain(left))
+    return {**attrs, DECLARED: tuple(declared)} if declared else attrs
 
 
-def _settled(conditions: Mapping[str, Any], known: Settled) -> dict[str, Any] | None:
-    """The conditions that are still open, under the names of now; None if one cannot hold."""
+def _open(
+    conditions: Conditions,
+    dims: Mapping[Symbol, Size],
+    arguments: Collection[str],
+    known: Mapping[str, Atom],
+) -> dict[str, Any] | None:
+    """The conditions that are still open, under the names of now; None if one does not hold."""
     left: dict[str, Any] = {}
-    for name, condition in from_plain(conditions).items():
-        new = known.get(name, name)
-        if isinstance(new, str):
-            left[name] = condition
-        elif isinstance(new, bool | int | float):
-            if not all(_holds(part, new) for part in parts_of(condition)):
-                return None
-        elif new is None:
+    for name, condition in conditions.items():
+        value: Any = None
+        if name not in arguments:
+            value = substitute(parse(name), dims)
+            symbol = as_symbol(value)
+            name = str(value) if symbol is None else symbol.name
+        elif name in known:
+            value = value_of(known[name])
+        if value is None or not isinstance(value, int | float | torch.Tensor):
+            left = joined(left, {name: condition})
+        elif not all(meets(value, part) for part in parts_of(condition)):
             return None
-        else:
-            symbol = as_symbol(new)
-            left[str(new) if symbol is None else symbol.name] = condition
-    return to_plain(left)
-
-
-def _holds(condition: Any, number: bool | int | float) -> bool:
-    bounds = dim_bounds(condition)
-    if bounds is None or isinstance(number, bool):
-        return type(condition) is type(number) and bool(condition == number)
-    low, high, step = bounds
-    if type(condition) is int:
-        return condition == number
-    return low <= number and (high is None or number <= high) and number % step == 0
+    return left

@@ -164,6 +164,16 @@ def parts_of(condition: Any) -> list[Any]:
     return list(condition) if isinstance(condition, list) else [condition]
 
 
+def joined(a: Conditions, b: Conditions) -> dict[str, Any]:
+    """Return the conditions of both cases at once, each once."""
+    joined = dict(a)
+    for name, condition in b.items():
+        parts = [*parts_of(joined[name]), *parts_of(condition)] if name in joined else [condition]
+        parts = [part for i, part in enumerate(parts) if part not in parts[:i]]
+        joined[name] = parts[0] if len(parts) == 1 else parts
+    return joined
+
+
 def dim_bounds(condition: Any) -> tuple[int, int | None, int] | None:
     """Return (least, greatest, divisor) that one condition on a dim asks for; None for what is no such condition."""
     if isinstance(condition, multiple_of) and type(condition.divisor) is int:

@@ -41,9 +41,16 @@ def facts_where(condition: Atom, values: Mapping[Var, Expr], outer: Facts = NO_F
 
 
 def branch_knows(condition: Atom, values: Mapping[Var, Expr], outer: Facts) -> Facts:
-    """Return what is known in a branch; one that never runs is read as if its own condition were all that is asked."""
+    """Return what is known in a branch; of one that never runs, what each question by itself says."""
     known = facts_where(condition, values, outer)
-    return {**outer, **(facts_where(condition, values) or NO_FACTS)} if known is None else known
+    if known is not None:
+        return known
+    facts = dict(outer)
+    for size, *bounds in _said(condition, values):
+        alone: dict[Symbol, Size] = {}
+        if _learn(alone, size, *bounds):
+            facts |= alone
+    return facts
 
 
 def is_true(condition: Atom, values: Mapping[Var, Expr], facts: Facts = NO_FACTS) -> bool | None:

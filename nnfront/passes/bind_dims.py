@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nnfront.dims import Dim, Size, Symbol, describe_facts, satisfies, substitute, to_size
+from nnfront.dims import Dim, Size, Symbol, as_symbol, describe_facts, satisfies, substitute, to_size
 from nnfront.errors import InferError, PassError
-from nnfront.ir import Function, IRModule, symbols_in
+from nnfront.ir import NO_ATTRS, Atom, Function, IRModule, symbols_in
 from nnfront.passes.base import module_pass
 from nnfront.passes.sizes import resize
 
@@ -54,25 +54,37 @@ def bind_dims(
     return ir.with_functions(done.get(f.name, f) for f in ir.functions)
 
 
-def bind(function: Function, sizes: Mapping[str, Size], functions: Mapping[str, Function]) -> Function:
-    """Return the function with its dims of these names bound; the same object if it has none of them."""
+def bind(
+    function: Function,
+    sizes: Mapping[str, Size],
+    functions: Mapping[str, Function],
+    known: Mapping[str, Atom] = NO_ATTRS,
+) -> Function:
+    """Return the function with its dims of these names bound, and `known` in the place of parameters; see `bind_symbols`."""
+    own = {s: sizes[s.name] for s in symbols_in(function) if s.name in sizes}
     return bind_symbols(
-        function, {s: sizes[s.name] for s in symbols_in(function) if s.name in sizes}, functions
+        function, own, functions, {p.name: known[p.name] for p in function.params if p.name in known}
     )
 
 
 def bind_symbols(
-    function: Function, sizes: Mapping[Symbol, Size], functions: Mapping[str, Function]
+    function: Function,
+    sizes: Mapping[Symbol, Size],
+    functions: Mapping[str, Function],
+    known: Mapping[str, Atom] = NO_ATTRS,
 ) -> Function:
-    """Return the function with these dims bound; the same object if there are none. Raises PassError for what cannot be."""
-    if not sizes:
+    """Return the function with these dims bound, and `known` in the place of the parameters of these names.
+
+    It is the same object if there are none. Raises PassError for what cannot be.
+    """
+    if not sizes and not known:
         return function
     for symbol, size in sizes.items():
         _check(symbol, size, function.name)
     try:
-        return resize(function, lambda size: substitute(size, sizes), functions)
+        return resize(function, lambda size: substitute(size, sizes), functions, known)
     except InferError as error:
-        given = ", ".join(f"{symbol} = {size}" for symbol, size in sizes.items())
+        given = ", ".join([*(_said(symbol, size) for symbol, size in sizes.items()), *known])
         raise PassError(f"{function.name} cannot have {given}: {error.what}", details=error.details) from None
 
 
@@ -85,6 +97,11 @@ def chosen_functions(ir: IRModule, names: Iterable[str] | None) -> list[str]:
             f"there is no public function {wrong[0]!r}", details=[f"public functions are {', '.join(public)}"]
         )
     return public if names is None else list(names)
+
+
+def _said(symbol: Symbol, size: Size) -> str:
+    own = as_symbol(size)
+    return f"{symbol} = {size}" if own != symbol else f"{symbol} {describe_facts(*own.facts)}"
 
 
 def _check(symbol: Symbol, size: Size, function: str) -> None:

@@ -27,15 +27,12 @@ from typing import Any
 
 import torch
 
-from nnfront.cases.attributes import settled_cases
 from nnfront.dims import Size, solve
 from nnfront.errors import DimError, PassError
 from nnfront.ir import (
-    Atom,
     Constant,
     Function,
     IRModule,
-    Mutator,
     Param,
     Scalar,
     ScalarType,
@@ -64,7 +61,7 @@ def bind_params(ir: IRModule, params: Mapping[str, Any], functions: Iterable[str
             p.name: _atom(p, params[p.name], function.name) for p in function.params if p.name in params
         }
         sizes = _sizes(function, values)
-        done[function.name] = _replace(bind(function, sizes, ir), values)
+        done[function.name] = bind(function, sizes, ir, values)
         transform = function.attrs.get("transform")
         if transform is not None:
             done[transform] = bind(done.get(transform, ir[transform]), sizes, ir)
@@ -108,17 +105,6 @@ def _sizes(function: Function, values: Mapping[str, Constant | Scalar]) -> dict[
         raise PassError(
             f"the values for {given} do not fit {function.name}: {error.what}", details=error.details
         ) from None
-
-
-def _replace(function: Function, values: Mapping[str, Atom]) -> Function:
-    """Return the function without the parameters that have a value."""
-    mutator = Mutator()
-    mutator.replaced.update((p, values[p.name]) for p in function.params if p.name in values)
-    known = {name: atom.value if isinstance(atom, Scalar) else None for name, atom in values.items()}
-    return mutator.function(function).with_(
-        params=tuple(p for p in function.params if p.name not in values),
-        attrs=settled_cases(function.attrs, known),
-    )
 
 
 def _misfit(function: str, param: Param, value: Any) -> PassError:

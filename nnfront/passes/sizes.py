@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from nnfront.cases.attributes import resized_cases
+from nnfront.cases import settled
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir import (
+    NO_ATTRS,
     Atom,
     Binding,
     Call,
@@ -78,17 +79,24 @@ def recanonical(expr: Expr) -> Expr:
     return replace(expr, attrs=expr.op.canonical_attrs(types, full))
 
 
-def resize(function: Function, size: SizeMap, functions: Mapping[str, Function]) -> Function:
+def resize(
+    function: Function,
+    size: SizeMap,
+    functions: Mapping[str, Function],
+    known: Mapping[str, Atom] = NO_ATTRS,
+) -> Function:
     """Return a function with `size` applied to every size in it; its variables are new ones.
 
-    Raises InferError if an op is not defined for what its operands become.
+    `known` stands for the parameters of these names, which go. Raises InferError if an op is not defined for what its
+    operands become.
     """
     resizer = Resizer(size, functions)
-    params = tuple(Param(p.name, map_sizes(p.type, size), p.role) for p in function.params)
-    resizer.replaced.update(zip(function.params, params, strict=True))
+    params = [Param(p.name, map_sizes(p.type, size), p.role) for p in function.params]
+    resizer.replaced.update(zip(function.params, (known.get(p.name, p) for p in params), strict=True))
+    params = [p for p in params if p.name not in known]
     body = resizer.block(function.body)
-    attrs = {name: map_attr(value, size) for name, value in resized_cases(function, size).items()}
-    return replace(function, params=params, bindings=body.bindings, result=body.result, attrs=attrs)
+    attrs = {name: map_attr(value, size) for name, value in settled(function, size, known).items()}
+    return replace(function, params=tuple(params), bindings=body.bindings, result=body.result, attrs=attrs)
 
 
 class Resizer(Mutator):

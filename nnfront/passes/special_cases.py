@@ -54,12 +54,12 @@ from nnfront.cases import (
     ValueCase,
     case_text,
     from_plain,
-    parts_of,
+    joined,
     read_case,
     refuse_unreachable,
     to_plain,
 )
-from nnfront.dims import Size, Symbol, as_symbol, of_symbol
+from nnfront.dims import Size, Symbol, as_symbol, of_symbol, substitute
 from nnfront.errors import PassError
 from nnfront.ir import (
     Atom,
@@ -72,9 +72,9 @@ from nnfront.ir import (
     Param,
     Scalar,
     ScalarType,
-    TensorType,
     Type,
     Var,
+    map_sizes,
     undefined_symbols,
     walk_bindings,
     walk_exprs,
@@ -83,6 +83,7 @@ from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import bind_symbols, chosen_functions
 from nnfront.passes.effects import reached
 from nnfront.passes.inline import inline
+from nnfront.passes.sizes import SizeMap
 from nnfront.passes.specializing.dispatch import GENERAL, Dispatch, known_value
 from nnfront.passes.specializing.report import SpecialCasesReport, describe
 
@@ -227,7 +228,7 @@ def _texts(
     for case in cases:
         found: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for text, conditions in inner.items():
-            both = _joined(case.conditions, from_plain(conditions))
+            both = joined(case.conditions, from_plain(conditions))
             try:
                 read_cases(method, [both])
             except PassError:  # no input meets both
@@ -236,16 +237,6 @@ def _texts(
         found[GENERAL] = case.text, to_plain(case.conditions)
         result.append(found)
     return result
-
-
-def _joined(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Both cases at once."""
-    joined = dict(a)
-    for name, condition in b.items():
-        parts = [*parts_of(joined[name]), *parts_of(condition)] if name in joined else [condition]
-        parts = [part for i, part in enumerate(parts) if part not in parts[:i]]
-        joined[name] = parts[0] if len(parts) == 1 else parts
-    return joined
 
 
 def _relabelled(variant: Function, texts: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Function:
@@ -287,41 +278,32 @@ def _variant(
     method: Function, case: Case, sizes: Mapping[Symbol, Size], name: str, functions: Mapping[str, Function]
 ) -> Function:
     """The function with what its case knows put in."""
-    bound = bind_symbols(_private(method, name), sizes, functions)
-    values = {given.name: given for given in case.values}
-    mutator = Mutator()
+    private = _private(method, name)
+    bound = (b.var.name for b in walk_bindings(private.bindings))
+    names = Names([*(p.name for p in private.params), *bound])
     first: list[Binding] = []
-    taken = Names([*(p.name for p in bound.params), *(b.var.name for b in walk_bindings(bound.bindings))])
-    for param in bound.params:
-        if param.name in values:
-            mutator.replaced[param] = _known(param, values[param.name], first, taken)
-    body = mutator.block(bound.body)
-    params = tuple(p for p in bound.params if p.name not in values)
-    variant = bound.with_(params=params, bindings=(*first, *body.bindings), result=body.result)
+    known = {v.name: _known(v, lambda size: substitute(size, sizes), first, names) for v in case.values}
+    variant = bind_symbols(private, sizes, functions, known)
+    variant = variant.with_(bindings=(*first, *variant.bindings))
     # A tensor whose elements are known may be the only one that says what a dim is: then the dim is handed over.
     dims = (
-        Param(taken.unique(symbol.name), ScalarType("int64", of_symbol(symbol)), "input")
+        Param(names.unique(symbol.name), ScalarType("int64", of_symbol(symbol)), "input")
         for symbol in undefined_symbols(variant) or ()
     )
-    return variant.with_(params=(*params, *dims))
+    return variant.with_(params=(*variant.params, *dims))
 
 
-def _known(param: Param, given: ValueCase, first: list[Binding], names: Names) -> Atom:
-    """What stands for a parameter whose value is known; a tensor is made ahead of the body."""
-    if isinstance(param.type, ScalarType):
-        assert isinstance(given.values[0], bool | int | float)
-        return Scalar(given.values[0])
-    assert isinstance(param.type, TensorType)
+def _known(given: ValueCase, size: SizeMap, first: list[Binding], names: Names) -> Atom:
+    """What stands for an argument whose value is known; a tensor is made ahead of the body."""
+    value, whole = given.values[0], map_sizes(given.type, size)
+    if isinstance(whole, ScalarType):
+        assert isinstance(value, bool | int | float)
+        return Scalar(value)
 
     def emit(call: Call, type: Type) -> Var:
-        is_last = type == param.type
-        var = Var(
-            param.name
-            if is_last and param.name not in {b.var.name for b in first}
-            else names.unique(param.name),
-            type,
-        )
+        is_last = type == whole and all(b.var.name != given.name for b in first)
+        var = Var(given.name if is_last else names.unique(given.name), type)
         first.append(Binding(var, call))
         return var
 
-    return known_value(param.type, given.values[0], emit)
+    return known_value(whole, value, emit)

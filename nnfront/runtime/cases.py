@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nnfront.cases import Causal, Zeros, condition_text, dim_bounds, from_plain, parts_of
+from nnfront.cases import asked_for, condition_text, from_plain, meets, parts_of
 from nnfront.dims import evaluate, parse
 from nnfront.lower import MethodProgram, Run
 from nnfront.runtime.dispatch_tree import ENTER, entered
@@ -151,25 +151,6 @@ def _case(
         for part in parts_of(condition)
     ]
     return CaseResult(text, all(check.holds for check in checks), tuple(checks))
-
-
-def asked_for(condition: Any, like: torch.Tensor) -> torch.Tensor:
-    """Return the tensor that a condition asks for, with the sizes, dtype and device of `like`."""
-    if not isinstance(condition, Causal):
-        return torch.full_like(like, 0 if isinstance(condition, Zeros) else condition)
-    full = torch.full_like(like, like.dtype == torch.bool or condition.hidden)
-    return full.tril() if like.dtype == torch.bool else full.triu(1)
-
-
-def meets(value: Any, condition: Any) -> bool:
-    """Whether the value of a dim or an argument is what one condition asks for."""
-    if isinstance(value, torch.Tensor):
-        return bool((value == asked_for(condition, value)).all())
-    bounds = dim_bounds(condition)
-    if bounds is None or isinstance(condition, int):
-        return bool(value == condition)
-    low, high, step = bounds
-    return bool(low <= value and (high is None or value <= high) and value % step == 0)
 
 
 def _tensor_check(name: str, condition: Any, value: torch.Tensor, is_open: bool) -> CheckResult:

@@ -12,7 +12,7 @@ import torch
 
 from nnfront.backends.device import on_device
 from nnfront.backends.registry import device_of
-from nnfront.cases import dim_bounds, from_plain, parts_of
+from nnfront.cases import asked_for, dim_bounds, from_plain, meets, parts_of
 from nnfront.dims import Dim, Size, Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.lower import (
@@ -25,7 +25,6 @@ from nnfront.lower import (
     Type,
     places,
 )
-from nnfront.runtime.cases import asked_for, meets
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 

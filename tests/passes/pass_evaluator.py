@@ -35,21 +35,27 @@ from nnfront.ir import (
 )
 
 
-def run_method(ir: IRModule, name: str, inputs: Mapping[str, Any], weights: Mapping[str, Any]) -> Any:
-    """Run a public function on inputs and checkpoint weights, its transform first if it has one."""
+def run_method(
+    ir: IRModule,
+    name: str,
+    inputs: Mapping[str, Any],
+    weights: Mapping[str, Any],
+    entered: list[str] | None = None,
+) -> Any:
+    """Run a public function on inputs and checkpoint weights, its transform first if it has one; note the cases it enters."""
     method = ir[name]
     given = {**weights, **inputs}
     if "transform" in method.attrs:
         transform = ir[method.attrs["transform"]]
         results = run_function(ir, transform, [weights[p.name] for p in transform.params])
         given = {**dict(zip(transform.result_type.names, results, strict=True)), **inputs}
-    return run_function(ir, method, [given[p.name] for p in method.params])
+    return run_function(ir, method, [given[p.name] for p in method.params], entered)
 
 
-def run_function(ir: IRModule, function: Function, args: list[Any]) -> Any:
+def run_function(ir: IRModule, function: Function, args: list[Any], entered: list[str] | None = None) -> Any:
     """Run a function on values in the order of its parameters."""
     equations = [e for p, arg in zip(function.params, args, strict=True) for e in _equations(p.type, arg)]
-    run = Run(ir, dict(zip(function.params, args, strict=True)), equations)
+    run = Run(ir, dict(zip(function.params, args, strict=True)), equations, entered)
     return run.block(function.body)
 
 
@@ -72,8 +78,15 @@ def _equations(type: Type, value: Any) -> list[tuple[Any, int]]:
 class Run:
     """One run of a function: the values of its variables and dims."""
 
-    def __init__(self, ir: IRModule, values: dict[Var, Any], equations: list[tuple[Any, int]]) -> None:
+    def __init__(
+        self,
+        ir: IRModule,
+        values: dict[Var, Any],
+        equations: list[tuple[Any, int]],
+        entered: list[str] | None,
+    ) -> None:
         self.ir = ir
+        self.entered = entered
         self.values = values
         self.dims: dict[Symbol, int] = solve(equations)
 
@@ -88,10 +101,13 @@ class Run:
     def expr(self, expr: Expr) -> Any:
         match expr:
             case Call():
+                if expr.op.name == "enter_case" and self.entered is not None:
+                    self.entered.append(expr.attrs["case"])
                 args = [None if a is None else self.atom(a) for a in expr.args]
                 return expr.op.run(args, {name: self.attr(value) for name, value in expr.attrs.items()})
             case FunctionCall():
-                return run_function(self.ir, self.ir[expr.function], [self.atom(a) for a in expr.args])
+                args = [self.atom(a) for a in expr.args]
+                return run_function(self.ir, self.ir[expr.function], args, self.entered)
             case Tuple():
                 return tuple(self.atom(field) for field in expr.fields)
             case Projection():
