@@ -41,15 +41,14 @@ def facts_where(condition: Atom, values: Mapping[Var, Expr], outer: Facts = NO_F
 
 
 def branch_knows(condition: Atom, values: Mapping[Var, Expr], outer: Facts) -> Facts:
-    """Return what is known in a branch; of one that never runs, what each question by itself says."""
+    """Return what is known in a branch. In one that never runs, what its condition says comes before what contradicts it."""
     known = facts_where(condition, values, outer)
     if known is not None:
         return known
     facts = dict(outer)
     for size, *bounds in _said(condition, values):
-        alone: dict[Symbol, Size] = {}
-        if _learn(alone, size, *bounds):
-            facts |= alone
+        if not _learn(facts, substitute(size, facts), *bounds):
+            _learn(facts, size, *bounds)
     return facts
 
 

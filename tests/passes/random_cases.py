@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ from nnfront.ir import (
     branch,
 )
 
-MOST = 5
+MOST = 4
 """The greatest number of each dim."""
 
 Facts = tuple[int, int, int]
@@ -75,29 +75,22 @@ class Inputs:
         }
 
 
-def grid(values: list[tuple[str, int, bool, float]]) -> Iterator[Inputs]:
-    """Every size of each dim, with values of the others in turn."""
+MASKS: Mapping[str, Callable[[int, int], torch.Tensor]] = {
+    "random": lambda a, b: torch.randn(a, b, generator=torch.Generator().manual_seed(a)),
+    "zeros": torch.zeros,
+    "causal": lambda a, b: torch.full((a, b), -torch.inf).triu(1),
+}
+Values = tuple[str, int, bool, float]
+EVERY_VALUE: list[Values] = list(itertools.product(MASKS, range(3), (False, True), (0.0, 1.0, 0.5)))
+VALUES = st.lists(st.sampled_from(EVERY_VALUE), min_size=3, max_size=7)
+
+
+def grid(values: list[Values]) -> Iterator[Inputs]:
+    """Calls of every size of each dim, with values of the other arguments in turn; all of them, for `EVERY_VALUE`."""
     turn = itertools.cycle(values)
-    for a, b, d in itertools.product(*[range(1, MOST + 1)] * 2, (1, 2, 3, 4)):
-        kind, k, flag, s = next(turn)
-        masks = {
-            "random": lambda a, b: torch.randn(a, b, generator=torch.Generator().manual_seed(a)),
-            "zeros": torch.zeros,
-            "causal": lambda a, b: torch.full((a, b), -torch.inf).triu(1),
-        }
-        yield Inputs({"a": a, "b": b, "d": d}, masks[kind](a, b), k, flag, s)
-
-
-VALUES = st.lists(
-    st.tuples(
-        st.sampled_from(["random", "zeros", "causal"]),
-        st.integers(0, 2),
-        st.booleans(),
-        st.sampled_from([0.0, 1.0, 0.5]),
-    ),
-    min_size=3,
-    max_size=7,
-)
+    for a, b, d in itertools.product(*[range(1, MOST + 1)] * 3):
+        for kind, k, flag, s in values if values is EVERY_VALUE else [next(turn)]:
+            yield Inputs({"a": a, "b": b, "d": d}, MASKS[kind](a, b), k, flag, s)
 
 
 class Author:
