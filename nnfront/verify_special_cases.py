@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from nnfront.cases.conditions import GENERAL
 from nnfront.compiler import Executable, compile
 from nnfront.dims import Dim
 from nnfront.errors import RunError
@@ -86,7 +87,7 @@ def verify_variants(
             help='give it some: nn.passes.special_cases(ir, ...), or "$": {"special_cases": [...]} in the spec',
         )
     draw = Draw(checked, dims or {}, ranges or {}, seed)
-    counted, general = checked.only(None), checked.only("general")
+    counted, general = checked.only(None), checked.only(GENERAL)
     reports = []
     for case in cases:
         variant = checked.only(case)

@@ -24,12 +24,16 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from nnfront import dtypes
-from nnfront.dims import Symbol, describe_facts
+from nnfront.dims import Symbol, describe_facts, narrowed
 from nnfront.errors import PassError
 from nnfront.ir.types import ScalarType, TensorType, Type
 
 Conditions: TypeAlias = Mapping[str, Any]
 """What a case says, by the name of the dim or argument."""
+
+
+GENERAL: Final = "general"
+"""The text of what runs where no case holds."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,6 @@ class DimCase:
         low, high, step = self.symbol.facts
         return low or None, high, step if step > 1 else None
 
-    @property
-    def value(self) -> int | None:
-        """The number that the dim is, if the range holds one only."""
-        return only_value(self.symbol)
-
 
 @dataclass(frozen=True)
 class ValueCase:
@@ -106,6 +105,13 @@ class ValueCase:
         """Whether the check has to read a tensor."""
         return isinstance(self.type, TensorType)
 
+    @property
+    def number(self) -> int | float:
+        """The number that a host argument is, 1 for True."""
+        (value,) = set(self.values)
+        assert isinstance(value, int | float)
+        return int(value) if isinstance(value, bool) else value
+
 
 @dataclass(frozen=True)
 class Case:
@@ -119,11 +125,6 @@ class Case:
     def text(self) -> str:
         """The case in words."""
         return case_text(self.conditions)
-
-
-def only_value(symbol: Symbol) -> int | None:
-    """Return the number that a dim is, if its facts leave one only."""
-    return int(symbol.low) if symbol.low == symbol.high else None
 
 
 def read_case(
@@ -187,7 +188,7 @@ def dim_bounds(condition: Any) -> tuple[int, int | None, int] | None:
 
 def _narrowed(owner: str, symbol: Symbol, condition: Any) -> Symbol:
     """The symbol with the facts of the condition joined to its own."""
-    low, high, step = symbol.facts
+    found: Symbol | None = symbol
     for part in parts_of(condition):
         bounds = dim_bounds(part)
         if bounds is None:
@@ -195,15 +196,13 @@ def _narrowed(owner: str, symbol: Symbol, condition: Any) -> Symbol:
                 f"{part!r} is no condition on dim '{symbol.name}' of {owner}",
                 help="give a number, a range (least, greatest), multiple_of(number), or a list of these",
             )
-        low = max(low, bounds[0])
-        high = high if bounds[1] is None else bounds[1] if high is None else min(high, bounds[1])
-        step = math.lcm(step, bounds[2]) if bounds[2] > 0 else 0
-        if step < 1 or (high is not None and -(-low // step) * step > high):
-            raise PassError(
-                f"'{condition_text(symbol.name, condition)}' never holds for {owner}",
-                details=[f"{symbol.name} is {describe_facts(*symbol.facts)}"],
-            )
-    return Symbol(symbol.name, symbol.uid, low, high, step)
+        found = narrowed(found, *bounds) if found and bounds[2] > 0 else None
+    if found is None:
+        raise PassError(
+            f"'{condition_text(symbol.name, condition)}' never holds for {owner}",
+            details=[f"{symbol.name} is {describe_facts(*symbol.facts)}"],
+        )
+    return found
 
 
 def exclude(a: Value, b: Value) -> bool:

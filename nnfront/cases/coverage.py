@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from nnfront.cases.conditions import Case, exclude
-from nnfront.dims import Symbol
+from nnfront.dims import Symbol, join_facts
 from nnfront.errors import PassError
 
 MOST_POINTS = 1 << 12
@@ -67,13 +67,8 @@ def admits(symbol: Symbol, number: int) -> bool:
 def overlap(a: Case, b: Case) -> bool:
     """Whether there may be an input that meets both cases."""
     mine = {d.symbol: d.symbol for d in a.dims}
-    for dim in b.dims:
-        other = mine.get(dim.symbol)
-        if other is not None:
-            step = math.lcm(dim.symbol.multiple_of, other.multiple_of)
-            low = max(dim.symbol.min, other.min)
-            if -(-low // step) * step > min(dim.symbol.high, other.high):
-                return False
+    if any(join_facts(mine.get(d.symbol, d.symbol), d.symbol) is None for d in b.dims):
+        return False
     given = {v.name: v.values for v in a.values}
     return not any(exclude(mine, its) for v in b.values for mine in given.get(v.name, ()) for its in v.values)
 

@@ -42,7 +42,7 @@ from nnfront.dims.sizes import (
     with_facts,
 )
 from nnfront.dims.solve import solve, unify
-from nnfront.dims.symbol import Symbol, describe_facts, merge_facts, names
+from nnfront.dims.symbol import Symbol, describe_facts, join_facts, merge_facts, names, narrowed
 
 __all__ = [
     "Dim",
@@ -56,6 +56,7 @@ __all__ = [
     "evaluate",
     "evaluator",
     "floordiv",
+    "join_facts",
     "less",
     "less_equal",
     "maximum",
@@ -63,6 +64,7 @@ __all__ = [
     "minimum",
     "mod",
     "names",
+    "narrowed",
     "of_symbol",
     "parse",
     "product",

@@ -77,6 +77,11 @@ class Symbol:
         """(min, max, multiple_of)."""
         return self.min, self.max, self.multiple_of
 
+    @property
+    def only(self) -> int | None:
+        """The number that the facts leave, if it is one only."""
+        return int(self.low) if self.low == self.high else None
+
 
 def describe_facts(minimum: float | None, maximum: float | None, multiple_of: int = 1) -> str:
     """`between 1 and 8`, `at least 0`, `at least 16, a multiple of 16`: facts in words, for messages."""
@@ -127,12 +132,15 @@ def _merge_one(said: list[tuple[Symbol, str]]) -> Symbol:
 def join_facts(a: Symbol, b: Symbol) -> Symbol | None:
     """The symbol with the facts of both, None if they contradict each other."""
     assert a == b
-    if a.facts == b.facts:
-        return a
-    low = max(a.min, b.min)
-    high = min((most for most in (a.max, b.max) if most is not None), default=None)
-    step = math.lcm(a.multiple_of, b.multiple_of)
-    return None if _is_empty(low, high, step) else Symbol(a.name, a.uid, low, high, step)
+    return a if a.facts == b.facts else narrowed(a, *b.facts)
+
+
+def narrowed(symbol: Symbol, low: int | None, high: int | None, step: int | None) -> Symbol | None:
+    """The symbol with more facts, None for one that is not said; None if no number has them all."""
+    low = symbol.min if low is None else max(symbol.min, low)
+    high = min((most for most in (symbol.max, high) if most is not None), default=None)
+    step = symbol.multiple_of if step is None else math.lcm(symbol.multiple_of, step)
+    return None if _is_empty(low, high, step) else Symbol(symbol.name, symbol.uid, low, high, step)
 
 
 def names(symbols: Iterable[Symbol]) -> dict[Symbol, str]:

@@ -7,11 +7,21 @@ the dims of the function everywhere; facts only help to see that they fit.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
-from nnfront.dims import Dim, Size, Symbol, as_symbol, divides, less_equal, of_symbol, solve, substitute
+from nnfront.dims import (
+    Dim,
+    Size,
+    Symbol,
+    as_symbol,
+    divides,
+    less_equal,
+    narrowed,
+    of_symbol,
+    solve,
+    substitute,
+)
 from nnfront.errors import DimError, InferError
 from nnfront.ir.expr import Atom, Block, Call, Expr, FunctionCall, If, Scalar, Var
 from nnfront.ir.infer import call_type, infer, map_sizes, substitute_type
@@ -169,10 +179,10 @@ def _learn(
         return False
     symbol = as_symbol(size)
     if symbol is not None:
-        known = _narrowed(symbol, low, high, step)
+        known = narrowed(symbol, low, high, step)
         if known is None:
             return False
-        facts[symbol] = known
+        facts[symbol] = of_symbol(known) if known.only is None else known.only
     elif isinstance(size, Dim) and low is not None and low == high:
         try:
             found = solve([(size, low)])
@@ -190,17 +200,3 @@ def _meets(size: Size, low: int | None, high: int | None, step: int | None) -> b
         True if step is None else divides(step, size),
     ]
     return False if False in answers else None if None in answers else True
-
-
-def _narrowed(symbol: Symbol, low: int | None, high: int | None, step: int | None) -> Size | None:
-    """The dim with more facts; None if no number meets them."""
-    least, most, divisor = symbol.facts
-    least = least if low is None else max(least, low)
-    most = most if high is None else high if most is None else min(most, high)
-    divisor = divisor if step is None else math.lcm(divisor, step)
-    first = -(-least // divisor) * divisor
-    if most is not None and first > most:
-        return None
-    if most is not None and first + divisor > most:
-        return first
-    return of_symbol(Symbol(symbol.name, symbol.uid, least, most, divisor))

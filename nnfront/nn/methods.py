@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nnfront import ops
-from nnfront.cases import to_plain
+from nnfront.cases.conditions import to_plain
 from nnfront.dims import Dim, strict_comparisons
 from nnfront.errors import TraceError
 from nnfront.ir import (

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from nnfront.cases import Case, Conditions, read_case, refuse_unreachable
+from nnfront.cases.conditions import Case, Conditions, read_case
+from nnfront.cases.coverage import refuse_unreachable
 from nnfront.dims import Dim, Size, Symbol, merge_facts, to_size
 from nnfront.errors import DimError, NnfrontError, PassError, SpecError, nearest
 from nnfront.ir import (

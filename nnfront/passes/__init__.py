@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nnfront.cases import causal, multiple_of, zeros
+from nnfront.cases.conditions import causal, multiple_of, zeros
 from nnfront.errors import PassError
 from nnfront.ir import IRModule
 from nnfront.passes.apply_dtype_policy import apply_dtype_policy

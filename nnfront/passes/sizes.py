@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from nnfront.cases import settled
+from nnfront.cases.attributes import settled
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir import (
     NO_ATTRS,

@@ -46,49 +46,31 @@ raises:  PassError for functions, dims and arguments that are not there, for a c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from nnfront import ops
-from nnfront.cases import (
+from nnfront.cases.attributes import DECLARED, LISTED
+from nnfront.cases.conditions import (
+    GENERAL,
     Case,
-    ValueCase,
+    Conditions,
     case_text,
     from_plain,
     joined,
     read_case,
-    refuse_unreachable,
     to_plain,
 )
-from nnfront.dims import Size, Symbol, as_symbol, of_symbol, substitute
+from nnfront.cases.coverage import refuse_unreachable
 from nnfront.errors import PassError
-from nnfront.ir import (
-    Atom,
-    Binding,
-    Call,
-    Function,
-    IRModule,
-    Mutator,
-    Names,
-    Param,
-    Scalar,
-    ScalarType,
-    Type,
-    Var,
-    map_sizes,
-    undefined_symbols,
-    walk_bindings,
-    walk_exprs,
-)
+from nnfront.ir import Binding, Call, Function, IRModule, Mutator, Names, walk_exprs
 from nnfront.passes.base import module_pass
-from nnfront.passes.bind_dims import bind_symbols, chosen_functions
+from nnfront.passes.bind_dims import chosen_functions
 from nnfront.passes.effects import reached
 from nnfront.passes.inline import inline
-from nnfront.passes.sizes import SizeMap
-from nnfront.passes.specializing.dispatch import GENERAL, Dispatch, known_value
+from nnfront.passes.specializing.dispatch import Dispatch
 from nnfront.passes.specializing.report import SpecialCasesReport, describe
-
-DECLARED = "special_cases"
-"""The attribute of a function whose spec declares cases."""
+from nnfront.passes.specializing.variant import private, specialised
 
 MOST_CASES = 60
 """Cases that a function may have: each is a branch inside another, and text from outside is read to a certain depth only."""
@@ -109,7 +91,7 @@ def special_cases(
         refuse_unreachable(name, read)
         done = _with_own_cases(name, done)
         method = done[name]
-        count = len(read) + len(method.attrs.get("cases", ()))
+        count = len(read) + len(method.attrs.get(LISTED, ()))
         if count > MOST_CASES:
             raise PassError(
                 f"{name} has {count} special cases, {MOST_CASES} are the most",
@@ -183,7 +165,7 @@ def _refuse_lifted(method: Function, cases: Iterable[Mapping[str, Any]], ir: IRM
 
 def _with_own_cases(name: str, ir: IRModule) -> IRModule:
     """The module in which the method itself enters the cases that it has, not a variant that it calls."""
-    if "cases" not in ir[name].attrs:
+    if LISTED not in ir[name].attrs:
         return ir
     inside = [
         callee
@@ -201,109 +183,42 @@ def _undeclared(method: Function, **more: Any) -> Function:
 def _specialised(method: Function, cases: Sequence[Case], ir: IRModule) -> list[Function]:
     """The variants, the general function, and the dispatch among them."""
     names = Names(ir)
-    inner: Mapping[str, Any] = method.attrs.get("cases", {})
-    sizes = [_sizes(case, method) for case in cases]
     variants = [
-        _variant(method, case, sizes[i], names.unique(f"{method.name}_case_{i}"), ir)
-        for i, case in enumerate(cases)
+        specialised(method, case, names.unique(f"{method.name}_case_{i}"), ir) for i, case in enumerate(cases)
     ]
-    texts = _texts(method, cases, inner)
+    general = private(method, names.unique(f"{method.name}_general"))
+    inner: Mapping[str, Any] = method.attrs.get(LISTED, {})
+    entered = [_entered(method, case, inner) for case in cases]
     if inner:
-        variants = [_relabelled(v, texts[i]) for i, v in enumerate(variants)]
-    general = _private(method, names.unique(f"{method.name}_general"))
+        variants = [_relabelled(variant, its) for variant, its in zip(variants, entered, strict=True)]
     dispatch = Dispatch(method, cases, variants, general, ir, enters=not inner).function()
-    listed = {text: plain for their in texts for text, plain in their.values()}
-    listed |= inner
-    return [*variants, general, _undeclared(dispatch, cases=listed)]
+    listed = {case_text(c): to_plain(c) for its in entered for c in its.values()}
+    return [*variants, general, _undeclared(dispatch, **{LISTED: {**listed, **inner}})]
 
 
-def _texts(
-    method: Function, cases: Sequence[Case], inner: Mapping[str, Any]
-) -> list[dict[str, tuple[str, Mapping[str, Any]]]]:
-    """For each case, by the text that its variant's body enters, the text that it gets and its conditions.
+def _entered(method: Function, case: Case, inner: Mapping[str, Any]) -> dict[str, Conditions]:
+    """What holds where a case's variant enters a text.
 
     A function that has cases already has them inside of each variant: those come first there, and then the case by itself.
     """
-    result = []
-    for case in cases:
-        found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        for text, conditions in inner.items():
-            both = joined(case.conditions, from_plain(conditions))
-            try:
-                read_cases(method, [both])
-            except PassError:  # no input meets both
-                continue
-            found[text] = case_text(both), to_plain(both)
-        found[GENERAL] = case.text, to_plain(case.conditions)
-        result.append(found)
-    return result
+    found: dict[str, Conditions] = {}
+    for text, conditions in inner.items():
+        both = joined(case.conditions, from_plain(conditions))
+        with suppress(PassError):  # no input meets both
+            read_cases(method, [both])
+            found[text] = both
+    return {**found, GENERAL: case.conditions}
 
 
-def _relabelled(variant: Function, texts: Mapping[str, tuple[str, Mapping[str, Any]]]) -> Function:
+def _relabelled(variant: Function, entered: Mapping[str, Conditions]) -> Function:
     """The variant of a function that has cases: what it enters has the variant's case in its text."""
 
     class Relabel(Mutator):
         def binding(self, binding: Binding) -> Sequence[Binding]:
             value = binding.value
-            if isinstance(value, Call) and value.op is ops.enter_case and value.attrs["case"] in texts:
-                call = Call(value.op, (), {"case": texts[value.attrs["case"]][0]})
+            if isinstance(value, Call) and value.op is ops.enter_case and value.attrs["case"] in entered:
+                call = Call(value.op, (), {"case": case_text(entered[value.attrs["case"]])})
                 return (Binding(binding.var, call, binding.provenance),)
             return super().binding(binding)
 
     return Relabel().function(variant)
-
-
-_OF_METHODS = ("transform", "cases", DECLARED)
-
-
-def _private(method: Function, name: str) -> Function:
-    attrs = {key: value for key, value in method.attrs.items() if key not in _OF_METHODS}
-    return method.with_(name=name, kind="private", attrs=attrs)
-
-
-def _sizes(case: Case, method: Function) -> dict[Symbol, Size]:
-    """What the dims are in a case: numbers, or themselves with narrower facts."""
-    sizes: dict[Symbol, Size] = {
-        d.symbol: of_symbol(d.symbol) if d.value is None else d.value for d in case.dims
-    }
-    for given in case.values:
-        size = given.type.value if isinstance(given.type, ScalarType) else None
-        symbol = None if size is None else as_symbol(size)
-        if symbol is not None and isinstance(given.values[0], int):
-            sizes[symbol] = given.values[0]
-    return sizes
-
-
-def _variant(
-    method: Function, case: Case, sizes: Mapping[Symbol, Size], name: str, functions: Mapping[str, Function]
-) -> Function:
-    """The function with what its case knows put in."""
-    private = _private(method, name)
-    bound = (b.var.name for b in walk_bindings(private.bindings))
-    names = Names([*(p.name for p in private.params), *bound])
-    first: list[Binding] = []
-    known = {v.name: _known(v, lambda size: substitute(size, sizes), first, names) for v in case.values}
-    variant = bind_symbols(private, sizes, functions, known)
-    variant = variant.with_(bindings=(*first, *variant.bindings))
-    # A tensor whose elements are known may be the only one that says what a dim is: then the dim is handed over.
-    dims = (
-        Param(names.unique(symbol.name), ScalarType("int64", of_symbol(symbol)), "input")
-        for symbol in undefined_symbols(variant) or ()
-    )
-    return variant.with_(params=(*variant.params, *dims))
-
-
-def _known(given: ValueCase, size: SizeMap, first: list[Binding], names: Names) -> Atom:
-    """What stands for an argument whose value is known; a tensor is made ahead of the body."""
-    value, whole = given.values[0], map_sizes(given.type, size)
-    if isinstance(whole, ScalarType):
-        assert isinstance(value, bool | int | float)
-        return Scalar(value)
-
-    def emit(call: Call, type: Type) -> Var:
-        is_last = type == whole and all(b.var.name != given.name for b in first)
-        var = Var(given.name if is_last else names.unique(given.name), type)
-        first.append(Binding(var, call))
-        return var
-
-    return known_value(whole, value, emit)

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
-from nnfront.cases import asked_for, condition_text, from_plain, meets, parts_of
+from nnfront.cases.conditions import GENERAL, condition_text, from_plain, parts_of
+from nnfront.cases.values import asked_for, meets
 from nnfront.dims import evaluate, parse
 from nnfront.lower import MethodProgram, Run
 from nnfront.runtime.dispatch_tree import ENTER, entered
 from nnfront.runtime.execute import Frame, Resolve
-
-GENERAL = "general"
 
 
 class Hits:

@@ -3,17 +3,17 @@
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nnfront.backends.device import on_device
 from nnfront.backends.registry import device_of
-from nnfront.cases import asked_for, dim_bounds, from_plain, meets, parts_of
-from nnfront.dims import Dim, Size, Symbol, evaluate
+from nnfront.cases.conditions import dim_bounds, from_plain, parts_of
+from nnfront.cases.values import asked_for, meets
+from nnfront.dims import Dim, Size, Symbol, evaluate, narrowed, parse
 from nnfront.errors import RunError
 from nnfront.lower import (
     Argument,
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SPREAD = 48
 """How far a dim without an upper bound may lie above its least number."""
+TRIES = 30
+"""How often sizes are drawn for a case before it counts as one that no input meets."""
 FILLED = 3
 """Tokens that a cache holds before a call, where they fit."""
 
@@ -68,19 +70,19 @@ class Draw:
         The first two are the least and the greatest sizes.
         """
         conditions = from_plain(self.program.cases[case]) if case is not None else {}
-        values = {
-            a.name: [] if a.name in self.dims else parts_of(conditions.get(a.name, []))
-            for a in self.program.arguments
-        }
-        for each in dict.fromkeys(
-            (number, 0)
-        ):  # zeros are the causal mask where nothing is hidden: with one key at most
+        # What a case says of a product of dims, or by two values at once, is found by trying.
+        for each in (number, 0, *range(2, TRIES)):
             sizes = self._sizes(conditions, each)
-            args = {a.name: self._argument(a, values[a.name], sizes) for a in self.program.arguments}
-            if all(meets(args[name], part) for name, parts in values.items() for part in parts):
+            args = {a.name: self._argument(a, conditions, sizes) for a in self.program.arguments}
+            asked = {name: args.get(name) for name in conditions}
+            asked |= {name: evaluate(parse(name), sizes) for name in conditions if self._is_dim(name)}
+            if all(meets(asked[name], part) for name, c in conditions.items() for part in parts_of(c)):
                 dims = {b.symbol.name: sizes[b.symbol.name] for b in self.program.dims}
                 return [_moved(arg, self.device) for arg in args.values()], dims
         return None
+
+    def _is_dim(self, name: str) -> bool:
+        return name in self.dims or all(name != a.name for a in self.program.arguments)
 
     def _sizes(self, conditions: Mapping[str, Any], number: int) -> dict[str, int]:
         sizes = dict(self.given)
@@ -96,18 +98,18 @@ class Draw:
         return sizes
 
     def _number(self, symbol: Symbol, condition: Any, number: int, least: int = 0) -> int:
-        low, high, step = symbol.low, symbol.high, symbol.multiple_of
+        known = symbol
         for part in parts_of(condition) if condition is not None else ():
-            first, last, divisor = dim_bounds(part) or (0, None, 1)
-            low, step = max(low, first), math.lcm(step, divisor)
-            high = high if last is None else min(high, last)
-        first = -(-int(low) // step)
-        last = max(first, int(min(high, max(low + SPREAD, least, step)) // step))
+            known = narrowed(known, *(dim_bounds(part) or (None, None, None))) or known
+        step, first = known.multiple_of, int(known.low) // known.multiple_of
+        last = max(first, int(min(known.high, max(known.low + SPREAD, least, step)) // step))
         chosen = (first, last)[number] if number < 2 else self.random.randint(first, last)
         return chosen * step
 
-    def _argument(self, argument: Argument, parts: Sequence[Any], sizes: Mapping[str, int]) -> Any:
-        type = argument.type
+    def _argument(self, argument: Argument, conditions: Mapping[str, Any], sizes: Mapping[str, int]) -> Any:
+        type, parts = argument.type, parts_of(conditions.get(argument.name, []))
+        if self._is_dim(argument.name):
+            parts = []
         if parts and isinstance(type, TensorType):
             return asked_for(parts[0], torch.empty(_shape(type, sizes), dtype=_dtype(type)))
         if parts and isinstance(type, ScalarType) and type.value is None:

@@ -9,17 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfront.cases import (
-    causal,
-    covers,
-    from_plain,
-    is_covered,
-    multiple_of,
-    overlap,
-    read_case,
-    to_plain,
-    zeros,
-)
+from nnfront.cases.conditions import causal, from_plain, multiple_of, read_case, to_plain, zeros
+from nnfront.cases.coverage import covers, is_covered, overlap
 from nnfront.dims import Symbol
 from nnfront.errors import PassError
 from nnfront.ir import ScalarType, TensorType

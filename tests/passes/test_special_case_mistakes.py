@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from pass_checks import module
 
-from nnfront.cases import causal, multiple_of, zeros
+from nnfront.cases.conditions import causal, multiple_of, zeros
 from nnfront.errors import PassError
 from nnfront.ir import admit, first_difference, verify
 from nnfront.passes import special_cases

@@ -14,7 +14,7 @@ from pass_evaluator import run_method
 from random_cases import CASES, EVERY_VALUE, VALUES, Inputs, grid, holds, methods
 
 import nnfront as nn
-from nnfront.cases import case_text, parts_of
+from nnfront.cases.conditions import case_text, parts_of
 from nnfront.errors import PassError
 from nnfront.ir import IRModule, first_difference, parse, verify
 from nnfront.passes import bind_dims, bind_params, inline, lift_transform_params, run, special_cases

@@ -10,7 +10,7 @@ import torch
 from pass_checks import expect_same_results, module
 from pass_evaluator import run_method
 
-from nnfront.cases import causal, multiple_of, zeros
+from nnfront.cases.conditions import causal, multiple_of, zeros
 from nnfront.ir import first_difference, parse, verify
 from nnfront.passes import (
     bind_dims,

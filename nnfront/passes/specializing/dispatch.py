@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nnfront import ops
-from nnfront.cases import Case, Causal, Zeros
+from nnfront.cases.conditions import GENERAL, Case, Causal, ValueCase, Zeros
 from nnfront.dims import as_symbol, of_symbol
 from nnfront.ir import (
     Atom,
@@ -17,19 +17,15 @@ from nnfront.ir import (
     FunctionCall,
     If,
     IRModule,
-    Op,
     Param,
     Scalar,
     ScalarType,
     TensorType,
-    Type,
     Var,
     branch,
     substitute_type,
 )
-
-GENERAL = "general"
-"""What the general function enters as."""
+from nnfront.passes.specializing.variant import known_value
 
 
 class Dispatch:
@@ -85,17 +81,13 @@ class Dispatch:
     def _condition(self, index: int) -> Atom:
         """Emit the question whether a case applies; tensors are read only where the rest of it holds."""
         case, builder = self.cases[index], self.builder
-        own = {symbol: symbol for symbol in self.method.symbols}
-        operands: list[Atom] = [Scalar(of_symbol(own[d.symbol])) for d in case.dims]
-        ranges: list[tuple[Any, ...]] = [d.bounds for d in case.dims]
-        for given in case.values:
-            if not given.reads_tensor:
-                (value,) = set(given.values)
-                number = int(value) if isinstance(value, bool) else value
-                operands.append(self.params[given.name])
-                ranges.append((number, number, None))
-        name = f"is_case_{index}"
         tensors = [given for given in case.values if given.reads_tensor]
+        numbers = [given for given in case.values if not given.reads_tensor]
+        operands: list[Atom] = [Scalar(of_symbol(d.own)) for d in case.dims]
+        operands += [self.params[given.name] for given in numbers]
+        ranges: list[tuple[Any, ...]] = [d.bounds for d in case.dims]
+        ranges += [(given.number, given.number, None) for given in numbers]
+        name = f"is_case_{index}"
         if not tensors:
             return self._within(operands, ranges, name)
         if not operands:
@@ -107,7 +99,7 @@ class Dispatch:
             pass
         return builder.emit(If(first, branch(then, second), branch(otherwise, Scalar(False))), name)
 
-    def _tensors_hold(self, tensors: Sequence[Any], name: str) -> Var:
+    def _tensors_hold(self, tensors: Sequence[ValueCase], name: str) -> Var:
         """Emit the question whether tensors have the values of a case."""
         builder = self.builder
         differences: list[Atom] = []
@@ -138,23 +130,3 @@ class Dispatch:
         assert isinstance(param.type, ScalarType)
         symbol = None if param.type.value is None else as_symbol(param.type.value)
         return Scalar(of_symbol(next(own for own in self.method.symbols if own == symbol)))
-
-
-def known_value(type: Type, value: Any, emit: Callable[[Call, Type], Var]) -> Var:
-    """Write the expression of a tensor whose value a case knows; `emit` binds a call to a new variable."""
-    assert isinstance(type, TensorType)
-
-    def call(op: Op, *args: Atom, **attrs: Any) -> Var:
-        types = [a.type for a in args]
-        full = {name: attrs.get(name, default) for name, default in op.attributes.items()}
-        made = Call(op, args, op.canonical_attrs(types, full))
-        return emit(made, op.result_type(types, made.attrs))
-
-    shape, dtype = type.shape, type.dtype
-    if isinstance(value, Zeros):
-        return call(ops.zeros, shape=shape, dtype=dtype)
-    if not isinstance(value, Causal):
-        return call(ops.full, Scalar(value), shape=shape, dtype=dtype)
-    if dtype == "bool":
-        return call(ops.tril, call(ops.ones, shape=shape, dtype=dtype))
-    return call(ops.triu, call(ops.full, Scalar(value.hidden), shape=shape, dtype=dtype), diagonal=1)

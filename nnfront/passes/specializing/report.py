@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nnfront import dtypes
-from nnfront.cases import Case, is_covered, overlap
+from nnfront.cases.conditions import Case
+from nnfront.cases.coverage import is_covered, overlap
 from nnfront.dims import Size, product, total
 from nnfront.ir import TensorType
 
