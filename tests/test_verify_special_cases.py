@@ -87,6 +87,24 @@ def test_a_dispatch_that_takes_the_wrong_case_is_named():
     assert str(caught.value) == "main takes the wrong case with n = 4\n  got 'general', expected 'n == 4'"
 
 
+def test_a_case_that_asks_about_a_product_of_dims_is_run_where_it_holds():
+    ir = nn.passes.bind_dims(variants(), {"n": "2*rows"})
+    assert nn.verify_variants(ir, "main").variants[0].sizes == ({"rows": 2},) * 3
+    with pytest.raises(RunError, match=r"is not what the general function is, with rows = 2\n"):
+        nn.verify_variants(nn.passes.bind_dims(variants(factor=2.5), {"n": "2*rows"}), "main")
+
+
+def test_a_case_that_the_weights_do_not_meet_is_not_run():
+    ir = nn.ir.parse(
+        "def main[d](x: input float32[d], w: weight float32[d]) -> float32[d] { y: float32[d] = add(x, w) return y }"
+    )
+    executable = nn.compile(nn.passes.special_cases(ir, "main", [{"d": 3}]))
+    for d, expected in ((3, 3), (5, 0)):
+        report = nn.verify_variants(executable.load({"w": torch.ones(d)}), "main")
+        assert len(report.variants[0].sizes) == expected
+    assert str(report) == "main:\n  d == 3: no sample, since no input was found that meets it"
+
+
 def test_a_method_without_cases_is_refused():
     ir = nn.ir.parse("def main(x: input float32[2]) -> float32[2] { y: float32[2] = relu(x) return y }")
     with pytest.raises(RunError) as caught:

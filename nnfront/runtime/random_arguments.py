@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 SPREAD = 48
 """How far a dim without an upper bound may lie above its least number."""
-TRIES = 30
+TRIES = 500
 """How often sizes are drawn for a case before it counts as one that no input meets."""
 FILLED = 3
 """Tokens that a cache holds before a call, where they fit."""
@@ -70,13 +70,15 @@ class Draw:
         The first two are the least and the greatest sizes.
         """
         conditions = from_plain(self.program.cases[case]) if case is not None else {}
+        of_dims = {name: parse(name) for name in conditions if self._is_dim(name)}
         # What a case says of a product of dims, or by two values at once, is found by trying.
         for each in (number, 0, *range(2, TRIES)):
             sizes = self._sizes(conditions, each)
+            asked: dict[str, Any] = {name: evaluate(size, sizes) for name, size in of_dims.items()}
+            if not _all_met(asked, conditions):
+                continue
             args = {a.name: self._argument(a, conditions, sizes) for a in self.program.arguments}
-            asked = {name: args.get(name) for name in conditions}
-            asked |= {name: evaluate(parse(name), sizes) for name in conditions if self._is_dim(name)}
-            if all(meets(asked[name], part) for name, c in conditions.items() for part in parts_of(c)):
+            if _all_met({name: args[name] for name in conditions if name not in asked}, conditions):
                 dims = {b.symbol.name: sizes[b.symbol.name] for b in self.program.dims}
                 return [_moved(arg, self.device) for arg in args.values()], dims
         return None
@@ -155,6 +157,10 @@ class Draw:
         if not dtype.is_floating_point:
             return torch.randint(integers[0], integers[1] + 1, shape, generator=generator).to(dtype)
         return torch.randn(shape, generator=generator).to(dtype)
+
+
+def _all_met(values: Mapping[str, Any], conditions: Mapping[str, Any]) -> bool:
+    return all(meets(value, part) for name, value in values.items() for part in parts_of(conditions[name]))
 
 
 def _moved(value: Any, device: torch.device) -> Any:

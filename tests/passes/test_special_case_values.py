@@ -190,6 +190,31 @@ def test_binding_an_argument_settles_its_conditions():
     assert dict(after["main"].attrs["cases"]) == {"flag == True and k == 3": {"flag": True}}
 
 
+def test_binding_a_tensor_settles_what_is_asked_of_it():
+    ir = special_cases(module(DIMS), "main", [{"mask": zeros, "b": 2}, {"mask": zeros}])
+    for value, expected in ((0.0, {"mask == 0 and b == 2": {"b": 2}, "mask == 0": {}}), (1.0, {})):
+        after = bind_params(ir, {"mask": torch.full((3,), value)})
+        verify(after)
+        assert dict(after["main"].attrs["cases"]) == expected
+
+
+def test_what_was_asked_of_two_dims_is_asked_of_the_one_that_they_become():
+    ir = special_cases(module(DIMS), "main", [{"a": (2, 4), "b": 3}, {"a": 4}])
+    one = bind_dims(ir, {"a": "n", "b": "n"})
+    verify(one)
+    assert dict(one["main"].attrs["cases"]["2 <= a <= 4 and b == 3"]) == {"n": ("all", (2, 4), 3)}
+    assert list(bind_dims(one, {"n": 3})["main"].attrs["cases"]) == ["2 <= a <= 4 and b == 3"]
+    assert list(bind_dims(one, {"n": 4})["main"].attrs["cases"]) == ["a == 4"]
+
+
+def test_what_is_asked_of_an_expression_is_settled_with_its_dims():
+    doubled = bind_dims(special_cases(module(DIMS), "main", [{"a": 4}]), {"a": "2*rows"})
+    assert dict(bind_dims(doubled, {"rows": 2})["main"].attrs["cases"]) == {"a == 4": {}}
+    assert dict(bind_dims(doubled, {"rows": 3})["main"].attrs["cases"]) == {}
+    renamed = bind_dims(doubled, {"rows": "lines"})
+    assert list(renamed["main"].attrs["cases"]["a == 4"]) == ["2*lines"]
+
+
 # With other passes.
 
 
