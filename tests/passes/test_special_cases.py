@@ -9,8 +9,8 @@ from pass_checks import expect_same_results, module
 from pass_evaluator import Run, run_method
 
 from nnfront.errors import PassError
-from nnfront.ir import FunctionCall, If, first_difference
-from nnfront.passes import lift_transform_params, multiple_of, special_cases, zeros
+from nnfront.ir import FunctionCall, If, first_difference, verify
+from nnfront.passes import inline, lift_transform_params, multiple_of, run, special_cases, zeros
 
 TEXT = """
 private def layer[b, s](x: input float32[b, s, 4], w: weight float32[4, 4]) -> float32[b, s, 4] {
@@ -221,3 +221,73 @@ def test_a_case_that_means_nothing_is_refused(cases, message):
 def test_only_public_functions_have_cases():
     with pytest.raises(PassError, match=r"^there is no public function 'layer'"):
         special_cases(module(TEXT), "layer", [{"b": 1}])
+
+
+# What a case knows of the branches of a method.
+
+ASKING = """
+private def three(x: input float32[3]) -> float32[3] { y: float32[3] = relu(x) return y }
+private def few[p: 2..4](x: input float32[p]) -> float32[p] { y: float32[p] = exp(x) return y }
+def main[b](x: input float32[b], k: input int64) -> float32[b] {
+    c: bool = within(dim(b), ranges=((3, 3, None),))
+    z: float32[b] = if c {
+        y: float32[3] = @three(x)
+        yield y
+    } else {
+        d: bool = within(dim(b), k, ranges=((2, 4, None), (1, 1, None)))
+        v: float32[b] = if d { w: float32[b] = @few(x) yield w } else { yield x }
+        yield v
+    }
+    return z
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "called"),
+    [
+        ({"b": (1, 2)}, {"few"}),
+        ({"b": (4, 9)}, {"few"}),
+        ({"b": (5, 9)}, set()),
+        ({"b": multiple_of(2)}, {"few"}),
+        ({"b": (2, 3)}, {"three", "few"}),
+        ({"b": [multiple_of(3), (1, 5)]}, {"three"}),
+        ({"k": 0}, {"three"}),
+        ({"k": 1, "b": 4}, {"few"}),
+    ],
+)
+def test_a_branch_that_a_case_makes_impossible_goes_before_its_types_are_asked(case, called):
+    ir = module(ASKING)
+    after = special_cases(ir, "main", [case])
+    assert {name for name in ("three", "few") if f"@{name}(" in str(after["main_case_0"])} == called
+    for b in range(1, 10):
+        for k in (0, 1):
+            inputs = {"x": torch.randn(b), "k": k}
+            for each in (after, inline(after), run(after, "simplify")):
+                torch.testing.assert_close(
+                    run_method(each, "main", inputs, {}), run_method(ir, "main", inputs, {})
+                )
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[{"a": 0, "b": 7}], [{"b": [multiple_of(3), (4, 10)], "a": [multiple_of(3), (1, 7)]}]],
+        [[{"a": 0, "b": 7}, {"a": multiple_of(2)}], [{"a": [multiple_of(3), (1, 7)]}, {"b": (6, 8)}]],
+        [[{"a": 4}], [{"a": (1, 8)}], [{"a": multiple_of(3)}]],
+    ],
+    ids=["as dims", "lists", "three rounds"],
+)
+def test_what_one_case_knows_is_not_known_in_another(lists):
+    ir = module(
+        "def main[a, b](x: input float32[a, b]) -> float32[a*b] { y: float32[a*b] = reshape(x, shape=(a*b,)) return y }"
+    )
+    after = ir
+    for cases in lists:
+        after = special_cases(after, "main", cases)
+    for each in (after, inline(after), run(after, "simplify")):
+        verify(each)
+        for a in range(10):
+            for b in (6, 7, 8):
+                x = torch.randn(a, b)
+                torch.testing.assert_close(run_method(each, "main", {"x": x}, {}), x.reshape(-1))
