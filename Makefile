@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix setup lint types tests test-kernels test-artefacts clean
+.PHONY: demo test test-all test-matrix setup lint types tests test-kernels test-artefacts test-cases clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -35,6 +35,10 @@ test-kernels: $(READY)
 # A thousand mutations of every file of an artefact.
 test-artefacts: $(READY)
 	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py -m "slow or not slow"
+
+# Thousands of random methods in random special cases.
+test-cases: $(READY)
+	$(BIN)/python -m pytest tests/passes/test_special_case_properties.py -m "slow or not slow"
 
 $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(PYTHON) -m venv .venv

@@ -16,7 +16,6 @@ Function attributes hold conditions in plain form (`to_plain`): numbers, texts a
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from typing import Any, Final, TypeAlias
 
 from nnfront import dtypes
 from nnfront.dims import Symbol, describe_facts, narrowed
-from nnfront.errors import PassError
+from nnfront.errors import PassError, nearest
 from nnfront.ir.types import ScalarType, TensorType, Type
 
 Conditions: TypeAlias = Mapping[str, Any]
@@ -148,14 +147,12 @@ def read_case(
             type = arguments[name]
             values.append(ValueCase(name, type, _values(owner, name, type, condition)))
         else:
-            known = dict.fromkeys([*dims, *arguments])
-            near = difflib.get_close_matches(str(name), known, 1)
             raise PassError(
                 f"{owner} has no dim and no argument '{name}'",
                 details=[
                     f"dims are {', '.join(dims) or 'none'}; arguments are {', '.join(arguments) or 'none'}"
                 ],
-                help=f"did you mean '{near[0]}'?" if near else "",
+                help=nearest(name, dict.fromkeys([*dims, *arguments])),
             )
     return Case(tuple(found), tuple(values), dict(conditions))
 
