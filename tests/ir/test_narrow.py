@@ -91,6 +91,42 @@ def test_an_inner_branch_knows_what_the_outer_one_does() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [
+        ((None, 16, None), (16, None, None)),
+        ((None, None, 8), (12, 20, None)),
+        ((16, 16, None), (1, 99, None)),
+    ],
+    ids=["two ranges", "a divisor and a range", "a number and a range"],
+)
+def test_an_inner_branch_knows_what_both_conditions_say_together(outer, inner) -> None:
+    verify(
+        main(
+            f"""c: bool = within(dim(n), ranges=({outer},))
+            y: float32[n] = if c {{
+                d: bool = within(dim(n), ranges=({inner},))
+                z: float32[n] = if d {{ a: float32[16] = @sixteen(x) yield a }} else {{ yield x }}
+                yield z
+            }} else {{ yield x }}
+            return y"""
+        )
+    )
+
+
+def test_a_branch_in_one_that_contradicts_it_is_read_by_its_own_condition() -> None:
+    text = f"""c: bool = within(dim(n), ranges=((8, 8, None),))
+        y: float32[n] = if c {{
+            d: bool = {SIXTEEN}
+            z: float32[n] = if d {{ a: float32[16] = @sixteen(x) yield a }} else {{ yield x }}
+            yield z
+        }} else {{ yield x }}
+        return y"""
+    verify(main(text))
+    error = violations(main(text.replace(SIXTEEN, SIXTEEN.replace("16", "15"))))[0]
+    assert error.what == "V18: sixteen expects size 16 where the argument has 15"
+
+
 def test_a_condition_that_is_asked_in_two_steps_says_what_both_say() -> None:
     ir = main(
         f"""first: bool = {SIXTEEN}

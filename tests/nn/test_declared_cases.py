@@ -165,8 +165,8 @@ SIGNATURE = "forward: signature: (x, mask)"
     ("cases", "lines"),
     [
         (
-            [{"nn": 1}],
-            [f"forward has no dim and no argument 'nn' ({DIMS}; did you mean 'n'?)"],
+            [{"maks": 1}],
+            [f"forward has no dim and no argument 'maks' ({DIMS}; did you mean 'mask'?)"],
         ),
         (
             [{"n": "1"}, {"q": 1}],

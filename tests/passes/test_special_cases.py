@@ -269,6 +269,17 @@ def test_a_branch_that_a_case_makes_impossible_goes_before_its_types_are_asked(c
                 )
 
 
+def test_a_branch_that_contradicts_the_one_around_it_goes():
+    nested = module(
+        ASKING.replace(
+            "yield y",
+            "e: bool = within(dim(b), ranges=((4, 4, None),)) f: float32[b] = if e { g: float32[b] = @few(x) yield g } else { yield y } yield f",
+        )
+    )
+    assert str(nested["main"]).count("@few(") == 2
+    assert str(special_cases(nested, "main", [{"b": (2, 9)}])["main_case_0"]).count("@few(") == 1
+
+
 @pytest.mark.parametrize(
     "lists",
     [
