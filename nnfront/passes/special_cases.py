@@ -172,7 +172,9 @@ def _with_own_cases(name: str, ir: IRModule) -> IRModule:
         for callee in reached([ir[name]], ir)
         if any(isinstance(e, Call) and e.op is ops.enter_case for e in walk_exprs(ir[callee]))
     ]
-    return inline(ir, inside) if inside else ir
+    return (
+        inline.rewrite(ir, inside) if inside else ir
+    )  # of what this pass is given, primitive functions withheld
 
 
 def _undeclared(method: Function, **more: Any) -> Function:

@@ -10,7 +10,15 @@ from pass_evaluator import Run, run_method
 
 from nnfront.errors import PassError
 from nnfront.ir import FunctionCall, If, first_difference, verify
-from nnfront.passes import inline, lift_transform_params, multiple_of, run, special_cases, zeros
+from nnfront.passes import (
+    inline,
+    lift_transform_params,
+    multiple_of,
+    outline,
+    run,
+    special_cases,
+    zeros,
+)
 
 TEXT = """
 private def layer[b, s](x: input float32[b, s, 4], w: weight float32[4, 4]) -> float32[b, s, 4] {
@@ -302,3 +310,26 @@ def test_what_one_case_knows_is_not_known_in_another(lists):
             for b in (6, 7, 8):
                 x = torch.randn(a, b)
                 torch.testing.assert_close(run_method(each, "main", {"x": x}, {}), x.reshape(-1))
+
+
+def test_cases_of_cases_leave_primitive_functions_as_they_are():
+    ir = outline(
+        module(
+            """
+            def main[n](x: input float32[n, 4], k: input int64, w: weight float32[4, 4], r: input float32[n, 4]) -> float32[n, 4] {
+                y: float32[n, 4] = linear(x, w, None)
+                z: float32[n, 4] = add(y, r)
+                v: float32[n, 4] = multiply(z, k)
+                return v
+            }
+            """
+        )
+    )
+    fused = [f for f in ir.functions if f.kind == "fused"]
+    assert fused
+    after = ir
+    for cases in ([{"n": 1}, {"k": 2}], [{"n": (1, 4)}], [{"k": 0}]):
+        after = special_cases(after, "main", cases)
+    assert all(after[f.name] is f for f in fused)
+    for n in (1, 3, 5):
+        expect_same_results(ir, after, {"n": n})
