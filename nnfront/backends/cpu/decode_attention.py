@@ -82,6 +82,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
         return None
     if not (0 < x.numel() <= FEW_ROTATED and _are_whole(x, cos, sin) and cos.numel() in (size, rows * size)):
         return None
+    assert NATIVE is not None
     y = torch.empty_like(x)
     next_table = 0 if cos.numel() == size else size
     NATIVE.rotate(rows, heads, size, heads * size, next_table, x, cos, sin, y)
