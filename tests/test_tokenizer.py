@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Peer
 from tokenizers import decoders, models
 
+from nnfront.files import File, Folder
 from nnfront.llm.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m" / "tokenizer.json"
@@ -62,7 +63,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     theirs = peer(request.param)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     theirs.save(str(path))
-    return Tokenizer(path), theirs
+    return Tokenizer(File(Folder(path.parent), path.name)), theirs
 
 
 @settings(max_examples=100)
@@ -92,7 +93,7 @@ def test_text_that_ends_inside_a_character_is_not_dropped(pair: tuple[Tokenizer,
 
 
 def test_a_character_comes_when_it_is_whole() -> None:
-    ours = Tokenizer(SHIPPED)
+    ours = Tokenizer(File(Folder(SHIPPED.parent), SHIPPED.name))
     ids = ours.encode("é中x")
     assert len(ids) > 3
     assert list(ours.stream(ids)) == ["é", "中", "x"]
@@ -105,4 +106,4 @@ def test_padding_and_truncation_of_a_tokenizer_file_are_switched_off(tmp_path: P
     changed.save(str(tmp_path / "tokenizer.json"))
     text = "def main():\n    return 1\n"
     assert len(changed.encode(text).ids) == 32
-    assert Tokenizer(tmp_path / "tokenizer.json").encode(text) == plain.encode(text).ids
+    assert Tokenizer(File(Folder(tmp_path), "tokenizer.json")).encode(text) == plain.encode(text).ids

@@ -14,7 +14,8 @@ Nothing in an artefact is code but for compiled kernels: no pickle, no Python.
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from nnfront.artefact.kernel_files import FOLDER, is_kernel_file, read_kernels, 
 from nnfront.artefact.manifest import Manifest, read_manifest
 from nnfront.backends.cuda.ahead.cubin import Ahead
 from nnfront.errors import LoadError
+from nnfront.files import MAX_BYTES, File, Folder
 from nnfront.ir import TensorType
 from nnfront.weights.atomic_folder import put_folder
 from nnfront.weights.checkpoint import MANIFEST, Checkpoint
@@ -34,25 +36,35 @@ from nnfront.weights.write import SHARD_BYTES, write_tensors
 PROGRAM = "program.nnir"
 WEIGHTS = "nnfront-weights"
 _INDEX = f"{WEIGHTS}.safetensors.index.json"
-_MAX_PROGRAM_BYTES = 1 << 30
+_ATTEMPTS = 100
+"""How often an artefact is opened that is replaced while it is opened: each further time takes a writer that has written a whole one."""
 # What people and tools put into any folder, and loading never looks at.
 _FOREIGN = (".", "README", "LICENSE", "LICENCE", "NOTICE")
 
 
 @dataclass(frozen=True, slots=True)
 class ArtefactFiles:
-    """An artefact that was found whole: its folder, its manifest, the text of its program, its tensors and its compiled kernels."""
+    """An artefact that was found whole: its folder, held open, its manifest, the text of its program, its tensors and its compiled kernels."""
 
-    folder: Path
+    held: Folder
     manifest: Manifest
     program: str
     tensors: Checkpoint
     kernels: Ahead | None = None
 
     @property
-    def copies(self) -> tuple[Path, ...]:
+    def folder(self) -> Path:
+        """Where it is, or was if another has taken its place."""
+        return self.held.path
+
+    @property
+    def copies(self) -> tuple[File, ...]:
         """The files that were copied into it."""
-        return tuple(self.folder / name for name in self.manifest.files if not _is_ours(name))
+        return tuple(File(self.held, name) for name in self.manifest.files if not _is_ours(name))
+
+    def close(self) -> None:
+        """Close all files but the copies, when their content has been taken."""
+        self.held.close(name for name in self.manifest.files if _is_ours(name))
 
 
 def write_artefact(
@@ -63,7 +75,7 @@ def write_artefact(
     tensors: Iterable[tuple[str, torch.Tensor]],
     *,
     kernels: Ahead | None = None,
-    copies: Sequence[Path] = (),
+    copies: Sequence[File] = (),
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,
     phase: Callable[[str], None] = lambda name: None,
@@ -77,6 +89,9 @@ def write_artefact(
     names = [file.name for file in copies]
     assert len(set(names)) == len(names), "every file has a name of its own"
     assert not any(map(_is_ours, names)), "copies do not have the names of the artefact's own files"
+    text = program.encode()
+    if len(text) > MAX_BYTES:
+        raise LoadError(f"the program has {len(text)} bytes as text, {MAX_BYTES} are the most")
     with put_folder(folder, check_replaceable) as place:
         files = write_tensors(
             place, WEIGHTS, types, tensors, shard_bytes=shard_bytes, progress=progress, is_indexed=True
@@ -84,14 +99,14 @@ def write_artefact(
         phase("write")
         try:
             for file in copies:
-                shutil.copyfile(file, place / file.name)
+                file.copy_to(place / file.name)
             files.extend(place / name for name in names)
             if kernels is not None:
                 files.extend(write_kernels(place, kernels))
-            (place / PROGRAM).write_text(program, encoding="utf-8")
+            (place / PROGRAM).write_bytes(text)
             listed = [file.relative_to(place).as_posix() for file in files]
-            digests = dict(zip(listed, digest_files(files), strict=True))
-            whole = replace(manifest, files={PROGRAM: digest_of(program.encode()), **digests})
+            digests = dict(zip(listed, digest_files(Folder(place), listed), strict=True))
+            whole = replace(manifest, files={PROGRAM: digest_of(text), **digests})
             (place / MANIFEST).write_text(whole.text(), encoding="utf-8")
         except OSError as error:
             raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
@@ -102,26 +117,38 @@ def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
     """Open an artefact: check that its files are those that were written, and read all but the weights.
 
     With `verify` the bytes of the weights are read and compared with their CRC-32s; without it only their sizes and headers are checked.
-    Raises LoadError that lists what is wrong.
+    If it is replaced meanwhile, this is the one or the other. Raises LoadError that lists what is wrong.
     """
-    place = Path(folder)
-    manifest = read_manifest(place)
-    raise_if_damaged(place, find_damage(place, manifest, weights="quick" if verify else "sizes"))
+    held = _held(Path(folder))
+    manifest = read_manifest(held)
+    raise_if_damaged(held.path, find_damage(held, manifest, weights="quick" if verify else "sizes"))
     try:
-        program = (place / PROGRAM).read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise LoadError(f"{place / PROGRAM} cannot be read: {error}") from None
-    tensors = Checkpoint(place / _INDEX)
+        program = held.read(PROGRAM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{held.path / PROGRAM} cannot be read: {error}") from None
+    tensors = Checkpoint(held.path / _INDEX, folder=held)
     strange = [file.name for file in tensors.files if file.name not in manifest.files]
     if strange:
-        raise LoadError(f"{place / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
-    return ArtefactFiles(place, manifest, program, tensors, read_kernels(place, manifest))
+        raise LoadError(f"{held.path / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
+    return ArtefactFiles(held, manifest, program, tensors, read_kernels(held, manifest))
 
 
 def check_files(folder: str | Path) -> list[str]:
     """Compare every byte with the SHA-256s and return what is wrong, a line for each problem. Raises LoadError for a manifest that cannot be read."""
-    place = Path(folder)
-    return find_damage(place, read_manifest(place), weights="full")
+    held = _held(Path(folder))
+    return find_damage(held, read_manifest(held), weights="full")
+
+
+def _held(place: Path) -> Folder:
+    """Open a folder and all its files; again, if another one has taken its place before all were open."""
+    for _ in range(_ATTEMPTS):
+        held = Folder(place)
+        for name in (MANIFEST, *_contents(held)):
+            with contextlib.suppress(LoadError):  # it is said when it is read, if it is
+                held.open(name)
+        if held.is_current:
+            return held
+    raise LoadError(f"{place} is replaced by others again and again", help="load it when they are done")
 
 
 def raise_if_damaged(folder: Path, problems: Sequence[str]) -> None:
@@ -134,7 +161,7 @@ def raise_if_damaged(folder: Path, problems: Sequence[str]) -> None:
         )
 
 
-def find_damage(folder: Path, manifest: Manifest, *, weights: str) -> list[str]:
+def find_damage(folder: Folder, manifest: Manifest, *, weights: str) -> list[str]:
     """Return a line for each file that is missing, of another size or content, or not listed.
 
     `weights` is how far weights are compared: "sizes", "quick" (CRC-32) or "full" (SHA-256); other files always are in full.
@@ -145,19 +172,19 @@ def find_damage(folder: Path, manifest: Manifest, *, weights: str) -> list[str]:
     problems.extend(_unlisted(folder, manifest))
     sized: list[str] = []
     for name, digest in manifest.files.items():
-        problem = _size_problem(folder / name, digest)
+        problem = _size_problem(folder, name, digest)
         if problem is None:
             sized.append(name)
         else:
             problems.append(f"{name}: {problem}")
     exact = [name for name in sized if weights == "full" or not _is_weights(name)]
-    for name, found in zip(exact, digest_files([folder / name for name in exact]), strict=True):
+    for name, found in zip(exact, digest_files(folder, exact), strict=True):
         if found.sha256 != manifest.files[name].sha256:
             problems.append(f"{name}: its content is not what was written: its sha256 is {found.sha256}")
-    quick = [name for name in sized if weights == "quick" and _is_weights(name)]
-    for file, offset in damaged_blocks([(folder / name, manifest.files[name]) for name in quick]):
+    quick = [(name, manifest.files[name]) for name in sized if weights == "quick" and _is_weights(name)]
+    for name, offset in damaged_blocks(folder, quick):
         problems.append(
-            f"{file.name}: its content is not what was written, somewhere in the block at byte {offset}"
+            f"{name}: its content is not what was written, somewhere in the block at byte {offset}"
         )
     return problems
 
@@ -166,14 +193,15 @@ def check_replaceable(folder: Path) -> None:
     """Raise LoadError unless a folder holds an artefact and nothing besides, so that nothing else is lost with it."""
     choose = "choose another place, or remove it first"
     try:
-        manifest = read_manifest(folder)
+        held = Folder(folder)
+        manifest = read_manifest(held)
     except LoadError as error:
         raise LoadError(
             f"{folder} is there already and is not an artefact of this nnfront",
             details=[error.what],
             help=choose,
         ) from None
-    others = sorted(name for name in _contents(folder, manifest) if name not in manifest.files)
+    others = sorted(name for name in _contents(held) if name not in manifest.files)
     if others:
         raise LoadError(
             f"{folder} is there already and holds more than an artefact: {', '.join(others[:5])}", help=choose
@@ -188,28 +216,31 @@ def _is_weights(name: str) -> bool:
     return name.endswith(".safetensors")
 
 
-def _unlisted(folder: Path, manifest: Manifest) -> Iterator[str]:
-    for name in sorted(_contents(folder, manifest)):
+def _unlisted(folder: Folder, manifest: Manifest) -> Iterator[str]:
+    for name in _contents(folder):
         if name not in manifest.files and not name.startswith(_FOREIGN):
             yield f"{name}: not one of the artefact's files; remove it, or export again with it"
 
 
-def _contents(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """The names of all that is in an artefact's folder but the manifest; of the folder of kernels, if it has one, of what is in there."""
-    has_kernels = any(name.startswith(f"{FOLDER}/") for name in manifest.files)
-    for file in folder.iterdir():
-        if file.name == FOLDER and has_kernels and file.is_dir():
-            yield from (f"{FOLDER}/{inner.name}" for inner in file.iterdir())
-        elif file.name != MANIFEST:
-            yield file.name
+def _contents(folder: Folder) -> Iterator[str]:
+    """The names of all that is in an artefact's folder but the manifest; of the folder of kernels what is in there."""
+    for name in folder.names():
+        kernels = folder.names(FOLDER) if name == FOLDER else []
+        if kernels:
+            yield from (f"{FOLDER}/{inner}" for inner in kernels)
+        elif name != MANIFEST:
+            yield name
 
 
-def _size_problem(file: Path, digest: Digest) -> str | None:
-    if not file.is_file():
+def _size_problem(folder: Folder, name: str, digest: Digest) -> str | None:
+    if not folder.has(name):
         return "the file is missing"
-    size = file.stat().st_size
-    if file.name == PROGRAM and size > _MAX_PROGRAM_BYTES:
-        return f"a program has at most {_MAX_PROGRAM_BYTES >> 20} MB"
+    try:
+        size = os.fstat(folder.open(name)).st_size
+    except LoadError as error:
+        return ", ".join(error.details)
+    if not _is_weights(name) and size > MAX_BYTES:
+        return f"it has {size} bytes, {MAX_BYTES} are the most"
     if size == digest.size_bytes:
         return None
     return f"the file {'is truncated' if size < digest.size_bytes else 'has grown'}: {size} bytes, {digest.size_bytes} were written"

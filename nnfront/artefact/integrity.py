@@ -14,9 +14,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
-from nnfront.errors import LoadError
+from nnfront.files import Folder
 from nnfront.weights.mapped_memory import Piece, read_at
 
 BLOCK_BYTES = 64 << 20
@@ -41,27 +40,27 @@ def digest_of(data: bytes) -> Digest:
     return Digest(len(data), hashlib.sha256(data).hexdigest(), crcs)
 
 
-def digest_files(files: Sequence[Path]) -> list[Digest]:
-    """Read files and return their digests, several files at once. Raises LoadError if one cannot be read."""
-    with ThreadPoolExecutor(_threads(len(files))) as pool:
-        return list(pool.map(_digest_file, files))
+def digest_files(folder: Folder, names: Sequence[str]) -> list[Digest]:
+    """Read files of a folder and return their digests, several files at once. Raises LoadError if one cannot be read."""
+    with ThreadPoolExecutor(_threads(len(names))) as pool:
+        return list(pool.map(lambda name: _digest_file(folder, name), names))
 
 
-def damaged_blocks(files: Sequence[tuple[Path, Digest]]) -> list[tuple[Path, int]]:
-    """Return file and offset of each block whose bytes are not those of its CRC-32; the files must have their sizes.
+def damaged_blocks(folder: Folder, files: Sequence[tuple[str, Digest]]) -> list[tuple[str, int]]:
+    """Return name and offset of each block whose bytes are not those of its CRC-32; the files must have their sizes.
 
     Raises LoadError if a file cannot be read.
     """
     pieces = [
-        (Piece(file, begin, min(BLOCK_BYTES, digest.size_bytes - begin)), crc)
-        for file, digest in files
+        (name, begin, min(BLOCK_BYTES, digest.size_bytes - begin), crc)
+        for name, digest in files
         for begin, crc in zip(range(0, digest.size_bytes, BLOCK_BYTES), digest.crc32, strict=True)
     ]
     with ThreadPoolExecutor(_threads(len(pieces))) as pool:
-        found = list(pool.map(_crc_of, (piece for piece, _ in pieces)))
+        found = list(pool.map(lambda piece: _crc_of(folder, *piece[:3]), pieces))
     return [
-        (piece.file, piece.offset)
-        for (piece, expected), crc in zip(pieces, found, strict=True)
+        (name, begin)
+        for (name, begin, _, expected), crc in zip(pieces, found, strict=True)
         if crc != expected
     ]
 
@@ -71,35 +70,28 @@ def _threads(count: int) -> int:
     return max(min(count, cores, _THREADS), 1)
 
 
-def _digest_file(file: Path) -> Digest:
-    sha, crcs, size = hashlib.sha256(), [], os.stat(file).st_size
+def _digest_file(folder: Folder, name: str) -> Digest:
+    sha, crcs, size = hashlib.sha256(), [], os.fstat(folder.open(name)).st_size
     for begin in range(0, size, BLOCK_BYTES):
         crc = 0
-        for block in _blocks(Piece(file, begin, min(BLOCK_BYTES, size - begin))):
+        for block in _blocks(folder, name, begin, min(BLOCK_BYTES, size - begin)):
             sha.update(block)
             crc = zlib.crc32(block, crc)
         crcs.append(crc)
     return Digest(size, sha.hexdigest(), tuple(crcs))
 
 
-def _crc_of(piece: Piece) -> int:
+def _crc_of(folder: Folder, name: str, begin: int, size: int) -> int:
     crc = 0
-    for block in _blocks(piece):
+    for block in _blocks(folder, name, begin, size):
         crc = zlib.crc32(block, crc)
     return crc
 
 
-def _blocks(piece: Piece) -> Iterator[memoryview]:
-    """Yield the bytes of a piece, a little at a time; each is valid until the next is asked for."""
-    buffer = memoryview(bytearray(min(piece.size, _READ_BYTES)))
-    try:
-        fd = os.open(piece.file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise LoadError(f"{piece.file} cannot be opened: {error.strerror}") from error
-    try:
-        for begin in range(0, piece.size, _READ_BYTES):
-            size = min(_READ_BYTES, piece.size - begin)
-            read_at(Piece(piece.file, piece.offset + begin, size), buffer[:size], fd)
-            yield buffer[:size]
-    finally:
-        os.close(fd)
+def _blocks(folder: Folder, name: str, first: int, size: int) -> Iterator[memoryview]:
+    """Yield the bytes of a piece of a file, a little at a time; each is valid until the next is asked for."""
+    buffer = memoryview(bytearray(min(size, _READ_BYTES)))
+    for begin in range(first, first + size, _READ_BYTES):
+        part = buffer[: min(_READ_BYTES, first + size - begin)]
+        read_at(Piece(folder.path / name, begin, len(part)), part, folder.open(name))
+        yield part

@@ -16,6 +16,7 @@ from typing import Any
 from nnfront.artefact.manifest import Manifest
 from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, read_cubin
 from nnfront.errors import LoadError
+from nnfront.files import Folder, parse_json, shown
 from nnfront.weights.checkpoint import MANIFEST
 
 KERNELS = "kernels.json"
@@ -44,7 +45,7 @@ def write_kernels(place: Path, ahead: Ahead) -> list[Path]:
     return files
 
 
-def read_kernels(folder: Path, manifest: Manifest) -> Ahead | None:
+def read_kernels(folder: Folder, manifest: Manifest) -> Ahead | None:
     """Read the compiled kernels of an artefact, None if it has none.
 
     Raises LoadError for kernels that the manifest does not list or whose content has another hash, for files that no kernel names,
@@ -52,21 +53,21 @@ def read_kernels(folder: Path, manifest: Manifest) -> Ahead | None:
     """
     if KERNELS not in manifest.files:
         return None
-    fields = _parsed(folder, manifest)
+    file = folder.path / KERNELS
     try:
-        found = _Reader(folder, manifest).ahead(fields)
+        found = _Reader(folder, manifest).ahead(_parsed(folder, manifest))
     except LoadError as error:
         raise LoadError(
-            f"{folder / KERNELS} cannot be used", details=[error.what, *error.details], help=error.help
+            f"{file} cannot be used", details=[error.what, *error.details], help=error.help
         ) from None
     listed = {name for name in manifest.files if name.startswith(f"{FOLDER}/")}
     unnamed = sorted(listed - {_name(cubin.key) for cubin in found.cubins})
     if unnamed:
-        raise LoadError(f"{folder / KERNELS} does not say how to launch {', '.join(unnamed[:5])}")
+        raise LoadError(f"{file} does not say how to launch {', '.join(unnamed[:5])}")
     archs = {found.arch, *(cubin.arch for cubin in found.cubins)}
     if archs != {manifest.target.partition(":")[2]}:
         raise LoadError(
-            f"{folder / KERNELS} has kernels for {', '.join(sorted(archs))}, the artefact is for {manifest.target!r}"
+            f"{file} has kernels for {', '.join(sorted(archs))}, the artefact is for {manifest.target!r}"
         )
     return found
 
@@ -75,21 +76,18 @@ def _name(key: str) -> str:
     return f"{FOLDER}/{key}.cubin"
 
 
-def _parsed(folder: Path, manifest: Manifest) -> Any:
+def _parsed(folder: Folder, manifest: Manifest) -> Any:
     try:
-        return json.loads(_content(folder, manifest, KERNELS).decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{folder / KERNELS} is not JSON", details=[str(error)[:200]]) from None
+        return parse_json(_content(folder, manifest, KERNELS), is_strict=True)
+    except ValueError as error:
+        raise LoadError("it is not JSON", details=[str(error)]) from None
 
 
-def _content(folder: Path, manifest: Manifest, name: str) -> bytes:
+def _content(folder: Folder, manifest: Manifest, name: str) -> bytes:
     """The bytes of a file, which are those that the manifest names."""
     if name not in manifest.files:
-        raise LoadError(f"it names {name}, which {MANIFEST} does not list")
-    try:
-        data = (folder / name).read_bytes()
-    except OSError as error:
-        raise LoadError(f"{name} cannot be read: {error.strerror}") from error
+        raise LoadError(f"it names {shown(name)}, which {MANIFEST} does not list")
+    data = folder.read(name)
     found = hashlib.sha256(data).hexdigest()
     if found != manifest.files[name].sha256:
         raise LoadError(
@@ -101,7 +99,7 @@ def _content(folder: Path, manifest: Manifest, name: str) -> bytes:
 
 
 class _Reader:
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
 

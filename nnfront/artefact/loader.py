@@ -53,6 +53,7 @@ def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
         known = _joined({Symbol(name): number for name, number in manifest.dims.items()}, dims)
     except NnfrontError as error:
         raise _about(files.folder, error) from None
+    files.close()
     extras = Extras(manifest.llm, files.copies)
     return Session(program, values.pop(""), values, known, ir=ir, extras=extras, kernels=files.kernels)
 

@@ -27,6 +27,7 @@ from nnfront.artefact.tensor_names import (
 from nnfront.backends.cuda.ahead.cubin import Ahead
 from nnfront.backends.registry import parts_of
 from nnfront.dims import Symbol, evaluate
+from nnfront.files import File
 from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
 from nnfront.transform.plan import plan_transform
@@ -41,7 +42,7 @@ class Extras:
     """What an artefact may hold beyond program and weights: what it takes to generate text, and files to copy."""
 
     text: TextModel | None = None
-    files: tuple[Path, ...] = ()
+    files: tuple[File, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

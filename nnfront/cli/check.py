@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Say what the model makes of each tensor of a checkpoint, and what does not fit; of an artefact, whether it is as it was written.
 
-Of a checkpoint only headers are read, so the data may be absent; of an artefact all bytes are.
+Of a checkpoint only headers are read, so the data may be absent (all of it: of a truncated file it is said); of an artefact all bytes are.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ def main(args: argparse.Namespace) -> int:
     """Run the command: exit code 0 if all fits, 1 if not."""
     if nn.artefact.is_artefact(args.path):
         return _check_artefact(args)
-    module = nn.passes.lift_transform_params(nn.export_folder(args.path, args.model), shared_transform=True)
     checkpoint = nn.Checkpoint(args.path, headers_only=True)
+    exported = nn.export_folder(args.path, args.model, checkpoint.infos)
+    module = nn.passes.lift_transform_params(exported, shared_transform=True)
     report = nn.check(module, checkpoint, ignored=args.ignore)
     sys.stdout.write((json.dumps(report.json(), indent=1) if args.json else report.text()) + "\n")
-    return 0 if report.fits else 1
+    return 0 if report.fits and not checkpoint.truncated else 1
 
 
 def _check_artefact(args: argparse.Namespace) -> int:

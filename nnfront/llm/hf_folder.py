@@ -13,8 +13,9 @@ from nnfront.artefact.manifest import TextModel
 from nnfront.artefact.save import Extras
 from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
+from nnfront.files import File, Folder, shown
 from nnfront.ir import CacheType, IRModule, TensorType, type_text
-from nnfront.llm.model_files import read_folder, read_json
+from nnfront.llm.model_files import open_folder, read_folder, read_json
 from nnfront.llm.timings import Phases
 from nnfront.passes import QuantizeReport
 from nnfront.weights import Checkpoint
@@ -39,7 +40,7 @@ _COPIED = (
 
 @dataclass(frozen=True, slots=True)
 class CompiledFolder:
-    """A folder's model without weights: the executable, the model file's config, the checkpoint, and files.
+    """A folder's model without weights: the executable, the model file's config, the checkpoint, and the folder, held open.
 
     `text` is what generating text needs; None if it is no language model, then `lacks` says why. `quantized` is what `quant` did.
     """
@@ -47,7 +48,7 @@ class CompiledFolder:
     executable: Executable
     config: Any
     checkpoint: Checkpoint
-    files: tuple[Path, ...]
+    held: Folder
     text: TextModel | None
     lacks: tuple[str, ...] = ()
     quantized: QuantizeReport | None = None
@@ -55,7 +56,7 @@ class CompiledFolder:
     @property
     def extras(self) -> Extras:
         """What an artefact of it has besides the program and the weights."""
-        return Extras(self.text, self.files)
+        return Extras(self.text, tuple(File(self.held, name) for name in _COPIED if self.held.has(name)))
 
 
 def compile_folder(
@@ -71,13 +72,13 @@ def compile_folder(
     dtype: compute in it instead of the checkpoint's dtype. quant: store the weights of linear layers in `int4`, `int8` or `fp8`. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
-    folder, phases = Path(path), phases or Phases()
+    folder, phases = open_folder(path), phases or Phases()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = _computing_in(dtype, config)
-    checkpoint = Checkpoint(folder)
+    checkpoint = Checkpoint(path, folder=folder)
     phases.end("read")
-    module = architecture.export(config)
+    module = architecture.export(config, checkpoint.infos)
     lacks = tuple(_lacks_for_text(module, config))
     text = None
     if not lacks:
@@ -96,8 +97,7 @@ def compile_folder(
     phases.end("lift")
     executable = compile(module, target=target)
     phases.end("compile")
-    files = tuple(folder / name for name in _COPIED if (folder / name).is_file())
-    return CompiledFolder(executable, config, checkpoint, files, text, lacks, quantized)
+    return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized)
 
 
 def _computing_in(dtype: str, config: Any) -> Any:
@@ -127,8 +127,14 @@ def _lacks_for_text(module: IRModule, config: Any) -> Iterator[str]:
             yield f"the model file's Config has no int {name!r}"
 
 
-def _eos_token_ids(folder: Path, hf_config: dict[str, Any]) -> tuple[int, ...]:
+def _eos_token_ids(folder: Folder, hf_config: dict[str, Any]) -> tuple[int, ...]:
     """The tokens that end a text: from generation_config.json, else from config.json."""
-    path = folder / GENERATION
-    found = (read_json(path) if path.is_file() else {}).get("eos_token_id", hf_config.get("eos_token_id"))
-    return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+    given = read_json(folder, GENERATION) if folder.has(GENERATION) else {}
+    found = given.get("eos_token_id", hf_config.get("eos_token_id"))
+    ids = [] if found is None else found if isinstance(found, list) else [found]
+    if not all(type(id) is int and 0 <= id < 2**63 for id in ids):
+        raise LoadError(
+            f"{folder.path}: eos_token_id is {shown(found)}, expected a token or a list of them",
+            help="correct it in generation_config.json, or in config.json if there is none",
+        )
+    return tuple(ids)

@@ -18,6 +18,7 @@ from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current
 from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError, RunError
+from nnfront.files import File, Folder
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.timings import Phases
@@ -31,6 +32,7 @@ from nnfront.weights.checkpoint import is_artefact
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
 """How keys and values may be kept in fewer bits, and what caches call it."""
 
+TOKENIZER = "tokenizer.json"
 # On a GPU caches have room for a multiple of so many tokens, so that one serves several generations.
 SPARE_TOKENS = 1024
 
@@ -51,8 +53,9 @@ class LLM:
         path: Path,
         phases: Phases | None = None,
         kv_quant: str | None = None,
+        files: Folder | None = None,
     ) -> None:
-        """`kv_quant` as for `load`. Raises LoadError for one that there is not."""
+        """`kv_quant` as for `load`; `files` is the folder at `path`, if it is open already. Raises LoadError for one that there is not."""
         if kv_quant not in (None, *KV_QUANTS):
             raise LoadError(
                 f"kv_quant is {kv_quant!r}, expected {' or '.join(map(repr, KV_QUANTS))}, or nothing"
@@ -62,7 +65,8 @@ class LLM:
         self.config = config
         self.path = path
         self.eos_token_ids = text.eos_token_ids
-        self.sampling = sampling_of(path)
+        self._files = files or Folder(path)
+        self.sampling = sampling_of(self._files)
         self.quantized: QuantizeReport | None = None
         self.phases = phases or Phases()
         self._tokenizer: Tokenizer | None = None
@@ -123,7 +127,10 @@ class LLM:
         )
         session.extras = model.extras
         phases.end("load")
-        llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant)
+        model.held.close(
+            file.name for file in model.checkpoint.files
+        )  # weights are mapped, or made of what was read
+        llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.held)
         llm.quantized = model.quantized
         return llm
 
@@ -135,13 +142,12 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises LoadError if it has none."""
         if self._tokenizer is None:
-            path = self.path / "tokenizer.json"
-            if not path.is_file():
+            if not self._files.has(TOKENIZER):
                 raise LoadError(
                     f"{self.path} has no tokenizer.json, so it takes no text",
                     help="use generate_ids with token ids, or add the model's tokenizer.json to the folder",
                 )
-            self._tokenizer = Tokenizer(path)
+            self._tokenizer = Tokenizer(File(self._files, TOKENIZER))
         return self._tokenizer
 
     @property
@@ -150,9 +156,13 @@ class LLM:
         return int(self.config.max_position_embeddings)
 
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device."""
-        if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device.
+
+        Raises RunError for tokens outside the vocabulary, and for what does not fit the method.
+        """
+        if not _are_integers(ids, 2):
             raise RunError(f"the tokens are {_kind(ids)}, expected int64[batch, seq]")
+        self._check_tokens("the batch", ids)
         result: torch.Tensor = self.session["logits"](ids.to(self.session.device))
         return result
 
@@ -252,7 +262,7 @@ class LLM:
             raise RunError("there is no prompt")
         for i, prompt in enumerate(prompts):
             which = f"prompt {i}" if len(prompts) > 1 else "the prompt"
-            if not isinstance(prompt, torch.Tensor) or prompt.ndim != 1 or prompt.is_floating_point():
+            if not _are_integers(prompt, 1):
                 raise RunError(f"{which} is not a 1-D integer tensor")
             if not len(prompt):
                 raise RunError(f"{which} is empty", help="give at least one token")
@@ -264,9 +274,14 @@ class LLM:
                     ],
                     help="shorten the prompt, or ask for fewer new tokens",
                 )
-            if int(prompt.min()) < 0 or int(prompt.max()) >= self.config.vocab_size:
-                raise RunError(f"{which} holds a token outside the vocabulary of {self.config.vocab_size}")
+            self._check_tokens(which, prompt)
         return max_new_tokens
+
+    def _check_tokens(self, which: str, ids: torch.Tensor) -> None:
+        """Raise RunError for a token outside the vocabulary: it has no row in the table that embeds tokens."""
+        size = int(self.config.vocab_size)
+        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
+            raise RunError(f"{which} holds a token outside the vocabulary of {size}")
 
     def _tokens(self, prompt: torch.Tensor, room: int, sampler: Sampler) -> Iterator[int]:
         """Yield new tokens of one sequence up to the model's end token."""
@@ -334,6 +349,12 @@ def _listed(value: Any, kind: type) -> list[Any] | None:
     return list(several) if is_right else None
 
 
+def _are_integers(value: Any, ndim: int) -> bool:
+    """Whether a value is a tensor that may hold token ids."""
+    dtypes = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+    return isinstance(value, torch.Tensor) and value.ndim == ndim and value.dtype in dtypes
+
+
 def _kind(value: Any) -> str:
     """What a value is that should have been token ids."""
     if not isinstance(value, torch.Tensor):
@@ -359,4 +380,4 @@ def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
     phases.end("read")
     session = session_of(files, wanted.number)
     phases.end("load")
-    return LLM(session, text, text, folder, phases, kv_quant)
+    return LLM(session, text, text, folder, phases, kv_quant, files.held)

@@ -6,22 +6,32 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import json
 import linecache
+import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nnfront.errors import LoadError, NnfrontError
+from nnfront.files import Folder, shown_text
 from nnfront.ir import IRModule
 
 if TYPE_CHECKING:
     from nnfront.nn import Module
+
+
+class Stored(Protocol):
+    """A tensor of a checkpoint."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +46,21 @@ class Architecture:
         with _speaking_of(self.file.__file__):
             return self.file.Config.from_hf(hf_config)
 
-    def export(self, config: Any) -> IRModule:
-        """Export the model's methods. Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it."""
+    def export(self, config: Any, stored: Mapping[str, Stored] | None = None) -> IRModule:
+        """Export the model's methods. `stored` are the tensors that there are for it: a model of many times more is not built to its end.
+
+        Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it.
+        """
+        from nnfront.nn.parameter import (
+            declaring_at_most,
+        )  # here: an artefact loads without what authors need
+
+        sizes = [prod(tensor.shape) for tensor in (stored or {}).values()]
+        parameters = 1000 + 4 * len(sizes) if sizes else 250_000
+        elements = 2**24 + 64 * sum(sizes) if sizes else 2**44
         with _speaking_of(self.file.__file__):
-            model: Module = self.file.build(config)
+            with declaring_at_most(parameters, elements):
+                model: Module = self.file.build(config)
             ir = model.export(self.file.export_spec(config))
         ignored = getattr(self.file, "IGNORED", ())
         return IRModule(ir.functions, {**ir.attrs, "ignored": tuple(ignored)}) if ignored else ir
@@ -129,30 +150,40 @@ def _checked(name: str, file: ModuleType) -> Architecture:
 
 
 def read_folder(
-    folder: Path, model_file: str | Path | None = None
+    folder: Folder, model_file: str | Path | None = None
 ) -> tuple[Architecture, Any, dict[str, Any]]:
     """Return a folder's architecture, its Config, and its config.json as it stands. Reads no weights."""
-    hf_config = read_json(folder / "config.json")
+    hf_config = read_json(folder, "config.json")
     architecture = find_architecture(str(hf_config.get("model_type")), model_file)
     return architecture, architecture.config(hf_config), hf_config
 
 
-def export_folder(path: str | Path, model_file: str | Path | None = None) -> IRModule:
-    """Export the methods of a Hugging Face folder's model. Reads config.json only."""
-    architecture, config, _ = read_folder(Path(path), model_file)
-    return architecture.export(config)
+def export_folder(
+    path: str | Path, model_file: str | Path | None = None, stored: Mapping[str, Stored] | None = None
+) -> IRModule:
+    """Export the methods of a Hugging Face folder's model. Reads config.json only; `stored` as for `Architecture.export`."""
+    architecture, config, _ = read_folder(open_folder(path), model_file)
+    return architecture.export(config, stored)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises LoadError if the file is not there or holds something else."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def open_folder(path: str | Path) -> Folder:
+    """Open a Hugging Face folder. Raises LoadError if there is none."""
+    if not os.path.isdir(path):
         raise LoadError(
-            f"{path} does not exist", help="give a Hugging Face folder, with config.json and safetensors"
-        ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise LoadError(f"{path} is not valid JSON", details=[str(error)]) from None
+            f"{shown_text(str(path))} is not a folder",
+            help="give the path of a Hugging Face folder, with config.json and safetensors, or of an artefact",
+        )
+    return Folder(path)
+
+
+def read_json(folder: Folder, name: str) -> dict[str, Any]:
+    """Read a JSON object. Raises LoadError if the file is not there or holds something else."""
+    if not folder.has(name):
+        raise LoadError(
+            f"{folder.path / name} does not exist",
+            help="give a Hugging Face folder, with config.json and safetensors",
+        )
+    found = folder.read_json(name)
     if not isinstance(found, dict):
-        raise LoadError(f"{path} does not hold a JSON object")
+        raise LoadError(f"{folder.path / name} does not hold a JSON object")
     return found

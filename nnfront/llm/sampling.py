@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from nnfront.backends.cuda.sampling import DeviceSampler, takes
 from nnfront.errors import LoadError, RunError
+from nnfront.files import Folder, shown
 from nnfront.llm.hf_folder import GENERATION
 from nnfront.llm.model_files import read_json
 
@@ -41,25 +41,24 @@ class Sampling:
     def __post_init__(self) -> None:
         problems = []
         if not _is_number(self.temperature) or self.temperature < 0:
-            problems.append(f"temperature is {self.temperature!r}, expected a number >= 0")
+            problems.append(f"temperature is {shown(self.temperature)}, expected a number >= 0")
         if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            problems.append(f"top_k is {self.top_k!r}, expected an int >= 1")
+            problems.append(f"top_k is {shown(self.top_k)}, expected an int >= 1")
         if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
-            problems.append(f"top_p is {self.top_p!r}, expected a number in (0, 1]")
+            problems.append(f"top_p is {shown(self.top_p)}, expected a number in (0, 1]")
         if self.min_p is not None and not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
-            problems.append(f"min_p is {self.min_p!r}, expected a number in [0, 1]")
+            problems.append(f"min_p is {shown(self.min_p)}, expected a number in [0, 1]")
         if self.seed is not None and type(self.seed) is not int:
-            problems.append(f"seed is {self.seed!r}, expected an int")
+            problems.append(f"seed is {shown(self.seed)}, expected an int")
         if not _is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
-            problems.append(f"repetition_penalty is {self.repetition_penalty!r}, expected a number > 0")
+            problems.append(f"repetition_penalty is {shown(self.repetition_penalty)}, expected a number > 0")
         if problems:
             raise RunError("the sampling parameters are out of range", details=problems)
 
 
-def sampling_of(folder: Path) -> Sampling:
+def sampling_of(folder: Folder) -> Sampling:
     """Return how tokens are chosen if the caller says nothing: as generation_config.json says, else the likeliest one."""
-    path = folder / GENERATION
-    said = read_json(path) if path.is_file() else {}
+    said = read_json(folder, GENERATION) if folder.has(GENERATION) else {}
     found = {
         name: said[name] for name in ("top_p", "min_p", "repetition_penalty") if said.get(name) is not None
     }
@@ -70,7 +69,7 @@ def sampling_of(folder: Path) -> Sampling:
     try:
         return Sampling(**found)
     except RunError as error:
-        raise LoadError(f"{path}: {error.what}", details=error.details) from None
+        raise LoadError(f"{folder.path / GENERATION}: {error.what}", details=error.details) from None
 
 
 @dataclass

@@ -5,26 +5,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
+from math import prod
 from typing import Any
 
-from nnfront.errors import LoadError, RunError
+from nnfront.errors import LoadError, NnfrontError, RunError
+from nnfront.files import File, check_size, parse_json, shown_text
+
+_MAX_GROWTH = 1 << 16
+_PUT_IN = ("content", "prepend", "replacement")
 
 
 class Tokenizer:
     """The tokenizer of a folder. Needs the package `tokenizers`, which the extra `llm` installs."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: File) -> None:
+        """Raises LoadError for a file that is no tokenizer, or one that makes very long texts of short ones."""
         try:
             import tokenizers
         except ImportError:
             raise LoadError(
                 "the package 'tokenizers' is not installed", help="pip install 'nnfront[llm]'"
             ) from None
-        try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises plain Exception for whatever is wrong with the file
-            raise LoadError(f"{path} is not a tokenizer", details=[str(error)]) from None
+        data = file.folder.read(file.name)
+        with _refused(LoadError, f"{file.folder.path / file.name} is not a tokenizer"):
+            check_size(data)
+            self._tokenizer: Any = tokenizers.Tokenizer.from_buffer(data)
+            _check_growth(self._tokenizer)
         # What a file may say for training in batches; a prompt is given whole and alone.
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -33,15 +40,14 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, with the special tokens that the tokenizer adds. Raises RunError if it has none for it."""
-        try:
+        with _refused(RunError, "the tokenizer cannot encode this text"):
             ids: list[int] = self._tokenizer.encode(text).ids
-        except Exception as error:  # as above
-            raise RunError("the tokenizer cannot encode this text", details=[str(error)]) from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        """Return the text of tokens, without special ones. Raises RunError if the tokenizer has none for them."""
+        with _refused(RunError, "the tokenizer cannot decode these tokens"):
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
@@ -78,6 +84,33 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """What a decoder puts for bytes that are no character, or not yet."""
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+@contextmanager
+def _refused(kind: type[NnfrontError], what: str) -> Iterator[None]:
+    """What the package raises for whatever is wrong with a file or a text: plain Exception, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(what, details=[shown_text(str(error))]) from None
+
+
+def _check_growth(tokenizer: Any) -> None:
+    """Raise ValueError for steps that put texts in, each for every character that the one before it has left."""
+    growth = 1
+    for step in (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder):
+        pending = [parse_json(step.__getstate__())] if step is not None else []
+        while pending:
+            value = pending.pop()
+            if isinstance(value, dict):
+                growth *= prod(1 + len(v) for k, v in value.items() if k in _PUT_IN and isinstance(v, str))
+                value = list(value.values())
+            if isinstance(value, list):
+                pending.extend(value)
+    if growth > _MAX_GROWTH:
+        raise ValueError(f"its steps make texts up to {growth} times as long, {_MAX_GROWTH} are the most")
 
 
 def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,6 +34,38 @@ def set_default_dtype(dtype: str) -> None:
     _default_dtype.set(dtype_name(dtype))
 
 
+@dataclass(slots=True)
+class _Budget:
+    parameters: int
+    elements: int
+
+
+_budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
+
+
+@contextmanager
+def declaring_at_most(parameters: int, elements: int) -> Iterator[None]:
+    """Within it, no more parameters are made and no more elements declared: a model that is built from numbers of others ends.
+
+    Raises LoadError where one is too many.
+    """
+    token = _budget.set(_Budget(parameters, elements))
+    try:
+        yield
+    except _Exceeded:
+        raise LoadError(
+            "the model is larger than it can be",
+            details=[f"it declares more than {parameters} parameters, or {elements} elements in them"],
+            help="look for a number in config.json that is not the checkpoint's: of layers, of heads, of experts, or a width",
+        ) from None
+    finally:
+        _budget.reset(token)
+
+
+class _Exceeded(Exception):
+    """A model has declared more than it may."""
+
+
 class Parameter(Tensor):
     """A weight stored in the checkpoint. `shape` may hold dims; those are bound when weights are loaded.
 
@@ -45,6 +80,11 @@ class Parameter(Tensor):
         super().__init__(TensorType(shape_of(shape, type(self).__name__), name), None)
         self._data: torch.Tensor | None = None
         self.attrs: dict[str, Any] = {}
+        if (budget := _budget.get()) is not None:
+            budget.parameters -= 1
+            budget.elements -= prod(s for s in shape if isinstance(s, int))
+            if budget.parameters < 0 or budget.elements < 0:
+                raise _Exceeded
 
     @property
     def data(self) -> torch.Tensor | None:

@@ -4,18 +4,18 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from nnfront.errors import LoadError
+from nnfront.files import Folder, shown
 from nnfront.weights.mapped_memory import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
-from nnfront.weights.safetensors import TensorInfo, read_header
+from nnfront.weights.name_hints import shortened
+from nnfront.weights.safetensors import TensorInfo, length_problems, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -37,9 +37,9 @@ class FileState(NamedTuple):
     changed_ns: int
 
     @staticmethod
-    def of(file: Path | int) -> FileState:
-        """Return the state of a file, by path or open. Raises OSError."""
-        stat = os.stat(file)
+    def of(fd: int) -> FileState:
+        """Return the state of an open file."""
+        stat = os.fstat(fd)
         return FileState(stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
@@ -48,38 +48,45 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     `path` is a safetensors file, an index (`*.safetensors.index.json`), or a folder with `model.safetensors`, with
     `model.safetensors.index.json` and the shards it names, or with any safetensors files. With `headers_only` the files may end
-    after their headers: enough to check a model against them.
+    after their headers: enough to check a model against them; `truncated` says which end elsewhere, but not where they should.
+    `folder` is the folder, if it is open already: files are opened once, so that one that is replaced stays what it was.
     Raises LoadError that lists what is wrong with the files, all of them. May be used from several threads.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, headers_only: bool = False) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], *, headers_only: bool = False, folder: Folder | None = None
+    ) -> None:
+        self.path = _named(Path(path))
         self.headers_only = headers_only
         self.metadata: dict[str, str] = {}
+        self.truncated: list[str] = []
         self._infos: dict[str, TensorInfo] = {}
-        self._fds: dict[Path, int] = {}
         self._states: dict[Path, FileState] = {}
-        files, index = _find_files(self.path)
-        self.files: tuple[Path, ...] = tuple(files)
+        self._folder = folder or _folder_of(self.path)
+        names, index = _find_files(self.path, self._folder)
+        self.files: tuple[Path, ...] = tuple(self._folder.path / name for name in names)
         problems: list[str] = []
-        for file in files:
+        for file in self.files:
             self._add_file(file, problems)
         if index is not None:
             _check_index(index, self._infos, problems)
         if problems:
-            raise LoadError(f"{self.path}: the checkpoint is broken", details=problems)
-        weakref.finalize(self, _close, self._fds)
+            raise LoadError(
+                f"{self.path}: the checkpoint is broken",
+                details=shortened([(line, line) for line in problems]),
+            )
 
     def _add_file(self, file: Path, problems: list[str]) -> None:
         try:
-            self._states[file] = FileState.of(file)
-            header = read_header(file, headers_only=self.headers_only)
+            header = read_header(file, headers_only=self.headers_only, folder=self._folder)
+            state = FileState.of(self._folder.open(file.name))
         except LoadError as error:
             problems.extend(f"{file.name}: {detail}" for detail in error.details)
             return
-        except OSError as error:
-            problems.append(f"{file.name}: it cannot be read: {error.strerror}")
-            return
+        self._states[file] = state
+        if state.size_bytes != header.data_start:  # without any data it was meant to have none
+            problem = length_problems(header, state.size_bytes)
+            self.truncated.extend(f"{file.name}: {line}" for line in problem)
         self.metadata |= header.metadata
         for name, info in header.tensors.items():
             if name in self._infos:
@@ -132,9 +139,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         size = sum(info.size_bytes for info in infos)
         if not size:
             return torch.empty(0, dtype=dtype)
-        for info in infos:
-            self._fd(info)
-        memory, start = lay_out(list(map(_piece, infos)), dtype.itemsize, self._fds)
+        fds = {info.file: self._fd(info) for info in infos}
+        memory, start = lay_out(list(map(_piece, infos)), dtype.itemsize, fds)
         return torch.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize, offset=start)
 
     def copied_bytes(self, names: Sequence[str]) -> int:
@@ -203,15 +209,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             raise LoadError(
                 f"{self.path}: {info.name!r} has no data: the checkpoint was opened with headers_only=True"
             )
-        fd = self._fds.get(info.file)
-        if fd is None:
-            try:
-                opened = os.open(info.file, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                raise LoadError(f"{info.file} cannot be opened: {error.strerror}") from error
-            fd = self._fds.setdefault(info.file, opened)  # another thread may have been faster
-            if fd != opened:
-                os.close(opened)
+        fd = self._folder.open(info.file.name)
         state, known = FileState.of(fd), self._states[info.file]
         if info.offset + info.size_bytes > state.size_bytes:
             raise LoadError(f"{info.file}: the file has become shorter since its header was read")
@@ -227,11 +225,6 @@ def _piece(info: TensorInfo) -> Piece:
     return Piece(info.file, info.offset, info.size_bytes)
 
 
-def _close(fds: dict[Path, int]) -> None:
-    for fd in fds.values():
-        os.close(fd)
-
-
 def _torch_dtype(info: TensorInfo) -> torch.dtype:
     dtype = getattr(torch, info.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -239,55 +232,64 @@ def _torch_dtype(info: TensorInfo) -> torch.dtype:
     return dtype
 
 
-def is_artefact(folder: str | Path) -> bool:
+def is_artefact(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder says that it is an artefact: it has an nnfront.json."""
-    return (Path(folder) / MANIFEST).is_file()
+    return os.path.isfile(os.path.join(folder, MANIFEST))
 
 
-def _find_files(path: Path) -> tuple[list[Path], Mapping[str, str] | None]:
-    """Return the files of a checkpoint and, if there is an index, the file that it names for each tensor."""
-    if path.is_dir():
-        if is_artefact(path):
-            raise LoadError(
-                f"{path} is an nnfront artefact: its weights are not a checkpoint's any more",
-                help="nnfront.load(DIR) gives its session",
-            )
-        if (path / SINGLE).exists():
-            return [path / SINGLE], None
-        if (path / INDEX).exists():
-            return _read_index(path / INDEX)
-        files = sorted(path.glob("*.safetensors"))
-        if files:
-            return files, None
-        pickles = sorted([*path.glob("*.bin"), *path.glob("*.pt"), *path.glob("*.pth")])
-        raise LoadError(
-            f"{path}: there is no safetensors file in this folder",
-            details=[f"it has {pickles[0].name}, which may hold code and is not read"] if pickles else (),
-            help="save the weights with safetensors.torch.save_file" if pickles else "",
-        )
-    if not path.exists():
+def _named(path: Path) -> Path:
+    """A checkpoint's path. One file that the caller names may be a link to anywhere: it is what it leads to that is opened."""
+    is_file = not os.path.isdir(path) and not path.name.endswith(".index.json")
+    return Path(os.path.realpath(path)) if is_file and os.path.islink(path) else path
+
+
+def _folder_of(path: Path) -> Folder:
+    """The folder that a checkpoint is or lies in."""
+    if not os.path.exists(path):
         raise LoadError(f"{path}: no such file or folder")
-    return _read_index(path) if path.name.endswith(".index.json") else ([path], None)
+    return Folder(path if os.path.isdir(path) else path.parent)
 
 
-def _read_index(index: Path) -> tuple[list[Path], Mapping[str, str]]:
+def _find_files(path: Path, folder: Folder) -> tuple[list[str], Mapping[str, str] | None]:
+    """Return the names of the files of a checkpoint and, if there is an index, the file that it names for each tensor."""
+    if path != folder.path:
+        return _read_index(path.name, folder) if path.name.endswith(".index.json") else ([path.name], None)
+    if folder.has(MANIFEST):
+        raise LoadError(
+            f"{path} is an nnfront artefact: its weights are not a checkpoint's any more",
+            help="nnfront.load(DIR) gives its session",
+        )
+    if folder.has(SINGLE):
+        return [SINGLE], None
+    if folder.has(INDEX):
+        return _read_index(INDEX, folder)
+    names = folder.names()
+    files = [name for name in names if name.endswith(".safetensors")]
+    if files:
+        return files, None
+    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    raise LoadError(
+        f"{path}: there is no safetensors file in this folder",
+        details=[f"it has {pickles[0]}, which may hold code and is not read"] if pickles else (),
+        help="save the weights with safetensors.torch.save_file" if pickles else "",
+    )
+
+
+def _read_index(index: str, folder: Folder) -> tuple[list[str], Mapping[str, str]]:
     """Return the shards that an index names, and its map from tensor to shard."""
-    try:
-        fields: Any = json.loads(index.read_bytes())
-    except (ValueError, RecursionError, OSError) as error:
-        raise LoadError(f"{index} cannot be read: {error}") from error
+    fields = folder.read_json(index)
     shards = fields.get("weight_map") if isinstance(fields, dict) else None
     if not isinstance(shards, dict) or not all(isinstance(file, str) for file in shards.values()):
-        raise LoadError(f"{index}: 'weight_map' must map names of tensors to names of files")
+        raise LoadError(f"{folder.path / index}: 'weight_map' must map names of tensors to names of files")
     names = sorted(set(shards.values()))
     wrong = [
-        f"it names {name!r}, which is not in this folder"
+        (name, f"it names {shown(name)}, which is not in this folder")
         for name in names
-        if os.path.basename(name) != name or not (index.parent / name).is_file()
+        if os.path.basename(name) != name or name in ("", ".", "..") or not folder.has(name)
     ]
     if wrong:
-        raise LoadError(f"{index}: the index does not fit the folder", details=wrong)
-    return [index.parent / name for name in names], shards
+        raise LoadError(f"{folder.path / index}: the index does not fit the folder", details=shortened(wrong))
+    return names, shards
 
 
 def _check_index(index: Mapping[str, str], infos: Mapping[str, TensorInfo], problems: list[str]) -> None:

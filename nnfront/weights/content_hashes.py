@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from nnfront.errors import LoadError
+from nnfront.files import Folder
 from nnfront.weights.checkpoint import Checkpoint, FileState
 from nnfront.weights.write import write_text
 
@@ -94,8 +95,8 @@ def _wait(state: FileState) -> None:
 
 def _read(record: Path) -> dict[str, str]:
     try:
-        known = json.loads(record.read_text())
-    except (OSError, ValueError):
+        known = Folder(record.parent).read_json(record.name)
+    except LoadError:
         return {}
     is_whole = isinstance(known, dict) and all(isinstance(value, str) for value in known.values())
     return known if is_whole else {}

@@ -46,6 +46,7 @@ class CheckReport:
             {(infos[self.result.sources[name]].dtype, dtype) for name, dtype in self.result.casts.items()}
         )
         lines += [f"converted on load: {stored} to {wanted}" for stored, wanted in casts]
+        lines += [f"cannot be loaded: {line}" for line in self.checkpoint.truncated]
         if self.fits:
             return "\n".join([*lines, "fits: every weight has its tensor, every tensor its use"])
         help = [f"help: {self.result.help}"] if self.result.help else []
@@ -68,6 +69,7 @@ class CheckReport:
             "ignored": list(self.result.ignored),
             "ties": [list(pair) for pair in self.result.ties],
             "casts": dict(self.result.casts),
+            "truncated": list(self.checkpoint.truncated),
             "dims": {str(symbol): value for symbol, value in self.result.dims.items()},
         }
 

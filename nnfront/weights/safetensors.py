@@ -10,18 +10,22 @@ Source: the format description of the safetensors project (README, "Format").
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nnfront.errors import LoadError
+from nnfront.files import Folder, parse_json, read_bytes, shown
+from nnfront.weights.name_hints import shortened
 
 MAX_HEADER_BYTES = 100_000_000
 """The limit that the reference implementation sets; a larger length is a broken file."""
+MAX_TENSORS = 250_000
+"""In one file: the largest mixtures of experts have 200,000 in all, each with a scale, and divide them among a hundred files."""
 
 # File dtype -> (torch's name, bits). Torch has no name for the three that pack elements across bytes.
 DTYPES: dict[str, tuple[str, int]] = {
@@ -80,63 +84,61 @@ class _Invalid(Exception):
     """The header cannot be looked at any further."""
 
 
-def read_header(file: Path, *, headers_only: bool = False) -> Header:
+def read_header(file: Path, *, headers_only: bool = False, folder: Folder | None = None) -> Header:
     """Read and check the header of one safetensors file; with `headers_only` the data may be missing from the file.
 
-    Raises LoadError that lists every problem found.
+    `folder` is the file's, if it is open already. Raises LoadError that lists every problem found.
     """
     problems: list[str] = []
     try:
-        with open(file, "rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            length, fields = _read_json(stream, size)
+        held = folder or Folder(file.parent)
+        fd = held.open(file.name)
+        size = os.fstat(fd).st_size
+        length, fields = _read_fields(fd, size)
         header = _check_fields(file, 8 + length, fields, problems)
-        if not headers_only and size != header.data_end:
-            missing = header.data_end - size
-            problems.append(
-                f"the file is truncated: {size} bytes, but the header describes {header.data_end}"
-                if missing > 0
-                else f"{-missing} bytes follow the last tensor: {size} bytes, but the header describes {header.data_end}"
-            )
+        if not headers_only:
+            problems.extend(length_problems(header, size))
     except _Invalid as error:
         problems.append(str(error))
     except OSError as error:
         problems.append(f"it cannot be read: {error.strerror or error}")
+    except LoadError as error:
+        problems.append(f"it cannot be read: {', '.join(error.details) or error.what}")
     if problems:
-        raise LoadError(f"{file} is not a valid safetensors file", details=problems)
+        raise LoadError(
+            f"{file} is not a valid safetensors file", details=shortened([(line, line) for line in problems])
+        )
     return header
 
 
-def _read_json(stream: BinaryIO, size: int) -> tuple[int, dict[str, Any]]:
+def length_problems(header: Header, size_bytes: int) -> list[str]:
+    """Say how the length of a file differs from what its header describes; nothing if it does not."""
+    missing = header.data_end - size_bytes
+    if missing > 0:
+        return [f"the file is truncated: {size_bytes} bytes, but the header describes {header.data_end}"]
+    if missing < 0:
+        return [f"{-missing} bytes follow the last tensor: {size_bytes} bytes, but the header describes {header.data_end}"]  # fmt: skip
+    return []
+
+
+def _read_fields(fd: int, size: int) -> tuple[int, dict[str, Any]]:
     """Return the header's length and its JSON object."""
     if size < 8:
         raise _Invalid(f"the file has {size} bytes; 8 bytes of header length are the least")
-    length = int.from_bytes(stream.read(8), "little")
+    length = int.from_bytes(read_bytes(fd, 0, 8), "little")
     if length > MAX_HEADER_BYTES:
         raise _Invalid(f"the header length is {length} bytes; {MAX_HEADER_BYTES} are the most")
     if length > size - 8:
         raise _Invalid(f"the header length is {length} bytes, but only {size - 8} follow")
-    text = stream.read(length)
     try:
-        fields = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise _Invalid(f"the header is not JSON: {str(error)[:200]}") from None
+        fields = parse_json(read_bytes(fd, 8, length), is_strict=True)
+    except ValueError as error:
+        raise _Invalid(f"the header is not JSON: {error}") from None
     if not isinstance(fields, dict):
         raise _Invalid("the header is not a JSON object")
+    if len(fields) > MAX_TENSORS:
+        raise _Invalid(f"the header describes {len(fields)} tensors; {MAX_TENSORS} are the most")
     return length, fields
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in fields:
-            raise ValueError(f"{_quote(name)} occurs twice")
-        fields[name] = value
-    return fields
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def _check_fields(file: Path, data_start: int, fields: dict[str, Any], problems: list[str]) -> Header:
@@ -149,7 +151,7 @@ def _check_fields(file: Path, data_start: int, fields: dict[str, Any], problems:
     for name, entry in fields.items():
         info = _check_entry(file, data_start, name, entry)
         if isinstance(info, str):
-            problems.append(f"tensor {_quote(name)}: {info}")
+            problems.append(f"tensor {shown(name)}: {info}")
         else:
             infos.append(info)
     # An empty tensor sits where the next one begins, so the size decides between equal offsets.
@@ -174,16 +176,17 @@ def _check_entry(file: Path, data_start: int, name: str, entry: Any) -> TensorIn
         return "needs dtype, shape and data_offsets"
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        return f"unknown dtype {_quote(dtype)}"
+        return f"unknown dtype {shown(dtype)}"
     if not _are_sizes(shape):
-        return f"the shape {_quote(shape)} must be a list of sizes"
+        return f"the shape {shown(shape)} must be a list of sizes"
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        return f"the data_offsets {_quote(offsets)} must be [begin, end]"
+        return f"the data_offsets {shown(offsets)} must be [begin, end]"
     torch_dtype, bits = DTYPES[dtype]
     begin, end = offsets
     expected = math.prod(shape) * bits
     if expected != (end - begin) * 8:
-        return f"{dtype} {shape} takes {expected / 8:g} bytes, but its data_offsets span {end - begin}"
+        takes = Decimal(expected) / 8  # of a file dtype's sizes a float cannot hold all products
+        return f"{dtype} {shown(shape)} takes {takes:g} bytes, but its data_offsets span {end - begin}"
     return TensorInfo(name, torch_dtype, tuple(shape), file, data_start + begin, end - begin)
 
 
@@ -194,9 +197,3 @@ def _are_sizes(value: Any) -> bool:
         and len(value) <= 64
         and all(type(size) is int and 0 <= size < 2**63 for size in value)
     )
-
-
-def _quote(value: Any) -> str:
-    """What stands in the file, cut to a length that fits a message."""
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."

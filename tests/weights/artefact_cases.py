@@ -15,6 +15,7 @@ import nnfront as nn
 from nnfront import op, spec
 from nnfront.artefact.integrity import digest_files
 from nnfront.artefact.manifest import digest_of_fields
+from nnfront.files import Folder
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -140,14 +141,14 @@ def rehash(folder: Path, **changes: Any) -> None:
     """Write the hashes of the files as they are now into the manifest, as whoever forges an artefact would; `changes` are fields."""
     file = folder / "nnfront.json"
     fields = json.loads(file.read_text())
-    files = sorted(f for f in folder.rglob("*") if f.is_file() and f != file)
+    names = sorted(f.relative_to(folder).as_posix() for f in folder.rglob("*") if f.is_file() and f != file)
     fields["files"] = {
-        f.relative_to(folder).as_posix(): {
+        name: {
             "bytes": d.size_bytes,
             "sha256": d.sha256,
             "crc32": [f"{c:08x}" for c in d.crc32],
         }
-        for f, d in zip(files, digest_files(files), strict=True)
+        for name, d in zip(names, digest_files(Folder(folder), names), strict=True)
     }
     file.write_text(json.dumps(fields | changes))
     reseal(folder)

@@ -25,6 +25,7 @@ from nnfront.backends.cuda.ahead.cubin import Ahead
 from nnfront.backends.cuda.ahead.launcher import Launcher
 from nnfront.backends.device import CPU, standing_in
 from nnfront.errors import LoadError
+from nnfront.files import Folder
 
 FIRST, SECOND = "0" * 16, "f" * 16
 KERNELS = ahead_of(FIRST, SECOND, notes={"look": "take: no data"})
@@ -201,10 +202,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "a missing file": (lambda f: (f / C).unlink(), rf"{C}: the file is missing"),
     "one too many": (lambda f: (f / "kernels" / "b.cubin").write_bytes(b""), r"kernels/b.cubin: not one of the artefact's files"),
     "one that is not listed": (without(C), rf"{C}: not one of the artefact's files"),
-    "one that is named and not listed": (kernel(key="1" * 16), rf"kernels.json cannot be used\n  it names kernels/{'1' * 16}.cubin, which nnfront.json does not list"),
+    "one that is named and not listed": (kernel(key="1" * 16), rf"kernels.json cannot be used\n  it names 'kernels/{'1' * 16}.cubin', which nnfront.json does not list"),
     "one that is listed and not named": (rewritten(kernels=[KERNELS.cubins[0].fields()]), rf"kernels.json does not say how to launch kernels/{SECOND}.cubin"),
     "one named twice": (rewritten(kernels=[KERNELS.cubins[0].fields()] * 2), r"kernels.json cannot be used\n  a kernel occurs twice"),
-    "a way out of the folder": (kernel(key="../../evil"), r"it names kernels/../../evil.cubin, which nnfront.json does not list"),
+    "a way out of the folder": (kernel(key="../../evil"), r"it names 'kernels/../../evil.cubin', which nnfront.json does not list"),
     "another GPU": (rewritten(arch="sm_80"), r"kernels.json has kernels for sm_80, sm_90, the artefact is for 'cuda:sm_90'"),
     "a kernel for another GPU": (kernel(arch="sm_80"), r"kernels.json has kernels for sm_80, sm_90, the artefact is for 'cuda:sm_90'"),
     "a field of another kind": (kernel(threads="many"), r"kernels.json cannot be used\n  threads is 'many', expected a number from 1 to 1024"),
@@ -232,7 +233,9 @@ def test_a_file_that_is_not_json_is_refused(asked: list[Any], tmp_path: Path) ->
     folder = saved(tmp_path)
     (folder / "kernels.json").write_text("{")
     rehash(folder)
-    with pytest.raises(LoadError, match=r"kernels.json is not JSON\n  Expecting property name"):
+    with pytest.raises(
+        LoadError, match=r"kernels.json cannot be used\n  it is not JSON\n  Expecting property name"
+    ):
         nn.artefact.kernels_of(folder)
 
 
@@ -240,8 +243,8 @@ def test_bytes_that_change_after_they_were_checked_are_not_used(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved(tmp_path)
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda file: b"other" if file.suffix == ".cubin" else read(file))
+    read = Folder.read
+    monkeypatch.setattr(Folder, "read", lambda self, name: b"other" if ".cubin" in name else read(self, name))
     what = rf"kernels.json cannot be used\n  {C} is not what was written\n  its sha256 is \w+\n  expected \w+\n  help: copy the artefact again"
     with pytest.raises(LoadError, match=what):
         nn.artefact.kernels_of(folder)
