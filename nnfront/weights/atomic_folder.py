@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nnfront.errors import LoadError
+from nnfront.weights.temporary import make_folder, remove_dead
 
 SUFFIX = ".nnfront-tmp"
 ASIDE = ".nnfront-old"
@@ -41,7 +41,7 @@ def put_folder(folder: Path, check_replaceable: Callable[[Path], None]) -> Itera
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         _remove_dead(place)
-        temporary, lock = _make(place)
+        temporary, lock = make_folder(place, SUFFIX)
     except OSError as error:
         raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
     try:
@@ -78,33 +78,10 @@ def _check(place: Path, check_replaceable: Callable[[Path], None]) -> None:
         check_replaceable(place)
 
 
-def _make(place: Path) -> tuple[Path, int]:
-    """Make a temporary folder beside a place and lock it."""
-    while True:
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}{SUFFIX}")
-        temporary.mkdir()
-        with contextlib.suppress(
-            FileNotFoundError
-        ):  # another writer took it for a dead one's before it was locked
-            lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # a file system without locks: then nobody removes it either
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if temporary.is_dir():
-                return temporary, lock
-            os.close(lock)
-
-
 def _remove_dead(place: Path) -> None:
-    """Remove what killed writers have left: temporary folders that nobody has locked; the old one only if there is a new one."""
+    """Remove what killed writers have left; the old folder only if there is a new one."""
     suffixes = (SUFFIX, ASIDE) if place.exists() else (SUFFIX,)
-    for found in (f for s in suffixes for f in place.parent.glob(f".{_escaped(place.name)}.*{s}")):
-        with contextlib.suppress(OSError):
-            lock = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(found, ignore_errors=True)
-            finally:
-                os.close(lock)
+    remove_dead(f for s in suffixes for f in place.parent.glob(f".{_escaped(place.name)}.*{s}"))
 
 
 def _escaped(name: str) -> str:

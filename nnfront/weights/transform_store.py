@@ -6,7 +6,7 @@
 
 Results that ops compute are kept, and joins and conversions that take much memory: weights as they are, views of them and joins that
 can be mapped are mapped from the checkpoint, which costs nothing. Each file appears whole or not at all, so a run that was killed is
-taken up where it stopped, and several may run at once. Nothing is ever removed: delete the folder, or any file in it, when it pleases.
+taken up where it stopped, and several may run at once. No result is ever removed: delete the folder, or any file in it, when it pleases.
 """
 
 from __future__ import annotations

@@ -11,8 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -25,11 +23,13 @@ from nnfront.ir import TensorType, type_text
 from nnfront.weights.bound_checkpoint import stored_type
 from nnfront.weights.mapped_memory import CHUNK_BYTES, PAGE
 from nnfront.weights.safetensors import DTYPES
+from nnfront.weights.temporary import make_file, remove_dead
 
 SHARD_BYTES = 5_000_000_000
 """Bytes of one file, as Hugging Face shards."""
 
-ABANDONED_SECONDS = 24 * 3600
+SUFFIX = ".tmp"
+"""Ends the name of a file that is being written."""
 
 _FILE_DTYPES = {torch_name: (name, bits // 8) for name, (torch_name, bits) in DTYPES.items()}
 
@@ -55,18 +55,22 @@ def write_tensors(
     shards = [_Shard(names, types, metadata or {}) for names in _split(types, shard_bytes)]
     is_indexed = is_indexed or len(shards) > 1
     files = _file_names(folder, stem, len(shards), is_indexed)
-    temporary = [_temporary(file) for file in files]
     total = sum(shard.size for shard in shards)
     fds: dict[Path, int] = {}
     try:
-        for shard, file in zip(shards, temporary, strict=False):  # the index, if any, is the last
-            fds[file] = _create(file, shard)
-        _write_all(shards, [*fds.values()], types, tensors, progress)
+        for file in files:
+            temporary, fd = make_file(file, SUFFIX)
+            fds[temporary] = fd
+        *opened, last = fds.values()
+        shard_fds = opened if is_indexed else [*opened, last]
+        for shard, fd in zip(shards, shard_fds, strict=True):
+            _begin(fd, shard)
+        _write_all(shards, shard_fds, types, tensors, progress)
         if is_indexed:
-            fds[temporary[-1]] = _create_index(temporary[-1], files, shards)
+            _write_at(last, _index(files, shards), 0)
         for fd in fds.values():
             os.fsync(fd)
-        for source, file in zip(temporary, files, strict=True):
+        for source, file in zip(fds, files, strict=True):
             os.replace(source, file)
         _remove_older(folder, stem, files)
         _sync_folder(folder)
@@ -81,24 +85,21 @@ def write_tensors(
 
 def write_text(file: Path, text: str) -> None:
     """Put a text file in place, whole. Raises LoadError if it cannot be written."""
-    temporary = _temporary(file)
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, file)
+        temporary, fd = make_file(file, SUFFIX)
+        try:
+            _write_at(fd, memoryview(text.encode()), 0)
+            os.replace(temporary, file)
+        finally:
+            os.close(fd)
+            temporary.unlink(missing_ok=True)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise _failure(file.parent, error, len(text)) from error
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove what writers that were killed have left in a folder: temporary files that nobody has touched for a day."""
-    for file in folder.glob(".*.tmp"):
-        if time.time() - file.stat().st_mtime > ABANDONED_SECONDS:
-            file.unlink(missing_ok=True)
-
-
-def _temporary(file: Path) -> Path:
-    return file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
+    """Remove what writers that were killed have left in a folder."""
+    remove_dead(folder.glob(f".*{SUFFIX}"))
 
 
 class _Shard:
@@ -159,22 +160,15 @@ def _file_names(folder: Path, stem: str, count: int, is_indexed: bool) -> list[P
     return [*shards, folder / f"{stem}.safetensors.index.json"]
 
 
-def _create(file: Path, shard: _Shard) -> int:
-    """Create a file with its header, at its full length."""
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+def _begin(fd: int, shard: _Shard) -> None:
+    """Give a file its full length and its header."""
     try:
-        try:
-            os.posix_fallocate(fd, 0, shard.size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system cannot say beforehand
-                raise
-            os.truncate(fd, shard.size)
-        _write_at(fd, memoryview(shard.header), 0)
-    except OSError:
-        os.close(fd)
-        file.unlink()
-        raise
-    return fd
+        os.posix_fallocate(fd, 0, shard.size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # the file system cannot say beforehand
+            raise
+        os.truncate(fd, shard.size)
+    _write_at(fd, memoryview(shard.header), 0)
 
 
 def _write_all(
@@ -222,22 +216,14 @@ def _write_at(fd: int, data: memoryview, place: int) -> None:
         done += os.pwrite(fd, data[done:], place + done)
 
 
-def _create_index(file: Path, files: Sequence[Path], shards: Sequence[_Shard]) -> int:
+def _index(files: Sequence[Path], shards: Sequence[_Shard]) -> memoryview:
     where = {
         name: shard_file.name
         for shard, shard_file in zip(shards, files, strict=False)
         for name in shard.names
     }
     size = sum(shard.size - len(shard.header) for shard in shards)
-    text = json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2)
-    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        _write_at(fd, memoryview(text.encode()), 0)
-    except OSError:
-        os.close(fd)
-        file.unlink()
-        raise
-    return fd
+    return memoryview(json.dumps({"metadata": {"total_size": size}, "weight_map": where}, indent=2).encode())
 
 
 def _remove_older(folder: Path, stem: str, files: Sequence[Path]) -> None:
@@ -245,7 +231,7 @@ def _remove_older(folder: Path, stem: str, files: Sequence[Path]) -> None:
     names = (f"{stem}.safetensors", f"{stem}-?????-of-?????.safetensors", f"{stem}.safetensors.index.json")
     for name in names:
         for file in set(folder.glob(name)) - set(files):
-            file.unlink()
+            file.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
