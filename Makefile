@@ -32,9 +32,10 @@ tests: $(READY)
 test-kernels: $(READY)
 	$(BIN)/python -m pytest tests/kernels -m "slow or not slow"
 
-# A thousand mutations of every file of an artefact.
+# A thousand mutations of every file of an artefact, thousands of hostile folders, and many processes at once.
 test-artefacts: $(READY)
-	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py -m "slow or not slow"
+	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py tests/weights/test_hostile_folders.py \
+		tests/weights/test_several_processes.py -m "slow or not slow"
 
 # Thousands of random methods in random special cases.
 test-cases: $(READY)

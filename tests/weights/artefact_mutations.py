@@ -8,8 +8,9 @@ import random
 import re
 from typing import Any
 
-NUMBERS = [0, 1, -1, 2, 3, 7, 1000, 2**31, 2**40, 2**63, 10**18, 10**30]
-VALUES = [*NUMBERS, None, True, "", "x", "../x", [], {}, [[]], 0.5, float("inf"), "\ud800"]
+from hostile import NUMBERS, STRINGS, hostile_value
+
+_INTEGERS = [number for number in NUMBERS if type(number) is int]
 
 
 def spoil_bytes(rng: random.Random, data: bytes) -> bytes:
@@ -43,7 +44,7 @@ def spoil_words(rng: random.Random, data: bytes) -> bytes:
     one, two = rng.choice(places), rng.choice(places)
     match rng.randrange(5):
         case 0:
-            words[rng.choice([i for i in places if words[i].isdigit()])] = str(rng.choice(NUMBERS))
+            words[rng.choice([i for i in places if words[i].isdigit()])] = str(rng.choice(_INTEGERS))
         case 1:
             words[one], words[two] = words[two], words[one]
         case 2:
@@ -62,28 +63,37 @@ def spoil_words(rng: random.Random, data: bytes) -> bytes:
 
 
 def spoil_json(rng: random.Random, data: bytes) -> bytes:
-    """Replace, remove, rename or add one value somewhere in a JSON object."""
+    """Spoil a value somewhere in a JSON object."""
     fields = json.loads(data)
-    holders: list[Any] = []
-    pending: list[Any] = [fields]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, (dict, list)):
-            holders.append(value)
-            pending.extend(value.values() if isinstance(value, dict) else value)
-    holder = rng.choice([h for h in holders if h])
-    keys = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-    key = rng.choice(keys)
-    match rng.randrange(4):
-        case 0:
-            holder[key] = rng.choice(VALUES)
-        case 1:
-            del holder[key]
-        case 2 if isinstance(holder, dict):
-            holder[f"{key}{rng.choice(['', ' ', '_', '/', chr(0)])}x"] = holder.pop(key)
-        case _:
-            if isinstance(holder, dict):
-                holder[str(rng.choice(VALUES))] = rng.choice(VALUES)
-            else:
-                holder.append(rng.choice(VALUES))
+    spoil_value(rng, fields)
     return json.dumps(fields).encode()
+
+
+def spoil_value(rng: random.Random, fields: Any) -> str:
+    """Replace, remove, rename or add a value somewhere in an object or a list that is not empty; return where and by what."""
+    holders: list[tuple[str, Any]] = []
+    pending: list[tuple[str, Any]] = [("", fields)]
+    while pending:
+        path, value = pending.pop()
+        if isinstance(value, dict | list) and value:
+            holders.append((path, value))
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            pending.extend((f"{path}.{key}", item) for key, item in items)
+    # Half of the time at the top: most values are deep, and of a table of thousands one is like the other.
+    path, holder = holders[0] if rng.random() < 0.5 else rng.choice(holders)
+    key = rng.choice([*holder]) if isinstance(holder, dict) else rng.randrange(len(holder))
+    new = hostile_value(rng)
+    match rng.randrange(6):
+        case 0:
+            del holder[key]
+            return f"{path}.{key} is gone"
+        case 1 if isinstance(holder, dict):
+            holder[f"{key}{rng.choice(['', ' ', '_', '/', chr(0)])}x"] = holder.pop(key)
+            return f"{path}.{key} has another name"
+        case 2 if isinstance(holder, list):
+            holder.append(new)
+        case 2:
+            holder[str(rng.choice(STRINGS))] = new
+        case _:
+            holder[key] = new
+    return f"{path}.{key}: {new!r:.80}"

@@ -7,12 +7,9 @@ them is reached, where a change may be another model that is as good.
 
 from __future__ import annotations
 
-import contextlib
 import random
-import resource
-import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +17,18 @@ import pytest
 import torch
 from artefact_cases import outputs, rehash, reseal, varied_session, write_folder
 from artefact_mutations import spoil_bytes, spoil_json, spoil_words
+from hostile import limits
 
 import nnfront as nn
 from nnfront.artefact.manifest import TextModel
 from nnfront.artefact.save import Extras
 from nnfront.errors import NnfrontError
+from nnfront.files import File, Folder
 
 W = "nnfront-weights-00001-of-00001.safetensors"
 INDEX = "nnfront-weights.safetensors.index.json"
-SECONDS = 10  # of one load; a machine may be busy
-ROOM_BYTES = 1 << 30
 
 Spoil = Callable[[random.Random, bytes], bytes]
-
-
-class Hang(BaseException):
-    """A load took too long."""
 
 
 @pytest.fixture(scope="module")
@@ -58,28 +51,12 @@ def with_copies(tmp_path_factory: Any) -> Path:
     place = Path(tmp_path_factory.mktemp("copies"))
     hf = write_folder(place / "hf")
     session = varied_session()
-    session.extras = Extras(TextModel("llama", 32, 16), (hf / "tokenizer.json", hf / "config.json"))
+    session.extras = Extras(
+        TextModel("llama", 32, 16),
+        tuple(File(Folder(hf), name) for name in ("tokenizer.json", "config.json")),
+    )
     session.save(place / "a")
     return place / "a"
-
-
-@contextlib.contextmanager
-def limits() -> Iterator[None]:
-    """End what takes too long, and refuse memory beyond some room: either is an exception that no test expects."""
-
-    def stop(signum: int, frame: Any) -> None:
-        raise Hang
-
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGALRM, stop)
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM_BYTES, hard))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def spoil_and_load(
@@ -96,24 +73,22 @@ def spoil_and_load(
     original, hashes = file.read_bytes(), manifest.read_bytes()
     found: Counter[str] = Counter()
     try:
-        with limits():
-            for case in range(first, first + count):
-                spoiled = spoil(random.Random(f"{name} {case}"), original)
-                file.write_bytes(spoiled)
-                if is_forged:
-                    reseal(folder) if file == manifest else rehash(folder)
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+        for case in range(first, first + count):
+            spoiled = spoil(random.Random(f"{name} {case}"), original)
+            file.write_bytes(spoiled)
+            if is_forged:
+                reseal(folder) if file == manifest else rehash(folder)
+            try:
+                with limits():
                     session = nn.load(folder)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
                     assert is_right(session)
-                    found["loaded"] += 1
-                except NnfrontError as error:
-                    found[type(error).__name__] += 1
-                except BaseException as error:
-                    error.add_note(f"case {case} of {name} by {spoil.__name__}")
-                    raise
-                manifest.write_bytes(hashes)
+                found["loaded"] += 1
+            except NnfrontError as error:
+                found[type(error).__name__] += 1
+            except BaseException as error:
+                error.add_note(f"case {case} of {name} by {spoil.__name__}")
+                raise
+            manifest.write_bytes(hashes)
     finally:
         file.write_bytes(original)
         manifest.write_bytes(hashes)
