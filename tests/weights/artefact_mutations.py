@@ -70,7 +70,7 @@ def spoil_json(rng: random.Random, data: bytes) -> bytes:
 
 
 def spoil_value(rng: random.Random, fields: Any) -> str:
-    """Replace, remove, rename or add a value somewhere in an object or a list that is not empty; return where and by what."""
+    """Replace, remove, rename or add a value somewhere in an object or a list; return where and by what."""
     holders: list[tuple[str, Any]] = []
     pending: list[tuple[str, Any]] = [("", fields)]
     while pending:
@@ -79,6 +79,8 @@ def spoil_value(rng: random.Random, fields: Any) -> str:
             holders.append((path, value))
             items = value.items() if isinstance(value, dict) else enumerate(value)
             pending.extend((f"{path}.{key}", item) for key, item in items)
+    if not holders:
+        return "nothing is left"
     # Half of the time at the top: most values are deep, and of a table of thousands one is like the other.
     path, holder = holders[0] if rng.random() < 0.5 else rng.choice(holders)
     key = rng.choice([*holder]) if isinstance(holder, dict) else rng.randrange(len(holder))
