@@ -25,6 +25,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_LINE = 2000
+"""Characters of one line of a message: it may quote what somebody else has written into a file."""
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}... ({len(line)} characters)"
+
 
 class NnfrontError(Exception):
     """Base of all errors that a user's mistake can cause.
@@ -33,11 +40,11 @@ class NnfrontError(Exception):
     """
 
     def __init__(self, what: str, *, details: Iterable[str] = (), where: str = "", help: str = "") -> None:
-        self.what = what
-        self.details = tuple(details)
+        self.what = _cut(what)
+        self.details = tuple(map(_cut, details))
         self.where = where
         self.help = help
-        super().__init__(what)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [self.what, *(f"  {line}" for line in self.details)]

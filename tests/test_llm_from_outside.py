@@ -107,6 +107,23 @@ def test_a_config_that_a_model_file_trips_over_is_an_error_about_the_config(
     assert isinstance(error.value.__cause__, KeyError)
 
 
+def test_an_error_shows_no_more_of_a_file_than_can_be_read(folder: Path) -> None:
+    for changes in (
+        {"model_type": "a" * 100_000},
+        {"hidden_act": "a" * 100_000},
+        {"a" * 100_000: 1},
+        {"vocab_size": ["a" * 100_000]},
+        {"eos_token_id": "a" * 100_000},
+    ):
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text((SHIPPED / "config.json").read_text())
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        change(folder / "config.json", **changes)
+        with pytest.raises(LoadError) as error:
+            nn.LLM.load(folder)
+        assert len(str(error.value)) < 5000
+
+
 @pytest.mark.parametrize("eos", [-1, 2**63, 10**30, 1.5, True, "1", [1, "2"], [[1]], {"id": 1}], ids=str)
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
 def test_end_tokens_that_are_none_are_refused_before_they_are_saved(

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnfront.errors import LoadError, NnfrontError
-from nnfront.files import Folder, shown_text
+from nnfront.files import Folder, shown, shown_text
 from nnfront.ir import IRModule
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def find_architecture(model_type: str, model_file: str | Path | None = None) -> 
         return _checked(str(model_file), _load_file(Path(model_file)))
     if model_type not in known_architectures():
         raise LoadError(
-            f"unknown architecture {model_type!r}",
+            f"unknown architecture {shown(model_type)}",
             details=[f"known: {', '.join(known_architectures())}"],
             help="write a model file for it and name it with --model FILE (model_file= in Python)",
         )
