@@ -20,6 +20,7 @@ from nnfront.ir import IRModule
 from nnfront.lower import MethodProgram, Program, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.memory.report import MemoryReport, report_memory
+from nnfront.passes import inline
 from nnfront.passes.base import run_steps
 from nnfront.session import Session
 from nnfront.transform.plan import TransformPlan, plan_load
@@ -48,7 +49,10 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
             f"compile takes an IRModule, got a {type(ir).__name__}",
             help="export the model first: nnfront.compile(model.export(spec))",
         )
-    source, ir = ir, run_steps(ir, backend_of(target).passes(target))
+    passes, source = backend_of(target).passes(target), ir
+    # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
+    ir = inline(ir, [f.name for f in ir.functions if f.kind == "fused" and not f.is_outlined])
+    ir = run_steps(ir, passes)
     return Executable(ir, lower(ir, target), source)
 
 

@@ -21,7 +21,6 @@ from nnfront.dims import Symbol
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.ir import IRModule, admit
 from nnfront.lower import Program
-from nnfront.passes import inline
 from nnfront.session import Session
 
 
@@ -96,10 +95,8 @@ def _admitted(files: ArtefactFiles) -> IRModule:
 
 
 def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
-    """The program. What a fused function says that its body computes is not taken on trust: it is found again in the body."""
-    fused = [function.name for function in ir.functions if function.kind == "fused"]
     try:
-        program = compile(inline(ir, fused), target).program
+        program = compile(ir, target).program
     except NnfrontError as error:
         raise _about(files.folder / PROGRAM, error) from None
     if sorted(program.methods) != sorted(files.manifest.methods):

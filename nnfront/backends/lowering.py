@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from nnfront.backends.registry import backend_of
 from nnfront.backends.select import select
 from nnfront.backends.table import kernels_of
-from nnfront.ir import Function, FunctionBuilder, FunctionCall, IRModule
+from nnfront.errors import LowerError
+from nnfront.ir import OPS, Function, FunctionBuilder, FunctionCall, IRModule
 from nnfront.lower import Block, Program, Run, lower_function
 from nnfront.lower.lower import lower as lower_module
 from nnfront.lower.slots import Frame
@@ -16,8 +18,15 @@ from nnfront.lower.slots import Frame
 def lower(ir: IRModule, target: str = "cpu") -> Program:
     """Return the program of every public function and every transform of `ir`, with the kernels of the target.
 
-    Raises LowerError for what cannot run: a dim that nothing binds.
+    Raises LowerError for what cannot run: a dim that nothing binds; and for an external function by the name of what has kernels of ours.
     """
+    taken = OPS.keys() | {kernel.op for kernel in backend_of(target).kernels}
+    for function in ir.functions:
+        if function.kind == "external" and function.name in taken:
+            raise LowerError(
+                f"the external function {function.name!r} has the name of an op or a region, whose kernels are not for it",
+                help="give it a name of its own",
+            )
     return lower_module(ir, target, choose)
 
 

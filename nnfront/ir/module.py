@@ -26,6 +26,8 @@ class Function:
     """Parameters, bindings in order, and a result. It owns its dims: names carry the identity across functions.
 
     A function with state parameters returns a tuple: its result, then the written handle of each state parameter in order.
+    `is_outlined` says of a fused function that a pass made it in this process, so that its attributes say what its body computes and a
+    kernel may run in its place. Text does not have it: what is parsed is what its body says.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Function:
     result: Atom
     kind: Kind = "public"
     attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
+    is_outlined: bool = False
 
     @property
     def inputs(self) -> tuple[Param, ...]:

@@ -259,7 +259,7 @@ class _Lowering:
         inner = _Scope(sizes=sizes, caller=scope.place(provenance)[0])
         for param, arg in zip(callee.params, call.args, strict=True):
             inner.values[param] = self._atom(arg, scope)
-        if not callee.is_primitive:
+        if not callee.is_outlined and callee.kind != "external":
             return self.block(callee.bindings, callee.result, inner)
         outside, self.instructions = self.instructions, []
         result = self.block(callee.bindings, callee.result, inner)
@@ -280,15 +280,18 @@ class _Lowering:
     ) -> Run:
         """The call of a primitive function as one instruction, with what it stands for: the table decides which of the two runs."""
         given = {param.name: self._packed(inner.values[param]) for param in function.params}
-        names = function.attrs.get("operands", tuple(given))
+        attrs = dict(function.attrs)
+        # Only what a pass of ours outlined is by its attributes what a kernel computes.
+        name = attrs.pop("region") if function.is_outlined else function.name
+        names = attrs.pop("operands") if function.is_outlined else tuple(given)
         absent = self.frame.constant(None)
         runs = [i for i in body.walk() if isinstance(i, Run)]
         return Run(
             kernel="",
-            op=function.attrs.get("region", function.name),
+            op=name,
             inputs=tuple(given.get(name, absent) for name in names),
             result=result,
-            attrs={k: v for k, v in function.attrs.items() if k not in ("region", "operands")},
+            attrs=attrs,
             is_pure=all(run.is_pure for run in runs),
             module=place[0],
             line=place[1],

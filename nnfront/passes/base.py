@@ -96,7 +96,15 @@ def _withheld(ir: IRModule) -> IRModule:
 
 def _declaration(f: Function, is_pure: bool) -> Declaration:
     return Declaration(
-        f.name, f.params, (), Var("withheld", f.result_type), f.kind, f.attrs, callees(f), is_pure
+        f.name,
+        f.params,
+        (),
+        Var("withheld", f.result_type),
+        f.kind,
+        f.attrs,
+        f.is_outlined,
+        callees(f),
+        is_pure,
     )
 
 

@@ -171,7 +171,7 @@ class _Made:
         for symbol in undefined_symbols(builder.finish(result)) or ():
             builder.param(symbol.name, ScalarType("int64", of_symbol(symbol)), "input")
             args.append(Scalar(of_symbol(symbol)))
-        function = builder.finish(result, "fused", region.attrs)
+        function = builder.finish(result, "fused", region.attrs).with_(is_outlined=True)
         self.calls += 1
         return FunctionCall(self._once(function), tuple(args))
 

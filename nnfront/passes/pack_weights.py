@@ -345,4 +345,5 @@ def _packed(callee: Function, packing: Packing, names: Names, ir: IRModule) -> F
             assert isinstance(old, Var)
             args[i] = packing.unpack[param.name](builder, old)
     result = builder.emit(FunctionCall(callee.name, tuple(args)), callee.name)
-    return builder.finish(result, "fused", {**callee.attrs, "region": packing.region})
+    attrs = {**callee.attrs, "region": packing.region}
+    return builder.finish(result, "fused", attrs).with_(is_outlined=True)

@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU's kernel table: which rule fires, and where none does."""
 
-import re
-
 import pytest
 
 import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.backends.cpu.backend import CPU
 from nnfront.backends.lowering import lower
 from nnfront.ir import OPS, parse
-from nnfront.lower import PACK, Run
+from nnfront.lower import PACK, Program, Run
 from nnfront.lower.explain import explain
 from nnfront.passes import PATTERNS, run
 
@@ -140,15 +138,6 @@ def test_every_kernel_is_for_an_op_or_a_fusion():
         assert kernel.why
 
 
-def region(attrs: str, params: str, body: str, result: str) -> str:
-    """A method that calls one primitive function."""
-    names = re.findall(r"(\w+):", params)
-    return f"""
-        fused def part[n]({params}) -> {result} attrs({attrs}) {{ {body} return y }}
-        def main[n]({params}) -> {result} {{ z: {result} = @part({", ".join(names)}) return z }}
-    """
-
-
 GATED = """
     h: {dtype}[n, 6] = {product}
     p: ({dtype}[n, 3], {dtype}[n, 3]) = split(h, indices_or_sections=2, axis=1)
@@ -159,23 +148,24 @@ GATED = """
 """
 
 
+def gated(product: str, weight: str) -> Program:
+    body = GATED.format(dtype="float32", product=product)
+    params = f"x: input float32[n, 4], weight: input {weight}"
+    return lower(run(parse(f"def main[n]({params}) -> float32[n, 3] {{ {body} return y }}"), "cpu"))
+
+
 def test_a_region_becomes_one_instruction_where_a_kernel_takes_it():
-    attrs = 'region="gated_product", operands=("x", "weight", "bias"), kind="linear", activation="silu"'
-    body = GATED.format(dtype="float32", product="linear(x, weight)")
-    text = region(attrs, "x: input float32[n, 4], weight: input float32[6, 4]", body, "float32[n, 3]")
-    (run,) = lower(parse(text)).methods["main"].body.instructions
-    assert (run.op, run.kernel) == ("gated_product", "gated_product")
-    assert [i.op for i in run.body.walk()] == ["linear", "split", "silu", "multiply"]
+    (made,) = gated("linear(x, weight)", "float32[6, 4]").methods["main"].body.instructions
+    assert (made.op, made.kernel) == ("gated_product", "gated_product")
+    assert [i.op for i in made.body.walk()] == ["linear", "split", "silu", "multiply"]
 
 
 def test_a_region_that_no_kernel_takes_is_what_it_stands_for_and_tells_why():
-    attrs = 'region="gated_product", operands=("x", "weight", "bias"), kind="matmul", activation="silu"'
-    body = GATED.format(dtype="float32", product="matmul(x, weight)")
-    text = region(attrs, "x: input float32[n, 4], weight: input float32[4, 6]", body, "float32[n, 3]")
-    runs = lower(parse(text)).methods["main"].body.instructions
+    program = gated("matmul(x, weight)", "float32[4, 6]")
+    runs = program.methods["main"].body.instructions
     assert [run.kernel for run in runs] == ["matmul", "split", "silu", "multiply"]
     assert runs[-1].refused == ("gated_product: it is not a plain linear",)
-    assert "not gated_product: it is not a plain linear" in explain(lower(parse(text)), {})
+    assert "not gated_product: it is not a plain linear" in explain(program, {})
 
 
 QUANTIZED = {
@@ -266,16 +256,10 @@ def test_codes_that_no_kernel_reads_say_why(weight, scales, attrs, options, reas
     assert reasons <= set(found[-1].refused)
 
 
-def test_a_region_without_a_name_goes_by_that_of_its_function():
-    text = region('note="mine"', "x: input float32[n]", "y: float32[n] = exp(x)", "float32[n]")
-    (run,) = lower(parse(text)).methods["main"].body.instructions
-    assert (run.kernel, run.refused) == ("exp", ())
-
-
 def test_rope_tables_are_made_once_for_regions_and_calls():
     heads = "float32[1, n, 2, 4]"
     text = f"""
-        fused def part[n](q: input {heads}, cos: input float32[n, 2], sin: input float32[n, 2]) -> {heads} attrs(region="mine") {{
+        fused def part[n](q: input {heads}, cos: input float32[n, 2], sin: input float32[n, 2]) -> {heads} attrs(region="mine", operands=("q", "cos", "sin")) {{
             y: {heads} = rope(q, cos, sin) return y }}
         def main[n](q: input {heads}, cos: input float32[n, 2], sin: input float32[n, 2]) -> {heads} {{
             a: {heads} = @part(q, cos, sin)
@@ -284,7 +268,9 @@ def test_rope_tables_are_made_once_for_regions_and_calls():
             return c
         }}
     """
-    runs = lower(parse(text)).methods["main"].body.instructions
+    ir = parse(text)
+    ir = ir.with_functions(f.with_(is_outlined=f.kind == "fused") for f in ir.functions)
+    runs = lower(ir).methods["main"].body.instructions
     assert [run.kernel for run in runs] == ["rope_tables", "rope_rotated", "rope_rotated", "rope_rotated"]
 
 

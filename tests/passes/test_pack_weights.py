@@ -204,26 +204,21 @@ def test_a_weight_that_something_else_reads_is_not_packed_beside_it():
 
 def test_private_functions_have_names_of_their_own_for_weights():
     text = """
-    fused def gated_product[n](x: input float16[n, 4], weight: input float16[6, 4])
-            -> float16[n, 3] attrs(activation="silu", kind="linear", region="gated_product", operands=("x", "weight", "bias")) {
-        linear: float16[n, 6] = linear(x, weight)
-        split: (float16[n, 3], float16[n, 3]) = split(linear, indices_or_sections=2, axis=1)
-        gate: float16[n, 3] = split[0]
-        up: float16[n, 3] = split[1]
-        silu: float16[n, 3] = silu(gate)
-        multiply: float16[n, 3] = multiply(silu, up)
-        return multiply
-    }
     private def rows(i: input int64[2], w: weight float16[6, 4]) -> float16[2, 4] {
         y: float16[2, 4] = take(w, i, axis=0)
         return y
     }
     def main[n](x: input float16[n, 4], i: input int64[2], w: weight float16[6, 4], table: weight float16[6, 4])
             -> (float16[n, 3], float16[2, 4]) {
-        y: float16[n, 3] = @gated_product(x, w)
+        linear: float16[n, 6] = linear(x, w)
+        split: (float16[n, 3], float16[n, 3]) = split(linear, indices_or_sections=2, axis=1)
+        gate: float16[n, 3] = split[0]
+        up: float16[n, 3] = split[1]
+        silu: float16[n, 3] = silu(gate)
+        y: float16[n, 3] = multiply(silu, up)
         z: float16[2, 4] = @rows(i, table)
         both: (float16[n, 3], float16[2, 4]) = (y, z)
         return both
     }
     """
-    assert "interleaved_product" in pack_weights(parse(text))
+    assert "interleaved_product" in pack_weights(outline(parse(text)))

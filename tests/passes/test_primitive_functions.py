@@ -64,7 +64,7 @@ def modules(name: str, kind: str) -> IRModule:
     """A module with the body in `kernel`, of the kind, and in `elsewhere`, which the pass may change; `main` calls the former."""
     is_public = name in OF_PUBLIC
     params = "x: input float32[n, 4], w: weight float32[4, 4], m: weight float16[6, 4]"
-    return module(
+    ir = module(
         f"""
         {CALLED}
         {kind} def kernel[n]({params}) -> float32[n, 4] {{{BODY}}}
@@ -76,6 +76,7 @@ def modules(name: str, kind: str) -> IRModule:
         }}
         """
     )
+    return ir.with_functions(f.with_(is_outlined=f.name == "gated_product") for f in ir.functions)
 
 
 def texts(ir: IRModule, name: str) -> str | None:
