@@ -17,7 +17,7 @@ from nnfront.backends.cuda.ahead.cubin import Ahead
 from nnfront.backends.device import CPU, standing_in
 from nnfront.backends.registry import targets
 from nnfront.compiler import compile
-from nnfront.dims import Symbol
+from nnfront.dims import Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.ir import IRModule, admit
 from nnfront.lower import Program
@@ -49,7 +49,7 @@ def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
     try:
         places = restored(program, manifest.weights)
         values, dims = read_weights(program, places, manifest.orders, files.tensors)
-        known = _joined({Symbol(name): number for name, number in manifest.dims.items()}, dims)
+        known = _joined(_dims(program, manifest.dims), dims)
     except NnfrontError as error:
         raise _about(files.folder, error) from None
     files.close()
@@ -108,6 +108,18 @@ def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
             ],
         )
     return program
+
+
+def _dims(program: Program, written: Mapping[str, int]) -> dict[Symbol, int]:
+    """The sizes that are written down: each is one that the methods take."""
+    for method in program.methods.values():
+        for symbol in (binding.symbol for binding in method.dims):
+            if symbol.name in written and satisfies(written[symbol.name], symbol) is not True:
+                raise LoadError(
+                    f"the manifest says that dim '{symbol}' is {written[symbol.name]}",
+                    details=[f"in {method.name} it is {describe_facts(*symbol.facts)}"],
+                )
+    return {Symbol(name): number for name, number in written.items()}
 
 
 def _joined(written: Mapping[Symbol, int], said: Mapping[Symbol, int]) -> dict[Symbol, int]:

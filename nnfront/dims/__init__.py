@@ -41,7 +41,7 @@ from nnfront.dims.sizes import (
     total,
     with_facts,
 )
-from nnfront.dims.solve import solve, unify
+from nnfront.dims.solve import solve, unify, within
 from nnfront.dims.symbol import Symbol, describe_facts, join_facts, merge_facts, names, narrowed
 
 __all__ = [
@@ -80,4 +80,5 @@ __all__ = [
     "total",
     "unify",
     "with_facts",
+    "within",
 ]

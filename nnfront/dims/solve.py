@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from math import gcd
 
 from nnfront.dims.dim import Dim, Size, form_of, size_of
 from nnfront.dims.divide import clear_fractions, divide
@@ -96,6 +97,23 @@ def _reasons(equations: _Equations, index: int, known: dict[Symbol, int]) -> lis
         return [f"{symbol} is {number}" for symbol, number in known.items() if symbol in occurring]
     before = equations[:index]
     return [f"{size} is {number}" for size, number in before if occurring & symbols(form_of(size))]
+
+
+def within(
+    size: Size, low: int | None, high: int | None, step: int | None
+) -> tuple[Symbol, int | None, int | None, int | None] | None:
+    """What a size's range and divisor say of its symbol: `2*n + 1` from 4 to 9 gives n from 2 to 4. None if it is not linear in one."""
+    if not isinstance(size, Dim) or len(size.symbols) != 1:
+        return None
+    (symbol,) = size.symbols
+    terms, offset = form_of(size)
+    ((monomial, factor), *more) = terms
+    if more or monomial != ((symbol, 1),) or factor.denominator > 1 or factor < 0:
+        return None
+    times = int(factor)
+    least = None if low is None else -((offset - low) // times)
+    most = None if high is None else (high - offset) // times
+    return symbol, least, most, None if not step or offset % step else step // gcd(times, step)
 
 
 def unify(patterns: Sequence[Size], sizes: Sequence[Size], bound: dict[Symbol, Size]) -> int | None:

@@ -6,7 +6,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from nnfront.dims import Dim, Size, Symbol, of_symbol, same, substitute, unify
+from nnfront.dims import (
+    Dim,
+    Size,
+    Symbol,
+    describe_facts,
+    of_symbol,
+    same,
+    satisfies,
+    substitute,
+    unify,
+)
 from nnfront.errors import InferError
 from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
 from nnfront.ir.print_types import type_text
@@ -25,6 +35,8 @@ from nnfront.ir.types import (
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
+
+_NO_FACTS = Symbol("n").facts
 
 
 def infer(expr: Expr, functions: Mapping[str, Function]) -> Type:
@@ -65,7 +77,8 @@ def infer(expr: Expr, functions: Mapping[str, Function]) -> Type:
 def call_type(function: Function, args: Sequence[Type]) -> Type:
     """Return the result type of calling `function` with arguments of these types.
 
-    The function's dims are its own: they are solved from the arguments' types, then replaced in the result's.
+    The function's dims are its own: they are solved from the arguments' types, then replaced in the result's. What is known of the sizes
+    must prove what the function says of its dims.
     """
     params = function.params
     if len(params) != len(args):
@@ -87,7 +100,22 @@ def call_type(function: Function, args: Sequence[Type]) -> Type:
         raise InferError(f"{function.name} expects size {patterns[at]} where the argument has {sizes[at]}")
     if all(_is_renamed(old, new) for old, new in bound.items()):
         return function.result_type
+    _check_facts(function, bound)
     return substitute_type(function.result_type, bound)
+
+
+def _check_facts(function: Function, bound: Mapping[Symbol, Size]) -> None:
+    """Raise InferError unless all that the function says of its dims holds for the sizes that they are bound to: nothing looks at run time."""
+    for symbol, size in bound.items():
+        if symbol.facts != _NO_FACTS and satisfies(size, symbol) is not True:
+            known = (
+                [f"{s} is {describe_facts(*s.facts)}" for s in size.symbols] if isinstance(size, Dim) else []
+            )
+            raise InferError(
+                f"{function.name} expects of its dim '{symbol}' that it is {describe_facts(*symbol.facts)}, and gets {size}",
+                details=known,
+                help="say as much of the caller's dims, or less of the function's",
+            )
 
 
 def _is_renamed(symbol: Symbol, size: Size) -> bool:

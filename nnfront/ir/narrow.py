@@ -14,13 +14,13 @@ from nnfront.dims import (
     Dim,
     Size,
     Symbol,
-    as_symbol,
     divides,
     less_equal,
     narrowed,
     of_symbol,
     solve,
     substitute,
+    within,
 )
 from nnfront.errors import DimError, InferError
 from nnfront.ir.expr import Atom, Block, Call, Expr, FunctionCall, If, Scalar, Var
@@ -177,9 +177,10 @@ def _learn(
     """Note what it means for the facts that a size is in a range. Return whether any number can be that."""
     if _meets(size, low, high, step) is False:
         return False
-    symbol = as_symbol(size)
-    if symbol is not None:
-        known = narrowed(symbol, low, high, step)
+    linear = within(size, low, high, step)
+    if linear is not None:
+        symbol, *bounds = linear
+        known = narrowed(symbol, *bounds)
         if known is None:
             return False
         facts[symbol] = of_symbol(known) if known.only is None else known.only

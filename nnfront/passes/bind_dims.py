@@ -15,7 +15,7 @@ after:
         return z
     }
 
-A transform is bound with the methods that use it. Private functions stay as they are: their dims are their own, and a call with
+A dim that is named anew keeps what is known of it. A transform is bound with the methods that use it. Private functions stay as they are: their dims are their own, and a call with
 known sizes has a known result.
 
 raises:  PassError for a dim that no function has, a size that the dim cannot be, and ops that are not defined for it.
@@ -25,8 +25,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from nnfront.dims import Dim, Size, Symbol, as_symbol, describe_facts, satisfies, substitute, to_size
-from nnfront.errors import InferError, PassError
+from nnfront.dims import (
+    Dim,
+    Size,
+    Symbol,
+    as_symbol,
+    describe_facts,
+    merge_facts,
+    satisfies,
+    substitute,
+    to_size,
+    with_facts,
+    within,
+)
+from nnfront.errors import DimError, InferError, PassError
 from nnfront.ir import NO_ATTRS, Atom, Function, IRModule, symbols_in
 from nnfront.passes.base import module_pass
 from nnfront.passes.sizes import resize
@@ -82,10 +94,28 @@ def bind_symbols(
     for symbol, size in sizes.items():
         _check(symbol, size, function.name)
     try:
-        return resize(function, lambda size: substitute(size, sizes), functions, known)
-    except InferError as error:
+        bound = _with_facts(sizes)
+        return resize(function, lambda size: substitute(size, bound), functions, known)
+    except (DimError, InferError) as error:
         given = ", ".join([*(_said(symbol, size) for symbol, size in sizes.items()), *known])
         raise PassError(f"{function.name} cannot have {given}: {error.what}", details=error.details) from None
+
+
+def _with_facts(sizes: Mapping[Symbol, Size]) -> dict[Symbol, Size]:
+    """The sizes over dims of which is known what the dims that they replace said: where `n: 2..8` becomes `2*m`, `m: 1..4`."""
+    implied = [(own, f"for {symbol}") for symbol, size in sizes.items() if (own := _implied(symbol, size))]
+    said = [(own, "its facts") for size in sizes.values() if isinstance(size, Dim) for own in size.symbols]
+    merged = merge_facts([*said, *implied])
+    return {symbol: with_facts(size, merged) for symbol, size in sizes.items()}
+
+
+def _implied(symbol: Symbol, size: Size) -> Symbol | None:
+    """The one dim of a size that is linear in it, with what follows from the facts of the dim that the size is to be."""
+    found = within(size, *symbol.facts)
+    if found is None:
+        return None
+    own, low, high, step = found
+    return Symbol(own.name, own.uid, max(0, low or 0), high, step or 1)
 
 
 def chosen_functions(ir: IRModule, names: Iterable[str] | None) -> list[str]:

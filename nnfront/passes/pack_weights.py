@@ -158,7 +158,7 @@ def _packing(function: Function) -> Packing | None:
     if (
         str(attrs.get("region")).startswith("quantized")
         and attrs.get("kind") == "linear"
-        and attrs["axis"] == 1
+        and attrs.get("axis") == 1
     ):
         packing = _quantized(attrs, weight, has_zeros="zero_points" in types)
         if packing is not None and attrs["region"] == "quantized_gated_product":
@@ -174,8 +174,8 @@ def _quantized(attrs: Mapping[str, Any], weight: TensorType, *, has_zeros: bool)
     turned = dict.fromkeys(("scales", "zero_points"), _turn)
     if "packed_axis" not in attrs:
         return None if has_zeros else Packing("int8_product", turned, turned)
-    group, signed = attrs.get("group_size", 0), attrs["signed"]
-    if group in INT4_GROUPS and attrs["packed_axis"] == 1 and signed != has_zeros:
+    group, signed = attrs.get("group_size", 0), attrs.get("signed")
+    if group in INT4_GROUPS and attrs.get("packed_axis") == 1 and signed != has_zeros:
         return _int4(group, signed=signed)
     return None
 
@@ -346,4 +346,4 @@ def _packed(callee: Function, packing: Packing, names: Names, ir: IRModule) -> F
             args[i] = packing.unpack[param.name](builder, old)
     result = builder.emit(FunctionCall(callee.name, tuple(args)), callee.name)
     attrs = {**callee.attrs, "region": packing.region}
-    return builder.finish(result, "fused", attrs).with_(is_outlined=True)
+    return builder.finish(result, "fused", attrs).with_(is_outlined=callee.is_outlined)

@@ -31,7 +31,7 @@ def test_a_number_without_a_value_takes_any_number() -> None:
 
 def test_the_result_has_the_callers_dims_and_what_is_known_of_them() -> None:
     f = nn.ir.parse(CALLEE)["f"]
-    assert call_type(f, [ScalarType("int64"), tensor("m", 4)]) == tensor("2*m")
+    assert call_type(f, [ScalarType("int64"), tensor(nn.Dim("m", max=64), 4)]) == tensor("2*m")
     result = call_type(f, [ScalarType("int64"), tensor(nn.Dim("n", max=16), 4)])
     assert isinstance(result, TensorType)
     size = result.shape[0]
@@ -52,6 +52,42 @@ def test_the_result_has_the_callers_dims_and_what_is_known_of_them() -> None:
 def test_arguments_that_do_not_fit_are_refused(args: list[TensorType], message: str) -> None:
     with pytest.raises(InferError, match=message):
         call_type(nn.ir.parse(CALLEE)["f"], args)
+
+
+@pytest.mark.parametrize(
+    ("declared", "given", "known"),
+    [
+        ("8..8", "m", ["m is at least 0"]),
+        ("8..8", "m + 8", ["m is at least 0"]),
+        ("1..", "m", ["m is at least 0"]),
+        ("..64", "m", ["m is at least 0"]),
+        ("%16", "8*m", ["m is at least 0"]),
+    ],
+)
+def test_what_a_function_says_of_its_dims_is_proved_at_the_call(
+    declared: str, given: str, known: list[str]
+) -> None:
+    f = nn.ir.parse(f"private def f[n: {declared}](x: input float32[n, 4]) -> float32[n, 4] {{ return x }}")[
+        "f"
+    ]
+    with pytest.raises(InferError, match=r"^f expects of its dim 'n' that it is .*, and gets ") as error:
+        call_type(f, [tensor(given, 4)])
+    assert list(error.value.details) == known
+
+
+@pytest.mark.parametrize(
+    ("declared", "given"),
+    [
+        ("8..8", 8),
+        ("1..", "m + 1"),
+        ("..64", nn.Dim("m", max=64)),
+        ("%16", "16*m"),
+        ("4..64", nn.Dim("m", min=4, max=9)),
+    ],
+)
+def test_a_call_that_keeps_what_the_function_says_is_fine(declared: str, given: int | str | nn.Dim) -> None:
+    f = nn.ir.parse(f"private def f[n: {declared}](x: input float32[n]) -> float32[n] {{ return x }}")["f"]
+    assert call_type(f, [tensor(given)]) == tensor(given)
 
 
 def test_the_join_of_a_size_and_a_dim_is_the_dim() -> None:

@@ -46,6 +46,28 @@ def test_a_call_of_sixteen_is_well_typed_where_the_dim_is_sixteen(condition: str
 
 
 @pytest.mark.parametrize(
+    ("size", "ranges"),
+    [
+        ("2*n", "(9, 17, None)"),
+        ("2*n", "(10, 16, 4)"),
+        ("n + 3", "(8, 11, None)"),
+        ("3*n + 1", "(14, 27, None)"),
+    ],
+)
+def test_what_is_said_of_an_expression_holds_for_its_dim(size: str, ranges: str) -> None:
+    verify(
+        parse(
+            f"""private def few[m: 5..8](x: input float32[m]) -> float32[m] {{ y: float32[m] = relu(x) return y }}
+            def main[n](x: input float32[n]) -> float32[n] {{
+                c: bool = within(dim({size}), ranges=({ranges},))
+                y: float32[n] = if c {{ a: float32[n] = @few(x) yield a }} else {{ yield x }}
+                return y
+            }}"""
+        )
+    )
+
+
+@pytest.mark.parametrize(
     ("body", "what"),
     [
         ("a: float32[16] = @sixteen(x) return x", "V18: sixteen expects size 16 where the argument has n"),

@@ -125,6 +125,21 @@ def test_v18_arguments_that_the_function_refuses() -> None:
     assert only(module).what == "V18: g expects size n where the argument has 3"
 
 
+@pytest.mark.parametrize("kind", ["private", "fused", "external"])
+def test_v18_a_call_that_does_not_keep_what_the_function_says_of_its_dims(kind: str) -> None:
+    module = parse(f"""
+        {kind} def wide[m: 8..8](r: input bfloat16[m, 4096]) -> bfloat16[8, 4096] {{
+            y: bfloat16[8, 4096] = relu(r) return y }}
+        def f[n](r: input bfloat16[n, 4096]) -> bfloat16[8, 4096] {{ y: bfloat16[8, 4096] = @wide(r) return y }}
+    """)
+    assert str(only(module)) == (
+        "V18: wide expects of its dim 'm' that it is exactly 8, and gets n\n"
+        "  n is at least 0\n"
+        "  at 'y' in f\n"
+        "  help: say as much of the caller's dims, or less of the function's"
+    )
+
+
 def test_v18_projection_out_of_range() -> None:
     module = function("t: (float32[2],) = (x,) y: float32[2] = t[1] return x")
     assert only(module).what == "V18: there is no field 1 to take"

@@ -41,6 +41,20 @@ def test_a_dim_may_be_bound_to_another_size():
     assert str(after["prefill"].result_type.shape[0]) == "2*batch*half"
 
 
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ("rows", "rows: 2..9 % 2"),
+        ("2*rows", "rows: 1..4"),
+        ("rows + 1", "rows: 1..8"),
+        ("3*rows + 2", "rows: 0..2 % 2"),
+    ],
+)
+def test_a_dim_under_another_name_keeps_what_is_known_of_it(size, expected):
+    ir = module("def main[n: 2..9 % 2](x: input float32[n]) -> float32[n] { return x }")
+    assert str(bind_dims(ir, {"n": size})).startswith(f"def main[{expected}](")
+
+
 def test_results_are_those_of_the_general_function():
     ir = module(TEXT)
     after = bind_dims(ir, {"batch": 3, "seq": 4})
