@@ -12,6 +12,7 @@ from nnfront.errors import InferError, RunError
 from nnfront.ir.op import OperandType, op
 from nnfront.ir.same_code import same_code
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type
+from nnfront.ops import print_format
 from nnfront.ops.rules import require
 
 _EXTERNS: dict[str, Callable[..., Any]] = {}
@@ -86,13 +87,18 @@ def _(case: str) -> tuple[()]:
 
 @op(is_pure=False)
 def print_(*tensors: OperandType, format: str = "") -> TupleType:
-    """Print tensors when the method runs, on the standard output; `format` as for str.format, one line each without it."""
+    """Print tensors when the method runs, on the standard output, one line each without a `format`.
+
+    format: text with fields `{}`, `{1}` or, for single numbers, `{0:>8.3f}`: positions and specifications as `str.format` reads them,
+    and nothing else of it.
+    """
+    print_format.check(format, tensors)
     return TupleType(())
 
 
 @print_.reference
 def _(*tensors: Any, format: str) -> tuple[()]:
-    print(format.format(*tensors) if format else "\n".join(map(str, tensors)), flush=True)
+    print(print_format.formatted(format, tensors) if format else "\n".join(map(str, tensors)), flush=True)
     return ()
 
 

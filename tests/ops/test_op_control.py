@@ -57,6 +57,58 @@ def test_print_writes_the_format_or_the_values(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
+    "format",
+    [
+        "{1} {0}",
+        "{{{0}}} {{x}}",
+        "{:>8.3f}|{:04d}",
+        "{0:.2e} {1:#x} {1:,}",
+        "{0:*^12.1%}",
+        "{:+g}",
+        "{:_<9} é",
+        "",
+    ],
+)
+def test_a_format_says_what_python_would(format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    values = torch.tensor(0.125), 1000
+    ops.print_.result_type([t(), ScalarType("int64")], {"format": format})
+    run(ops.print_, *values, format=format)
+    assert (
+        capsys.readouterr().out
+        == (format.format(*values) if format else "0.125\n1000".replace("0.125", str(values[0]))) + "\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "what"),
+    [
+        (
+            "{0.backward.__globals__}",
+            "print_: the format '{0.backward.__globals__}' cannot be read at '{0.backward.__global'",
+        ),
+        ("{0[0]}", "print_: the format '{0[0]}' cannot be read at '{0[0]}'"),
+        ("{0!r}", "print_: the format '{0!r}' cannot be read at '{0!r}'"),
+        ("{x}", "print_: the format '{x}' cannot be read at '{x}'"),
+        ("{0:{1}}", "print_: the format '{0:{1}}' cannot be read at '{0:{1}}'"),
+        ("a { b", "print_: the format 'a { b' cannot be read at '{ b'"),
+        ("{0:>1000000000}", "print_: '>1000000000' is no specification of a field that print_ knows"),
+        ("{0:>1001}", "print_: a width is at most 1000, got 1001"),
+        ("{0:.2000f}", "print_: a precision is at most 1000, got 2000"),
+        ("{0:c}", "print_: 'c' is no specification of a field that print_ knows"),
+        ("{0} {}", "print_: fields of a format have numbers all or none"),
+        ("{2}", "print_: the format names operand 2, there are 2"),
+        ("{0:d}", "print_: operand 0 is a float32: Unknown format code 'd' for object of type 'float'"),
+        ("{1:.2}", "print_: operand 1 has axes, and only a single number is shown as '.2'"),
+        ("{}" * 6000, "print_: a format has at most 10000 characters, got 12000"),
+    ],
+)
+def test_a_format_reaches_nothing_but_the_operands(format: str, what: str) -> None:
+    with pytest.raises(InferError) as error:
+        infer(ops.print_, t(), t(2), format=format)
+    assert error.value.what == what
+
+
+@pytest.mark.parametrize(
     ("values", "ranges", "expected"),
     [
         ([3], [(3, 3, None)], True),
