@@ -13,7 +13,8 @@ An op is declared by its type rule, a function from operand types and attributes
 
 Parameters whose annotation names a type (`TensorType`, `OperandType`, `TensorType | None`, `Sequence[TensorType]`) are
 operands; all others are attributes. At most one operand is a sequence (or `*operands`), and then it is the only one.
-Attributes reach the rule and the reference in their canonical form; `normalize` makes it from what the author wrote.
+Attributes reach the rule and the reference in their canonical form; `normalize` makes it from what the author wrote. Their annotations
+say what they may be (`nnfront.ir.attributes`): nothing else is stored or read.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, TypeAlias
 
 from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, TraceError
+from nnfront.ir.attributes import Kind, kinds_of, shown
 from nnfront.ir.same_code import same_code
 from nnfront.ir.types import (
     CacheLayerType,
@@ -137,11 +139,20 @@ class Op:
             return {}
         if self._normalize is not None:
             attrs = self._ask(self._normalize, types, attrs)
-        return {
+        canonical = {
             name: attrs[name]
             for name, default in self.attributes.items()
             if name in attrs and not _is_default(attrs[name], default)
         }
+        for name, value in canonical.items():
+            if problem := self.misfit(name, value):
+                raise InferError(f"{self.name}: {problem}")
+        return canonical
+
+    def misfit(self, name: str, value: object) -> str:
+        """Return why this cannot be the value of the attribute of this name, as a call stores it; "" if it can."""
+        kind = self._kinds[name]
+        return "" if kind.fits(value) else f"attribute {name!r} must be {kind.words}, got {shown(value)}"
 
     def full_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes of a call with the defaults of those that it leaves out."""
@@ -165,6 +176,10 @@ class Op:
         if self.is_pure:
             return True
         return any(o.name == self.writes and a is None for o, a in zip(self.operands, args, strict=False))
+
+    @cached_property
+    def _kinds(self) -> dict[str, Kind]:
+        return kinds_of(self.infer, self.attributes)
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:

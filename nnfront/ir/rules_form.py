@@ -188,7 +188,7 @@ def v9_operands_fit_the_op(body: Body) -> Iterator[VerifyError]:
 
 
 def v10_attributes_are_known(body: Body) -> Iterator[VerifyError]:
-    """An op gets the attributes that it declares, those without a default always; values are of kinds that have a text."""
+    """An op gets the attributes that it declares, those without a default always; values are of the kinds that it declares."""
     for binding, call in body.calls:
         declared = call.op.attributes
         for name, value in call.attrs.items():
@@ -197,10 +197,8 @@ def v10_attributes_are_known(body: Body) -> Iterator[VerifyError]:
                 yield body.error(
                     f"V10: {call.op.name} has no attribute {name!r}", binding, help=f"it has {known}"
                 )
-            elif type(value) not in _PLAIN and not _has_text(value):
-                yield body.error(
-                    f"V10: attribute {name!r} is a {type(value).__name__}, which has no text", binding
-                )
+            elif problem := call.op.misfit(name, value):
+                yield body.error(f"V10: {call.op.name}: {problem}", binding)
         if len(call.attrs) < len(declared):
             for name, default in declared.items():
                 if default is inspect.Parameter.empty and name not in call.attrs:

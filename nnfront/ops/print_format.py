@@ -23,7 +23,6 @@ _PIECE = re.compile(
 _SPEC = re.compile(
     r"(?:.?[<>=^])?[-+ ]?#?0?(?P<width>[0-9]{0,4})[,_]?(?:\.(?P<precision>[0-9]{1,4}))?[bdeEfFgGoxX%]?"
 )
-_LONGEST = 10_000  # characters of a format
 _WIDEST = 1000  # characters of a field, digits of a number
 _SAMPLES = {dtypes.Category.BOOL: True, dtypes.Category.INT: 1, dtypes.Category.FLOAT: 0.5}
 
@@ -37,7 +36,6 @@ class Field(NamedTuple):
 
 def pieces(format: str) -> Iterator[str | Field]:
     """Yield texts and fields in order. Raises InferError for what is no format of `print_`."""
-    require(len(format) <= _LONGEST, "a format has at most {} characters, got {}", _LONGEST, len(format))
     end, count, kinds = 0, 0, set[bool]()
     while end < len(format):
         match = _PIECE.match(format, end)

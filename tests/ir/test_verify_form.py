@@ -188,7 +188,37 @@ def test_v10_missing_attribute() -> None:
 def test_v10_attribute_without_text() -> None:
     x, y = Param("x", F2, "input"), Var("y", F2)
     module = make([x], [Binding(y, Call(OPS["reshape"], (x,), {"shape": [2]}))], y)
-    assert only(module).what == "V10: attribute 'shape' is a list, which has no text"
+    assert (
+        only(module).what
+        == "V10: reshape: attribute 'shape' must be an int or a dim or a text or a tuple, each entry an int or a dim or a text, got a list"
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (
+            'permute_dims(x, axes="ab")',
+            "permute_dims: attribute 'axes' must be None or a tuple, each entry an int, got 'ab'",
+        ),
+        ("softmax(x, axis=True)", "softmax: attribute 'axis' must be an int, got True"),
+        (
+            "softmax(x, axis=9223372036854775808)",
+            "softmax: attribute 'axis' must be an int, got 9223372036854775808",
+        ),
+        ("softmax(x, axis=type(float32[3]))", "softmax: attribute 'axis' must be an int, got a TensorType"),
+        ("elu(x, alpha=(1.0,))", "elu: attribute 'alpha' must be a number, got a tuple"),
+        ('sum(x, keepdims="yes")', "sum: attribute 'keepdims' must be True or False, got 'yes'"),
+        ("astype(x, dtype=None)", "astype: attribute 'dtype' must be a text, got None"),
+        (
+            'extern(x, name="' + "n" * 20_000 + '", out=None)',
+            "extern: attribute 'name' must be a text, got 'nnnnn",
+        ),
+        ("zeros(shape=(1, (2,)))", "zeros: attribute 'shape' must be an int or a dim or a text or a tuple"),
+    ],
+)
+def test_v10_attribute_of_another_kind(call: str, problem: str) -> None:
+    assert only(function(f"y: float32[2] = {call} return x")).what.startswith(f"V10: {problem}")
 
 
 def test_v10_attribute_of_a_function_without_text() -> None:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the attributes of an op may be, by the annotations of its type rule.
+
+Attributes come with IR from outside, and rules, references and kernels are written for what they declare: nothing else reaches them.
+A value is checked as a call stores it: numbers, texts, dims, types, None, and tuples of those. Lists and dtypes of torch, which an author
+may write, are brought to that form by the op before.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union
+
+from nnfront.dims import Dim
+from nnfront.ir.types import Type
+
+INT64 = range(-(2**63), 2**63)
+LONGEST_TEXT = 10_000  # characters: the name of a function, a format
+_TYPES = typing.get_args(Type)
+_TUPLE = "a tuple, each entry "
+
+
+class Kind(NamedTuple):
+    """What an attribute may be: a test, and words for a message."""
+
+    fits: Callable[[Any], bool]
+    words: str
+
+
+def kinds_of(rule: Callable[..., Any], names: Iterable[str]) -> dict[str, Kind]:
+    """Return the kind of each attribute of a rule. What is not annotated, or by a name that is not there, may be anything plain."""
+    try:
+        hints = typing.get_type_hints(rule)
+    except NameError:
+        hints = {}
+    return {name: _kind(hints.get(name, Any)) for name in names}
+
+
+def shown(value: object) -> str:
+    """A value for a message: not more of it than one can read."""
+    text = repr(value) if type(value) in _WORDS or type(value) is NoneType else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _kind(hint: Any) -> Kind:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, UnionType):
+        kinds = [_kind(each) for each in args]
+        words = sorted({kind.words: None for kind in kinds}, key=lambda each: each.startswith(_TUPLE))
+        return Kind(_any([kind.fits for kind in kinds]), " or ".join(words))
+    if origin in (Sequence, list, tuple):
+        item = _kind(args[0] if args else Any)
+        return Kind(_tuple(item.fits), _TUPLE + item.words)
+    return _KINDS.get(hint, _KINDS[Any])
+
+
+def _any(tests: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    return lambda value: any(fits(value) for fits in tests)
+
+
+def _tuple(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: type(value) is tuple and all(map(fits, value))
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int and value in INT64
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or _is_int(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= LONGEST_TEXT
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return all(map(_is_plain, value))
+    return (
+        _is_number(value)
+        or _is_text(value)
+        or type(value) in (bool, NoneType, Dim)
+        or isinstance(value, _TYPES)
+    )
+
+
+_WORDS = {
+    bool: "True or False",
+    int: "an int",
+    float: "a number",
+    str: "a text",
+    Dim: "a dim",
+    NoneType: "None",
+}
+_TESTS: dict[Any, Callable[[Any], bool]] = {
+    bool: lambda value: type(value) is bool,
+    int: _is_int,
+    float: _is_number,
+    str: _is_text,
+    Dim: lambda value: type(value) is Dim,
+    NoneType: lambda value: value is None,
+}
+_KINDS: dict[Any, Kind] = {
+    Any: Kind(_is_plain, "numbers, texts, dims, types, None, or tuples of those"),
+    **{each: Kind(test, _WORDS[each]) for each, test in _TESTS.items()},
+}
