@@ -30,7 +30,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 @op(stricter="a tensor of one element has axes all the same")
-def within(values: Sequence[OperandType], ranges: Any) -> ScalarType:
+def within(values: Sequence[OperandType], ranges: Sequence[Sequence[int | float | None]]) -> ScalarType:
     """Whether every number lies in its range: (least, greatest, divisor), None where there is no bound. A host boolean.
 
     values: dims, host numbers, and tensors without axes; True counts as 1. A range holds its ends.
@@ -41,7 +41,7 @@ def within(values: Sequence[OperandType], ranges: Any) -> ScalarType:
 
 
 @within.normalize
-def _(values: Sequence[OperandType], ranges: Any) -> dict[str, Any]:
+def _(values: Sequence[OperandType], ranges: Sequence[Sequence[int | float | None]]) -> dict[str, Any]:
     require(bool(values), "there is no value to compare")
     found = tuple(tuple(entry) for entry in ranges)
     require(
@@ -50,15 +50,22 @@ def _(values: Sequence[OperandType], ranges: Any) -> dict[str, Any]:
         len(values),
         found,
     )
+    for low, high, step in found:
+        require(low == low and high == high, "a bound is not a number")
+        require(
+            step is None or (type(step) is int and step > 0),
+            "a divisor is an int of at least 1, got {}",
+            step,
+        )
     return {"ranges": found}
 
 
 @within.says
-def _(values: Sequence[OperandType], ranges: Any) -> list[Any]:
+def _(values: Sequence[OperandType], ranges: Sequence[Sequence[int | float | None]]) -> list[Any]:
     return [
         (value.value, *entry)
         for value, entry in zip(values, ranges, strict=True)
-        if isinstance(value, ScalarType) and value.value is not None
+        if isinstance(value, ScalarType) and value.value is not None and float not in map(type, entry)
     ]
 
 

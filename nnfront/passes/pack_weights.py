@@ -174,7 +174,7 @@ def _quantized(attrs: Mapping[str, Any], weight: TensorType, *, has_zeros: bool)
     turned = dict.fromkeys(("scales", "zero_points"), _turn)
     if "packed_axis" not in attrs:
         return None if has_zeros else Packing("int8_product", turned, turned)
-    group, signed = attrs.get("group_size", 0), attrs.get("signed")
+    group, signed = attrs.get("group_size", 0), bool(attrs.get("signed"))
     if group in INT4_GROUPS and attrs.get("packed_axis") == 1 and signed != has_zeros:
         return _int4(group, signed=signed)
     return None

@@ -145,19 +145,19 @@ def _constant(value: Any) -> Any:
 def size_step(indices: Sequence[int], slots: Sequence[Slot], dims: Mapping[Symbol, int]) -> Step:
     """Return the step that computes sizes from dims: numbers, or nested tuples of numbers."""
     flat: list[Dim] = []
+    constants: list[Any] = []  # by their numbers: the source holds nothing that the program says
 
     def source(value: Any) -> str:
-        if isinstance(value, Dim):
-            flat.append(value)
-            return f"v[{len(flat) - 1}]"
         if isinstance(value, (tuple, list)):
             return f"({''.join(source(part) + ', ' for part in value)})"
-        return repr(value)
+        name, values = ("v", flat) if isinstance(value, Dim) else ("c", constants)
+        values.append(value)
+        return f"{name}[{len(values) - 1}]"
 
     body = "".join(f" frame[{i}] = {source(slots[i].value)}\n" for i in indices)
     symbols = list(dict.fromkeys(symbol for dim in flat for symbol in dim.symbols))
     known = "".join(f"frame[{dims[symbol]}], " for symbol in symbols)
-    scope: dict[str, Any] = {"run": evaluator(flat, symbols)}
+    scope: dict[str, Any] = {"run": evaluator(flat, symbols), "c": constants}
     exec(f"def step(frame):\n v = run(({known}))\n{body}", scope)
     step: Step = scope["step"]
     return step
@@ -197,6 +197,7 @@ def _run_maker(
     inputs: int, keywords: tuple[str, ...], target: str, outputs: int, frees: int, is_checked: bool
 ) -> Callable[..., Step]:
     """Return a maker of steps of one form: the call, the indices of its operands, results and frees become closure variables."""
+    assert all(map(str.isidentifier, keywords)), "attributes are called like the parameters of type rules"
     counts = (("a", inputs), ("k", len(keywords)), ("o", outputs), ("f", frees))
     indices = [f"{kind}{i}" for kind, n in counts for i in range(n)]
     operands = [f"frame[a{i}]" for i in range(inputs)] + [f"{k}=frame[k{i}]" for i, k in enumerate(keywords)]

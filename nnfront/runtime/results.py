@@ -35,17 +35,21 @@ def result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], A
         is_shared = value.is_inference() or value.untyped_storage().data_ptr() in held
         return value.clone() if is_shared else value
 
+    names: list[str] = []  # by their numbers: the source holds nothing that the program says
+
     def source(structure: Structure) -> str:
         if structure.is_leaf:
             return f"own(frame[{structure.slot}])"
         parts = [source(part) for part in structure.fields]
         if structure.names is not None:
-            return "{" + ", ".join(f"{n!r}: {p}" for n, p in zip(structure.names, parts, strict=True)) + "}"
+            first = len(names)
+            names.extend(structure.names)
+            return "{" + ", ".join(f"names[{first + i}]: {part}" for i, part in enumerate(parts)) + "}"
         return (
             f"({''.join(f'{part}, ' for part in parts)})" if parts else "None"
         )  # as a method that returns nothing
 
-    scope: dict[str, Any] = {"own": own}
+    scope: dict[str, Any] = {"own": own, "names": names}
     exec(f"def result(frame):\n return {source(program.result)}", scope)
     made: Callable[[Frame], Any] = scope["result"]
     return made
