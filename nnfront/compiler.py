@@ -15,8 +15,9 @@ from nnfront.artefact.tensor_names import place_weights
 from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
+from nnfront.dims import bounded_work
 from nnfront.errors import LoadError, LowerError
-from nnfront.ir import IRModule
+from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible
 from nnfront.lower import MethodProgram, Program, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.memory.report import MemoryReport, report_memory
@@ -42,7 +43,8 @@ Progress: TypeAlias = Callable[[int, int], None]
 def compile(ir: IRModule, target: str = "cpu") -> Executable:
     """Compile a module for a target: its passes, then the choice of kernels. The module may be lifted or not.
 
-    Raises LowerError for a target that this build does not have, and for IR that cannot run.
+    Raises VerifyError for IR that breaks a rule or is larger than anything that is meant, and LowerError for a target that this build does
+    not have, and for IR that cannot run.
     """
     if not isinstance(ir, IRModule):
         raise LowerError(
@@ -50,10 +52,12 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
             help="export the model first: nnfront.compile(model.export(spec))",
         )
     passes, source = backend_of(target).passes(target), ir
-    # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
-    ir = inline(ir, [f.name for f in ir.functions if f.kind == "fused" and not f.is_outlined])
-    ir = run_steps(ir, passes)
-    return Executable(ir, lower(ir, target), source)
+    check_admissible(ir)
+    with bounded_work(MAX_DIM_TERMS):
+        # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
+        ir = inline(ir, [f.name for f in ir.functions if f.kind == "fused" and not f.is_outlined])
+        ir = run_steps(ir, passes)
+        return Executable(ir, lower(ir, target), source)
 
 
 def check(

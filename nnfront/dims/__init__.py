@@ -3,7 +3,7 @@
 
 Read the files in this order; each imports only from those above it:
 
-    symbol    names and the facts about them
+    symbol    names and the facts about them          work      how much all of it may take
     form      the canonical form, + - *, ranges and divisors
     divide    // and %
     compare   equal, <=, divides: yes, no or unknown
@@ -43,12 +43,14 @@ from nnfront.dims.sizes import (
 )
 from nnfront.dims.solve import solve, unify, within
 from nnfront.dims.symbol import Symbol, describe_facts, join_facts, merge_facts, names, narrowed
+from nnfront.dims.work import bounded_work
 
 __all__ = [
     "Dim",
     "Size",
     "Symbol",
     "as_symbol",
+    "bounded_work",
     "ceildiv",
     "describe_facts",
     "divides",

@@ -12,6 +12,7 @@ from nnfront.dims.form import (
     Form,
     Monomial,
     add,
+    add_all,
     bounds,
     constant,
     divisor,
@@ -28,6 +29,8 @@ from nnfront.dims.symbol import Symbol
 
 _DEPTH = 4
 """How many atoms in a row a proof may replace; each replacement may branch."""
+_TERMS = 500
+"""How many terms a proof may look at; those of sizes that occur take fewer than 20. What is not proved by then is unknown."""
 
 
 def equal(a: Form, b: Form) -> bool | None:
@@ -73,17 +76,15 @@ def divides(k: int, a: Form) -> bool | None:
 
 def plain(a: Form) -> Form:
     """A normal form for comparing, not for reading: no `mod`, and coefficients under `//` reduced to [0, divisor)."""
-    result = constant(a[1])
+    parts = [constant(a[1])]
     for monomial, value in a[0]:
         product = constant(value.numerator)
         for atom, power in monomial:
             factor = _plain_atom(atom)
             for _ in range(power):
                 product = multiply(product, factor)
-        result = add(
-            result, product if value.denominator == 1 else floordiv(product, constant(value.denominator))
-        )
-    return result
+        parts.append(product if value.denominator == 1 else floordiv(product, constant(value.denominator)))
+    return add_all(parts)
 
 
 def _plain_atom(atom: Symbol | Call) -> Form:
@@ -102,29 +103,65 @@ def _plain_quotient(x: Form, k: int) -> Form:
     return add((quotient, 0), floordiv((rest, x[1]), constant(k)))
 
 
-def is_never_negative(a: Form, depth: int = _DEPTH) -> bool:
+def is_never_negative(a: Form) -> bool:
     """Whether a >= 0 is proved: by its range, or by replacing an atom with what bounds it (`min(x, y) <= x`, `k * (x // k) <= x`)."""
-    if bounds(a)[0] >= 0:
-        return True
-    if not a[0] or depth == 0:
+    return bounds(a)[0] >= 0 or _Proof().holds(a, _DEPTH)
+
+
+class _Proof:
+    """One search for a proof, and how much it may still look at."""
+
+    def __init__(self) -> None:
+        self.left = _TERMS
+
+    def holds(self, a: Form, depth: int) -> bool:
+        """Whether a >= 0 is found to hold."""
+        if bounds(a)[0] >= 0:
+            return True
+        self.left -= len(a[0])
+        if not a[0] or depth == 0 or self.left < 0:
+            return False
+        shifted = _shift(a)
+        if shifted is not a and bounds(shifted)[0] >= 0:
+            return True
+        for monomial, value in a[0]:
+            for atom, power in monomial:
+                if isinstance(atom, Call) and power == 1:
+                    others: Monomial = tuple(item for item in monomial if item[0] is not atom)
+                    if monomial_bounds(others)[0] >= 0 and self._without(a, atom, others, value, depth - 1):
+                        return True
         return False
-    shifted = _shift(a)
-    if shifted is not a and bounds(shifted)[0] >= 0:
-        return True
-    for monomial, value in a[0]:
-        for atom, power in monomial:
-            if isinstance(atom, Call) and power == 1:
-                others: Monomial = tuple(item for item in monomial if item[0] is not atom)
-                if monomial_bounds(others)[0] >= 0 and _holds_without(a, atom, others, value, depth - 1):
-                    return True
-    return False
+
+    def _without(self, a: Form, call: Call, others: Monomial, value: Coefficient, depth: int) -> bool:
+        """Whether a >= 0 follows when the term value * others * call, with others >= 0, is replaced by a bound from below."""
+        weight = value.numerator
+        around = ((((others, weight),), 0)) if others else constant(weight)
+        term = multiply(around, of_atom(call))
+        scaled = scale(a, value.denominator)
+
+        def holds(replacement: Form) -> bool:
+            return self.holds(add(subtract(scaled, term), multiply(around, replacement)), depth)
+
+        if call.kind in ("min", "max"):
+            enough = any if (weight < 0) == (call.kind == "min") else all
+            return enough(holds(arg) for arg in call.args)
+        x, k = call.args
+        if not is_nonnegative(k):
+            return False
+        if call.kind == "mod":
+            return weight < 0 and (holds(subtract(k, constant(1))) or (is_nonnegative(x) and holds(x)))
+        # x - k + 1 <= k * (x // k) <= x, so look at k * a instead; as a is an integer, k * a > -k is enough.
+        bound = x if weight < 0 else add(subtract(x, k), constant(math.gcd(divisor(x), divisor(k))))
+        slack = constant(k[1] - 1) if not k[0] and value.denominator == 1 else constant(0)
+        relaxed = add(multiply(k, subtract(scaled, term)), multiply(around, bound))
+        return self.holds(add(relaxed, slack), depth)
 
 
 def _shift(a: Form) -> Form:
     """Count each name from its minimum, so that `batch*seq - batch` with seq >= 1 becomes `batch*seq'` and its range is seen."""
     if not any(len(monomial) > 1 or monomial[0][1] > 1 for monomial, _ in a[0]):
         return a
-    result = constant(a[1])
+    parts = [constant(a[1])]
     for monomial, value in a[0]:
         product: Form = constant(1)
         for atom, power in monomial:
@@ -135,30 +172,5 @@ def _shift(a: Form) -> Form:
             for _ in range(power):
                 product = multiply(product, factor)
         terms = tuple((each, whole(value * share)) for each, share in product[0])
-        result = add(result, (terms, int(value * product[1])))
-    return result
-
-
-def _holds_without(a: Form, call: Call, others: Monomial, value: Coefficient, depth: int) -> bool:
-    """Whether a >= 0 follows when the term value * others * call, with others >= 0, is replaced by a bound from below."""
-    weight = value.numerator
-    around = ((((others, weight),), 0)) if others else constant(weight)
-    term = multiply(around, of_atom(call))
-    scaled = scale(a, value.denominator)
-
-    def holds(replacement: Form) -> bool:
-        return is_never_negative(add(subtract(scaled, term), multiply(around, replacement)), depth)
-
-    if call.kind in ("min", "max"):
-        enough = any if (weight < 0) == (call.kind == "min") else all
-        return enough(holds(arg) for arg in call.args)
-    x, k = call.args
-    if not is_nonnegative(k):
-        return False
-    if call.kind == "mod":
-        return weight < 0 and (holds(subtract(k, constant(1))) or (is_nonnegative(x) and holds(x)))
-    # x - k + 1 <= k * (x // k) <= x, so look at k * a instead; as a is an integer, k * a > -k is enough.
-    bound = x if weight < 0 else add(subtract(x, k), constant(math.gcd(divisor(x), divisor(k))))
-    slack = constant(k[1] - 1) if not k[0] and value.denominator == 1 else constant(0)
-    relaxed = add(multiply(k, subtract(scaled, term)), multiply(around, bound))
-    return is_never_negative(add(relaxed, slack), depth)
+        parts.append((terms, int(value * product[1])))
+    return add_all(parts)

@@ -14,10 +14,12 @@ known to be divisible: for a `seq` that is a multiple of 16, `seq // 16` is one 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any, TypeAlias
 
 from nnfront.dims.symbol import Symbol
+from nnfront.dims.work import spend
 from nnfront.errors import DimError
 
 INF = math.inf
@@ -26,7 +28,7 @@ INF = math.inf
 class Call:
     """A function atom: `kind` is floordiv, mod, min or max; its range and a divisor of its value are found once, by its maker."""
 
-    __slots__ = ("_hash", "args", "divisor", "high", "key", "kind", "low")
+    __slots__ = ("_hash", "args", "depth", "divisor", "high", "key", "kind", "low")
 
     def __init__(self, kind: str, args: tuple[Form, ...], low: float, high: float, divisor: int = 1) -> None:
         self.kind = kind
@@ -34,6 +36,21 @@ class Call:
         self.low = low
         self.high = high
         self.divisor = divisor
+        self.depth: int = 1 + max(
+            (
+                atom.depth
+                for arg in args
+                for monomial, _ in arg[0]
+                for atom, _ in monomial
+                if type(atom) is Call
+            ),
+            default=0,
+        )
+        if self.depth > MAX_NESTING:
+            raise DimError(
+                f"a dim expression has more than {MAX_NESTING} divisions, minima and maxima inside each other",
+                help=_NAME_IT,
+            )
         self.key: tuple[Any, ...] = (1, kind, 0, tuple(form_key(arg) for arg in args))
         self._hash = hash(self.key)
 
@@ -57,6 +74,12 @@ Bounds: TypeAlias = tuple[float, float]
 
 MAX_TERMS = 4096
 """A product of sums grows exponentially when it is multiplied out, which the canonical form is."""
+MAX_DEGREE = 64
+"""A dim that is squared again and again, from one function to the next, has a degree that grows exponentially."""
+MAX_NESTING = 50
+"""Function atoms inside each other; more would exhaust Python's stack."""
+
+_NAME_IT = "give a part of it a name of its own"
 
 ZERO: Form = ((), 0)
 ONE: Form = ((), 1)
@@ -92,6 +115,7 @@ def whole(value: Coefficient) -> Coefficient:
 def _sorted_form(terms: dict[Monomial, Coefficient], offset: int) -> Form:
     kept = [term for term in terms.items() if term[1]]
     if len(kept) > 1:
+        spend(len(kept))
         _check_length(len(kept))
         kept.sort(key=_term_key)
     return tuple(kept), offset
@@ -101,7 +125,7 @@ def _check_length(terms: int) -> None:
     if terms > MAX_TERMS:
         raise DimError(
             f"a dim expression multiplies out to some {terms} terms, {MAX_TERMS} are the most",
-            help="give a part of it a name of its own",
+            help=_NAME_IT,
         )
 
 
@@ -114,6 +138,17 @@ def add(a: Form, b: Form) -> Form:
     for monomial, value in b[0]:
         terms[monomial] = whole(terms.get(monomial, 0) + value)
     return _sorted_form(terms, a[1] + b[1])
+
+
+def add_all(forms: Iterable[Form]) -> Form:
+    """The sum of many forms, in time that is linear in their length."""
+    terms: dict[Monomial, Coefficient] = {}
+    offset = 0
+    for more, number in forms:
+        offset += number
+        for monomial, value in more:
+            terms[monomial] = whole(terms.get(monomial, 0) + value)
+    return _sorted_form(terms, offset)
 
 
 def scale(a: Form, factor: int) -> Form:
@@ -138,6 +173,7 @@ def multiply(a: Form, b: Form) -> Form:
     _check_length(
         len(a[0]) * len(b[0])
     )  # before some are found to be alike, as it is the work that is bounded
+    spend(len(a[0]) * len(b[0]))
     terms: dict[Monomial, Coefficient] = {}
     for left, left_value in (*a[0], ((), a[1])):
         for right, right_value in (*b[0], ((), b[1])):
@@ -153,6 +189,8 @@ def multiply(a: Form, b: Form) -> Form:
 def multiply_monomials(a: Monomial, b: Monomial) -> Monomial:
     if not a or not b:
         return a or b
+    if sum(power for _, power in a) + sum(power for _, power in b) > MAX_DEGREE:
+        raise DimError(f"a dim expression has a degree of more than {MAX_DEGREE}", help=_NAME_IT)
     if a[-1][0].key < b[0][0].key:
         return a + b
     powers = dict(a)
@@ -210,6 +248,8 @@ def bounds(a: Form) -> Bounds:
     """Inclusive range by interval arithmetic: sound, not always tight."""
     low: Any = a[1]
     high: Any = a[1]
+    if len(a[0]) > 1:
+        spend(len(a[0]))
     for monomial, value in a[0]:
         least, most = monomial_bounds(monomial)
         if value < 0:

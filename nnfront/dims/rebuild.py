@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from nnfront.dims.divide import floordiv, mod
 from nnfront.dims.extreme import extreme
-from nnfront.dims.form import Atom, Form, add, constant, multiply, of_atom
+from nnfront.dims.form import Atom, Form, add_all, constant, multiply, of_atom
 from nnfront.dims.symbol import Symbol
 
 
 def rebuild(form: Form, values: Mapping[Symbol, Form]) -> Form:
     """The form with each symbol in `values` replaced, all at once; the same object if none occurs."""
-    result = constant(form[1])
+    parts = [constant(form[1])]
     changed = False
     for monomial, value in form[0]:
         product = constant(value.numerator)
@@ -24,8 +24,8 @@ def rebuild(form: Form, values: Mapping[Symbol, Form]) -> Form:
                 product = multiply(product, of_atom(atom) if factor is None else factor)
         if value.denominator > 1:
             product = floordiv(product, constant(value.denominator))
-        result = add(result, product)
-    return result if changed else form
+        parts.append(product)
+    return add_all(parts) if changed else form
 
 
 def _rebuild_atom(atom: Atom, values: Mapping[Symbol, Form]) -> Form | None:

@@ -13,10 +13,10 @@ Read the files in this order; each imports only from those above it:
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
     narrow    what branches know of dims
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
-    admit     text for other machines, and from them: parsed, verified and of bounded size
+    untrusted_text  IR for other machines, and from them: parsed, verified and of bounded size (`budget`)
 """
 
-from nnfront.ir.admit import admit, release
+from nnfront.ir.budget import MAX_DIM_TERMS
 from nnfront.ir.builder import FunctionBuilder, Names, branch
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
@@ -70,12 +70,14 @@ from nnfront.ir.types import (
     Type,
     sizes_of,
 )
+from nnfront.ir.untrusted_text import admit, check_admissible, release
 from nnfront.ir.verify import verify, violations
 from nnfront.ir.visit import Mutator, Visitor, map_expr, substitute_atoms, used_vars
 from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, walk_bindings, walk_exprs
 
 __all__ = [
     "KINDS",
+    "MAX_DIM_TERMS",
     "NO_ATTRS",
     "NO_FACTS",
     "OPS",
@@ -122,6 +124,7 @@ __all__ = [
     "branch_facts",
     "branch_knows",
     "call_type",
+    "check_admissible",
     "dims_in",
     "facts_where",
     "first_difference",

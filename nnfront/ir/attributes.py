@@ -14,10 +14,10 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, Union
 
 from nnfront.dims import Dim
+from nnfront.ir.budget import MAX_TEXT_CHARACTERS
 from nnfront.ir.types import Type
 
 INT64 = range(-(2**63), 2**63)
-LONGEST_TEXT = 10_000  # characters: the name of a function, a format
 _TYPES = typing.get_args(Type)
 _TUPLE = "a tuple, each entry "
 
@@ -73,7 +73,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return type(value) is str and len(value) <= LONGEST_TEXT
+    return type(value) is str and len(value) <= MAX_TEXT_CHARACTERS
 
 
 def _is_plain(value: Any) -> bool:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from nnfront import dims
 from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute
 from nnfront.errors import DimError
+from nnfront.ir.budget import MAX_SIZE_CHARACTERS
 from nnfront.ir.tokens import Tokens
 
 OPERATORS = frozenset({"+", "-", "*", "//", "%"})
-_LONGEST_SIZE = 2000  # characters; more is surely not meant, and takes long to bring to canonical form
 
 
 class DimParser:
@@ -99,7 +99,7 @@ class DimParser:
 
     def _parse_size(self, text: str, start: int) -> Size:
         tokens = self.tokens
-        if len(text) > _LONGEST_SIZE:
+        if len(text) > MAX_SIZE_CHARACTERS:
             tokens.error("this size is too long", at=start)
         try:
             size = dims.parse(text)

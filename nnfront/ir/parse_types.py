@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from nnfront import dtypes
 from nnfront.dims import Size
+from nnfront.ir.budget import MAX_LAYERS
 from nnfront.ir.parse_dims import OPERATORS, DimParser
 from nnfront.ir.tokens import Tokens
 from nnfront.ir.types import (
@@ -24,8 +25,6 @@ from nnfront.ir.types import (
 )
 
 T = TypeVar("T")
-
-_MOST_LAYERS = 10_000  # of a cache
 
 
 class TypeParser(DimParser):
@@ -145,8 +144,8 @@ class TypeParser(DimParser):
                 count = self._integer()
                 tokens.expect("*")
             layers_here = self._layer_group()
-            if count * len(layers_here) + len(layers) > _MOST_LAYERS:
-                tokens.error(f"a cache has at most {_MOST_LAYERS} layers", at=start)
+            if count * len(layers_here) + len(layers) > MAX_LAYERS:
+                tokens.error(f"a cache has at most {MAX_LAYERS} layers", at=start)
             layers += layers_here * count
             more = tokens.more(")")
         return tuple(layers)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nnfront.dims import bounded_work
+from nnfront.ir.budget import MAX_DIM_TERMS, MAX_FUNCTIONS
 from nnfront.ir.expr import (
     NO_ATTRS,
     ROLES,
@@ -41,7 +43,11 @@ def parse(text: str) -> IRModule:
 
     Raises ParseError with line, column, what was expected, and the nearest known name for one that is not known.
     """
-    tokens = Tokens(text)
+    with bounded_work(MAX_DIM_TERMS):
+        return _module(Tokens(text))
+
+
+def _module(tokens: Tokens) -> IRModule:
     attrs = _Parser(tokens).module_attrs()
     functions: dict[str, Function] = {}
     while tokens.kind != "end":
@@ -49,6 +55,8 @@ def parse(text: str) -> IRModule:
         function = _Parser(tokens).function()
         if function.name in functions:
             tokens.error(f"there is a function {function.name!r} already", at=start)
+        if len(functions) == MAX_FUNCTIONS:
+            tokens.error(f"a module has at most {MAX_FUNCTIONS} functions", at=start)
         functions[function.name] = function
     return IRModule(functions.values(), attrs)
 

@@ -11,7 +11,9 @@ from typing import Any, get_args
 from nnfront import dtypes
 from nnfront.dims import Dim
 from nnfront.errors import VerifyError
+from nnfront.ir.attributes import INT64
 from nnfront.ir.body import Body, Scope
+from nnfront.ir.budget import MAX_AXES
 from nnfront.ir.expr import ROLES, Binding, Call, Constant, FunctionCall, Scalar, Var
 from nnfront.ir.types import (
     CacheLayerType,
@@ -28,7 +30,6 @@ from nnfront.ir.types import (
 
 _KINDS = ("public", "private", "transform", "fused", "external")
 _SCALARS = ("bool", "int64", "float64")
-_INT64 = range(-(2**63), 2**63)
 _TYPES = get_args(Type)
 _PLAIN = frozenset({bool, int, float, str, type(None), Dim, *_TYPES})
 
@@ -104,7 +105,7 @@ def v6_operands_are_atoms(body: Body) -> Iterator[VerifyError]:
 def v7_types_are_well_formed(body: Body) -> Iterator[VerifyError]:
     """Dtypes are those of `nnfront.dtypes`, host scalars are int64, float64 or bool, and no size is negative."""
     for type_, binding in body.types:
-        if type(type_) is TensorType and type_.dtype in dtypes.DTYPES and all(map(_is_size, type_.shape)):
+        if type(type_) is TensorType and _is_plain_tensor(type_):
             continue
         problem = _type_problem(type_)
         if problem:
@@ -116,7 +117,7 @@ def _type_problem(type_: Any) -> str:
         return f"a type is a {type(type_).__name__}"
     for size in () if isinstance(type_, TupleType | CacheType | FunctionType) else sizes_of(type_):
         if not isinstance(size, Dim) and (
-            type(size) is not int or (size < 0 and not isinstance(type_, ScalarType))
+            type(size) is not int or size not in INT64 or (size < 0 and not isinstance(type_, ScalarType))
         ):
             return f"{size!r} is no size"
     match type_:
@@ -131,15 +132,24 @@ def _type_problem(type_: Any) -> str:
             return "" if type_.dtype in _SCALARS else f"{type_.dtype!r} is no dtype of a host scalar"
         case ObjectType() | ShapeType():
             return ""
-        case CacheLayerType() if min(type_.kv_heads, type_.head_size) < 1 or (type_.window or 1) < 1:
+        case CacheLayerType() if not all(
+            0 < number < INT64.stop for number in (type_.kv_heads, type_.head_size, type_.window or 1)
+        ):
             return "heads, head size and window of a cache are at least 1"
+        case TensorType() if type_.ndim > MAX_AXES:
+            return f"a tensor has {type_.ndim} axes, {MAX_AXES} are the most"
         case _:
             return "" if type_.dtype in dtypes.DTYPES else f"unknown dtype {type_.dtype!r}"
     return next((problem for part in parts if (problem := _type_problem(part))), "")
 
 
+def _is_plain_tensor(type_: TensorType) -> bool:
+    is_known = type_.dtype in dtypes.DTYPES and len(type_.shape) <= MAX_AXES
+    return is_known and all(map(_is_size, type_.shape))
+
+
 def _is_size(size: object) -> bool:
-    return isinstance(size, Dim) or (type(size) is int and size >= 0)
+    return isinstance(size, Dim) or (type(size) is int and 0 <= size < INT64.stop)
 
 
 def v8_literals_fit_their_type(body: Body) -> Iterator[VerifyError]:
@@ -161,7 +171,7 @@ def _literal_problem(atom: object) -> str:
         expected = math.prod(shape) * dtypes.size_bytes(atom.type.dtype)
         return "" if len(atom.data) == expected else f"a constant of {expected} bytes has {len(atom.data)}"
     if isinstance(atom, Scalar) and not isinstance(atom.value, bool | float | Dim):
-        if not isinstance(atom.value, int) or atom.value not in _INT64:
+        if not isinstance(atom.value, int) or atom.value not in INT64:
             return f"{atom.value!r} is no literal"
     return ""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from array import array
 from collections.abc import Iterable
 from typing import NoReturn
 
 from nnfront.errors import ParseError
+from nnfront.ir.budget import MAX_CHARACTERS, MAX_NESTING, MAX_TOKENS
 from nnfront.ir.expr import Provenance
 from nnfront.ir.literals import NAME, unquote
 
@@ -17,7 +19,7 @@ _TOKEN = re.compile(
        | (?P<name>{NAME})
        | (?P<float>[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+)
        | (?P<int>[0-9]+)
-       | (?P<string>"(?:[^"\\\n]|\\.)*")
+       | (?P<string>"(?:[^"\\\n]++|\\.)*+")
        | (?P<sign>-> | \.\. | // | [-+*%@(){{}}\[\],:=])
        | (?P<bad>.)""",
     re.VERBOSE,
@@ -26,11 +28,10 @@ _PROVENANCE = re.compile(r"# at (?P<module>[^\s()]*) ?(?:\((?P<file>[^\n]*):(?P<
 _BARE_PLACE = re.compile(r"(?P<file>.+):(?P<line>[0-9]{1,9})")
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 _SHOWN = 100  # columns of a long line that a message shows
-_DEPTH = 100  # of brackets and blocks inside each other; more is surely not meant, and would exhaust Python's stack
 
 
 class Tokens:
-    """A cursor over the tokens of a text: parallel lists of kinds, texts and offsets, the last one the end.
+    """A cursor over the tokens of a text: parallel sequences of kinds, texts and offsets, the last one the end.
 
     `closing` maps the index of an opening bracket to that of its partner. `comments` maps the index of a token to the
     provenance in the comment behind it.
@@ -40,7 +41,7 @@ class Tokens:
         self.text = text
         self.kinds: list[str] = []
         self.texts: list[str] = []
-        self.offsets: list[int] = []
+        self.offsets = array("Q")
         self.closing: dict[int, int] = {}
         self.comments: dict[int, Provenance] = {}
         self.index = 0
@@ -50,11 +51,17 @@ class Tokens:
     def _split(self) -> None:
         kinds, texts, offsets = self.kinds, self.texts, self.offsets
         opened: list[int] = []
+        if len(self.text) > MAX_CHARACTERS:
+            raise ParseError(f"a text has at most {MAX_CHARACTERS} characters, this has {len(self.text)}")
         for match in _TOKEN.finditer(self.text):
             kind, token = match.lastgroup, match[0]
             assert kind is not None
             if kind == "skip":
-                if token.startswith("# at ") and texts and "\n" not in self.text[offsets[-1] : match.start()]:
+                if (
+                    token.startswith("# at ")
+                    and texts
+                    and self.text.find("\n", offsets[-1], match.start()) < 0
+                ):
                     self._comment(token)
                 continue
             if kind == "bad":
@@ -64,6 +71,8 @@ class Tokens:
                     opened.append(len(texts))
                 elif opened and token == _CLOSING[texts[opened[-1]]]:
                     self.closing[opened.pop()] = len(texts)
+            if len(texts) == MAX_TOKENS:
+                self._fail_at(match.start(), f"a text has at most {MAX_TOKENS} words, numbers and signs")
             kinds.append(kind)
             texts.append(token)
             offsets.append(match.start())
@@ -159,8 +168,8 @@ class Tokens:
     def enter(self) -> None:
         """Go one level down; `leave` comes back."""
         self.depth += 1
-        if self.depth > _DEPTH:
-            self.error(f"this is nested more than {_DEPTH} levels deep")
+        if self.depth > MAX_NESTING:
+            self.error(f"this is nested more than {MAX_NESTING} levels deep")
 
     def leave(self) -> None:
         """Come back from one level down."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from nnfront.dims import Dim
+from nnfront.dims import Dim, bounded_work
 from nnfront.errors import VerifyError
 from nnfront.ir.body import Body
+from nnfront.ir.budget import MAX_DIM_TERMS
 from nnfront.ir.expr import FunctionCall
 from nnfront.ir.infer import map_sizes
 from nnfront.ir.print_types import type_text
@@ -73,13 +74,15 @@ _ANY = Dim("any")
 
 def verify(module: IRModule) -> None:
     """Raise VerifyError for the first rule that the module breaks: `V4: 'x' is bound twice`, and where."""
-    for error in _violations(module):
-        raise error
+    with bounded_work(MAX_DIM_TERMS):
+        for error in _violations(module):
+            raise error
 
 
 def violations(module: IRModule) -> list[VerifyError]:
     """Return what is wrong with a module: for each function that breaks a rule, all that breaks the first such rule."""
-    return list(_violations(module))
+    with bounded_work(MAX_DIM_TERMS):
+        return list(_violations(module))
 
 
 def _violations(module: IRModule) -> Iterator[VerifyError]:
@@ -126,20 +129,20 @@ def v12_no_function_calls_itself(module: IRModule) -> Iterator[VerifyError]:
     }
     done: set[str] = set()
     for start in calls:
-        path: list[str] = []
+        path: dict[str, None] = {}
         pending: list[tuple[str, bool]] = [(start, False)]
         while pending:
             name, is_left = pending.pop()
             if is_left:
-                path.pop()
+                path.popitem()
                 done.add(name)
             elif name in path:
-                yield VerifyError(
-                    f"V12: a function calls itself: {' -> '.join([*path[path.index(name) :], name])}"
-                )
+                before = list(path)
+                cycle = [*before[before.index(name) :], name]
+                yield VerifyError(f"V12: a function calls itself: {' -> '.join(cycle)}")
                 return
             elif name not in done:
-                path.append(name)
+                path[name] = None
                 pending.append((name, True))
                 pending.extend((callee, False) for callee in calls[name])
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nnfront.dims import Size, divides, floordiv, less_equal
+from nnfront.ir.budget import MAX_FIELDS
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rules import NO_AXIS, axis_of, integer, require, require_same, result_dtype, sizes_of_shape
@@ -98,7 +99,7 @@ def _(ary: TensorType, indices_or_sections: Any, axis: int = 0) -> dict[str, Any
     if isinstance(indices_or_sections, tuple | list):
         return {"indices_or_sections": sizes_of_shape(indices_or_sections), "axis": where}
     parts = integer(indices_or_sections, "indices_or_sections")
-    require(parts > 0, "{} parts", parts)
+    require(0 < parts <= MAX_FIELDS, "{} parts", parts)
     require(
         divides(parts, ary.shape[where]) is True,
         "axis {} of size {} does not divide into {} equal parts",
@@ -144,7 +145,7 @@ def chunk(x: TensorType, chunks: int, dim: int = 0) -> TupleType:
 @chunk.normalize
 def _(x: TensorType, chunks: int, dim: int = 0) -> dict[str, Any]:
     count = integer(chunks, "chunks")
-    require(count > 0, "{} chunks", count)
+    require(0 < count <= MAX_FIELDS, "{} chunks", count)
     return {"chunks": count, "dim": axis_of(dim, x.ndim, "dim")}
 
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """IR between machines: `release` writes it, `admit` turns text from outside into IR that may be compiled.
 
-What is admitted is parsed, verified, and of a size that compiling can handle.
+What is admitted is parsed, verified, and of a size that compiling can handle (`budget`). `nnfront.compile` admits what it is given in the
+same way: text that a user parses is no other.
 
 Text of a kilobyte can stand for more work than a machine has: a function that calls another twice, which calls a third
 twice, and so on for forty functions. What a model needs is far from the limits here.
@@ -15,27 +16,25 @@ from pathlib import PurePath
 from typing import Any
 
 from nnfront.errors import VerifyError
+from nnfront.ir.budget import MAX_BINDINGS, MAX_DEPTH
 from nnfront.ir.expr import Binding, Block, FunctionCall, If
 from nnfront.ir.module import Function, IRModule
 from nnfront.ir.parser import parse
 from nnfront.ir.verify import verify
 
-MAX_BINDINGS = 1_000_000
-"""Of one function, with those of the functions that it calls. A 405B Llama has some ten thousand."""
-MAX_DEPTH = 64
-"""Calls and branches inside each other."""
-
 
 def admit(text: str) -> IRModule:
-    """Return the module that a text stands for.
-
-    Raises ParseError for text that is no IR, and VerifyError for IR that breaks a rule, is too large or has attributes of the wrong kind.
-    """
+    """Return the module that a text stands for. Raises ParseError for text that is no IR, and VerifyError as `check_admissible` does."""
     module = parse(text)
+    check_admissible(module)
+    return module
+
+
+def check_admissible(module: IRModule) -> None:
+    """Raise VerifyError for IR that breaks a rule, is too large or has attributes of functions that are not what passes read there."""
     verify(module)
     _check_attributes(module)
     _check_size(module)
-    return module
 
 
 def release(module: IRModule) -> str:
@@ -62,13 +61,14 @@ def _without_folder(binding: Binding) -> Binding:
 
 def _check_attributes(module: IRModule) -> None:
     aliases = module.attrs.get("aliases", {})
-    if not (isinstance(aliases, dict) and _are_texts(aliases.values())):
+    if not (isinstance(aliases, dict) and _are_texts(tuple(aliases.values()))):
         raise VerifyError("the attribute 'aliases' of a module maps names to names")
     for attr in ("unread", "ignored"):
-        names = module.attrs.get(attr, ())
-        if not (isinstance(names, tuple) and _are_texts(names)):
+        if not _are_texts(module.attrs.get(attr, ())):
             raise VerifyError(f"the attribute {attr!r} of a module is a tuple of names")
     for function in module.values():
+        if not _are_texts(function.attrs.get("derived", ())):
+            raise VerifyError(f"{function.name}: the attribute 'derived' is a tuple of names")
         declared, cases = function.attrs.get("special_cases", ()), function.attrs.get("cases", {})
         if not isinstance(declared, tuple) or not all(isinstance(case, dict) for case in declared):
             raise VerifyError(f"{function.name}: the attribute 'special_cases' is a tuple of cases")
@@ -83,7 +83,7 @@ def _check_attributes(module: IRModule) -> None:
 
 
 def _are_texts(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values)
+    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
 
 
 def _check_size(module: IRModule) -> None:
