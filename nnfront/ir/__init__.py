@@ -16,7 +16,7 @@ Read the files in this order; each imports only from those above it:
     untrusted_text  IR for other machines, and from them: parsed, verified and of bounded size (`budget`)
 """
 
-from nnfront.ir.budget import MAX_DIM_TERMS
+from nnfront.ir.budget import MAX_CHARACTERS, MAX_DIM_TERMS
 from nnfront.ir.builder import FunctionBuilder, Names, branch
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
@@ -77,6 +77,7 @@ from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, 
 
 __all__ = [
     "KINDS",
+    "MAX_CHARACTERS",
     "MAX_DIM_TERMS",
     "NO_ATTRS",
     "NO_FACTS",
