@@ -3,7 +3,8 @@
 
 Read the files in this order; each imports only from those above it:
 
-    types     the types of values          op       one entry of the vocabulary
+    types     the types of values          budget   how much a text may say
+    attributes  what an op's may be        op       one entry of the vocabulary
     expr      expressions and bindings     infer    the type of an expression
     walk      iterate over bindings        visit    visit and rewrite
     scope     the dims of a function       literals names and numbers as text

@@ -63,11 +63,12 @@ def _module(tokens: Tokens) -> IRModule:
 
 def parse_function(text: str) -> Function:
     """Return the function that `print_function` wrote as `text`. Raises ParseError."""
-    tokens = Tokens(text)
-    function = _Parser(tokens).function()
-    if tokens.kind != "end":
-        tokens.fail("the end, after one function")
-    return function
+    with bounded_work(MAX_DIM_TERMS):
+        tokens = Tokens(text)
+        function = _Parser(tokens).function()
+        if tokens.kind != "end":
+            tokens.fail("the end, after one function")
+        return function
 
 
 class _Parser(TypeParser):
