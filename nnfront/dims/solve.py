@@ -13,6 +13,7 @@ from nnfront.dims.form import Form, Monomial, add, constant, single_symbol, subt
 from nnfront.dims.rebuild import rebuild
 from nnfront.dims.sizes import equal, same, satisfies, substitute
 from nnfront.dims.symbol import Symbol, describe_facts
+from nnfront.dims.work import spend
 from nnfront.errors import DimError
 
 _Equations = Sequence[tuple[Size, int]]
@@ -74,6 +75,7 @@ def _eliminate(row: _Row, pivot: Monomial, other: _Row) -> None:
     """Subtract from row the multiple of other that makes the pivot vanish; the constant stays even if it is 0."""
     factor = row.get(pivot)
     if factor:
+        spend(len(other))
         for monomial, value in other.items():
             row[monomial] = row.get(monomial, Fraction(0)) - factor * value
         for monomial in [monomial for monomial, value in row.items() if monomial and not value]:
@@ -152,6 +154,7 @@ def _fits(pattern: Size, size: Size, bound: dict[Symbol, Size]) -> bool:
 
 def _bind(pattern: Size, size: Size, bound: dict[Symbol, Size]) -> bool:
     """Bind the only unbound symbol of the pattern, if it occurs linearly and the division comes out even."""
+    spend(1 + len(form_of(pattern)[0]))
     unbound = [symbol for symbol in symbols(form_of(pattern)) if symbol not in bound]
     if len(unbound) != 1:
         return False
