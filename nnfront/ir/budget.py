@@ -25,7 +25,7 @@ MAX_AXES = 64
 """Of a tensor; torch takes no more."""
 MAX_FIELDS = 10_000
 """That an op gives, from a number that says how many."""
-MAX_BINDINGS = 200_000
+MAX_BINDINGS = 100_000
 """Of one function, with those of the functions that it calls. A 405B Llama has some ten thousand."""
 MAX_DEPTH = 64
 """Of calls and branches inside each other."""

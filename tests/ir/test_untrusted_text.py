@@ -51,9 +51,9 @@ def test_a_tower_of_calls_is_refused_before_it_is_built() -> None:
         admit(tower(60, 2))
     assert time.perf_counter() - started < 5
     assert str(error.value) == (
-        "g43: it has 393214 bindings, with those of the functions that it calls; 200000 are the most"
+        "g44: it has 196606 bindings, with those of the functions that it calls; 100000 are the most"
     )
-    assert MAX_BINDINGS == 200_000
+    assert MAX_BINDINGS == 100_000
 
 
 def test_what_a_function_stands_for_is_counted_with_every_call() -> None:
