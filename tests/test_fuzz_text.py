@@ -227,6 +227,8 @@ def use(rng: random.Random, text: str) -> str:
     try:
         ir = parse(text)
         stage = "compiled"
+        if rng.random() < 0.2:
+            nn.compile(ir, "cuda:sm_90")
         executable = nn.compile(ir)
         stage = "loaded"
         sizes = {name: rng.choice([2, 3, 8]) for name in ("batch", "seq", "vocab", "max_seq", "n")}

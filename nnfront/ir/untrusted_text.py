@@ -20,6 +20,7 @@ from nnfront.ir.budget import MAX_BINDINGS, MAX_DEPTH
 from nnfront.ir.expr import Binding, Block, FunctionCall, If
 from nnfront.ir.module import Function, IRModule
 from nnfront.ir.parser import parse
+from nnfront.ir.types import TupleType
 from nnfront.ir.verify import verify
 
 
@@ -75,11 +76,14 @@ def _check_attributes(module: IRModule) -> None:
         if not isinstance(cases, dict) or not all(isinstance(case, dict) for case in cases.values()):
             raise VerifyError(f"{function.name}: the attribute 'cases' maps texts to cases")
         transform = function.attrs.get("transform")
-        if transform is None:
-            continue
         found = module.get(transform) if isinstance(transform, str) else None
-        if found is None or found.kind != "transform":
+        if transform is not None and (found is None or found.kind != "transform"):
             raise VerifyError(f"{function.name}: the attribute 'transform' names a transform of the module")
+        made = found.result_type if found is not None else None
+        names = made.names or () if isinstance(made, TupleType) else ()
+        for param in function.params:
+            if param.role == "transformed" and function.kind == "public" and param.name not in names:
+                raise VerifyError(f"{function.name}: no transform makes the parameter {param.name!r}")
 
 
 def _are_texts(values: Any) -> bool:

@@ -93,6 +93,20 @@ def test_a_transform_that_is_named_is_there(value: str) -> None:
     assert str(error.value) == "f: the attribute 'transform' names a transform of the module"
 
 
+def test_a_parameter_that_is_transformed_is_made_by_a_transform() -> None:
+    text = function("  return x", params=f"x: input {TYPE}, w: transformed float32[4]")
+    with pytest.raises(VerifyError) as error:
+        nn.compile(parse(text))
+    assert str(error.value) == "f: no transform makes the parameter 'w'"
+    named = (
+        "transform def t(v: weight float32[4]) -> {v: float32[4]} { y: {v: float32[4]} = {v: v} return y }\n"
+    )
+    text = named + text.replace(" {\n", ' attrs(transform="t") {\n', 1)
+    with pytest.raises(VerifyError, match=r"^f: no transform makes the parameter 'w'$"):
+        nn.compile(parse(text))
+    nn.compile(parse(text.replace("w: transformed", "v: transformed")))
+
+
 BOMBS = {
     "a product of sums": f"z: input float32[{'*'.join(['(n+m+k+1)'] * 150)}]",
     "a long minimum": f"z: input float32[min({', '.join(f'n+{i}' for i in range(300))})]",
