@@ -80,11 +80,11 @@ def test_what_is_allowed_can_be_said():
 
 
 def test_a_dispatch_that_takes_the_wrong_case_is_named():
-    # The condition asks for another number than the case says; the verifier would see that a call of [4] does not fit.
-    ir = nn.ir.parse(str(variants()).replace("ranges=((4, 4, None),)", "ranges=((4, 4, 3),)"))
+    # The case says another number than the condition asks for.
+    ir = nn.ir.parse(str(variants()).replace('"n == 4": {n: 4}', '"n == 4": {n: 5}'))
     with pytest.raises(RunError) as caught:
         nn.verify_variants(ir, "main")
-    assert str(caught.value) == "main takes the wrong case with n = 4\n  got 'general', expected 'n == 4'"
+    assert str(caught.value) == "main takes the wrong case with n = 5\n  got 'general', expected 'n == 4'"
 
 
 def test_a_case_that_asks_about_a_product_of_dims_is_run_where_it_holds():
