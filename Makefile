@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix setup lint types tests test-kernels test-artefacts test-cases clean
+.PHONY: demo test test-all test-matrix setup lint types tests test-kernels test-artefacts test-texts test-cases clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -36,6 +36,10 @@ test-kernels: $(READY)
 test-artefacts: $(READY)
 	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py tests/weights/test_hostile_folders.py \
 		tests/weights/test_several_processes.py -m "slow or not slow"
+
+# Texts changed by their grammar, and every attribute of every op forged.
+test-texts: $(READY)
+	$(BIN)/python -m pytest tests/test_fuzz_text.py tests/ops/test_op_forged_attributes.py -m "slow or not slow"
 
 # Thousands of random methods in random special cases.
 test-cases: $(READY)
