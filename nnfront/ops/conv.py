@@ -145,6 +145,8 @@ def _convolve(
     groups: int,
 ) -> torch.Tensor:
     function = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(stride)]
+    # Of a kernel of one element the dilation says nothing; torch 2.13 reads memory that is not its own for one in bfloat16, channels last.
+    dilation = [1 if width == 1 else spread for width, spread in zip(weight.shape[2:], dilation, strict=True)]
     if all(before == after for before, after in padding):
         return function(x, weight, bias, stride, [before for before, _ in padding], dilation, groups)
     x = F.pad(x, [amount for pair in reversed(padding) for amount in pair])  # torch pads the last axis first

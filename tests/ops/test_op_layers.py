@@ -205,3 +205,11 @@ def test_unpacking_undoes_packing(signed: bool, axis: int) -> None:
     low, high, dtype = (-8, 8, torch.int8) if signed else (0, 16, torch.uint8)
     x = torch.randint(low, high, (4, 6, 2), dtype=dtype)
     assert torch.equal(run(ops.unpack_int4, run(ops.pack_int4, x, axis=axis), axis=axis, signed=signed), x)
+
+
+def test_a_dilation_of_one_element_says_nothing() -> None:
+    x, weight = torch.randn(4, 3, 1, 2).bfloat16(), torch.randn(2, 2, 1, 1).bfloat16()
+    layout = {"stride": 2, "padding": 1, "data_layout": "NHWC"}
+    assert torch.equal(
+        run(ops.conv2d, x, weight, dilation=2, **layout), run(ops.conv2d, x, weight, dilation=1, **layout)
+    )
