@@ -8,10 +8,13 @@ same place of the same weight. A transform may have one name for what its method
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import permutations
 
-from nnfront.dims import Size, Symbol, as_symbol, of_symbol, same, substitute
+from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute
 from nnfront.ir import Function, TupleType, Type, sizes_of
 from nnfront.passes.sizes import resize
+
+_MOST = 5  # fresh dims in one size of which every order is tried
 
 
 def agreed(methods: Iterable[Function], functions: Mapping[str, Function]) -> list[Function]:
@@ -19,16 +22,8 @@ def agreed(methods: Iterable[Function], functions: Mapping[str, Function]) -> li
     first: dict[str, Type] = {}
     result: list[Function] = []
     for method in methods:
-        own: dict[Symbol, Size] = {}
-        for param in method.weights:
-            known = first.setdefault(param.name, param.type)
-            for here, there in (
-                () if known is param.type else zip(sizes_of(param.type), sizes_of(known), strict=False)
-            ):
-                mine, its = as_symbol(here), as_symbol(there)
-                if mine is not None and its is not None and mine.uid and its.uid and mine != its:
-                    own[mine] = of_symbol(its)
-        result.append(_resized(method, own, functions))
+        pairs = [(param.type, first.setdefault(param.name, param.type)) for param in method.weights]
+        result.append(_resized(method, _renamed(pairs), functions))
     return result
 
 
@@ -38,14 +33,46 @@ def restated(transform: Function, methods: Iterable[Function], functions: Mappin
     results = (
         dict(zip(type.names, type.fields, strict=True)) if isinstance(type, TupleType) and type.names else {}
     )
+    pairs = [
+        (results[param.name], param.type)
+        for method in methods
+        if method.attrs.get("transform") == transform.name
+        for param in method.params
+        if param.role == "transformed" and param.name in results
+    ]
     own: dict[Symbol, Size] = {}
-    for param in [p for m in methods if m.attrs.get("transform") == transform.name for p in m.params]:
-        if param.role == "transformed" and param.name in results:
-            for here, there in zip(sizes_of(results[param.name]), sizes_of(param.type), strict=True):
-                symbol = as_symbol(here)
-                if symbol is not None and not same(here, there):
-                    own[symbol] = there
-    return _resized(transform, own, functions)
+    for here, there in _sizes(pairs):
+        symbol = as_symbol(here)
+        if symbol is not None and not same(here, there):
+            own.setdefault(symbol, there)
+    return _resized(transform, _renamed(pairs) | own, functions)
+
+
+def _sizes(pairs: Iterable[tuple[Type, Type]]) -> list[tuple[Size, Size]]:
+    """The sizes of each two types side by side, those that say most about a dim first."""
+    sizes = [
+        pair
+        for here, there in pairs
+        if here is not there
+        for pair in zip(sizes_of(here), sizes_of(there), strict=False)
+    ]
+    return sorted(sizes, key=lambda pair: len(pair[0].symbols) if isinstance(pair[0], Dim) else 0)
+
+
+def _renamed(pairs: Iterable[tuple[Type, Type]]) -> dict[Symbol, Size]:
+    """The fresh dims of each first type as the second calls them, as far as one size is the other with its dims renamed."""
+    found: dict[Symbol, Size] = {}
+    for here, there in _sizes(pairs):
+        if not isinstance(here, Dim) or not isinstance(there, Dim):
+            continue
+        mine = [s for s in here.symbols if s.uid and s not in found]
+        its = [s for s in there.symbols if s.uid]
+        for order in permutations(its, len(mine)) if len(its) <= _MOST else ():
+            names = dict(zip(mine, map(of_symbol, order), strict=True))
+            if same(substitute(here, found | names), there):
+                found |= names
+                break
+    return {symbol: size for symbol, size in found.items() if not same(size, of_symbol(symbol))}
 
 
 def _resized(function: Function, own: Mapping[Symbol, Size], functions: Mapping[str, Function]) -> Function:
