@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -161,9 +161,17 @@ class Resizer(Mutator):
 
 def sizes_read(expr: Expr) -> Iterator[Dim]:
     """Yield the sizes in an expression's literals and attributes."""
-    for atom in atoms_of(expr):
-        if isinstance(atom, Scalar) and isinstance(atom.value, Dim):
-            yield atom.value
+    yield from sizes_in_atoms(atoms_of(expr))
+    yield from sizes_in_attrs(expr)
+
+
+def sizes_in_atoms(atoms: Iterable[object]) -> Iterator[Dim]:
+    """Yield the dims that are used as numbers."""
+    return (atom.value for atom in atoms if isinstance(atom, Scalar) and isinstance(atom.value, Dim))
+
+
+def sizes_in_attrs(expr: Expr) -> Iterator[Dim]:
+    """Yield the sizes in an expression's attributes, and in the type that a `match_shape` checks."""
     if isinstance(expr, Call):
         for attr in expr.attrs.values():
             yield from dims_in(attr)

@@ -7,9 +7,10 @@ caller's graph. So a layer that occurs eighty times costs eighty times its few w
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 
 from nnfront.dims import Dim, substitute
@@ -26,10 +27,12 @@ from nnfront.ir import (
     FunctionCall,
     If,
     IRModule,
+    Names,
     Projection,
     Provenance,
     Scalar,
     TensorType,
+    Tuple,
     TupleType,
     Type,
     Var,
@@ -37,13 +40,14 @@ from nnfront.ir import (
     branch_facts,
     map_sizes,
     sizes_of,
+    walk_bindings,
 )
 from nnfront.passes.effects import Declaration, impure_functions
 from nnfront.passes.lifting.branches import Branch, general_type
 from nnfront.passes.lifting.dims import KnownDims
 from nnfront.passes.lifting.scope import Refusal, Scope, Site, collect_uses
-from nnfront.passes.lifting.values import Operand, Value, Values, resized
-from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar, sizes_read
+from nnfront.passes.lifting.values import Operand, Value, Values, computed_from, resized, with_operands
+from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar, sizes_in_atoms, sizes_in_attrs, sizes_read
 
 
 class Analyzer:
@@ -71,52 +75,97 @@ class Analyzer:
     def body(self, scope: Scope) -> None:
         """Analyse a function whose known parameters are in the scope already."""
         declared = frozenset(scope.function.attrs.get("derived", ()))
-        _Forward(self, scope, declared).block(scope.body)
+        scope.body = _Forward(self, scope, declared).block(scope.body)
         collect_uses(scope, self.impure)
 
 
-@dataclass
 class _Forward:
-    """Finds the variables whose value weights alone determine."""
+    """Finds the variables whose value weights alone determine.
 
-    analyzer: Analyzer
-    scope: Scope
-    declared: frozenset[str]
-    branch: Branch | None = (
-        None  # the one that is looked at, if it knows more of the weights' dims than the function
-    )
+    A field of a known tuple is a value by itself, kept or not whatever becomes of the rest of the tuple: what reads one is
+    rewritten to read `homes`, the variable that holds the value here.
+    """
 
-    def block(self, block: Block) -> None:
-        known = self.scope.known
+    def __init__(self, analyzer: Analyzer, scope: Scope, declared: frozenset[str]) -> None:
+        self.analyzer = analyzer
+        self.scope = scope
+        self.declared = declared
+        self.homes: dict[Value, Atom] = {value: var for var, value in scope.known.items()}
+        self.bindings: list[Binding] = []
+        self.branch: Branch | None = None
+        """The one that is looked at, if it knows more of the weights' dims than the function."""
+        self._names: Names | None = None
+
+    def block(self, block: Block) -> Block:
+        """Find the known values of a block; return it with the fields of known tuples read where they are."""
+        outer = self.homes, self.bindings
+        self.homes, self.bindings = dict(self.homes), []
         for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, FunctionCall):
-                found = self._call(binding, value)
-            elif isinstance(value, If):
-                self._branches(value)
-                continue
-            elif isinstance(value, Var):
-                found = known.get(value)
-            else:
-                found = self._expr(binding, value)
-            if found is not None:
-                known[binding.var] = found
-                if binding.var.name in self.declared:
-                    found.is_fixed, found.name = True, binding.var.name
-                    found.declared_in = binding.provenance.module if binding.provenance else ""
+            self._binding(binding)
+        bindings = tuple(self.bindings)
+        self.homes, self.bindings = outer
+        is_same = len(bindings) == len(block.bindings) and all(map(operator.is_, bindings, block.bindings))
+        return block if is_same else Block(bindings, block.result)
 
-    def _branches(self, value: If) -> None:
+    def _binding(self, binding: Binding) -> None:
+        known, value = self.scope.known, binding.value
+        if isinstance(value, If):
+            then, otherwise = self._branches(value)
+            if then is not value.then or otherwise is not value.otherwise:
+                binding = replace(binding, value=If(value.condition, then, otherwise))
+            self.bindings.append(binding)
+            return
+        if isinstance(value, FunctionCall):
+            found = self._call(binding, value)
+        elif isinstance(value, Var):
+            found = known.get(value)
+        else:
+            found = self._expr(binding, value)
+        if found is not None:
+            known[binding.var] = found
+            if binding.var.name in self.declared:
+                found.is_fixed, found.name = True, binding.var.name
+                found.declared_in = binding.provenance.module if binding.provenance else ""
+            if isinstance(value, Projection) and self._is_put_together(value.tuple):
+                binding = replace(binding, value=self._home(found))
+            self.homes.setdefault(found, binding.var)
+        self.bindings.append(binding)
+
+    def _is_put_together(self, atom: Atom) -> bool:
+        """Whether something is a known tuple of values that are known one by one."""
+        return isinstance(atom, Var) and isinstance(self.scope.known[atom].expr, Tuple)
+
+    def _home(self, value: Value) -> Atom:
+        """Return what holds a value at this place; it is computed here if only a called function has it."""
+        for part in computed_from([value], self.homes):
+            assert part.expr is not None
+            expr = with_operands(
+                part.expr, [self.homes[o] if isinstance(o, Value) else o for o in part.operands]
+            )
+            if isinstance(expr, Constant | Scalar):
+                self.homes[part] = expr
+                continue
+            if self._names is None:
+                function = self.scope.function
+                bound = (binding.var.name for binding in walk_bindings(function.bindings))
+                self._names = Names([*(p.name for p in function.params), *bound])
+            var = self.homes[part] = Var(self._names.unique(part.name), part.type)
+            self.scope.known[var] = part
+            self.bindings.append(Binding(var, expr, part.provenance))
+        return self.homes[value]
+
+    def _branches(self, value: If) -> tuple[Block, Block]:
         """Look at both branches; first at that which knows less, so that the other one finds its values."""
         outer, dims = self.branch, self.scope.dims
         known = self.facts.get(id(value), NO_FACTS)
         of_weights = {symbol: size for symbol, size in known.items() if dims.is_of_weights(symbol)}
         if not of_weights:
-            self.block(value.then)
-        self.block(value.otherwise)
-        if of_weights:
-            self.branch = Branch(self.scope.values, of_weights)
-            self.block(value.then)
-            self.branch = outer
+            return self.block(value.then), self.block(value.otherwise)
+        otherwise = self.block(value.otherwise)
+        self.branch = Branch(self.scope.values, of_weights)
+        then = self.block(value.then)
+        self.branch = outer
+        return then, otherwise
 
     @cached_property
     def facts(self) -> Mapping[int, Facts]:
@@ -160,15 +209,18 @@ class _Forward:
             value, Constant | Scalar | Projection
         ):
             return "it is no tensor"
-        unknown = self.scope.dims.first_unknown(value, type)
+        unknown = self.scope.dims.first_unknown([*sizes_of(type), *sizes_read(value)])
         return "" if unknown is None else f"its size '{unknown}' is not known when weights are loaded"
 
     def _call(self, binding: Binding, call: FunctionCall) -> Value | None:
         """Bring the callee's values into this graph; return the call's own if weights alone determine it."""
         callee = self.analyzer.functions[call.function]
-        if isinstance(callee, Declaration):
-            return None
         args = [self._argument(atom) for atom in call.args]
+        if isinstance(callee, Declaration):
+            if all(args) and any(a.uses_weight for a in args if a is not None):
+                reason = f"{callee.name} is {callee.kind}, and its calls are left as they are"
+                self.scope.refused.append(Refusal(binding.var.name, reason))
+            return None
         path = binding.provenance.module if binding.provenance else ""
         scope = self.analyzer.private(callee.name, tuple(a is not None for a in args))
         image = instantiate(scope, args, call, self.scope, path, self.branch)
@@ -176,14 +228,15 @@ class _Forward:
             scope = self.analyzer.private(callee.name, (False,) * len(args))
             self.scope.sites[binding.var] = Site(scope, [None] * len(scope.values.items), path)
             return None
-        self.scope.sites[binding.var] = Site(scope, image, path)
+        fields = {v.index: self._home(image[v.index]) for v in scope.values.items if _is_field(v, image)}
+        self.scope.sites[binding.var] = Site(scope, image, path, fields)
         result = scope.known.get(callee.result) if isinstance(callee.result, Var) else None
         return None if result is None or callee.name in self.analyzer.impure else image[result.index]
 
     def _argument(self, atom: Atom) -> Value | None:
         if isinstance(atom, Var):
             return self.scope.known.get(atom)
-        if self.scope.dims.first_unknown(atom, atom.type) is not None:
+        if self.scope.dims.first_unknown(sizes_of(atom.type)) is not None:
             return None
         return self.scope.values.make(atom, (atom,), atom.type)
 
@@ -210,12 +263,11 @@ def instantiate(
         expr, type = value.expr, value.type
         operands: list[Operand] = [image[o.index] if isinstance(o, Value) else o for o in value.operands]
         if size is not None:
-            expr, type = resized(expr, size), map_sizes(type, size)
             operands = [o if isinstance(o, Value) or o is None else map_scalar(o, size) for o in operands]
-            read = next(
-                (o for o in operands if isinstance(o, Scalar) and caller.dims.first_unknown(o, o.type)), None
-            )
-            if read is not None or caller.dims.first_unknown(expr, type) is not None:
+            # The callee's own operands are not the caller's: their sizes are not asked for.
+            expr, type = resized(expr, size), map_sizes(type, size)
+            sizes = (*sizes_of(type), *sizes_in_attrs(expr), *sizes_in_atoms(operands))
+            if caller.dims.first_unknown(sizes) is not None:
                 return None
         made = None if branch is None else branch.find(expr, operands)
         if made is None:
@@ -234,6 +286,14 @@ def size_map(callee: Function, call: FunctionCall) -> SizeMap:
     """Return the function from the callee's sizes to the caller's."""
     bound = call_sizes(callee, call.args)
     return lambda size: substitute(size, bound)
+
+
+def _is_field(value: Value, image: Sequence[Value]) -> bool:
+    """Whether a value of a callee is a field of a tuple that its caller has put together."""
+    if not isinstance(value.expr, Projection):
+        return False
+    (source,) = value.inputs
+    return isinstance(image[source.index].expr, Tuple)
 
 
 def _has_dims(value: Value) -> bool:

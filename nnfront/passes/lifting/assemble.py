@@ -31,7 +31,8 @@ from nnfront.passes.lifting.dims import KnownDims, definable, matched
 from nnfront.passes.lifting.reside import Residents, choose
 from nnfront.passes.lifting.scope import Scope
 from nnfront.passes.lifting.split import Splitter, dim_param, renamed
-from nnfront.passes.lifting.values import Operand, Value, Values, resized, with_operands
+from nnfront.passes.lifting.values import Operand, Value, Values, computed_from, resized, with_operands
+from nnfront.passes.sizes import map_scalar
 
 
 class Group:
@@ -189,10 +190,12 @@ class Assembly:
         variables: dict[Value, Var] = dict(params)
         taken = Names([*group.leaves, *self._result_names.values(), *self._dims.values()])
         bindings: list[Binding] = []
-        for value in _closure(self._result_names):
+        for value in computed_from(self._result_names):
             if value.expr is None:
                 continue
-            atoms = [variables[o] if isinstance(o, Value) else o for o in value.operands]
+            atoms = [
+                variables[o] if isinstance(o, Value) else o and map_scalar(o, rename) for o in value.operands
+            ]
             name = self._result_names.get(value) or taken.unique(value.name)
             variables[value] = Var(name, map_sizes(value.type, rename))
             expr = with_operands(resized(value.expr, rename), atoms)
@@ -206,15 +209,3 @@ class Assembly:
         return Function(
             self.name, tuple(params.values()), (*bindings, Binding(result, made)), result, "transform", attrs
         )
-
-
-def _closure(values: Iterable[Value]) -> list[Value]:
-    """Return the values and all that they are computed from, in the order of the graph."""
-    found: set[Value] = set()
-    pending = list(values)
-    while pending:
-        value = pending.pop()
-        if value not in found:
-            found.add(value)
-            pending.extend(value.inputs)
-    return sorted(found, key=lambda v: v.index)

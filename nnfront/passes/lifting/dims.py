@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol
 from nnfront.ir import (
-    Expr,
     Function,
     MatchShape,
     Names,
@@ -19,7 +18,6 @@ from nnfront.ir import (
     sizes_of,
     walk_exprs,
 )
-from nnfront.passes.sizes import sizes_read
 
 
 def dims_of(types: Iterable[Type]) -> Iterator[Dim]:
@@ -68,9 +66,9 @@ class KnownDims:
         """Whether a dim is one of those that the values determine, by itself or in a size."""
         return symbol in self.symbols or any(symbol in size.symbols for size in self.whole)
 
-    def first_unknown(self, expr: Expr, type: Type) -> Dim | None:
-        """Return a size in the expression's literals, attributes or result that is not known, None if all are."""
-        for size in (*sizes_of(type), *sizes_read(expr)):
+    def first_unknown(self, sizes: Iterable[Size]) -> Dim | None:
+        """Return a size that is not known, None if all are."""
+        for size in sizes:
             if isinstance(size, Dim) and not self.symbols.issuperset(size.symbols) and size not in self.whole:
                 return size
         return None

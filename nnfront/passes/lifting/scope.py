@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nnfront.ir import Atom, Block, Function, If, Tuple, Var, atoms_of
+from nnfront.ir import Atom, Block, Function, If, Param, ScalarType, ShapeType, Tuple, Var, atoms_of
 from nnfront.passes.effects import is_alive
 from nnfront.passes.lifting.dims import KnownDims
 from nnfront.passes.lifting.values import Value, Values
@@ -22,11 +22,15 @@ class Refusal(NamedTuple):
 
 @dataclass(eq=False)
 class Site:
-    """One call: the callee's findings, and what its values are in the caller."""
+    """One call: the callee's findings, and what its values are in the caller.
+
+    `fields`, by index: those of its values that are fields of a tuple which the caller puts together, and what holds each there.
+    """
 
     scope: Scope
     image: Sequence[Value | None]
     path: str
+    fields: Mapping[int, Atom] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -86,7 +90,7 @@ def collect_uses(scope: Scope, impure: set[str]) -> None:
                     assert image is not None
                     use(image)
                 for param, arg in zip(site.scope.function.params, atoms_of(value), strict=True):
-                    if param not in site.scope.known:
+                    if param not in site.scope.known or is_number(param):
                         read(arg)
             else:
                 for atom in atoms_of(value):
@@ -95,3 +99,8 @@ def collect_uses(scope: Scope, impure: set[str]) -> None:
     read(scope.body.result)
     visit(scope.body)
     scope.calls.reverse()
+
+
+def is_number(param: Param) -> bool:
+    """Whether a private function keeps a parameter even if nobody reads it: it may say what a dim is."""
+    return isinstance(param.type, ScalarType | ShapeType)

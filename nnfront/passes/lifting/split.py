@@ -25,7 +25,6 @@ from nnfront.ir import (
     Role,
     Scalar,
     ScalarType,
-    TensorType,
     Var,
     map_expr,
     symbols_in,
@@ -34,7 +33,7 @@ from nnfront.ir import (
 from nnfront.passes.effects import is_alive
 from nnfront.passes.lifting.analyse import Analyzer, size_map
 from nnfront.passes.lifting.dims import definable, matched
-from nnfront.passes.lifting.scope import Scope, Site
+from nnfront.passes.lifting.scope import Scope, Site, is_number
 from nnfront.passes.lifting.values import Value
 
 StandIn: TypeAlias = Callable[[Value], Var]
@@ -91,11 +90,8 @@ class Splitter:
         used = frozenset(extra)
         if used != kept and (scope, used) in self._known:
             return self._known[scope, used]
-        # A number stays a parameter even if nobody reads it: it may say what a dim is.
         formals = tuple(
-            i
-            for i, p in enumerate(function.params)
-            if p not in scope.known or p in needs or not isinstance(p.type, TensorType)
+            i for i, p in enumerate(function.params) if p not in scope.known or p in needs or is_number(p)
         )
         if body is scope.body and len(formals) == len(function.params):
             version = Version(self._keep(function), formals, (), ())
@@ -173,17 +169,29 @@ class _Rewrite:
         """Call the version that fits what is kept here."""
         version = self.version(site)
         args: list[Atom] = [self.atom(call.args[i]) for i in version.formals]
-        args += [self.stand_in(value) for v in version.moved if (value := site.image[v.index]) is not None]
+        args += [self.handed(v, site) for v in version.moved]
         if version.dims:
             size = size_map(site.scope.function, call)
             args += [Scalar(size(of_symbol(symbol))) for symbol in version.dims]
         is_same = version.function.name == call.function and _are_same(args, call.args)
         return call if is_same else FunctionCall(version.function.name, tuple(args))
 
+    def handed(self, value: Value, site: Site) -> Atom:
+        """Return what a callee gets in the place of one of its values."""
+        if value.index in site.fields:
+            return self.atom(site.fields[value.index])
+        image = site.image[value.index]
+        assert image is not None
+        return self.stand_in(image)
+
     def version(self, site: Site) -> Version:
         """Return the version of the callee that fits what is kept here."""
         inside = zip(site.scope.values.items, site.image, strict=True)
-        kept = [v.index for v, image in inside if v.expr is not None and image in self.kept]
+        kept = [
+            v.index
+            for v, image in inside
+            if v.index in site.fields or (v.expr is not None and image in self.kept)
+        ]
         return self.splitter.version(site.scope, frozenset(kept))
 
     def atom(self, atom: Atom) -> Atom:

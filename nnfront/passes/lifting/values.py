@@ -7,7 +7,7 @@ other's work. A graph belongs to the functions that share a transform, or to one
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -128,6 +128,18 @@ class Values:
             self.items.append(value)
             self._known[key] = value
         return value
+
+
+def computed_from(values: Iterable[Value], known: Container[Value] = ()) -> list[Value]:
+    """Return the values and all that they are computed from, but for what is known, in the order of the graph."""
+    found: set[Value] = set()
+    pending = list(values)
+    while pending:
+        value = pending.pop()
+        if value not in found and value not in known:
+            found.add(value)
+            pending.extend(value.inputs)
+    return sorted(found, key=lambda v: v.index)
 
 
 def _name_after(expr: Expr, operands: Sequence[Operand]) -> str:
