@@ -14,12 +14,13 @@ import functools
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from nnfront.ir import Function, IRModule, Var, verify
 from nnfront.passes.effects import Declaration, callees, impure_functions
 
 P = ParamSpec("P")
+Report = TypeVar("Report")
 
 PASSES: dict[str, Pass[...]] = {}
 
@@ -37,12 +38,27 @@ class Pass(Generic[P]):
 
     def __call__(self, ir: IRModule, *args: P.args, **kwargs: P.kwargs) -> IRModule:
         """Return the rewritten module; the same object if nothing changes."""
-        seen = ir if self.sees_primitive else _withheld(ir)
+        seen = self._seen(ir)
         result = self.rewrite(seen, *args, **kwargs)
         result = ir if result is seen else _restored(result, ir, self.sees_primitive)
         if os.environ.get("NNFRONT_CHECK") == "1":
             verify(result)
         return result
+
+    def reports(
+        self, describe: Callable[Concatenate[IRModule, P], Report]
+    ) -> Callable[Concatenate[IRModule, P], Report]:
+        """Declare the function behind `report`. It is given what the pass would see."""
+
+        @functools.wraps(describe)
+        def report(ir: IRModule, *args: P.args, **kwargs: P.kwargs) -> Report:
+            return describe(self._seen(ir), *args, **kwargs)
+
+        self.report = report
+        return report
+
+    def _seen(self, ir: IRModule) -> IRModule:
+        return ir if self.sees_primitive else _withheld(ir)
 
     def __repr__(self) -> str:
         return f"<pass {self.name}>"

@@ -78,6 +78,7 @@ def lift_transform_params(
     return ir.with_functions(_ordered(ir, kept, methods, transforms, splitter))
 
 
+@lift_transform_params.reports
 def _report(
     ir: IRModule, shared_transform: bool | Sequence[str] = False, allow_growth: bool = False
 ) -> LiftReport:
@@ -89,25 +90,19 @@ def _report(
     )
 
 
-lift_transform_params.report = _report
-
-
 def _plan(ir: IRModule, shared_transform: bool | Sequence[str]) -> dict[str, list[str]]:
     """Return the names of the functions to lift, by the name of the transform that they are to share."""
-    if shared_transform is True:
-        members = sorted(f.name for f in ir.methods if f.weights)
-        return {SUFFIX: members} if members else {}
-    if shared_transform is not False:
+    # A method that has a transform belongs to those that share it, even if no weight is left in it.
+    members = sorted(f.name for f in ir.methods if f.weights or "transform" in f.attrs)
+    if shared_transform is False:
+        plan: dict[str, list[str]] = {}
+        for name in members:
+            plan.setdefault(ir[name].attrs.get("transform", f"{name}_{SUFFIX}"), []).append(name)
+        return plan
+    if shared_transform is not True:
         _check_names(ir, shared_transform)
-        members = sorted(name for name in set(shared_transform) if ir[name].weights)
-        return {SUFFIX: members} if members else {}
-    plan: dict[str, list[str]] = {}
-    for function in sorted(ir.methods, key=lambda f: f.name):
-        if function.weights:
-            plan.setdefault(function.attrs.get("transform", f"{function.name}_{SUFFIX}"), []).append(
-                function.name
-            )
-    return plan
+        members = [name for name in members if name in shared_transform]
+    return {SUFFIX: members} if members else {}
 
 
 def _check_names(ir: IRModule, names: Sequence[str]) -> None:

@@ -102,15 +102,13 @@ def special_cases(
     return done
 
 
+@special_cases.reports
 def _report(
     ir: IRModule, function: str | None = None, cases: Sequence[Mapping[str, Any]] | None = None
 ) -> SpecialCasesReport:
     """Say which variants there would be, what each check costs, which cases overlap and which are never reached. Printable."""
     plan = _plan(ir, function, cases)
     return SpecialCasesReport(tuple(describe(name, read) for name, read in plan.items() if read))
-
-
-special_cases.report = _report
 
 
 def _plan(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pass_checks import module
 
 from nnfront.passes import lift_transform_params
@@ -74,3 +75,26 @@ def test_report_of_a_module_without_weights():
     ir = module("def main(x: input float32[4]) -> float32[4] { return x }")
     assert str(lift_transform_params.report(ir)) == "no function has weights"
     assert lift_transform_params(ir) is ir
+
+
+@pytest.mark.parametrize("kind", ["external", "fused"])
+def test_what_a_primitive_function_computes_stays(kind):
+    ir = module(
+        f"""
+        {kind} def k(w: input float32[4, 4]) -> float32[4, 4] {{
+            r: float32[4, 4] = tanh(w)
+            return r
+        }}
+        def a(x: input float32[4, 4], w: weight float32[4, 4]) -> float32[4, 4] {{
+            t: float32[4, 4] = @k(w)
+            y: float32[4, 4] = matmul(x, t)
+            return y
+        }}
+        """
+    )
+    assert str(lift_transform_params.report(ir)) == (
+        "a_transform_params, for a: 64 bytes of weights, 64 kept\n"
+        "  as they are: 1 weights\n"
+        f"  stayed: t, in a: k is {kind}, and its calls are left as they are"
+    )
+    assert [p.name for p in lift_transform_params(ir)["a"].weights] == ["w"]

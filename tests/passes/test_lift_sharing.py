@@ -270,3 +270,20 @@ def test_a_duplicate_in_one_function_does_not_change_what_moves():
 def test_a_taken_name_is_not_taken_again():
     lifted = check_lift(TWO_TRANSPOSES.format(name="transform_params", op="add"), shared_transform=True)
     assert list(lifted) == ["transform_params_1", "transform_params"]
+
+
+@pytest.mark.parametrize("mode", [True, ["a", "b"], False])
+def test_a_method_without_weights_after_lifting_goes_on_sharing(mode):
+    # Its weight is not read: nothing of it is left, but the transform is still that of both.
+    lifted = check_lift(
+        """
+        def a(x: input float32[4, 4], w: weight float32[4, 4]) -> float32[4, 4] {
+            t: float32[4, 4] = permute_dims(w, axes=(1, 0))
+            y: float32[4, 4] = matmul(x, t)
+            return y
+        }
+        def b(x: input float32[4, 4], v: weight float32[4, 4]) -> float32[4, 4] { return x }
+        """,
+        shared_transform=mode,
+    )
+    assert len([f for f in lifted.functions if f.kind == "transform"]) == (1 if mode else 2)
