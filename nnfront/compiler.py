@@ -15,7 +15,7 @@ from nnfront.artefact.tensor_names import place_weights
 from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
-from nnfront.dims import bounded_work
+from nnfront.dims import Symbol, bounded_work
 from nnfront.errors import LoadError, LowerError
 from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible
 from nnfront.lower import MethodProgram, Program, lower_weights
@@ -85,7 +85,14 @@ def _allowed(ir: IRModule, ignored: Sequence[str]) -> list[str]:
 
 
 class TransformedWeights(dict[str, Any]):
-    """What `transform_params` returns: the results of a weight transform by name. Kept apart from raw weights by its class."""
+    """What `transform_params` returns: the results of a weight transform by name. Kept apart from raw weights by its class.
+
+    `dims` are the sizes that the raw weights have said.
+    """
+
+    def __init__(self, results: Mapping[str, Any], dims: Mapping[Symbol, int] | None = None) -> None:
+        super().__init__(results)
+        self.dims = dims or {}
 
 
 class Executable:
@@ -196,7 +203,8 @@ class Executable:
             )
         sources = self._checked(weights, ignored, cast)
         results = {name: run_transform(t, sources, progress=progress) for name, t in transforms.items()}
-        return TransformedWeights(next(iter(results.values())) if len(results) == 1 else results)
+        found = next(iter(results.values())) if len(results) == 1 else results
+        return TransformedWeights(found, sources.found.dims)
 
     def bind(
         self, transformed: TransformedWeights, weights: Mapping[str, torch.Tensor] | None = None
@@ -215,7 +223,7 @@ class Executable:
         results = (
             {next(iter(transforms), ""): dict(transformed)} if len(transforms) <= 1 else dict(transformed)
         )
-        return Session(self.program, weights or {}, results, ir=self.source)
+        return Session(self.program, weights or {}, results, transformed.dims, ir=self.source)
 
     def save(
         self,

@@ -68,8 +68,10 @@ class Session(Mapping[str, Method]):
             for name, method in program.methods.items()
         }
         self._known: Known = {symbol: (number, "the weights") for symbol, number in (dims or {}).items()}
-        for name, method in program.methods.items():
-            learn_dims(self._known, method, values[name])
+        while any(
+            [learn_dims(self._known, method, values[name]) for name, method in program.methods.items()]
+        ):
+            pass  # what one has learned may tell more to another, and is to be checked against all
         numbers = {symbol: number for symbol, (number, _) in self._known.items()}
         self._held = Held(Layout(program, results, numbers), weights, results)
         self._shelf = Shelf()

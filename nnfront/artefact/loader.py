@@ -48,8 +48,9 @@ def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
     program = _compiled(files, ir, target)
     try:
         places = restored(program, manifest.weights)
-        values, dims = read_weights(program, places, manifest.orders, files.tensors)
-        known = _joined(_dims(program, manifest.dims), dims)
+        written = _dims(program, manifest.dims)
+        values, dims = read_weights(program, places, manifest.orders, files.tensors, written)
+        known = _joined(written, dims)
     except NnfrontError as error:
         raise _about(files.folder, error) from None
     files.close()

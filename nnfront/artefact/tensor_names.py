@@ -98,9 +98,9 @@ def weight_types(program: Program) -> dict[str, dict[str, Type]]:
 
 
 def read_weights(
-    program: Program, places: Places, orders: Orders, tensors: Checkpoint
+    program: Program, places: Places, orders: Orders, tensors: Checkpoint, dims: Mapping[Symbol, int]
 ) -> tuple[dict[str, dict[str, Any]], dict[Symbol, int]]:
-    """Map the tensors of an artefact. Returns the values, and the dims that their shapes say.
+    """Map the tensors of an artefact. Returns the values, and the dims that their shapes say; `dims` are known without them.
 
     Raises LoadError that lists all tensors that are missing, left over, or not of the declared type.
     """
@@ -110,7 +110,7 @@ def read_weights(
         for name, stored in names.items():
             type = tensor_type(types[origin][name])
             wanted.setdefault(stored, permuted(type, _checked_order(orders, stored, type)))
-    found = check_weights(wanted, tensors.infos)
+    found = check_weights(wanted, tensors.infos, dims=dims)
     if not found.fits:
         raise LoadError("the weights are not those that the program declares", details=found.lines())
     loaded = {stored: _restored(tensors[stored], orders.get(stored)) for stored in wanted}

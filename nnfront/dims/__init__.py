@@ -41,7 +41,7 @@ from nnfront.dims.sizes import (
     total,
     with_facts,
 )
-from nnfront.dims.solve import solve, unify, within
+from nnfront.dims.solve import determined, solve, unify, within
 from nnfront.dims.symbol import Symbol, describe_facts, join_facts, merge_facts, names, narrowed
 from nnfront.dims.work import bounded_work
 
@@ -53,6 +53,7 @@ __all__ = [
     "bounded_work",
     "ceildiv",
     "describe_facts",
+    "determined",
     "divides",
     "equal",
     "evaluate",

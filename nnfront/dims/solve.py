@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find symbols: from observed numbers (`solve`), or from sizes over another function's symbols (`unify`)."""
+"""Find symbols: from observed numbers (`solve`; `determined` says which these tell), or from sizes over another function's symbols (`unify`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from fractions import Fraction
 from math import gcd
 
@@ -11,7 +11,7 @@ from nnfront.dims.dim import Dim, Size, form_of, size_of
 from nnfront.dims.divide import clear_fractions, divide
 from nnfront.dims.form import Form, Monomial, add, constant, single_symbol, subtract, symbols
 from nnfront.dims.rebuild import rebuild
-from nnfront.dims.sizes import equal, same, satisfies, substitute
+from nnfront.dims.sizes import as_symbol, equal, same, satisfies, substitute
 from nnfront.dims.symbol import Symbol, describe_facts
 from nnfront.dims.work import spend
 from nnfront.errors import DimError
@@ -116,6 +116,27 @@ def within(
     least = None if low is None else -((offset - low) // times)
     most = None if high is None else (high - offset) // times
     return symbol, least, most, None if not step or offset % step else step // gcd(times, step)
+
+
+def determined(sizes: Sequence[Size], known: Container[Symbol] = ()) -> dict[Symbol, int]:
+    """Return the symbols that numbers for these sizes tell, each with the index of the size that does, in the order in which they are found.
+
+    First those that stand alone, then the last one in a size of which all others are known. What `known` has is not asked for.
+    """
+    found: dict[Symbol, int] = {}
+    for index, size in enumerate(sizes):
+        symbol = as_symbol(size)
+        if symbol is not None and symbol not in known:
+            found.setdefault(symbol, index)
+    while True:
+        for index, size in enumerate(sizes):
+            if isinstance(size, Dim):
+                unknown = [symbol for symbol in size.symbols if symbol not in known and symbol not in found]
+                if len(unknown) == 1:
+                    found[unknown[0]] = index
+                    break
+        else:
+            return found
 
 
 def unify(patterns: Sequence[Size], sizes: Sequence[Size], bound: dict[Symbol, Size]) -> int | None:

@@ -19,7 +19,7 @@ from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, 
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import name_of, op_of, reference
-from nnfront.lower.signature import places
+from nnfront.lower.signature import bound_at_load, places
 from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "TupleType",
     "Type",
     "as_references",
+    "bound_at_load",
     "check_returned",
     "is_foreign",
     "lower_function",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, of_symbol, substitute, unify
@@ -39,13 +40,15 @@ from nnfront.ir import (
 )
 from nnfront.lower.cache_layers import check_layers
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
-from nnfront.lower.program import Argument, MethodProgram, Program
+from nnfront.lower.program import Argument, MethodProgram, Place, Program
 from nnfront.lower.schedule import finish
-from nnfront.lower.signature import bind_dims
+from nnfront.lower.signature import bind_dims, bound_at_load, said_by_weights
 from nnfront.lower.slots import Frame, bare_symbol, dims_in
 
 Choose: TypeAlias = Callable[[Block, Frame, str], Block]
 """Gives the instructions of a body their kernels, those of a target."""
+
+NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 def as_references(block: Block, frame: Frame, target: str) -> Block:
@@ -58,7 +61,10 @@ def lower(ir: IRModule, target: str, choose: Choose) -> Program:
 
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
-    programs = {f.name: lower_function(f, ir, choose, target) for f in ir.functions if f.kind == "public"}
+    said = said_by_weights(ir)
+    programs = {
+        f.name: lower_function(f, ir, choose, target, said) for f in ir.functions if f.kind == "public"
+    }
     # Weights are transformed on the CPU, where they are read.
     programs |= {f.name: lower_function(f, ir, choose) for f in ir.functions if f.kind == "transform"}
     return Program(
@@ -91,13 +97,17 @@ def lower_weights(ir: IRModule) -> Program:
 
 
 def lower_function(
-    function: Function, ir: Mapping[str, Function], choose: Choose = as_references, target: str = "cpu"
+    function: Function,
+    ir: Mapping[str, Function],
+    choose: Choose = as_references,
+    target: str = "cpu",
+    said: Mapping[Symbol, Place] = NOTHING,
 ) -> MethodProgram:
-    """Return the program of one function; `ir` holds those that it calls."""
+    """Return the program of one function; `ir` holds those that it calls, `said` the dims that weights of others say."""
     lowering = _Lowering(ir)
     arguments = [lowering.argument(p) for p in function.params if p.role in ("input", "state")]
     weights = [lowering.argument(p) for p in function.params if p.role in ("weight", "transformed")]
-    dims = bind_dims(function.name, arguments, weights, lowering.frame)
+    dims = bind_dims(function.name, arguments, weights, lowering.frame, said)
     lowering.define(b.symbol for b in dims)
     result = lowering.block(function.bindings, function.result, _Scope())
     if function.states:
@@ -106,9 +116,8 @@ def lower_function(
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
     check_layers(function.name, body, lowering.frame.slots)
     body = choose(body, lowering.frame, target)
-    load_dims = {b.symbol for b in dims if b.place.is_weight}
     # A transform reads one weight after the other: nothing of it is known beforehand.
-    setup, body = finish(body, lowering.frame, load_dims, hoists=function.kind != "transform")
+    setup, body = finish(body, lowering.frame, bound_at_load(dims), hoists=function.kind != "transform")
     return MethodProgram(
         function.name,
         tuple(arguments),

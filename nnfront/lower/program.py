@@ -29,13 +29,15 @@ class Argument:
 class Place:
     """Where a dim gets its value: an axis of a tensor, `batch` or `max_seq` of a cache, or the value of a scalar.
 
-    `path` leads into a nested argument. `is_weight` means that loading binds it, once for all calls.
+    `path` leads into a nested argument. `is_weight`: it is a weight's, which loading gives its size, once for all calls; `function`
+    is whose, if it is no weight of the method itself.
     """
 
     argument: str
     path: tuple[int, ...] = ()
     axis: int | Literal["batch", "max_seq", "value"] = "value"
     is_weight: bool = False
+    function: str = ""
 
     @property
     def owner(self) -> str:
@@ -43,9 +45,14 @@ class Place:
         return f"'{self.argument}'" + "".join(f"[{i}]" for i in self.path)
 
     def __str__(self) -> str:
+        of = f" of {self.function}" if self.function else ""
         if self.axis == "value":
-            return self.owner
-        return f"{self.owner} axis {self.axis}" if isinstance(self.axis, int) else f"{self.owner} {self.axis}"
+            return f"{self.owner}{of}"
+        return (
+            f"{self.owner}{of} axis {self.axis}"
+            if isinstance(self.axis, int)
+            else f"{self.owner}{of} {self.axis}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from nnfront.dims import Dim, Size, Symbol
+from nnfront.dims import Dim, Size, Symbol, determined, of_symbol
 from nnfront.errors import LowerError
-from nnfront.ir import CacheLayerType, CacheType, ScalarType, ShapeType, TensorType, TupleType, Type
+from nnfront.ir import CacheLayerType, CacheType, Function, ScalarType, ShapeType, TensorType, TupleType, Type
 from nnfront.lower.program import Argument, DimBinding, Place
-from nnfront.lower.slots import Frame, bare_symbol
+from nnfront.lower.slots import Frame
 
 
 def places(
@@ -37,28 +38,37 @@ def places(
 
 
 def bind_dims(
-    method: str, arguments: Sequence[Argument], weights: Sequence[Argument], frame: Frame
+    method: str,
+    arguments: Sequence[Argument],
+    weights: Sequence[Argument],
+    frame: Frame,
+    elsewhere: Mapping[Symbol, Place],
 ) -> list[DimBinding]:
     """Return one binding for each dim that the parameters' types name, in the order in which they can be made.
 
     A place that says a dim by itself is preferred to one that says it through an expression. Weights go first: what they
-    bind is the same for all calls.
+    bind is the same for all calls. A call solves a weight's size, such as `m*n`, for what the arguments leave open. What nothing
+    of the method's own says is said by `elsewhere`: the weights of the whole module.
     Raises LowerError for a dim that no place defines.
     """
-    found = [item for weight in weights for item in places(weight.type, weight.name, is_weight=True)]
-    found += [item for argument in arguments for item in places(argument.type, argument.name)]
-    symbolic = [(place, size) for place, size in found if isinstance(size, Dim)]
+    fixed = [item for w in weights for item in symbolic_places(w.type, w.name, is_weight=True)]
+    given = [item for a in arguments for item in symbolic_places(a.type, a.name)]
     bound: dict[Symbol, DimBinding] = {}
-    for is_weight in (True, False):
-        here = [(place, size) for place, size in symbolic if place.is_weight == is_weight]
-        for place, size in here:
-            symbol = bare_symbol(size)
-            if symbol is not None and symbol not in bound:
-                bound[symbol] = DimBinding(symbol, frame.dim(symbol), place, size)
-        while (solved := _next_solved(here, bound)) is not None:
-            symbol, place, size = solved
+
+    def bind(here: Sequence[tuple[Place, Dim]]) -> None:
+        for symbol, index in determined([size for _, size in here], bound).items():
+            place, size = here[index]
             bound[symbol] = DimBinding(symbol, frame.dim(symbol), place, size)
-    for place, size in symbolic:
+
+    bind(fixed)
+    bind(given)
+    bind([*given, *fixed])
+    for _, size in (*fixed, *given):
+        for symbol in size.symbols:
+            if symbol not in bound and symbol in elsewhere:
+                bound[symbol] = DimBinding(symbol, frame.dim(symbol), elsewhere[symbol], of_symbol(symbol))
+    bind([*given, *fixed])
+    for place, size in (*fixed, *given):
         for symbol in size.symbols:
             if symbol not in bound:
                 raise LowerError(
@@ -69,12 +79,35 @@ def bind_dims(
     return list(bound.values())
 
 
-def _next_solved(
-    places: Iterable[tuple[Place, Dim]], bound: dict[Symbol, DimBinding]
-) -> tuple[Symbol, Place, Dim] | None:
-    """The first size with exactly one unknown dim."""
-    for place, size in places:
-        unknown = [symbol for symbol in size.symbols if symbol not in bound]
-        if len(unknown) == 1:
-            return unknown[0], place, size
-    return None
+def symbolic_places(
+    type: Type, argument: str, *, is_weight: bool = False, function: str = ""
+) -> list[tuple[Place, Dim]]:
+    """Return the places of the sizes that are no numbers. `function`: whose weight it is, if not the method's own."""
+    return [
+        (replace(place, function=function), size)
+        for place, size in places(type, argument, is_weight=is_weight)
+        if isinstance(size, Dim)
+    ]
+
+
+def said_by_weights(ir: Mapping[str, Function]) -> dict[Symbol, Place]:
+    """Return the dims that the weights of all methods and transforms together determine, each with the place that says it."""
+    found = [
+        item
+        for function in ir.values()
+        if function.kind in ("public", "transform")
+        for p in function.weights
+        for item in symbolic_places(p.type, p.name, is_weight=True, function=function.name)
+    ]
+    return {symbol: found[index][0] for symbol, index in determined([size for _, size in found]).items()}
+
+
+def bound_at_load(dims: Iterable[DimBinding]) -> set[Symbol]:
+    """Return those dims that weights alone bind, once for all calls."""
+    found: set[Symbol] = set()
+    for binding in dims:
+        if binding.place.is_weight and found.issuperset(
+            s for s in binding.size.symbols if s != binding.symbol
+        ):
+            found.add(binding.symbol)
+    return found

@@ -8,8 +8,8 @@ short form that accepts a right call in microseconds and leaves everything else 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
@@ -26,6 +26,9 @@ from nnfront.runtime.argument_types import call_error, convert, count_of
 
 Known = dict[Symbol, tuple[int, str]]
 """Each dim's number, and the place that said it."""
+Found: TypeAlias = tuple[Place, Size, int]
+"""A place, the size that the signature has there, and the number that was found."""
+Title: TypeAlias = Callable[[Place], str]
 
 
 def arrange(program: MethodProgram, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -50,20 +53,27 @@ def arrange(program: MethodProgram, args: Sequence[Any], kwargs: Mapping[str, An
     return [given[name] for name in names]
 
 
-def bind(program: MethodProgram, args: Sequence[Any], known: Known) -> tuple[list[Any], dict[Symbol, int]]:
-    """Return the arguments, converted, and the number of every dim. `known` are the dims that the weights have bound.
+def bind(
+    program: MethodProgram, args: Sequence[Any], known: Known, left: Sequence[Found] = ()
+) -> tuple[list[Any], dict[Symbol, int]]:
+    """Return the arguments, converted, and the number of every dim. `known` are the dims that the weights have bound, `left` their
+    sizes over dims that the arguments bind.
 
     Raises RunError that says the argument, the axis, the dim and what else has said it.
     """
     values = [convert(program, repr(a.name), a.type, v) for a, v in zip(program.arguments, args, strict=True)]
     found = [item for a, v in zip(program.arguments, values, strict=True) for item in observed(a, v)]
-    sizes = resolve(
-        f"{program.name}: argument", found, [b for b in program.dims if b.symbol not in known], dict(known)
-    )
+    unknown = [b for b in program.dims if b.symbol not in known]
+    sizes = resolve(titles(program), [*found, *left], unknown, dict(known))
     return values, {symbol: number for symbol, (number, _) in sizes.items()}
 
 
-def observed(argument: Argument, value: Any) -> Iterator[tuple[Place, Size, int]]:
+def titles(program: MethodProgram) -> Title:
+    """Return how an error about a method begins that is about a place."""
+    return lambda place: f"{program.name}: {'weight' if place.is_weight else 'argument'} {place}"
+
+
+def observed(argument: Argument, value: Any) -> Iterator[Found]:
     """Yield every size in an argument's type with the number that a value has there."""
     is_weight = argument.role in ("weight", "transformed")
     for place, size in places(argument.type, argument.name, is_weight=is_weight):
@@ -81,30 +91,29 @@ def observed(argument: Argument, value: Any) -> Iterator[tuple[Place, Size, int]
                 yield place, size, (part.shape if isinstance(part, torch.Tensor) else part)[axis]
 
 
-def resolve(
-    subject: str, found: Sequence[tuple[Place, Size, int]], bindings: Sequence[DimBinding], known: Known
-) -> Known:
-    """Bind each dim once and check every size; `subject` begins a message. Raises RunError."""
-    solved = {b.place: b for b in bindings if b.is_solved}
+def resolve(title: Title, found: Sequence[Found], bindings: Sequence[DimBinding], known: Known) -> Known:
+    """Bind each dim once and check every size; a message begins with the title of a place. Raises RunError."""
     direct = {b.place for b in bindings if not b.is_solved}
+    numbers: dict[Place, int] = {}
     for place, size, number in found:
+        numbers[place] = number
         if isinstance(size, int):
             if size != number:
-                raise RunError(f"{subject} {place} is {number}, expected {size}")
+                raise RunError(f"{title(place)} is {number}, expected {size}")
         elif place in direct:
             (symbol,) = size.symbols
-            _check_facts(subject, place, size, number, symbol)
+            _check_facts(title(place), size, number, symbol)
             known[symbol] = number, str(place)
-    for place, size, number in found:
-        if place in solved and isinstance(size, Dim):
-            _solve(subject, place, size, number, solved[place].symbol, known)
+    for binding in bindings:
+        if binding.is_solved:
+            _solve(title, binding, numbers[binding.place], known)
     for place, size, number in found:
         if isinstance(size, Dim) and place not in direct:
-            _check_size(subject, place, size, number, known)
+            _check_size(title(place), size, number, known)
     return known
 
 
-def _check_facts(subject: str, place: Place, size: Dim, number: int, symbol: Symbol) -> None:
+def _check_facts(what: str, size: Dim, number: int, symbol: Symbol) -> None:
     if satisfies(number, symbol) is False:
         low, high, step = symbol.facts
         if high is not None and number > high:
@@ -113,10 +122,11 @@ def _check_facts(subject: str, place: Place, size: Dim, number: int, symbol: Sym
             words = f"at least {low}"
         else:
             words = f"a multiple of {step}"
-        raise RunError(f"{subject} {place} is '{size}' = {number}, but '{symbol}' is {words}")
+        raise RunError(f"{what} is '{size}' = {number}, but '{symbol}' is {words}")
 
 
-def _solve(subject: str, place: Place, size: Dim, number: int, symbol: Symbol, known: Known) -> None:
+def _solve(title: Title, binding: DimBinding, number: int, known: Known) -> None:
+    place, size, symbol = binding.place, binding.size, binding.symbol
     rest = substitute(size, {s: known[s][0] for s in size.symbols if s in known})
     try:
         known[symbol] = solve([(rest, number)])[symbol], str(place)
@@ -124,18 +134,16 @@ def _solve(subject: str, place: Place, size: Dim, number: int, symbol: Symbol, k
         said = [f"{known[s][1]} said '{s}' = {known[s][0]}" for s in size.symbols if s in known]
         facts = "" if symbol.facts == (0, None, 1) else f", which is {describe_facts(*symbol.facts)},"
         raise RunError(
-            f"{subject} {place} is '{size}' = {number}, but no '{symbol}'{facts} gives that", details=said
+            f"{title(place)} is '{size}' = {number}, but no '{symbol}'{facts} gives that", details=said
         ) from None
 
 
-def _check_size(subject: str, place: Place, size: Dim, number: int, known: Known) -> None:
+def _check_size(what: str, size: Dim, number: int, known: Known) -> None:
     expected = evaluate(size, {symbol: known[symbol][0] for symbol in size.symbols})
     if expected == number:
         return
     if str(size) == str(size.symbols[0]):
         said = known[size.symbols[0]]
-        raise RunError(
-            f"{subject} {place} is '{size}' = {number}, but {said[1]} already said '{size}' = {said[0]}"
-        )
+        raise RunError(f"{what} is '{size}' = {number}, but {said[1]} already said '{size}' = {said[0]}")
     said_by = [f"{known[s][1]} said '{s}' = {known[s][0]}" for s in size.symbols]
-    raise RunError(f"{subject} {place} is {number}, but '{size}' is {expected}", details=said_by)
+    raise RunError(f"{what} is {number}, but '{size}' is {expected}", details=said_by)

@@ -20,7 +20,7 @@ It accepts what is plainly right. All else, what has to be converted and what is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -39,31 +39,34 @@ from nnfront.lower import (
     Type,
     places,
 )
-from nnfront.runtime.bind_arguments import Known, bind
+from nnfront.runtime.bind_arguments import Found, Known, bind
 from nnfront.state.contiguous import CACHES
 from nnfront.state.type import layout
 
 Check: TypeAlias = Callable[[list[Any], Sequence[Any]], None]
 
 
-def compile_check(program: MethodProgram, known: Known, device: torch.device = CPU) -> Check:
+def compile_check(
+    program: MethodProgram, known: Known, device: torch.device = CPU, left: Sequence[Found] = ()
+) -> Check:
     """Return the function that checks the arguments of a call and puts them and the dims into a frame.
 
-    `known` are the dims that the weights have bound, each with its number and the place that said it; `device` is where tensors have to be.
+    `known` are the dims that the weights have bound, each with its number and the place that said it; `left` are the weights' sizes
+    over other dims; `device` is where tensors have to be.
     """
-    slow = _slow(program, known)
+    slow = _slow(program, known, left)
     if any(b.is_solved and b.symbol not in known for b in program.dims):
         return slow
-    writer = _Writer(program, known, device)
+    writer = _Writer(program, known, device, left)
     for i, argument in enumerate(program.arguments):
         writer.value(f"a{i}", argument.type, argument.structure)
     writer.sizes()
     return writer.finish(slow)
 
 
-def _slow(program: MethodProgram, known: Known) -> Check:
+def _slow(program: MethodProgram, known: Known, left: Sequence[Found]) -> Check:
     def slow(frame: list[Any], args: Sequence[Any]) -> None:
-        values, numbers = bind(program, args, known)
+        values, numbers = bind(program, args, known, left)
         for argument, value in zip(program.arguments, values, strict=True):
             put(frame, argument.structure, value)
         for binding in program.dims:
@@ -84,8 +87,11 @@ def put(frame: list[Any], structure: Structure, value: Any) -> None:
 class _Writer:
     """Collects the source of the quick check."""
 
-    def __init__(self, program: MethodProgram, known: Known, device: torch.device) -> None:
+    def __init__(
+        self, program: MethodProgram, known: Known, device: torch.device, left: Sequence[Found]
+    ) -> None:
         self.program = program
+        self.left = left
         self.device = device
         self.known = known
         self.unpack: list[str] = []
@@ -139,7 +145,7 @@ class _Writer:
             self.numbers[binding.symbol] = spoken[binding.place]
             self.facts(binding.symbol, spoken[binding.place], may_be_negative=binding.place.axis == "value")
         direct = {b.place for b in self.program.dims if b.symbol not in self.known}
-        expressions: dict[str, Dim] = {}
+        expressions = [(str(number), size) for _, size, number in self.left if isinstance(size, Dim)]
         for place, size in found:
             if place in direct:
                 continue
@@ -148,17 +154,20 @@ class _Writer:
             elif len(size.symbols) == 1 and str(size) == size.symbols[0].name:
                 self.conditions.append(f"{spoken[place]} == {self.numbers[size.symbols[0]]}")
             else:
-                expressions[spoken[place]] = size
+                expressions.append((spoken[place], size))
         if expressions:
             self.expressions(expressions)
         self.stores += [f"frame[{b.slot}] = {self.numbers[b.symbol]}" for b in self.program.dims]
 
-    def expressions(self, expressions: Mapping[str, Dim]) -> None:
+    def expressions(self, expressions: Sequence[tuple[str, Dim]]) -> None:
         """Write the check of sizes that are computed from dims."""
-        symbols = list(dict.fromkeys(s for size in expressions.values() for s in size.symbols))
-        self.scope["expected"] = evaluator(list(expressions.values()), symbols)
+        sizes = [size for _, size in expressions]
+        symbols = list(dict.fromkeys(s for size in sizes for s in size.symbols))
+        self.scope["expected"] = evaluator(sizes, symbols)
         given = "".join(f"{self.numbers[s]}, " for s in symbols)
-        self.conditions.append(f"expected(({given})) == ({''.join(f'{spoken}, ' for spoken in expressions)})")
+        self.conditions.append(
+            f"expected(({given})) == ({''.join(f'{spoken}, ' for spoken, _ in expressions)})"
+        )
 
     def facts(self, symbol: Symbol, number: str, *, may_be_negative: bool) -> None:
         """Write the check of a dim's range and divisor."""

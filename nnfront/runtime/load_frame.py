@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 
 from nnfront.backends.device import CPU, on_device
-from nnfront.dims import Size, Symbol
+from nnfront.dims import Dim, Symbol, determined
 from nnfront.errors import LoadError, RunError
-from nnfront.lower import Argument, Match, MethodProgram, Place, TensorType, type_text
-from nnfront.runtime.bind_arguments import Known, observed, resolve
+from nnfront.lower import Argument, DimBinding, Match, MethodProgram, TensorType, bound_at_load, type_text
+from nnfront.runtime.bind_arguments import Found, Known, observed, resolve, titles
 from nnfront.runtime.execute import Frame, initial_frame
 from nnfront.runtime.fast_check import put
 
@@ -20,21 +20,53 @@ from nnfront.runtime.fast_check import put
 Values: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
-def learn_dims(known: Known, program: MethodProgram, weights: Values) -> None:
-    """Add the dims that a method's weights bind to those known. Raises LoadError for a size that contradicts another."""
-    found: list[tuple[Place, Size, int]] = []
+def learn_dims(known: Known, program: MethodProgram, weights: Values) -> bool:
+    """Add the dims that a method's weights bind to those known; return whether there were any.
+
+    Sizes over known dims are checked. Raises LoadError for one that contradicts another.
+    """
     for argument in program.weights:
         values = weights[argument.role]
         if argument.name not in values:
             raise LoadError(f"{program.name}: {argument.role} {argument.name!r} has no value")
         _check_kind(program, argument, values[argument.name])
-        found += observed(argument, values[argument.name])
-    bindings = [b for b in program.dims if b.place.is_weight and b.symbol not in known]
+    found = list(_observed(program, weights))
+    places = [(place, size) for place, size, _ in found if isinstance(size, Dim)]
+    told = determined([size for _, size in places], known)
+    bindings = [DimBinding(symbol, -1, *places[index]) for symbol, index in told.items()]
+    closed = [item for item in found if not _is_open(item, known.keys() | told)]
     try:
-        bound = resolve(f"{program.name}: weight", found, bindings, dict(known))
+        bound = resolve(titles(program), closed, bindings, dict(known))
     except RunError as error:
         raise LoadError(error.what, details=error.details) from None
     known.update((b.symbol, (bound[b.symbol][0], f"weight {b.place}")) for b in bindings)
+    return bool(told)
+
+
+def left_open(program: MethodProgram, weights: Values, known: Known) -> list[Found]:
+    """Return the sizes of a method's weights over dims that only the arguments of a call bind: each call checks them.
+
+    Raises LoadError for a dim that loading was to bind.
+    """
+    at_load = bound_at_load(program.dims)
+    for binding in program.dims:
+        if binding.symbol in at_load and binding.symbol not in known:
+            raise LoadError(
+                f"{program.name}: no weight says what '{binding.symbol}' is",
+                details=[f"expected {binding.place} to say it"],
+                help="give load(...) the checkpoint's own weights",
+            )
+    return [item for item in _observed(program, weights) if _is_open(item, known)]
+
+
+def _observed(program: MethodProgram, weights: Values) -> Iterator[Found]:
+    for argument in program.weights:
+        yield from observed(argument, weights[argument.role][argument.name])
+
+
+def _is_open(item: Found, known: Container[Symbol]) -> bool:
+    _, size, _ = item
+    return isinstance(size, Dim) and any(symbol not in known for symbol in size.symbols)
 
 
 def loaded_frame(program: MethodProgram, weights: Values, known: Known, device: torch.device = CPU) -> Frame:

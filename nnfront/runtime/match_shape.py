@@ -25,11 +25,15 @@ def match_step(match: Match, name: str) -> Callable[[list[Any]], None]:
         ):
             symbol = size.symbols[0]
             bindings.append(DimBinding(symbol, wanted.pop(symbol), place, size))
-    subject = "match_shape:"
 
     def step(frame: list[Any]) -> None:
         known: Known = {symbol: (frame[slot], f"dim '{symbol}'") for symbol, slot in match.knows}
-        found = resolve(subject, list(observed(argument, frame[match.input])), bindings, known)
+        found = resolve(
+            lambda place: f"match_shape: {place}",
+            list(observed(argument, frame[match.input])),
+            bindings,
+            known,
+        )
         for binding in bindings:
             frame[binding.slot] = found[binding.symbol][0]
         for i in match.frees:

@@ -22,7 +22,7 @@ from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
 from nnfront.runtime.dispatch_tree import find_route
 from nnfront.runtime.execute import Code, Frame, execute, prepare
 from nnfront.runtime.fast_check import compile_check, put
-from nnfront.runtime.load_frame import Values, loaded_frame, matched_dims
+from nnfront.runtime.load_frame import Values, left_open, loaded_frame, matched_dims
 from nnfront.runtime.out_of_memory import call_error
 from nnfront.runtime.results import result_maker
 from nnfront.state.cache import Use
@@ -63,7 +63,7 @@ class Method:
         self.name = program.name
         self._backend = backend_of(program.target)
         self._device = self._backend.device(program.target)
-        self._check = compile_check(program, known, self._device)
+        self._check = compile_check(program, known, self._device, left_open(program, weights, known))
         self._hits = Hits(program)
         self._setup = self._prepared(program.setup)
         self._route = find_route(program.body, self._prepared)

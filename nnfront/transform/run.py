@@ -16,7 +16,7 @@ from nnfront.backends.table import others, resolver
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
-from nnfront.runtime.bind_arguments import observed
+from nnfront.runtime.bind_arguments import observed, titles
 from nnfront.runtime.bind_arguments import resolve as resolve_dims
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
 from nnfront.transform.blockwise import run_in_blocks, works_on_rows
@@ -79,12 +79,11 @@ def stream_transform(
 
 def weight_dims(program: MethodProgram, source: Source) -> dict[Symbol, int]:
     """Return the dims that weights bind, from their shapes. Raises LoadError if two weights contradict each other."""
-    bindings = [b for b in program.dims if b.place.is_weight]
-    if not bindings:
+    if not program.dims:
         return {}
     found = [item for w in program.weights for item in observed(w, source.info(w.name).shape)]
     try:
-        known = resolve_dims(f"{program.name}: weight", found, bindings, {})
+        known = resolve_dims(titles(program), found, program.dims, {})
     except RunError as error:
         raise LoadError(error.what, details=error.details) from None
     return {symbol: number for symbol, (number, _) in known.items()}

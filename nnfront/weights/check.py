@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nnfront import dtypes
-from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve
+from nnfront.dims import Dim, Size, Symbol, describe_facts, determined, evaluate, of_symbol, satisfies, solve
 from nnfront.errors import DimError
 from nnfront.ir import TensorType, type_text
 from nnfront.weights.check_result import CheckResult, Kind, Problem, Stored
@@ -29,15 +29,17 @@ def check_weights(
     ignored: Sequence[str] = (),
     cast: bool = False,
     needed_by: Mapping[str, Sequence[str]] = _NOTHING,
+    dims: Mapping[Symbol, int] = _NOTHING,
 ) -> CheckResult:
     """Compare what a model wants with what a checkpoint holds. Nothing is raised; the result has all problems at once.
 
-    Dims in wanted shapes are model-wide: one value each, found from the stored shapes. `aliases` maps other names of a tied
+    Dims in wanted shapes are model-wide: one value each, found from the stored shapes, else given by `dims`. Those that no shape
+    can tell, as m and n in `m*n`, are left to the arguments of calls; all sizes have to agree about `m*n`. `aliases` maps other names of a tied
     weight to its name; the checkpoint may hold any of them. `ignored` are names or patterns (`*.inv_freq`) of tensors that may
     be left over. With `cast` a float weight may be stored in another float dtype of 16 bits or more. `needed_by` says for a
     wanted name which methods read it.
     """
-    check = _Check(wanted, have, cast, needed_by)
+    check = _Check(wanted, have, cast, needed_by, dims)
     check.find_sources(aliases)
     check.find_left_over(aliases, ignored)
     check.compare_dtypes()
@@ -53,6 +55,7 @@ class _Check:
     have: Mapping[str, Stored]
     cast: bool
     needed_by: Mapping[str, Sequence[str]]
+    given: Mapping[Symbol, int]
     sources: dict[str, str] = field(default_factory=dict)
     casts: dict[str, str] = field(default_factory=dict)
     dims: dict[Symbol, int] = field(default_factory=dict)
@@ -134,8 +137,14 @@ class _Check:
                     symbol.name,
                     f"is {value} by {places[symbol, value]}, but is {describe_facts(*symbol.facts)}",
                 )
+        left = [(s, n) for s, n in equations if isinstance(s, Dim) and not self.knows(s)]
+        for symbol in dict.fromkeys(symbol for size, _ in left for symbol in size.symbols):
+            if symbol not in self.dims and symbol in self.given:
+                self.dims[symbol] = self.given[symbol]
+            if symbol in self.dims:
+                left.append((of_symbol(symbol), self.dims[symbol]))
         try:
-            self.dims |= solve([(s, n) for s, n in equations if isinstance(s, Dim) and not self.knows(s)])
+            self.dims |= solve(left)
         except DimError as error:
             self.add("dim", "dims", "; ".join((error.what, *error.details)))
 
@@ -145,13 +154,13 @@ class _Check:
 
     def compare_shapes(self) -> None:
         unknown: dict[Symbol, str] = {}
+        told = determined([size for wanted in self.wanted.values() for size in wanted.shape])
         for name, source in self.sources.items():
             wanted, stored = self.wanted[name], self.have[source]
             symbols = [s for size in wanted.shape if isinstance(size, Dim) for s in size.symbols]
             missing = [symbol for symbol in symbols if symbol not in self.dims]
-            if missing:
-                unknown |= dict.fromkeys(missing, source)
-            if len(wanted.shape) == len(stored.shape) and (missing or self.fits(wanted, stored)):
+            unknown |= {symbol: source for symbol in missing if symbol in told}
+            if len(wanted.shape) == len(stored.shape) and self.fits(wanted, stored):
                 continue
             notes = [
                 f"{s} is {self.dims[s]} by {self.said_by[s]}"
@@ -173,9 +182,13 @@ class _Check:
                 )
 
     def fits(self, wanted: TensorType, stored: Stored) -> bool:
-        """Whether a stored shape of the same rank is the wanted one under the dims found."""
+        """Whether a stored shape of the same rank is the wanted one under the dims found, as far as they say."""
         try:
-            return all(evaluate(size, self.dims) == got for size, got in _axes(wanted, stored))
+            return all(
+                evaluate(size, self.dims) == got
+                for size, got in _axes(wanted, stored)
+                if not isinstance(size, Dim) or self.knows(size)
+            )
         except DimError:  # a division by a dim that is 0
             return False
 

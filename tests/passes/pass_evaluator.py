@@ -7,7 +7,7 @@ by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,19 +42,35 @@ def run_method(
     weights: Mapping[str, Any],
     entered: list[str] | None = None,
 ) -> Any:
-    """Run a public function on inputs and checkpoint weights, its transform first if it has one; note the cases it enters."""
+    """Run a public function on inputs and checkpoint weights, its transform first if it has one; note the cases it enters.
+
+    Dims of weights are the whole module's: those of one method may tell what those of another are.
+    """
     method = ir[name]
+    owners = [f for f in ir.functions if f.kind in ("public", "transform")]
+    said = [
+        e for f in owners for p in f.params if p.role == "weight" for e in _equations(p.type, weights[p.name])
+    ]
     given = {**weights, **inputs}
     if "transform" in method.attrs:
         transform = ir[method.attrs["transform"]]
         results = run_function(ir, transform, [weights[p.name] for p in transform.params])
         given = {**dict(zip(transform.result_type.names, results, strict=True)), **inputs}
-    return run_function(ir, method, [given[p.name] for p in method.params], entered)
+    return run_function(ir, method, [given[p.name] for p in method.params], entered, said)
 
 
-def run_function(ir: IRModule, function: Function, args: list[Any], entered: list[str] | None = None) -> Any:
-    """Run a function on values in the order of its parameters."""
-    equations = [e for p, arg in zip(function.params, args, strict=True) for e in _equations(p.type, arg)]
+def run_function(
+    ir: IRModule,
+    function: Function,
+    args: list[Any],
+    entered: list[str] | None = None,
+    said: Sequence[tuple[Any, int]] = (),
+) -> Any:
+    """Run a function on values in the order of its parameters; `said` are sizes that are known besides."""
+    equations = [
+        *said,
+        *(e for p, arg in zip(function.params, args, strict=True) for e in _equations(p.type, arg)),
+    ]
     run = Run(ir, dict(zip(function.params, args, strict=True)), equations, entered)
     return run.block(function.body)
 

@@ -123,7 +123,7 @@ def test_a_second_list_gets_a_transform_of_its_own():
 def test_a_value_that_was_lifted_under_a_size_of_its_own_composes():
     check_lift(
         """
-        transform def t[size](w: weight float32[size]) -> {v: float32[size]} {
+        transform def t[fresh size](w: weight float32[size]) -> {v: float32[size]} {
             v: float32[size] = add(w, 1.0)
             results: {v: float32[size]} = {v: v}
             return results
@@ -136,7 +136,7 @@ def test_a_value_that_was_lifted_under_a_size_of_its_own_composes():
         }
         """,
         """
-        transform def t[size](w: weight float32[size]) -> {u: float32[size]} {
+        transform def t[fresh size](w: weight float32[size]) -> {u: float32[size]} {
             v: float32[size] = add(w, 1.0)
             u: float32[size] = multiply(v, 2.0)
             results: {u: float32[size]} = {u: u}

@@ -97,7 +97,7 @@ def test_a_weight_whose_size_is_an_expression_over_dims_of_arguments_is_passed()
         }
         """,
         """
-        transform def main_transform_params[size](w: weight float32[size]) -> {w: float32[size]} {
+        transform def main_transform_params[fresh size](w: weight float32[size]) -> {w: float32[size]} {
             results: {w: float32[size]} = {w: w}
             return results
         }
@@ -397,3 +397,25 @@ def test_a_size_known_only_as_a_whole_is_a_number_too():
         """
     )
     assert [p.name for p in lifted["main"].weights] == ["t"]
+
+
+def test_a_dim_that_another_methods_weight_tells_is_left_to_it():
+    ir = module(
+        """
+        def one[b, d](x: input float32[b, 4], w: weight float32[d, 4]) -> float32[b, d] {
+            y: float32[b, d] = linear(x, w, None)
+            return y
+        }
+        def two[b, d, e](x: input float32[b, 4], q: weight float32[d*e, 4]) -> float32[b, d, e] {
+            t: float32[b, d*e] = linear(x, q, None)
+            y: float32[b, d, e] = reshape(t, shape=(b, d, e))
+            return y
+        }
+        """
+    )
+    lifted = lift_transform_params(ir)
+    assert [str(p.type.shape) for p in lifted["two"].weights] == ["(Dim('d*e'), 4)"]
+    expect_same_results(ir, lifted, {"d": 2, "e": 3})
+    assert first_difference(lift_transform_params(lifted), lifted) is None
+    shared = check_lift(str(ir), dims={"d": 2, "e": 3}, shared_transform=True)
+    assert [p.name for p in shared["two"].weights] == ["d", "e", "q"]

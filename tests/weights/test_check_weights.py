@@ -3,7 +3,7 @@
 
 import pytest
 
-from nnfront.dims import symbol, to_size
+from nnfront.dims import Symbol, symbol, to_size
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
 from nnfront.weights import check_weights
@@ -83,11 +83,27 @@ class TestDims:
             "dim: 'dims': no integer 'n' fits: it would be 7/2; 2*n is 7"
         ]
 
-    def test_a_dim_that_no_weight_determines_is_told(self):
-        assert problems({"a": t("n*m")}, {"a": t(12)}) == [
-            "dim: 'm': no weight gives it a value; it is part of the shape of 'a'",
-            "dim: 'n': no weight gives it a value; it is part of the shape of 'a'",
+    def test_dims_that_no_weight_can_tell_apart_are_left_to_the_calls(self):
+        wanted = {"a": t("n*m"), "b": t("n*m")}
+        found = check_weights(wanted, {"a": t(12), "b": t(12)})
+        assert found.fits
+        assert found.dims == {}
+        assert problems(wanted, {"a": t(12), "b": t(15)}) == ["dim: 'dims': 'm*n' cannot be 15; m*n is 12"]
+
+    def test_a_dim_that_the_stored_sizes_do_not_determine_is_told(self):
+        # 0 is 0 times anything.
+        assert problems({"a": t("n*m"), "b": t("n")}, {"a": t(0), "b": t(0)}) == [
+            "dim: 'm': no weight gives it a value; it is part of the shape of 'a'"
         ]
+
+    def test_a_factor_that_another_weight_tells_gives_the_other_factor(self):
+        found = check_weights({"a": t("n*m"), "b": t("n")}, {"a": t(12), "b": t(3)})
+        assert {str(s): v for s, v in found.dims.items()} == {"n": 3, "m": 4}
+
+    def test_a_dim_is_given_where_no_weight_tells_it(self):
+        wanted, have = {"a": t("n*m"), "b": t("k")}, {"a": t(12), "b": t(7)}
+        found = check_weights(wanted, have, dims={Symbol("n"): 3, Symbol("k"): 8})
+        assert {str(s): v for s, v in found.dims.items()} == {"k": 7, "n": 3, "m": 4}
 
     def test_another_rank_is_another_shape(self):
         assert problems({"a": t("n", 3), "b": t()}, {"a": t(3), "b": t(1)}) == [

@@ -44,7 +44,7 @@ from nnfront.ir import (
 )
 from nnfront.passes.effects import Declaration, impure_functions
 from nnfront.passes.lifting.branches import Branch, general_type
-from nnfront.passes.lifting.dims import KnownDims
+from nnfront.passes.lifting.dims import KnownDims, definable
 from nnfront.passes.lifting.scope import Refusal, Scope, Site, collect_uses
 from nnfront.passes.lifting.values import Operand, Value, Values, computed_from, resized, with_operands
 from nnfront.passes.sizes import SizeMap, call_sizes, map_scalar, sizes_in_atoms, sizes_in_attrs, sizes_read
@@ -56,6 +56,9 @@ class Analyzer:
     def __init__(self, ir: IRModule) -> None:
         self.functions: Mapping[str, Function] = ir
         self.impure = impure_functions(ir)
+        public = [f for f in ir.functions if f.kind in ("public", "transform")]
+        self.model_dims = definable(p.type for f in public for p in f.weights)
+        """The dims that the weights of the whole model define."""
         self._private: dict[tuple[str, tuple[bool, ...]], Scope] = {}
 
     def private(self, name: str, pattern: tuple[bool, ...]) -> Scope:

@@ -160,9 +160,10 @@ class Assembly:
         return new.with_(bindings=body.bindings, result=body.result)
 
     def _lost_dims(self, function: Function, needed: set[Symbol]) -> list[Param]:
-        """Parameters for the dims that a method needs and that only weights define."""
+        """Parameters for the dims that a method needs and that only weights define, unless they are weights of others."""
         known, types = self.group.dims, [p.type for p in function.params]
-        needed = needed - set(matched(function))
+        elsewhere = self.group.analyzer.model_dims - known.symbols
+        needed = needed - set(matched(function)) - elsewhere
         passed: dict[Size, Param] = {}
         while lost := sorted(
             needed - definable([*types, *(p.type for p in passed.values())]), key=lambda s: s.key

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol
+from nnfront.dims import Dim, Size, Symbol, determined, of_symbol
 from nnfront.ir import (
     Function,
     MatchShape,
-    Names,
     Type,
     sizes_of,
     walk_exprs,
@@ -29,15 +28,8 @@ def dims_of(types: Iterable[Type]) -> Iterator[Dim]:
 
 
 def definable(types: Iterable[Type]) -> set[Symbol]:
-    """Return the symbols that values of these types determine: those that stand alone, then the last one in an expression."""
-    sizes = list(dict.fromkeys(dims_of(types)))
-    known = {symbol for size in sizes if (symbol := as_symbol(size)) is not None}
-    while True:
-        unknown = [[s for s in size.symbols if s not in known] for size in sizes]
-        found = {symbols[0] for symbols in unknown if len(symbols) == 1}
-        if not found:
-            return known
-        known |= found
+    """Return the symbols that values of these types determine."""
+    return set(determined(list(dict.fromkeys(dims_of(types)))))
 
 
 def matched(function: Function) -> Iterator[Symbol]:
@@ -55,9 +47,9 @@ class KnownDims:
         types = list(types)
         sizes = list(dict.fromkeys(dims_of(types)))
         self.symbols = definable(types)
-        names = Names(symbol.name for size in sizes for symbol in size.symbols)
+        # Of this transform alone: in another, a size of the same name would be another size.
         self.whole: dict[Dim, Dim] = {
-            size: of_symbol(Symbol(names.unique("size")))
+            size: of_symbol(Symbol.fresh("size"))
             for size in sizes
             if not self.symbols.issuperset(size.symbols)
         }
