@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from nnfront import dtypes
-from nnfront.dims import Dim, Symbol
+from nnfront.dims import Dim, Symbol, determined
 from nnfront.ir.expr import Call, FunctionCall, Param
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.scope import DimTexts, symbols_in
@@ -132,7 +132,9 @@ def _dims(module: IRModule) -> list[Row]:
     facts: dict[str, list[str]] = {}
     binders: dict[str, set[str]] = {}
     used: dict[str, list[str]] = {}
-    for function in _owners(module):
+    owners = _owners(module)
+    told = determined([size for f in owners for p in f.weights for size in sizes_of(p.type)])
+    for function in owners:
         symbols = symbols_in(function)
         for symbol, name in DimTexts(symbols).names.items():
             said = dim_text(symbol, name).partition(": ")[2] or "any"
@@ -140,7 +142,12 @@ def _dims(module: IRModule) -> list[Row]:
             if said not in facts[name]:
                 facts[name].append(said)
             used.setdefault(name, []).append(function.name)
-            roles = {_BINDERS[p.role] for p in function.params if symbol in _symbols(p)}
+            # What weights say only as part of an expression such as m*n is left to the calls.
+            roles = {
+                _BINDERS["input" if p in function.weights and symbol not in told else p.role]
+                for p in function.params
+                if symbol in _symbols(p)
+            }
             binders.setdefault(name, set()).update(roles)
     rows: list[Row] = []
     for name, said_all in facts.items():

@@ -149,3 +149,15 @@ def test_any_module_has_a_summary_that_fits(module: IRModule) -> None:
 def test_empty_sections_are_left_out(count: int) -> None:
     module = parse("def f() -> int64(1) { return 1 }" * count)
     assert module.summary() == "methods\n  f: 0 bindings\n    -> int64(1)" * count
+
+
+def test_what_weights_say_only_as_a_product_is_bound_by_inputs() -> None:
+    ir = parse(
+        """
+        def one[m, n, d](x: input float32[m], w: weight float32[m*n], v: weight float32[d]) -> float32[m] { return x }
+        def two[d, e](x: input float32[4], q: weight float32[d*e]) -> float32[4] { return x }
+        """
+    )
+    rows = [line.split() for line in ir.summary().split("\n") if line.startswith("  ")]
+    binders = {row[0]: row[2] for row in rows if row[1] == "any"}
+    assert binders == {"m": "inputs", "n": "inputs", "d": "weights", "e": "weights"}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from lift_checks import check_lift
 from pass_checks import expect_same_results, module
 
@@ -265,3 +266,37 @@ def test_a_primitive_function_is_left_as_it_is_and_its_call_too():
     assert lifted["kernel"] is ir["kernel"]
     assert [p.name for p in lifted["main"].weights] == ["a"]
     assert first_difference(lift_transform_params(lifted), lifted) is None
+
+
+NUMBERS = {
+    "as an operand": "r: float32[4, 4] = multiply(q, dim(k))",
+    "in an expression": "r: float32[4, 4] = multiply(q, dim(2*k + 1))",
+    "in an attribute": "s: float32[k, 4] = ones(shape=(k, 4)) t: float32[4] = sum(s, axis=(0,)) r: float32[4, 4] = multiply(q, t)",
+    "under a name": "n: int64(k) = dim(k) r: float32[4, 4] = multiply(q, n)",
+    "in a tuple": "t: (int64(k), float32[4, 4]) = (dim(k), q) n: int64(k) = t[0] m: float32[4, 4] = t[1] r: float32[4, 4] = multiply(m, n)",
+    "for a function that it calls": "r: float32[4, 4] = @times(q, dim(k))",
+}
+
+
+@pytest.mark.parametrize("use", NUMBERS)
+@pytest.mark.parametrize("size", ["d", "2*d", "5"])
+def test_a_private_function_that_uses_its_dim_as_a_number_is_lifted_out_of(use, size):
+    dims = "[d]" if "d" in size else ""
+    lifted = check_lift(
+        f"""
+        private def times(q: input float32[4, 4], n: input int64) -> float32[4, 4] {{
+            r: float32[4, 4] = multiply(q, n)
+            return r
+        }}
+        private def scaled[k](p: weight float32[k, 4], q: weight float32[4, 4]) -> float32[4, 4] {{
+            {NUMBERS[use]}
+            return r
+        }}
+        def main{dims}(x: input float32[4, 4], p: weight float32[{size}, 4], q: weight float32[4, 4]) -> float32[4, 4] {{
+            u: float32[4, 4] = @scaled(p, q)
+            y: float32[4, 4] = matmul(x, u)
+            return y
+        }}
+        """
+    )
+    assert [p.name for p in lifted["main"].weights] == ["r"]
