@@ -51,7 +51,7 @@ def expect_same_results(before: IRModule, after: IRModule, dims: Mapping[str, in
     }
     for index, method in enumerate(before.methods):
         generator = torch.Generator().manual_seed(index)
-        inputs = {p.name: _random(p.type, sizes[method.name], generator) for p in method.inputs}
+        inputs = {p.name: random_value(p.type, sizes[method.name], generator) for p in method.inputs}
         assert [(p.name, p.role) for p in after[method.name].inputs] == [
             (p.name, p.role) for p in method.inputs
         ]
@@ -70,10 +70,10 @@ def sizes_for(method: Function, dims: Mapping[str, int]) -> dict[Any, int]:
 
 def weight(name: str, type: Type, values: Mapping[Any, int]) -> Any:
     """Return a weight's value."""
-    return _random(type, values, torch.Generator().manual_seed(sum(map(ord, name))))
+    return random_value(type, values, torch.Generator().manual_seed(sum(map(ord, name))))
 
 
-def _random(type: Type, values: Mapping[Any, int], generator: torch.Generator) -> Any:
+def random_value(type: Type, values: Mapping[Any, int], generator: torch.Generator) -> Any:
     if isinstance(type, ScalarType):
         if type.value is not None:
             return evaluate(type.value, values)

@@ -3,6 +3,9 @@
 
 Every value is a square matrix, 4 by 4 or d by d with d a dim of weights, or a matrix without meaning for others (a half, a
 number), so that nearly every op fits every value. Everything that is computed reaches the result.
+
+`wide` modules have, besides: dead code and weights that nobody reads, branches, tuples as parameters and results, private functions
+of any size that use it as a number, fused functions, fresh dims, and weights `[m*n]` of which a call says what m and n are.
 """
 
 from __future__ import annotations
@@ -13,26 +16,37 @@ from typing import Any
 from hypothesis import strategies as st
 
 from nnfront import ops
-from nnfront.dims import Dim
+from nnfront.dims import Dim, Symbol, of_symbol
 from nnfront.ir import (
     Atom,
     Function,
     FunctionBuilder,
     FunctionCall,
+    If,
     IRModule,
+    MatchShape,
     Projection,
     Scalar,
     ScalarType,
     TensorType,
     Tuple,
+    TupleType,
+    Type,
     Var,
+    branch,
 )
 
 STATIC = TensorType((4, 4), "float32")
 NAMED = TensorType((Dim("d"), Dim("d")), "float32")
 TYPES = (STATIC, NAMED)
-# A weight's type is in its name, so that functions agree about it.
-WEIGHTS = {f"{kind}{i}": type for kind, type in (("w", STATIC), ("v", NAMED)) for i in range(3)}
+ANY = TensorType((Dim("k"), Dim("k")), "float32")  # of private functions that are called with either
+GRID = TensorType((Dim("m"), Dim("n")), "float32")
+FLAT = TensorType((Dim("m") * Dim("n"),), "float32")
+
+
+def weight_types(named: TensorType) -> dict[str, TensorType]:
+    """A weight's type is in its name, so that functions agree about it."""
+    return {f"{kind}{i}": type for kind, type in (("w", STATIC), ("v", named)) for i in range(3)}
 
 
 def _half_and_back(b: FunctionBuilder, x: Var) -> Var:
@@ -52,6 +66,17 @@ def _plus_ones(b: FunctionBuilder, x: Var) -> Var:
     return b.call(ops.add, x, b.call(ops.ones, shape=x.type.shape))  # type: ignore[union-attr]
 
 
+def _times_size(b: FunctionBuilder, x: Var) -> Var:
+    size = x.type.shape[0]  # type: ignore[union-attr]
+    return b.call(ops.multiply, x, Scalar(size))
+
+
+def _times_size_under_a_name(b: FunctionBuilder, x: Var) -> Var:
+    size = x.type.shape[0]  # type: ignore[union-attr]
+    number = b.emit(Projection(b.emit(Tuple((x, Scalar(size)))), 1))
+    return b.call(ops.add, x, number)
+
+
 def _through_tuple(b: FunctionBuilder, x: Var) -> Var:
     return b.emit(Projection(b.emit(Tuple((Scalar(1.0), x))), 1))
 
@@ -68,32 +93,65 @@ UNARY: tuple[Callable[[FunctionBuilder, Var], Var], ...] = (
     _plus_ones,
     _through_tuple,
 )
+WIDE_UNARY = (
+    *UNARY,
+    _times_size,
+    _times_size_under_a_name,
+    lambda b, x: b.call(ops.multiply, x, Scalar(1e-3)),
+    lambda b, x: b.emit(MatchShape(x, x.type)),
+    lambda b, x: b.call(ops.ones, shape=x.type.shape),
+)
 BINARY = (ops.add, ops.multiply, ops.matmul)
 
 
 @st.composite
-def modules(draw: Any, declares: bool = False) -> IRModule:
+def modules(draw: Any, declares: bool = False, wide: bool = False) -> IRModule:
     """A module with one to three methods and up to two private functions; `declares`: some values are derived tensors."""
     functions: dict[str, Function] = {}
+    size = (
+        draw(st.sampled_from([Dim("d"), Dim("d", min=1), of_symbol(Symbol.fresh("d"))])) if wide else Dim("d")
+    )
+    named = TensorType((size, size), "float32")
+    types = (STATIC, named)
+    if wide and draw(st.booleans()):
+        functions["kernel"] = _kernel()
     for name in draw(st.sampled_from([(), ("inner",), ("inner", "outer")])):
-        type = draw(st.sampled_from(TYPES))
+        type = draw(st.sampled_from((*types, ANY, ANY) if wide else types))
         builder = FunctionBuilder(name, functions)
         builder.param("x", type, "input")
         for i in range(draw(st.integers(1, 2))):
             builder.param(f"p{i}", type, draw(st.sampled_from(["input", "weight"])))
-        functions[name] = builder.finish(_body(draw, builder, functions), "private")
+        if wide and draw(st.booleans()):
+            builder.param("pair", TupleType((type, type)), "input")
+        functions[name] = builder.finish(_Body(draw, builder, functions, wide).result(), "private")
+    weights = weight_types(named)
     for name in draw(st.sampled_from([("a",), ("b", "a"), ("a", "b", "c")])):
         builder = FunctionBuilder(name, functions)
-        builder.param("x", draw(st.sampled_from(TYPES)), "input")
+        builder.param("x", draw(st.sampled_from(types)), "input")
         builder.param("flag", ScalarType("bool"), "input")
-        for weight in draw(st.lists(st.sampled_from(sorted(WEIGHTS)), min_size=1, max_size=4, unique=True)):
-            builder.param(weight, WEIGHTS[weight], "weight")
-        functions[name] = _method(draw, builder, functions, declares)
+        for weight in draw(st.lists(st.sampled_from(sorted(weights)), min_size=1, max_size=4, unique=True)):
+            builder.param(weight, weights[weight], "weight")
+        functions[name] = _method(draw, builder, functions, declares, wide)
     return IRModule(functions.values())
 
 
-def _method(draw: Any, builder: FunctionBuilder, functions: dict[str, Function], declares: bool) -> Function:
-    result = _body(draw, builder, functions)
+def _kernel() -> Function:
+    builder = FunctionBuilder("kernel")
+    x, w = (builder.param(name, ANY, "input") for name in "xw")
+    return builder.finish(builder.call(ops.matmul, x, builder.call(ops.permute_dims, w)), "fused")
+
+
+def _method(
+    draw: Any, builder: FunctionBuilder, functions: dict[str, Function], declares: bool, wide: bool
+) -> Function:
+    result = _Body(draw, builder, functions, wide).result()
+    if wide and draw(st.booleans()):
+        grid, flat = builder.param("grid", GRID, "input"), builder.param("flat", FLAT, "weight")
+        flat_1 = builder.call(ops.add, flat, Scalar(1.0)) if draw(st.booleans()) else flat
+        sum = builder.call(
+            ops.sum, builder.call(ops.multiply, grid, builder.call(ops.reshape, flat_1, shape=GRID.shape))
+        )
+        result = builder.call(ops.add, result, sum)
     function = builder.finish(result)
     if declares:
         weights = {p for p in function.params if p.role == "weight"}
@@ -111,31 +169,98 @@ def _method(draw: Any, builder: FunctionBuilder, functions: dict[str, Function],
     return function
 
 
-def _body(draw: Any, builder: FunctionBuilder, functions: dict[str, Function]) -> Atom:
-    values = [p for p in builder.params if isinstance(p.type, TensorType)]
-    unread = set(values[1:])
-    for _ in range(draw(st.integers(1, 8))):
-        x = draw(st.sampled_from(values))
-        same = [v for v in values if v.type == x.type]
-        callable_ = [
-            f for f in functions.values() if f.kind == "private" and all(p.type == x.type for p in f.params)
-        ]
-        kind = draw(st.sampled_from(["unary", "binary", "call"] if callable_ else ["unary", "binary"]))
+class _Body:
+    """Draws the body of one function."""
+
+    def __init__(
+        self, draw: Any, builder: FunctionBuilder, functions: dict[str, Function], wide: bool
+    ) -> None:
+        self.draw = draw
+        self.builder = builder
+        self.functions = functions
+        self.wide = wide
+        self.values: list[Var] = [p for p in builder.params if isinstance(p.type, TensorType)]
+        self.pairs: list[Var] = [p for p in builder.params if isinstance(p.type, TupleType)]
+        self.unread = set(self.values[1:])
+
+    def result(self) -> Atom:
+        """Draw bindings; return what is made of all that was computed, or, if `wide`, of what was not drawn to be dead."""
+        for _ in range(self.draw(st.integers(1, 8))):
+            self.step()
+        total: Atom = self.values[0]
+        for value in sorted(self.unread, key=lambda v: v.name):
+            if not self.wide or self.draw(st.integers(0, 3)):
+                total = self.builder.call(ops.add, total, self.builder.call(ops.sum, value))
+        return total
+
+    def step(self) -> None:
+        """Draw one value."""
+        draw, x = self.draw, self.draw(st.sampled_from(self.values))
+        same = [v for v in self.values if v.type == x.type]
+        kinds = ["unary", "binary"]
+        callees = [f for f in self.functions.values() if _takes(f, x.type)]
+        kinds += ["call"] if callees else []
+        pairs = [p for p in self.pairs if p.type.fields[0] == x.type]  # type: ignore[union-attr]
+        if self.wide:
+            kinds += ["pair", "branch", *(["field"] * 2 if pairs else [])]
+        kind = draw(st.sampled_from(kinds))
         if kind == "unary":
-            new = draw(st.sampled_from(UNARY))(builder, x)
-            unread.discard(x)
+            self.add(draw(st.sampled_from(WIDE_UNARY if self.wide else UNARY))(self.builder, x), x)
         elif kind == "binary":
             y = draw(st.sampled_from(same))
-            new = builder.call(draw(st.sampled_from(BINARY)), x, y)
-            unread -= {x, y}
+            self.add(self.builder.call(draw(st.sampled_from(BINARY)), x, y), x, y)
+        elif kind == "call":
+            callee = draw(st.sampled_from(callees))
+            args = tuple(self.argument(p.type, same) for p in callee.params)
+            self.add(self.builder.emit(FunctionCall(callee.name, args)), *args)
+        elif kind == "field":
+            self.add(self.builder.emit(Projection(draw(st.sampled_from(pairs)), draw(st.integers(0, 1)))))
+        elif kind == "pair":
+            self.pair(same)
         else:
-            callee = draw(st.sampled_from(callable_))
-            args = tuple(draw(st.sampled_from(same)) for _ in callee.params)
-            new = builder.emit(FunctionCall(callee.name, args))
-            unread -= set(args)
-        values.append(new)
-        unread.add(new)
-    total: Atom = values[0]
-    for value in sorted(unread, key=lambda v: v.name):
-        total = builder.call(ops.add, total, builder.call(ops.sum, value))
-    return total
+            self.branches(same)
+
+    def add(self, new: Var, *read: Var) -> None:
+        """Note a new value, and what it reads."""
+        self.unread -= set(read)
+        if isinstance(new.type, TupleType):
+            self.pairs.append(new)
+        else:
+            self.values.append(new)
+            self.unread.add(new)
+
+    def pair(self, same: list[Var]) -> Var:
+        """Draw a tuple of two values of one type."""
+        fields = tuple(self.draw(st.sampled_from(same)) for _ in range(2))
+        self.add(self.builder.emit(Tuple(fields)), *fields)
+        return self.pairs[-1]
+
+    def argument(self, type: Type, same: list[Var]) -> Var:
+        """Draw what a function is called with."""
+        if isinstance(type, TensorType):
+            return self.draw(st.sampled_from(same))
+        pairs = [p for p in self.pairs if p.type.fields[0] == same[0].type]  # type: ignore[union-attr]
+        return self.draw(st.sampled_from(pairs)) if pairs else self.pair(same)
+
+    def branches(self, same: list[Var]) -> None:
+        """Draw an `if` whose branches compute a value of one type."""
+        builder, (x, y) = self.builder, (self.draw(st.sampled_from(same)) for _ in range(2))
+        flags = [p for p in builder.params if p.name == "flag"]
+        if not flags:
+            return
+        blocks = []
+        for value in (x, y):
+            with builder.block() as bindings:
+                for _ in range(self.draw(st.integers(0, 2))):
+                    unary = self.draw(st.sampled_from([u for u in WIDE_UNARY]))
+                    value = unary(builder, value)
+            blocks.append(branch(bindings, value))
+        self.add(builder.emit(If(flags[0], *blocks)), x, y)
+
+
+def _takes(function: Function, type: Type) -> bool:
+    """Whether a function can be called with values of a type, and tuples of two of them."""
+    if function.kind == "public":
+        return False
+    wanted = function.params[0].type
+    return wanted in (type, ANY)

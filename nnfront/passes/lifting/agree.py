@@ -2,33 +2,78 @@
 """Functions that share a transform, in the same dims.
 
 A named dim is the same in all of them. A fresh one belongs to its function: those of two functions are one if they stand in the
-same place of the same weight. A transform may have one name for what its methods know by an expression.
+same place of the same weight, and only then. A transform may have one name for what its methods know by an expression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import permutations
+from typing import TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute
-from nnfront.ir import Function, TupleType, Type, sizes_of
+from nnfront.ir import Function, TupleType, Type, map_sizes, sizes_of, symbols_in
 from nnfront.passes.sizes import resize
+
+Renaming: TypeAlias = dict[Symbol, Size]
 
 _MOST = 5  # fresh dims in one size of which every order is tried
 
 
-def agreed(methods: Iterable[Function], functions: Mapping[str, Function]) -> list[Function]:
-    """Return the methods with the fresh dims of each weight those of the first method that has it."""
-    first: dict[str, Type] = {}
-    result: list[Function] = []
-    for method in methods:
-        pairs = [(param.type, first.setdefault(param.name, param.type)) for param in method.weights]
-        result.append(_resized(method, _renamed(pairs), functions))
-    return result
+def agreed(
+    methods: Sequence[Function], transforms: Sequence[Function], functions: Mapping[str, Function]
+) -> tuple[list[Function], list[Function]]:
+    """Return methods and the transforms that they have in the same dims."""
+    made = {transform.name: transform for transform in transforms}
+    methods = _linked(methods, made, functions)
+    stated = [_resized(transform, _restating(transform, methods), functions) for transform in transforms]
+    settled = {symbol for method in methods for symbol in symbols_in(method)}
+    linked = _linked([*methods, *stated], {}, functions, settled)
+    return linked[: len(methods)], linked[len(methods) :]
 
 
-def restated(transform: Function, methods: Iterable[Function], functions: Mapping[str, Function]) -> Function:
-    """Return an existing transform in the dims of its methods."""
+def _linked(
+    users: Sequence[Function],
+    transforms: Mapping[str, Function],
+    functions: Mapping[str, Function],
+    settled: Set[Symbol] = frozenset(),
+) -> list[Function]:
+    """Return the functions with one name for the fresh dims that a weight says are one, all others but those settled apart."""
+    taken: set[Symbol] = set()
+    apart: list[Renaming] = []
+    first: dict[tuple[str, str], Type] = {}
+    pairs: list[tuple[Type, Type]] = []
+    for function in users:
+        types = _weight_types(function, transforms)
+        fresh = [s for s in symbols_in(function) if s.uid]
+        names: Renaming = {s: of_symbol(Symbol.fresh(s.name, *s.facts) if s in taken else s) for s in fresh}
+        taken.update(set(fresh) - settled)
+        apart.append(names)
+        for place, type in types.items():
+            type = _renamed(type, names)
+            pairs.append((type, first.setdefault(place, type)))
+    joined = _renaming(pairs)
+    return [
+        _resized(function, {s: substitute(size, joined) for s, size in names.items()}, functions)
+        for function, names in zip(users, apart, strict=True)
+    ]
+
+
+def _weight_types(function: Function, transforms: Mapping[str, Function]) -> dict[tuple[str, str], Type]:
+    """The types of a function's weights by transform and name, and of what these are made of if that is said in its own dims."""
+    made_by = function.attrs.get("transform", "")
+    types = {("" if p.role == "weight" else made_by, p.name): p.type for p in function.weights}
+    if made_by in transforms:
+        transform = transforms[made_by]
+        own = _restating(transform, [function])
+        known = {s for s in symbols_in(function) if s.uid}
+        made_of = {("", p.name): _renamed(p.type, own) for p in transform.params}
+        types |= {place: type for place, type in made_of.items() if known.issuperset(_fresh(type))}
+    return types
+
+
+def _restating(transform: Function, methods: Iterable[Function]) -> Renaming:
+    """What its methods call the dims of a transform."""
     type = transform.result_type
     results = (
         dict(zip(type.names, type.fields, strict=True)) if isinstance(type, TupleType) and type.names else {}
@@ -40,40 +85,48 @@ def restated(transform: Function, methods: Iterable[Function], functions: Mappin
         for param in method.params
         if param.role == "transformed" and param.name in results
     ]
-    own: dict[Symbol, Size] = {}
+    own: Renaming = {}
     for here, there in _sizes(pairs):
         symbol = as_symbol(here)
         if symbol is not None and not same(here, there):
             own.setdefault(symbol, there)
-    return _resized(transform, _renamed(pairs) | own, functions)
+    return _renaming(pairs) | own
 
 
 def _sizes(pairs: Iterable[tuple[Type, Type]]) -> list[tuple[Size, Size]]:
     """The sizes of each two types side by side, those that say most about a dim first."""
-    sizes = [
-        pair
-        for here, there in pairs
-        if here is not there
-        for pair in zip(sizes_of(here), sizes_of(there), strict=False)
-    ]
+    sizes = [pair for here, there in pairs for pair in zip(sizes_of(here), sizes_of(there), strict=False)]
     return sorted(sizes, key=lambda pair: len(pair[0].symbols) if isinstance(pair[0], Dim) else 0)
 
 
-def _renamed(pairs: Iterable[tuple[Type, Type]]) -> dict[Symbol, Size]:
-    """The fresh dims of each first type as the second calls them, as far as one size is the other with its dims renamed."""
-    found: dict[Symbol, Size] = {}
+def _renaming(pairs: Iterable[tuple[Type, Type]]) -> Renaming:
+    """What to call fresh dims so that each two types are one, as far as one size is the other with its dims renamed."""
+    found: Renaming = {}
     for here, there in _sizes(pairs):
-        if not isinstance(here, Dim) or not isinstance(there, Dim):
+        here, there = substitute(here, found), substitute(there, found)
+        if same(here, there) or not isinstance(here, Dim) or not isinstance(there, Dim):
             continue
-        mine = [s for s in here.symbols if s.uid and s not in found]
-        its = [s for s in there.symbols if s.uid]
+        mine = [s for s in here.symbols if s.uid and s not in there.symbols]
+        its = [s for s in there.symbols if s.uid and s not in here.symbols]
         for order in permutations(its, len(mine)) if len(its) <= _MOST else ():
-            names = dict(zip(mine, map(of_symbol, order), strict=True))
-            if same(substitute(here, found | names), there):
-                found |= names
+            names: Renaming = dict(zip(mine, map(of_symbol, order), strict=True))
+            if same(substitute(here, names), there):
+                found = {symbol: substitute(size, names) for symbol, size in found.items()} | names
                 break
-    return {symbol: size for symbol, size in found.items() if not same(size, of_symbol(symbol))}
+    return found
 
 
-def _resized(function: Function, own: Mapping[Symbol, Size], functions: Mapping[str, Function]) -> Function:
-    return resize(function, lambda size: substitute(size, own), functions) if own else function
+def _fresh(type: Type) -> Iterator[Symbol]:
+    for size in sizes_of(type):
+        if isinstance(size, Dim):
+            yield from (symbol for symbol in size.symbols if symbol.uid)
+
+
+def _renamed(type: Type, own: Renaming) -> Type:
+    return map_sizes(type, lambda size: substitute(size, own))
+
+
+def _resized(function: Function, own: Renaming, functions: Mapping[str, Function]) -> Function:
+    if all(same(size, of_symbol(symbol)) for symbol, size in own.items()):
+        return function
+    return resize(function, lambda size: substitute(size, own), functions)

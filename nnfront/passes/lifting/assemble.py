@@ -25,7 +25,7 @@ from nnfront.ir import (
     symbols_in,
     type_text,
 )
-from nnfront.passes.lifting.agree import agreed, restated
+from nnfront.passes.lifting.agree import agreed
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.dims import KnownDims, definable, matched
 from nnfront.passes.lifting.reside import Residents, choose
@@ -46,8 +46,8 @@ class Group:
         allow_growth: bool,
     ) -> None:
         self.analyzer = analyzer
-        self.methods = methods = agreed(methods, analyzer.functions)
-        transforms = [restated(transform, methods, analyzer.functions) for transform in transforms]
+        methods, transforms = agreed(methods, transforms, analyzer.functions)
+        self.methods = methods
         weights = _weights([*transforms, *methods])
         self.dims = KnownDims(p.type for p in weights.values())
         self.values = Values()
