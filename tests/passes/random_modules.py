@@ -5,7 +5,8 @@ Every value is a square matrix, 4 by 4 or d by d with d a dim of weights, or a m
 number), so that nearly every op fits every value. Everything that is computed reaches the result.
 
 `wide` modules have, besides: dead code and weights that nobody reads, branches, tuples as parameters and results, private functions
-of any size that use it as a number, fused functions, fresh dims, and weights `[m*n]` of which a call says what m and n are.
+of any size that use it as a number, fused functions, fresh dims, weights `[m*n]` of which a call says what m and n are, and `[d*e]`
+of which the weight of another method says what d is.
 """
 
 from __future__ import annotations
@@ -123,15 +124,26 @@ def modules(draw: Any, declares: bool = False, wide: bool = False) -> IRModule:
             builder.param(f"p{i}", type, draw(st.sampled_from(["input", "weight"])))
         if wide and draw(st.booleans()):
             builder.param("pair", TupleType((type, type)), "input")
-        functions[name] = builder.finish(_Body(draw, builder, functions, wide).result(), "private")
+        body = _Body(draw, builder, functions, wide)
+        result = body.result()
+        if wide and draw(st.booleans()):
+            result = builder.emit(
+                Tuple((result, draw(st.sampled_from([v for v in body.values if v.type == type]))))
+            )
+        functions[name] = builder.finish(result, "private")
     weights = weight_types(named)
+    has_rest = wide and draw(st.booleans()) and size.symbols[0].uid == 0
     for name in draw(st.sampled_from([("a",), ("b", "a"), ("a", "b", "c")])):
         builder = FunctionBuilder(name, functions)
         builder.param("x", draw(st.sampled_from(types)), "input")
         builder.param("flag", ScalarType("bool"), "input")
         for weight in draw(st.lists(st.sampled_from(sorted(weights)), min_size=1, max_size=4, unique=True)):
             builder.param(weight, weights[weight], "weight")
-        functions[name] = _method(draw, builder, functions, declares, wide)
+        if has_rest and name == "a" and not any(p.name.startswith("v") for p in builder.params):
+            builder.param("v0", named, "weight")
+        if has_rest and draw(st.booleans()):
+            builder.param("rest", TensorType((size * Dim("e"),), "float32"), "weight")
+        functions[name] = _method(draw, builder, functions, declares, wide, size)
     return IRModule(functions.values())
 
 
@@ -142,7 +154,7 @@ def _kernel() -> Function:
 
 
 def _method(
-    draw: Any, builder: FunctionBuilder, functions: dict[str, Function], declares: bool, wide: bool
+    draw: Any, builder: FunctionBuilder, functions: dict[str, Function], declares: bool, wide: bool, size: Dim
 ) -> Function:
     result = _Body(draw, builder, functions, wide).result()
     if wide and draw(st.booleans()):
@@ -152,6 +164,11 @@ def _method(
             ops.sum, builder.call(ops.multiply, grid, builder.call(ops.reshape, flat_1, shape=GRID.shape))
         )
         result = builder.call(ops.add, result, sum)
+    for rest in [p for p in builder.params if p.name == "rest"]:
+        twice = builder.call(ops.multiply, rest, Scalar(2.0)) if draw(st.booleans()) else rest
+        rows = builder.call(ops.reshape, twice, shape=(size, Dim("e")))
+        last = builder.call(ops.sum, rows, axis=0) if draw(st.booleans()) else rows
+        result = builder.call(ops.add, result, builder.call(ops.sum, last))
     function = builder.finish(result)
     if declares:
         weights = {p for p in function.params if p.role == "weight"}
@@ -179,7 +196,7 @@ class _Body:
         self.builder = builder
         self.functions = functions
         self.wide = wide
-        self.values: list[Var] = [p for p in builder.params if isinstance(p.type, TensorType)]
+        self.values: list[Var] = [p for p in builder.params if getattr(p.type, "ndim", 0) == 2]
         self.pairs: list[Var] = [p for p in builder.params if isinstance(p.type, TupleType)]
         self.unread = set(self.values[1:])
 
