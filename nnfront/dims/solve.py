@@ -9,7 +9,7 @@ from math import gcd
 
 from nnfront.dims.dim import Dim, Size, form_of, size_of
 from nnfront.dims.divide import clear_fractions, divide
-from nnfront.dims.form import Form, Monomial, add, constant, single_symbol, subtract, symbols
+from nnfront.dims.form import Form, Monomial, add, constant, of_atom, single_symbol, subtract, symbols
 from nnfront.dims.rebuild import rebuild
 from nnfront.dims.sizes import as_symbol, equal, same, satisfies, substitute
 from nnfront.dims.symbol import Symbol, describe_facts
@@ -121,7 +121,8 @@ def within(
 def determined(sizes: Sequence[Size], known: Container[Symbol] = ()) -> dict[Symbol, int]:
     """Return the symbols that numbers for these sizes tell, each with the index of the size that does, in the order in which they are found.
 
-    First those that stand alone, then the last one in a size of which all others are known. What `known` has is not asked for.
+    First those that stand alone, then the last one in a size of which all others are known, if the size is linear in it. What
+    `known` has is not asked for.
     """
     found: dict[Symbol, int] = {}
     for index, size in enumerate(sizes):
@@ -132,11 +133,21 @@ def determined(sizes: Sequence[Size], known: Container[Symbol] = ()) -> dict[Sym
         for index, size in enumerate(sizes):
             if isinstance(size, Dim):
                 unknown = [symbol for symbol in size.symbols if symbol not in known and symbol not in found]
-                if len(unknown) == 1:
+                if len(unknown) == 1 and _is_linear(size, unknown[0]):
                     found[unknown[0]] = index
                     break
         else:
             return found
+
+
+def _is_linear(size: Dim, symbol: Symbol) -> bool:
+    """Whether a number for the size gives one for the symbol, all others known: it is in no power, and in no floor, min or max."""
+    terms, _ = form_of(size)
+    return all(
+        (atom == symbol and power == 1) or symbol not in symbols(of_atom(atom))
+        for monomial, _ in terms
+        for atom, power in monomial
+    )
 
 
 def unify(patterns: Sequence[Size], sizes: Sequence[Size], bound: dict[Symbol, Size]) -> int | None:

@@ -51,7 +51,7 @@ class Pass(Generic[P]):
         """Declare the function behind `report`. It is given what the pass would see."""
 
         @functools.wraps(describe)
-        def report(ir: IRModule, *args: P.args, **kwargs: P.kwargs) -> Report:
+        def report(ir: IRModule, /, *args: P.args, **kwargs: P.kwargs) -> Report:
             return describe(self._seen(ir), *args, **kwargs)
 
         self.report = report

@@ -12,7 +12,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from nnfront import dims
-from nnfront.dims import Dim, Symbol, evaluate, evaluator, parse, same, solve, unify
+from nnfront.dims import Dim, Symbol, determined, evaluate, evaluator, parse, same, solve, unify
 from nnfront.errors import DimError
 
 PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
@@ -229,3 +229,26 @@ def test_unify_with_numbers_binds_only_what_reproduces_them(texts, world, secret
     bound: dict[Symbol, dims.Size] = {}
     if unify(patterns, observed, bound) is None:
         assert [evaluate(pattern, bound) for pattern in patterns] == observed
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (["n", "2*n"], {"n": 0}),
+        (["2*n", "n"], {"n": 1}),
+        (["n*m", "n"], {"n": 1, "m": 0}),
+        (["n*m"], {}),
+        (["n + m", "m*k", "k"], {"k": 2, "m": 1, "n": 0}),
+        (["n*m + n", "m"], {"m": 1, "n": 0}),
+        (["n*n"], {}),
+        (["ceildiv(n, 16)", "min(k, 4)", "7"], {}),
+        (["n + n // 2"], {}),
+    ],
+)
+def test_determined_says_what_solve_finds(sizes, expected):
+    parsed = [parse(text) for text in sizes]
+    assert {str(symbol): index for symbol, index in determined(parsed).items()} == expected
+    values = {symbol: 3 for size in parsed if isinstance(size, Dim) for symbol in size.symbols}
+    found = solve([(size, evaluate(size, values)) for size in parsed])
+    assert numbers(found) == dict.fromkeys(expected, 3)
+    assert determined(parsed, found) == {}

@@ -160,3 +160,24 @@ def test_two_transforms_have_sizes_of_their_own():
     x = torch.randn(2, 4)
     torch.testing.assert_close(session["other"](x), x + v.reshape(2, 4))
     torch.testing.assert_close(session["main"](x[:, :3]), x[:, :3] + w.reshape(2, 3))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_weights_size_that_no_dim_follows_from_is_left_to_the_calls(mode):
+    text = """
+    def main[n](x: input float32[n], w: weight float32[ceildiv(n, 16)]) -> float32[n] {
+        s: float32[] = sum(w)
+        y: float32[n] = add(x, s)
+        return y
+    }
+    """
+    w = torch.randn(2)
+    main = compiled(text, mode).load({"w": w})["main"]
+    for n in (17, 32):
+        x = torch.randn(n)
+        torch.testing.assert_close(main(x), x + w.sum())
+    with pytest.raises(RunError) as caught:
+        main(torch.zeros(16))
+    assert str(caught.value) == (
+        "main: weight 'w' axis 0 is 2, but 'ceildiv(n, 16)' is 1\n  'x' axis 0 said 'n' = 16"
+    )
