@@ -230,7 +230,7 @@ def test_match_shape_that_defines_a_dim_stays():
 
 
 def test_a_dim_that_nothing_defines_any_more_is_named():
-    # No verified module gets here: before lifting, too, nothing says what m is.
+    # Before lifting, too, nothing says what m is.
     ir = parse(
         """
         def main[m, n](x: input float32[4], w: weight float32[m*n]) -> float32[m] {
