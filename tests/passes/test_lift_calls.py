@@ -300,3 +300,42 @@ def test_a_private_function_that_uses_its_dim_as_a_number_is_lifted_out_of(use, 
         """
     )
     assert [p.name for p in lifted["main"].weights] == ["r"]
+
+
+def test_a_call_that_weights_alone_determine_does_not_need_its_other_arguments():
+    # Nothing of it can move without more bytes, and what it does not read was made of a weight that is gone.
+    check_lift(
+        """
+        private def layer(x: input float32[4, 4], p: input float32[4, 4], unread: input float32[4, 4]) -> float32[4, 4] {
+            t: float32[4, 4] = permute_dims(p, axes=(1, 0))
+            y: float32[4, 4] = add(x, t)
+            return y
+        }
+        def main(x: input float32[4, 4], w: weight float32[4, 4]) -> float32[4, 4] {
+            a: float32[4, 4] = @layer(x, w, x)
+            v: float32[4, 4] = multiply(w, 0.5)
+            b: float32[4, 4] = @layer(v, v, a)
+            c: float32[4, 4] = matmul(x, b)
+            y: float32[4, 4] = multiply(v, c)
+            return y
+        }
+        """,
+        """
+        private def layer(x: input float32[4, 4], p: input float32[4, 4]) -> float32[4, 4] {
+            t: float32[4, 4] = permute_dims(p, axes=(1, 0))
+            y: float32[4, 4] = add(x, t)
+            return y
+        }
+        transform def main_transform_params(w: weight float32[4, 4]) -> {v: float32[4, 4]} {
+            v: float32[4, 4] = multiply(w, 0.5)
+            results: {v: float32[4, 4]} = {v: v}
+            return results
+        }
+        def main(x: input float32[4, 4], v: transformed float32[4, 4]) -> float32[4, 4] attrs(transform="main_transform_params") {
+            b: float32[4, 4] = @layer(v, v)
+            c: float32[4, 4] = matmul(x, b)
+            y: float32[4, 4] = multiply(v, c)
+            return y
+        }
+        """,
+    )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nnfront.ir import Atom, Block, Function, If, Param, ScalarType, ShapeType, Tuple, Var, atoms_of
+from nnfront.ir import Atom, Block, Expr, Function, If, Param, ScalarType, ShapeType, Tuple, Var, atoms_of
 from nnfront.passes.effects import is_alive
 from nnfront.passes.lifting.dims import KnownDims
 from nnfront.passes.lifting.values import Value, Values
@@ -72,26 +72,32 @@ def collect_uses(scope: Scope, impure: set[str]) -> None:
             else:
                 use(value)
 
+    def arguments(site: Site, call: Expr, *, only_numbers: bool = False) -> None:
+        for param, arg in zip(site.scope.function.params, atoms_of(call), strict=True):
+            if is_number(param) or not (only_numbers or param in site.scope.known):
+                read(arg)
+
     def visit(block: Block) -> None:
         for binding in reversed(block.bindings):
-            if binding.var in known or not is_alive(binding, needs, impure):
+            value, site = binding.value, scope.sites.get(binding.var)
+            if binding.var in known:
+                if site is not None:  # it may stay a call, which keeps its numbers
+                    arguments(site, value, only_numbers=True)
                 continue
-            value = binding.value
+            if not is_alive(binding, needs, impure):
+                continue
             if isinstance(value, If):
                 for branch in (value.then, value.otherwise):
                     read(branch.result)
                     visit(branch)
                 read(value.condition)
-            elif binding.var in scope.sites:
-                site = scope.sites[binding.var]
+            elif site is not None:
                 scope.calls.append(binding.var)
                 for inner in site.scope.uses:
                     image = site.image[inner.index]
                     assert image is not None
                     use(image)
-                for param, arg in zip(site.scope.function.params, atoms_of(value), strict=True):
-                    if param not in site.scope.known or is_number(param):
-                        read(arg)
+                arguments(site, value)
             else:
                 for atom in atoms_of(value):
                     read(atom)

@@ -90,8 +90,12 @@ class Splitter:
         used = frozenset(extra)
         if used != kept and (scope, used) in self._known:
             return self._known[scope, used]
+        # What a call gives that weights alone determine depends on none of its other arguments.
+        is_known = function.result in scope.known and function.name not in self.analyzer.impure
         formals = tuple(
-            i for i, p in enumerate(function.params) if p not in scope.known or p in needs or is_number(p)
+            i
+            for i, p in enumerate(function.params)
+            if p in needs or is_number(p) or not (is_known or p in scope.known)
         )
         if body is scope.body and len(formals) == len(function.params):
             version = Version(self._keep(function), formals, (), ())
