@@ -86,6 +86,18 @@ class TestAgain:
                 "there is another op 'test_files_scaled' already",
             ),
             (
+                '@nn.ir.op(name="test_files_scaled")',
+                '@nn.ir.op(name="test_files_scaled", scratch=False)',
+                InferError,
+                "there is another op 'test_files_scaled' already",
+            ),
+            (
+                '@nn.ir.op(name="test_files_scaled")',
+                '@nn.ir.op(name="test_files_scaled", flops=lambda operands, results, attrs: 0)',
+                InferError,
+                "there is another op 'test_files_scaled' already",
+            ),
+            (
                 "x * by * FACTOR",
                 "x + by",
                 InferError,
@@ -110,7 +122,15 @@ class TestAgain:
                 "the external function 'test_files.extern' is registered already",
             ),
         ],
-        ids=["rule", "reference", "a number that the reference reads", "kernel", "external function"],
+        ids=[
+            "fact",
+            "flops",
+            "rule",
+            "reference",
+            "a number that the reference reads",
+            "kernel",
+            "external function",
+        ],
     )
     def test_another_declaration_under_a_taken_name_is_refused(
         self, before: str, after: str, error: Any, message: str, tmp_path: Path

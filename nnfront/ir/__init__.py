@@ -52,7 +52,7 @@ from nnfront.ir.narrow import (
     is_true,
     map_attr,
 )
-from nnfront.ir.op import OPS, Op, Operand, OperandType, op
+from nnfront.ir.op import OPS, DtypePolicy, Op, Operand, OperandType, op
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
 from nnfront.ir.printer import print_function, print_module
@@ -91,6 +91,7 @@ __all__ = [
     "CacheType",
     "Call",
     "Constant",
+    "DtypePolicy",
     "Expr",
     "Facts",
     "Function",

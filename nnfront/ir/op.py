@@ -23,7 +23,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, TraceError
@@ -46,6 +46,23 @@ OperandType: TypeAlias = TensorType | ScalarType
 
 # A size with the least and greatest number that it is and a divisor, None for no bound.
 SaidOfSize: TypeAlias = tuple[Size, int | None, int | None, int | None]
+
+# How a result shares the memory of an operand: for any operand; for one in row-major order, while others are copied; or for some
+# operands and attributes, which the op's name does not tell (a cast to the dtype that a tensor has).
+View: TypeAlias = Literal["always", "by strides", "sometimes", "never"]
+
+# In which dtype an op computes, where one is asked for:
+#   compute   every float operand in that dtype: where the time goes
+#   wide      every float operand in float32: sums over many terms, and functions that turn small errors into large ones
+#   first     the first operand in that dtype, scales and tables as they are stored; the op itself accumulates in float32
+#   follow    in that dtype if one of the operands is, else as they are: what moves elements or treats each for itself
+#   result    operands as they are; who reads the result gets it in that dtype
+#   given     operands as they are: the author says which dtype comes out
+#   kept      operands in the dtypes that they had when the op was written
+DtypePolicy: TypeAlias = Literal["compute", "wide", "first", "follow", "result", "given", "kept"]
+
+# From the types of operands and results and the attributes, defaults included, to floating-point operations.
+Flops: TypeAlias = Callable[[Sequence[TensorType], Sequence[TensorType], Mapping[str, Any]], Size]
 
 OPS: dict[str, Op] = {}
 
@@ -73,9 +90,21 @@ class Operand:
 
 @dataclass(eq=False)
 class Op:
-    """A vocabulary entry: name, type rule, torch reference and signature. Compared by identity.
+    """A vocabulary entry: name, type rule, torch reference, signature, and what is known of every call. Compared by identity.
 
-    Its declaration completes it (`reference`, `normalize`); after that it does not change.
+    Its declaration completes it (`reference`, `normalize`); after that it does not change. The facts, from `view` to `dtype_policy`,
+    are promises about the reference: a default promises nothing.
+
+    view          how the result shares the memory of the operand; `View` says when
+    in_order      elements of the result, row by row, are those of the operands, one operand after the other; a name: where the
+                  attribute of that name is 0. `keeps_order` answers for a call
+    moves         it copies elements, perhaps converted, or writes numbers that shapes and attributes tell: it computes nothing
+    rowwise       rows (slices along axis 0) of the result depend on the same rows of the operands only, all of which have as many,
+                  unless the attribute `axis` names axis 0
+    scratch       False: while it runs it holds nothing but operands and results, where operands and results have one dtype, positions
+                  int64, and operands are in row-major order (or it `moves`, then in any)
+    flops         what it computes; None: one operation for each element of the result, of a reduction for each of the operand
+    dtype_policy  in which dtype it computes where one is asked for; `DtypePolicy`
     """
 
     name: str
@@ -87,6 +116,13 @@ class Op:
     signature: inspect.Signature
     stricter: str = ""  # why the rule refuses operands that the reference would take
     writes: str = ""  # the operand, a handle, that a call uses up and gives back written
+    view: View = "never"
+    in_order: bool | str = False
+    moves: bool = False
+    rowwise: bool = False
+    scratch: bool = True
+    flops: Flops | None = None
+    dtype_policy: DtypePolicy = "kept"
     _reference: Callable[..., Any] | None = field(default=None, repr=False)
     _normalize: Callable[..., dict[str, Any]] | None = field(default=None, repr=False)
     _says: Callable[..., list[SaidOfSize]] | None = field(default=None, repr=False)
@@ -95,6 +131,17 @@ class Op:
     def is_variadic(self) -> bool:
         """Whether the op takes one sequence of operands of any length."""
         return bool(self.operands) and self.operands[0].is_sequence
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the result shares the memory of an operand that is in row-major order."""
+        return self.view in ("always", "by strides")
+
+    def keeps_order(self, attrs: Mapping[str, Any]) -> bool:
+        """Whether the elements of the result, row by row, are those of the operands, one operand after the other."""
+        if isinstance(self.in_order, str):
+            return bool(self.full_attrs(attrs)[self.in_order] == 0)
+        return self.in_order
 
     def reference(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Declare what the op means: a function of torch tensors, named attributes as in the rule."""
@@ -242,12 +289,31 @@ class Op:
         return f"<op {self.name}>"
 
 
+class Facts(TypedDict, total=False):
+    """What a declaration may say of an op; `Op` tells what each means."""
+
+    stricter: str
+    writes: str
+    view: View
+    in_order: bool | str
+    moves: bool
+    rowwise: bool
+    scratch: bool
+    flops: Flops
+    dtype_policy: DtypePolicy
+
+
+def _said(op: Op) -> list[object]:
+    """What a declaration says besides functions."""
+    return [op.is_pure, *(getattr(op, fact) for fact in Facts.__annotations__ if fact != "flops")]
+
+
 def op(
-    *, name: str | None = None, is_pure: bool = True, stricter: str = "", writes: str = ""
+    *, name: str | None = None, is_pure: bool = True, **facts: Unpack[Facts]
 ) -> Callable[[Callable[..., Type]], Op]:
     """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it).
 
-    To declare it again in the same words is to declare it once. Raises InferError for another op of that name.
+    The facts are those of `Op`. To declare it again in the same words is to declare it once. Raises InferError for another op of that name.
     """
 
     def declare(rule: Callable[..., Type]) -> Op:
@@ -263,16 +329,17 @@ def op(
         assert len(operands) == 1 or not any(o.is_sequence for o in operands), (
             f"{op_name}: a sequence stands alone"
         )
-        assert not writes or writes in {o.name for o in operands}, f"{op_name} has no operand {writes}"
         doc = inspect.getdoc(rule) or ""
-        declared = Op(op_name, rule, is_pure, tuple(operands), attributes, doc, signature, stricter, writes)
+        declared = Op(op_name, rule, is_pure, tuple(operands), attributes, doc, signature, **facts)
+        written = declared.writes
+        assert not written or written in {o.name for o in operands}, f"{op_name} has no operand {written}"
         known = OPS.setdefault(op_name, declared)
         if known is not declared:
-            if (known.is_pure, known.stricter, known.writes) != (is_pure, stricter, writes) or not same_code(
-                known.infer, rule
-            ):
+            functions = (known.infer, known.flops), (rule, declared.flops)
+            if _said(known) != _said(declared) or not same_code(*functions):
                 raise _taken(f"there is another op {op_name!r} already", known.infer, rule)
-            known.infer = rule  # a file that is run again declares it anew, over names of its own
+            # A file that is run again declares it anew, over names of its own.
+            known.infer, known.flops = rule, declared.flops
         return known
 
     return declare

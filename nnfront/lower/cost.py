@@ -7,29 +7,20 @@ addition are two operations; other elementwise arithmetic counts one for each el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from nnfront import dtypes
 from nnfront.dims import Size, product, total
-from nnfront.ir import CacheLayerType, TensorType
+from nnfront.ir import OPS, CacheLayerType, TensorType
 from nnfront.lower.instructions import PACK, Run, Slot
 
 Tensors: TypeAlias = list[TensorType]
 
-# Ops whose result shares memory with their operand: they read and write nothing.
-VIEWS = frozenset(
-    "broadcast_to cache_join cache_split chunk getitem permute_dims reshape split squeeze stop_lift_params unsqueeze".split()
-)
-# Ops that move memory and compute nothing.
-MOVES = VIEWS | frozenset(
-    "cache_positions concat empty flip full full_like gather ones ones_like pad repeat stack take tile zeros zeros_like".split()
-)
-
 
 def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
     """Bytes that the operands and results have; 0 for a view."""
-    if run.op in VIEWS or run.op == PACK:
+    if run.is_view:
         return 0
     sizes = [
         product([*t.shape, dtypes.size_bytes(t.dtype)]) for t in _tensors((*run.inputs, *run.outputs), slots)
@@ -63,12 +54,12 @@ def flops_of(run: Run, slots: Sequence[Slot]) -> Size:
     """Floating-point operations; for a region those of all that it stands for."""
     if run.body is not None:
         return total([flops_of(each, slots) for each in run.body.walk() if isinstance(each, Run)])
-    if run.op in MOVES or run.op == PACK:
+    op = OPS.get(run.attrs.get("kind", run.op))  # a product says which op it is
+    if run.op == PACK or (op is not None and op.moves):
         return 0
     operands, results = _tensors(run.inputs, slots), _tensors(run.outputs, slots)
-    rule = _RULES.get(run.op)
-    if rule is not None:
-        return rule(operands, results)
+    if op is not None and op.flops is not None:
+        return op.flops(operands, results, op.full_attrs(run.attrs))
     counted = (
         results if results and len(results[0].shape) >= len((operands or results)[0].shape) else operands
     )
@@ -77,23 +68,3 @@ def flops_of(run: Run, slots: Sequence[Slot]) -> Size:
 
 def _tensors(indices: Sequence[int], slots: Sequence[Slot]) -> Tensors:
     return [t for i in indices if isinstance(t := slots[i].type, TensorType)]
-
-
-def _product(operands: Tensors, results: Tensors) -> Size:
-    """A product of matrices: two operations for each element of the result and each element of the axis that is summed over."""
-    return product([2, operands[0].shape[-1], *results[0].shape])
-
-
-def _attention(operands: Tensors, results: Tensors) -> Size:
-    """Scores and weighted sum, as if every query saw every key given: q [batch, seq, heads, size], k [batch, keys, groups, size]."""
-    q, k = operands[:2]
-    return product([4, *q.shape, k.shape[1]])
-
-
-_RULES: dict[str, Callable[[Tensors, Tensors], Size]] = {
-    "matmul": _product,
-    "linear": _product,
-    "product": _product,
-    "attention": _attention,
-    "scaled_dot_product_attention": _attention,
-}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from nnfront.dims import Symbol
-from nnfront.ir import Constant, Type, type_text
+from nnfront.ir import OPS, Constant, Type, type_text
 
 PACK = "tuple"
 """Kernel and op of the instruction that makes one value of several."""
@@ -108,6 +108,11 @@ class Run:
     why: str = "reference"
     refused: tuple[str, ...] = ()
     body: Block | None = None
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the results are the memory of operands that are in row-major order."""
+        return self.op == PACK or (self.op in OPS and OPS[self.op].is_view)
 
     def freeing(self, frees: tuple[int, ...]) -> Run:
         """Return it with `frees`. As `dataclasses.replace`, which takes ten times as long."""

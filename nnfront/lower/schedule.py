@@ -18,12 +18,9 @@ from math import prod
 
 from nnfront import dtypes
 from nnfront.dims import Symbol
-from nnfront.ir import TensorType
+from nnfront.ir import OPS, TensorType
 from nnfront.lower.instructions import Block, Branch, Instruction, Match, Run, Slot
 from nnfront.lower.slots import Frame, dims_in
-
-# Ops whose results share the memory of their operand whatever its strides are: they may run at load without taking any.
-FREE_VIEWS = frozenset({"permute_dims", "split", "squeeze", "unsqueeze"})
 
 # A result that depends on nothing is computed once if it is no larger than this: 1 MiB of tables is worth keeping, a zeroed
 # buffer of the size of an activation is not.
@@ -87,12 +84,18 @@ def _split_early(
                 free.update(instruction.outputs)
                 early.append(instruction)
                 continue
-            if instruction.kernel in FREE_VIEWS and all(i in free or i in weights for i in inputs):
+            if _is_free(instruction) and all(i in free or i in weights for i in inputs):
                 weights.update(instruction.outputs)
                 early.append(instruction)
                 continue
         late.append(instruction)
     return replace(body, instructions=tuple(late)), early
+
+
+def _is_free(run: Run) -> bool:
+    """Whether the results take no memory, whatever the strides of the operands."""
+    op = OPS.get(run.kernel)
+    return op is not None and op.view == "always"
 
 
 def _is_known_at_load(slot: Slot, load_dims: Collection[Symbol]) -> bool:

@@ -23,13 +23,6 @@ from nnfront.lower.instructions import PACK, Run
 from nnfront.lower.reference import reference
 from nnfront.memory.layout import Layer, Layout
 
-# Ops whose references take memory for their result alone and make it row by row, like rows given to them. They are not metered,
-# as the first computation on the meta device in a process loads torch's compiler.
-PLAIN = frozenset(
-    "abs add astype ceil cos divide equal erf exp floor greater greater_equal less less_equal linear log multiply"
-    " negative not_equal reciprocal relu rsqrt sigmoid silu sin softmax sqrt square subtract take tanh".split()
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
@@ -144,8 +137,12 @@ def _anew(declared: Sequence[Layout | None], workspace: int, remembered: int = 0
 
 
 def _is_plain(run: Run, operands: Sequence[Operand], declared: Sequence[Layout | None]) -> bool:
-    """Whether the reference takes memory for its result alone."""
-    if run.kernel not in PLAIN or not all(map(_is_row_major, operands)):
+    """Whether the reference takes memory for its result alone, and makes it row by row.
+
+    It is not metered, as the first computation on the meta device in a process loads torch's compiler.
+    """
+    op = OPS.get(run.kernel)
+    if op is None or op.scratch or op.is_view or not all(map(_is_row_major, operands)):
         return False
     given = [x.dtype for x in operands if isinstance(x, Layout)]
     result = declared[0].dtype if declared[0] is not None else ""
@@ -156,7 +153,7 @@ def _is_plain(run: Run, operands: Sequence[Operand], declared: Sequence[Layout |
     if run.kernel == "linear" and operands[2] is not None:
         return False
     # What has to be converted first is converted in memory of its own.
-    is_one = isinstance(operands[0], Layout) and set(given) == {given[0]} != {"bool"}
+    is_one = isinstance(next(iter(operands), None), Layout) and set(given) == {given[0]} != {"bool"}
     return is_one and result in (given[0], "bool")
 
 

@@ -30,7 +30,7 @@ def _gated(gate: TensorType, up: TensorType) -> TensorType:
     return TensorType(*broadcast_operands(gate, up))
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def relu(x: TensorType) -> TensorType:
     """max(x, 0)."""
     return _rectifier(x)
@@ -39,7 +39,7 @@ def relu(x: TensorType) -> TensorType:
 relu.reference(torch.relu)
 
 
-@op()
+@op(dtype_policy="follow")
 def relu6(x: TensorType) -> TensorType:
     """min(max(x, 0), 6)."""
     return _rectifier(x)
@@ -48,7 +48,7 @@ def relu6(x: TensorType) -> TensorType:
 relu6.reference(F.relu6)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def silu(x: TensorType) -> TensorType:
     """x * sigmoid(x), also called swish."""
     return _activation(x)
@@ -57,7 +57,7 @@ def silu(x: TensorType) -> TensorType:
 silu.reference(F.silu)
 
 
-@op()
+@op(dtype_policy="follow")
 def mish(x: TensorType) -> TensorType:
     """x * tanh(softplus(x))."""
     return _activation(x)
@@ -66,7 +66,7 @@ def mish(x: TensorType) -> TensorType:
 mish.reference(F.mish)
 
 
-@op()
+@op(dtype_policy="follow")
 def hardswish(x: TensorType) -> TensorType:
     """x * min(max(x + 3, 0), 6) / 6."""
     return _activation(x)
@@ -75,7 +75,7 @@ def hardswish(x: TensorType) -> TensorType:
 hardswish.reference(F.hardswish)
 
 
-@op()
+@op(dtype_policy="follow")
 def gelu(x: TensorType, approximate: str | None = None) -> TensorType:
     """x * Phi(x), Phi the normal distribution function; approximate="tanh" is the formula with tanh.
 
@@ -90,7 +90,7 @@ def _(x: torch.Tensor, approximate: str | None) -> torch.Tensor:
     return F.gelu(x, approximate=approximate or "none")
 
 
-@op()
+@op(dtype_policy="follow")
 def softplus(x: TensorType, beta: float = 1.0, threshold: float = 20.0) -> TensorType:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     require(beta != 0, "beta must not be 0")
@@ -102,7 +102,7 @@ def _(x: torch.Tensor, beta: float, threshold: float) -> torch.Tensor:
     return F.softplus(x, beta, threshold)
 
 
-@op()
+@op(dtype_policy="follow")
 def leaky_relu(x: TensorType, alpha: float = 0.01) -> TensorType:
     """x where it is positive, alpha x elsewhere."""
     return _activation(x)
@@ -113,7 +113,7 @@ def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
     return F.leaky_relu(x, alpha)
 
 
-@op()
+@op(dtype_policy="follow")
 def elu(x: TensorType, alpha: float = 1.0) -> TensorType:
     """x where it is positive, alpha (exp(x) - 1) elsewhere."""
     return _activation(x)
@@ -124,7 +124,7 @@ def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
     return F.elu(x, alpha)
 
 
-@op()
+@op(dtype_policy="follow")
 def prelu(x: TensorType, alpha: TensorType) -> TensorType:
     """x where it is positive, alpha x elsewhere; alpha [1], or [channels] for the channels on axis 1 of x."""
     require_float(x)
@@ -142,7 +142,7 @@ def prelu(x: TensorType, alpha: TensorType) -> TensorType:
 prelu.reference(F.prelu)
 
 
-@op(stricter=_FLOATS)
+@op(stricter=_FLOATS, dtype_policy="follow")
 def swiglu(gate: TensorType, up: TensorType) -> TensorType:
     """silu(gate) * up, in float32 for half types, rounded once.
 
@@ -157,7 +157,7 @@ def _(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (F.silu(gate.to(wide(dtype))) * up.to(wide(dtype))).to(dtype)
 
 
-@op(stricter=_FLOATS)
+@op(stricter=_FLOATS, dtype_policy="follow")
 def geglu(gate: TensorType, up: TensorType, approximate: str | None = None) -> TensorType:
     """gelu(gate, approximate) * up, in float32 for half types, rounded once.
 

@@ -14,11 +14,12 @@ Scores and softmax are computed in float32 for half types; the result is rounded
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from nnfront.dims import divides
+from nnfront.dims import Size, divides, product, total
 from nnfront.ir.op import op
 from nnfront.ir.types import CacheLayerType, TensorType, TupleType
 from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
@@ -100,7 +101,13 @@ def _attend(
     return result.transpose(1, 2).to(q.dtype)
 
 
-@op(stricter=_STRICTER)
+def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
+    """Scores and weighted sum, as if every query saw every key given."""
+    q, k = operands[:2]
+    return total([product([2, *each.shape, k.shape[1]]) for each in (q, results[0])])
+
+
+@op(stricter=_STRICTER, flops=_flops, dtype_policy="compute")
 def scaled_dot_product_attention(
     query: TensorType,
     key: TensorType,
@@ -178,7 +185,7 @@ def _(
     return _attend(query, key.transpose(1, 2), value.transpose(1, 2), bias, scale, dtype=compute)
 
 
-@op(is_pure=False, writes="cache", stricter=_STRICTER)
+@op(is_pure=False, writes="cache", stricter=_STRICTER, flops=_flops, dtype_policy="compute")
 def attention(
     q: TensorType,
     k: TensorType,

@@ -17,7 +17,7 @@ from nnfront.ir.op import op
 from nnfront.ir.types import CacheLayerType, CacheType, TensorType, TupleType
 
 
-@op(writes="cache")
+@op(writes="cache", view="always", moves=True, scratch=False)
 def cache_split(cache: CacheType) -> TupleType:
     """A handle for each layer. The cache's own handle is used up until `cache_join` makes another."""
     return TupleType(cache.layers)
@@ -28,7 +28,7 @@ def _(cache: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(cache)
 
 
-@op(writes="layers")
+@op(writes="layers", view="always", moves=True, scratch=False)
 def cache_join(*layers: CacheLayerType) -> CacheType:
     """The cache of these layers. Their handles are used up."""
     return CacheType(layers)
@@ -39,7 +39,7 @@ def _(*layers: Any) -> tuple[Any, ...]:
     return layers
 
 
-@op()
+@op(moves=True)
 def cache_positions(cache: CacheLayerType, seq: Size) -> TensorType:
     """The positions of the next `seq` tokens of each sequence, counted from 0: int64 [batch, seq]. Writes nothing."""
     return TensorType((cache.batch, seq), "int64")

@@ -18,7 +18,7 @@ from nnfront.ops.rules import require
 _EXTERNS: dict[str, Callable[..., Any]] = {}
 
 
-@op()
+@op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow")
 def stop_lift_params(x: TensorType) -> TensorType:
     """x itself; what follows is not moved to load time even if it needs only weights."""
     return x
@@ -109,7 +109,7 @@ def _(*tensors: Any, format: str) -> tuple[()]:
     return ()
 
 
-@op(is_pure=False)
+@op(is_pure=False, view="sometimes")
 def extern(name: str, args: Sequence[Type], out: Any) -> Type:
     """Call a function that is known by name when the method runs (see `register_extern`).
 

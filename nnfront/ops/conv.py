@@ -7,13 +7,13 @@ Weights are [out, in / groups, kernel...] in every data layout. `padding` is an 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional as F
 
-from nnfront.dims import Size, divides, floordiv, less
+from nnfront.dims import Size, divides, floordiv, less, product
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
@@ -153,7 +153,12 @@ def _convolve(
     return function(x, weight, bias, stride, 0, dilation, groups)
 
 
-@op(stricter=_FLOATS_ONLY)
+def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
+    """Two operations for each element of the result and each number that its filter has."""
+    return product([2, *results[0].shape, *operands[1].shape[1:]])
+
+
+@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")
 def conv1d(
     x: TensorType,
     weight: TensorType,
@@ -183,7 +188,7 @@ def _(
 conv1d.reference(_convolve)
 
 
-@op(stricter=_FLOATS_ONLY)
+@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")
 def conv2d(
     x: TensorType,
     weight: TensorType,
@@ -232,7 +237,7 @@ def _(
     return _convolve(x.movedim(-1, 1), weight, bias, stride, padding, dilation, groups).movedim(1, -1)
 
 
-@op(stricter=_FLOATS_ONLY)
+@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")
 def conv3d(
     x: TensorType,
     weight: TensorType,
@@ -283,7 +288,15 @@ def _(
     return _convolve(x.movedim(-1, 1), weight, bias, stride, padding, dilation, groups).movedim(1, -1)
 
 
-@op(stricter=_FLOATS_ONLY)
+def _transposed_flops(
+    operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]
+) -> Size:
+    """Two operations for each element of x and each number that it is multiplied with."""
+    x, weight = operands[:2]
+    return product([2, *x.shape, *weight.shape[1:]])
+
+
+@op(stricter=_FLOATS_ONLY, flops=_transposed_flops, dtype_policy="compute")
 def conv1d_transpose(
     x: TensorType,
     weight: TensorType,

@@ -30,7 +30,7 @@ def _tensor(shape: Sizes, dtype: str) -> TensorType:
     return TensorType(shape, dtype)
 
 
-@op(stricter=_NO_AXES)
+@op(stricter=_NO_AXES, moves=True, scratch=False)
 def full(shape: Sizes, fill_value: OperandType, dtype: str = "float32") -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes."""
     if isinstance(fill_value, TensorType):
@@ -50,7 +50,7 @@ def _(shape: Sequence[int], fill_value: Any, dtype: str) -> torch.Tensor:
     return torch.full(tuple(shape), fill_value, dtype=getattr(torch, dtype))
 
 
-@op()
+@op(moves=True, scratch=False)
 def zeros(shape: Sizes, dtype: str = "float32") -> TensorType:
     """Every element is 0."""
     return _tensor(shape, dtype)
@@ -64,7 +64,7 @@ def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.zeros(tuple(shape), dtype=getattr(torch, dtype))
 
 
-@op()
+@op(moves=True, scratch=False)
 def ones(shape: Sizes, dtype: str = "float32") -> TensorType:
     """Every element is 1."""
     return _tensor(shape, dtype)
@@ -78,7 +78,7 @@ def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.ones(tuple(shape), dtype=getattr(torch, dtype))
 
 
-@op()
+@op(moves=True, scratch=False)
 def empty(shape: Sizes, dtype: str = "float32") -> TensorType:
     """Elements that mean nothing until they are written."""
     return _tensor(shape, dtype)
@@ -92,7 +92,7 @@ def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
 
 
-@op(stricter=_NO_AXES)
+@op(stricter=_NO_AXES, moves=True, scratch=False, dtype_policy="follow")
 def full_like(x: TensorType, fill_value: OperandType, dtype: str | None = None) -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes; shape and, unless given, dtype are x's."""
     if isinstance(fill_value, TensorType):
@@ -118,7 +118,7 @@ def _(x: torch.Tensor, fill_value: Any, dtype: str | None) -> torch.Tensor:
     return torch.full_like(x, fill_value, dtype=wanted)
 
 
-@op()
+@op(moves=True, scratch=False, dtype_policy="follow")
 def zeros_like(x: TensorType, dtype: str | None = None) -> TensorType:
     """Every element is 0; shape and, unless given, dtype are x's."""
     return TensorType(x.shape, dtype or x.dtype)
@@ -132,7 +132,7 @@ def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return torch.zeros_like(x, dtype=None if dtype is None else getattr(torch, dtype))
 
 
-@op()
+@op(moves=True, scratch=False, dtype_policy="follow")
 def ones_like(x: TensorType, dtype: str | None = None) -> TensorType:
     """Every element is 1; shape and, unless given, dtype are x's."""
     return TensorType(x.shape, dtype or x.dtype)
@@ -146,7 +146,7 @@ def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return torch.ones_like(x, dtype=None if dtype is None else getattr(torch, dtype))
 
 
-@op(stricter="integers are counted in integers, dims or ints")
+@op(stricter="integers are counted in integers, dims or ints", moves=True, scratch=False)
 def arange(
     start: Size | float, end: Size | float | None = None, step: Size | float = 1, dtype: str = "float32"
 ) -> TensorType:
@@ -209,7 +209,7 @@ def _(start: float, end: float, step: float, dtype: str) -> torch.Tensor:
     return torch.arange(start, end, step, dtype=getattr(torch, dtype))
 
 
-@op()
+@op(moves=True)
 def dim_value(dim: Dim | int) -> TensorType:
     """A dim as an int64 tensor without axes."""
     return TensorType((), "int64")

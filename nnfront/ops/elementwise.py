@@ -50,7 +50,7 @@ def _number(x: TensorType) -> TensorType:
     return x
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def add(a: OperandType, b: OperandType) -> TensorType:
     """a + b; for two bool tensors their or."""
     return _arithmetic(a, b)
@@ -59,7 +59,7 @@ def add(a: OperandType, b: OperandType) -> TensorType:
 add.reference(operator.add)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def subtract(a: OperandType, b: OperandType) -> TensorType:
     """a - b."""
     return _no_bool(a, b)
@@ -68,7 +68,7 @@ def subtract(a: OperandType, b: OperandType) -> TensorType:
 subtract.reference(of_tensors(torch.sub))  # torch's own `-` refuses bool with a number
 
 
-@op(stricter="no arithmetic in float8, though torch multiplies")
+@op(stricter="no arithmetic in float8, though torch multiplies", scratch=False, dtype_policy="follow")
 def multiply(a: OperandType, b: OperandType) -> TensorType:
     """a * b; for two bool tensors their and."""
     return _arithmetic(a, b)
@@ -77,7 +77,7 @@ def multiply(a: OperandType, b: OperandType) -> TensorType:
 multiply.reference(operator.mul)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def divide(a: OperandType, b: OperandType) -> TensorType:
     """a / b, the true quotient: float32 for two integers."""
     shape, dtype = broadcast_operands(a, b)
@@ -87,7 +87,7 @@ def divide(a: OperandType, b: OperandType) -> TensorType:
 divide.reference(operator.truediv)
 
 
-@op()
+@op(dtype_policy="follow")
 def floor_divide(a: OperandType, b: OperandType) -> TensorType:
     """The quotient rounded towards minus infinity; integers stay integers."""
     return _no_bool(a, b)
@@ -96,7 +96,7 @@ def floor_divide(a: OperandType, b: OperandType) -> TensorType:
 floor_divide.reference(operator.floordiv)
 
 
-@op()
+@op(dtype_policy="follow")
 def remainder(a: OperandType, b: OperandType) -> TensorType:
     """a - b * floor_divide(a, b): has the sign of b, like Python's %."""
     return _no_bool(a, b)
@@ -105,7 +105,7 @@ def remainder(a: OperandType, b: OperandType) -> TensorType:
 remainder.reference(operator.mod)
 
 
-@op()
+@op(dtype_policy="wide")
 def power(a: OperandType, b: OperandType) -> TensorType:
     """a to the power b. An integer to a negative integer power is refused, at run time if the exponent is a tensor."""
     shape, dtype = broadcast_operands(a, b)
@@ -123,7 +123,7 @@ def power(a: OperandType, b: OperandType) -> TensorType:
 power.reference(operator.pow)
 
 
-@op()
+@op(dtype_policy="follow")
 def maximum(x1: OperandType, x2: OperandType) -> TensorType:
     """The larger of two; NaN if either is NaN."""
     return _arithmetic(x1, x2)
@@ -132,7 +132,7 @@ def maximum(x1: OperandType, x2: OperandType) -> TensorType:
 maximum.reference(of_tensors(torch.maximum))
 
 
-@op()
+@op(dtype_policy="follow")
 def minimum(x1: OperandType, x2: OperandType) -> TensorType:
     """The smaller of two; NaN if either is NaN."""
     return _arithmetic(x1, x2)
@@ -141,7 +141,7 @@ def minimum(x1: OperandType, x2: OperandType) -> TensorType:
 minimum.reference(of_tensors(torch.minimum))
 
 
-@op(stricter="at least one bound must be given, where the reference would do nothing")
+@op(stricter="at least one bound must be given, where the reference would do nothing", dtype_policy="follow")
 def clip(x: TensorType, min: OperandType | None = None, max: OperandType | None = None) -> TensorType:
     """minimum(maximum(x, min), max): limit x to [min, max]. An absent bound does not limit."""
     require(min is not None or max is not None, "give min, max or both")
@@ -158,7 +158,7 @@ def _(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     return x if max is None else torch.minimum(as_tensor(x, max), as_tensor(max, x))
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def negative(x: TensorType) -> TensorType:
     """-x."""
     return _number(x)
@@ -167,7 +167,11 @@ def negative(x: TensorType) -> TensorType:
 negative.reference(operator.neg)
 
 
-@op(stricter="torch takes the absolute value of a float8 tensor; nothing else computes in float8")
+@op(
+    stricter="torch takes the absolute value of a float8 tensor; nothing else computes in float8",
+    scratch=False,
+    dtype_policy="follow",
+)
 def abs(x: TensorType) -> TensorType:
     """The absolute value."""
     return _number(x)
@@ -176,7 +180,7 @@ def abs(x: TensorType) -> TensorType:
 abs.reference(torch.abs)
 
 
-@op(stricter="torch's sign of bool is the identity")
+@op(stricter="torch's sign of bool is the identity", dtype_policy="follow")
 def sign(x: TensorType) -> TensorType:
     """-1, 0 or 1."""
     return _number(x)
@@ -185,7 +189,7 @@ def sign(x: TensorType) -> TensorType:
 sign.reference(torch.sign)
 
 
-@op(stricter="torch squares bool to int64")
+@op(stricter="torch squares bool to int64", scratch=False, dtype_policy="wide")
 def square(x: TensorType) -> TensorType:
     """x * x."""
     return _number(x)
@@ -194,7 +198,7 @@ def square(x: TensorType) -> TensorType:
 square.reference(torch.square)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def floor(x: TensorType) -> TensorType:
     """Round towards minus infinity; integers stay as they are."""
     return _number(x)
@@ -203,7 +207,7 @@ def floor(x: TensorType) -> TensorType:
 floor.reference(torch.floor)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def ceil(x: TensorType) -> TensorType:
     """Round towards infinity; integers stay as they are."""
     return _number(x)
@@ -212,7 +216,7 @@ def ceil(x: TensorType) -> TensorType:
 ceil.reference(torch.ceil)
 
 
-@op()
+@op(dtype_policy="follow")
 def round(x: TensorType) -> TensorType:
     """Round to the nearest integer, halves to the even one."""
     return _number(x)
@@ -221,7 +225,7 @@ def round(x: TensorType) -> TensorType:
 round.reference(torch.round)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def sqrt(x: TensorType) -> TensorType:
     """The square root; NaN below 0."""
     return _real(x)
@@ -230,7 +234,7 @@ def sqrt(x: TensorType) -> TensorType:
 sqrt.reference(torch.sqrt)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def rsqrt(x: TensorType) -> TensorType:
     """1 / sqrt(x)."""
     return _real(x)
@@ -239,7 +243,7 @@ def rsqrt(x: TensorType) -> TensorType:
 rsqrt.reference(torch.rsqrt)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def reciprocal(x: TensorType) -> TensorType:
     """1 / x."""
     return _real(x)
@@ -248,7 +252,7 @@ def reciprocal(x: TensorType) -> TensorType:
 reciprocal.reference(torch.reciprocal)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def exp(x: TensorType) -> TensorType:
     """e to the power x."""
     return _real(x)
@@ -257,7 +261,7 @@ def exp(x: TensorType) -> TensorType:
 exp.reference(torch.exp)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def log(x: TensorType) -> TensorType:
     """The natural logarithm; NaN below 0."""
     return _real(x)
@@ -266,7 +270,7 @@ def log(x: TensorType) -> TensorType:
 log.reference(torch.log)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def sin(x: TensorType) -> TensorType:
     """The sine of x in radians."""
     return _real(x)
@@ -275,7 +279,7 @@ def sin(x: TensorType) -> TensorType:
 sin.reference(torch.sin)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def cos(x: TensorType) -> TensorType:
     """The cosine of x in radians."""
     return _real(x)
@@ -284,7 +288,7 @@ def cos(x: TensorType) -> TensorType:
 cos.reference(torch.cos)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def tanh(x: TensorType) -> TensorType:
     """The hyperbolic tangent."""
     return _real(x)
@@ -293,7 +297,7 @@ def tanh(x: TensorType) -> TensorType:
 tanh.reference(torch.tanh)
 
 
-@op()
+@op(scratch=False, dtype_policy="wide")
 def erf(x: TensorType) -> TensorType:
     """The error function."""
     return _real(x)
@@ -302,7 +306,7 @@ def erf(x: TensorType) -> TensorType:
 erf.reference(torch.erf)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def sigmoid(x: TensorType) -> TensorType:
     """1 / (1 + exp(-x))."""
     return _real(x)
@@ -311,7 +315,7 @@ def sigmoid(x: TensorType) -> TensorType:
 sigmoid.reference(torch.sigmoid)
 
 
-@op()
+@op(view="sometimes", moves=True, scratch=False, dtype_policy="given")
 def astype(x: TensorType, dtype: str) -> TensorType:
     """Cast to `dtype`. Floats become integers by dropping the fraction; NaN, infinities and values out of range become anything."""
     return TensorType(x.shape, dtype)

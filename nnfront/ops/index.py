@@ -13,7 +13,7 @@ from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, NO_AXIS, axis_of, integer, require, require_integer, require_same
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="result")
 def take(x: TensorType, indices: TensorType, axis: int | None = None) -> TensorType:
     """Take the slices of x at `indices` along an axis; without one x must have a single axis.
 
@@ -56,7 +56,7 @@ def _check_positions(x: TensorType, indices: TensorType, axis: int) -> None:
             )
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, moves=True, dtype_policy="follow")
 def gather(x: TensorType, indices: TensorType, axis: int = -1) -> TensorType:
     """result[i, j] = x[i, indices[i, j]] for the last axis, and likewise for any other.
 
@@ -90,7 +90,7 @@ def _check_scatter(x: TensorType, indices: TensorType, updates: TensorType, axis
 _SAME_SHAPE = "updates must have the shape of indices, where torch allows more; " + NO_AXIS
 
 
-@op(stricter=_SAME_SHAPE)
+@op(stricter=_SAME_SHAPE, moves=True, dtype_policy="follow")
 def scatter(x: TensorType, indices: TensorType, updates: TensorType, axis: int = -1) -> TensorType:
     """A copy of x with x[i, indices[i, j]] = updates[i, j] for the last axis, and likewise for any other.
 
@@ -109,7 +109,7 @@ def _(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) 
     return torch.scatter(x, axis, indices.long(), updates)
 
 
-@op(stricter=_SAME_SHAPE)
+@op(stricter=_SAME_SHAPE, dtype_policy="follow")
 def scatter_add(x: TensorType, indices: TensorType, updates: TensorType, axis: int = -1) -> TensorType:
     """Like scatter, but updates are added to what x holds; a position named twice gets both."""
     return _check_scatter(x, indices, updates, axis)
@@ -138,7 +138,7 @@ def _matrix(x: TensorType) -> TensorType:
     return x
 
 
-@op(stricter=_NO_FLOAT8)
+@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow")
 def triu(x: TensorType, diagonal: Size = 0) -> TensorType:
     """Zero what lies below a diagonal of each matrix [..., rows, columns]; diagonal 1 is the one above the main one."""
     return _matrix(x)
@@ -152,7 +152,7 @@ def _(x: torch.Tensor, diagonal: int) -> torch.Tensor:
     return torch.triu(x, diagonal)
 
 
-@op(stricter=_NO_FLOAT8)
+@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow")
 def tril(x: TensorType, diagonal: Size = 0) -> TensorType:
     """Zero what lies above a diagonal of each matrix [..., rows, columns]; diagonal -1 is the one below the main one."""
     return _matrix(x)

@@ -15,7 +15,13 @@ from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rules import NO_AXIS, axis_of, integer, require, require_same, result_dtype, sizes_of_shape
 
 
-@op(stricter="an empty vector does not concatenate with tensors of more axes")
+@op(
+    stricter="an empty vector does not concatenate with tensors of more axes",
+    in_order="dim",
+    moves=True,
+    scratch=False,
+    dtype_policy="follow",
+)
 def concat(x: Sequence[TensorType], dim: int = 0) -> TensorType:
     """Join tensors end to end along an axis; all other sizes are equal. The dtype is that of their promotion."""
     first = x[0]
@@ -37,7 +43,7 @@ def _(x: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(x), dim)
 
 
-@op()
+@op(in_order="dim", moves=True, scratch=False, dtype_policy="follow")
 def stack(x: Sequence[TensorType], dim: int = 0) -> TensorType:
     """Join tensors of one shape along a new axis, which becomes axis `dim`."""
     first = x[0]
@@ -65,7 +71,13 @@ def _require_fit(first: TensorType, other: TensorType, index: int, free: int | N
             require_same(mine, its, "tensors 0 and {} differ on axis {}: {} and {}", index, axis)
 
 
-@op(stricter="the axis must divide into equal parts")
+@op(
+    stricter="the axis must divide into equal parts",
+    view="always",
+    moves=True,
+    scratch=False,
+    dtype_policy="follow",
+)
 def split(ary: TensorType, indices_or_sections: int | Sequence[Size], axis: int = 0) -> TupleType:
     """Take a tensor apart along an axis: into so many equal parts (an int), or before each of the given positions.
 
@@ -117,7 +129,13 @@ def _(ary: torch.Tensor, indices_or_sections: int | Sequence[int], axis: int) ->
     return tuple(torch.tensor_split(ary, spec, axis))
 
 
-@op(stricter=NO_AXIS + "; a dim must divide into equal parts")
+@op(
+    stricter=NO_AXIS + "; a dim must divide into equal parts",
+    view="always",
+    moves=True,
+    scratch=False,
+    dtype_policy="follow",
+)
 def chunk(x: TensorType, chunks: int, dim: int = 0) -> TupleType:
     """Take a tensor apart along an axis into at most `chunks` parts of equal size, the last one smaller if it must be.
 

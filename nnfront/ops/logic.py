@@ -44,7 +44,7 @@ def _shift(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, dtype)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def less(a: OperandType, b: OperandType) -> TensorType:
     """a < b."""
     return _compare(a, b)
@@ -53,7 +53,7 @@ def less(a: OperandType, b: OperandType) -> TensorType:
 less.reference(operator.lt)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def less_equal(a: OperandType, b: OperandType) -> TensorType:
     """a <= b."""
     return _compare(a, b)
@@ -62,7 +62,7 @@ def less_equal(a: OperandType, b: OperandType) -> TensorType:
 less_equal.reference(operator.le)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def greater(a: OperandType, b: OperandType) -> TensorType:
     """a > b."""
     return _compare(a, b)
@@ -71,7 +71,7 @@ def greater(a: OperandType, b: OperandType) -> TensorType:
 greater.reference(operator.gt)
 
 
-@op()
+@op(scratch=False, dtype_policy="follow")
 def greater_equal(a: OperandType, b: OperandType) -> TensorType:
     """a >= b."""
     return _compare(a, b)
@@ -80,7 +80,11 @@ def greater_equal(a: OperandType, b: OperandType) -> TensorType:
 greater_equal.reference(operator.ge)
 
 
-@op(stricter="torch compares float8 for equality; nothing else computes in float8")
+@op(
+    stricter="torch compares float8 for equality; nothing else computes in float8",
+    scratch=False,
+    dtype_policy="follow",
+)
 def equal(a: OperandType, b: OperandType) -> TensorType:
     """a == b, elementwise."""
     return _compare(a, b)
@@ -89,7 +93,11 @@ def equal(a: OperandType, b: OperandType) -> TensorType:
 equal.reference(operator.eq)
 
 
-@op(stricter="torch compares float8 for equality; nothing else computes in float8")
+@op(
+    stricter="torch compares float8 for equality; nothing else computes in float8",
+    scratch=False,
+    dtype_policy="follow",
+)
 def not_equal(a: OperandType, b: OperandType) -> TensorType:
     """a != b, elementwise."""
     return _compare(a, b)
@@ -188,7 +196,7 @@ def right_shift(a: OperandType, b: OperandType) -> TensorType:
 right_shift.reference(operator.rshift)
 
 
-@op()
+@op(moves=True, dtype_policy="follow")
 def where(condition: TensorType, x1: OperandType, x2: OperandType) -> TensorType:
     """x1 where the condition is nonzero, else x2; all three broadcast."""
     shape = condition.shape

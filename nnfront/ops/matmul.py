@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from nnfront import dtypes
-from nnfront.dims import Size, same
+from nnfront.dims import Size, product, same
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
@@ -44,7 +45,12 @@ _ROW_AND_COLUMN = "inner sizes differ: a has {} (axis -1), b has {} (axis 0)"
 _ROW_AND_MATRIX = "inner sizes differ: a has {} (axis -1), b has {} (axis -2)"
 
 
-@op(stricter=_NUMBERS)
+def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
+    """Two operations for each element of the result and each element of the axis that is summed over."""
+    return product([2, operands[0].shape[-1], *results[0].shape])
+
+
+@op(stricter=_NUMBERS, flops=_flops, dtype_policy="compute")
 def matmul(a: TensorType, b: TensorType, out_dtype: str | None = None) -> TensorType:
     """Multiply matrices, or vectors with them; axes before the last two broadcast.
 
@@ -77,7 +83,7 @@ def _(a: torch.Tensor, b: torch.Tensor, out_dtype: str | None) -> torch.Tensor:
     return torch.matmul(a.to(compute), b.to(compute)).to(getattr(torch, out_dtype))
 
 
-@op(stricter=_NUMBERS)
+@op(stricter=_NUMBERS, scratch=False, flops=_flops, dtype_policy="compute")
 def linear(
     x: TensorType, weight: TensorType, bias: TensorType | None = None, out_dtype: str | None = None
 ) -> TensorType:
@@ -118,7 +124,26 @@ def _(
     return result if bias is None else result + bias
 
 
-@op(stricter="sizes of 1 do not broadcast, and there is no ellipsis: every axis has its letter")
+def _einsum_flops(
+    operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]
+) -> Size:
+    """For each combination of letters a product of all operands, and a sum if a letter is summed over."""
+    terms, result = _parse(attrs["subscripts"])
+    sizes = {
+        letter: size
+        for term, x in zip(terms, operands, strict=True)
+        for letter, size in zip(term, x.shape, strict=True)
+    }
+    each = len(terms) - 1 + (len(sizes) > len(result))
+    return product([each, *sizes.values()])
+
+
+@op(
+    stricter="sizes of 1 do not broadcast, and there is no ellipsis: every axis has its letter",
+    view="sometimes",
+    flops=_einsum_flops,
+    dtype_policy="compute",
+)
 def einsum(subscripts: str, *operands: TensorType) -> TensorType:
     """Sum products over named axes: `einsum("bshd,bthd->bhst", q, k)`.
 

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from nnfront.dims import Size, product, total
 from nnfront.ir import TensorType, op
 from nnfront.ops.rules import require, require_float, require_integer, require_same, wide
 
@@ -19,7 +20,14 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@op(stricter="every expert has the same sizes, and all hold x's dtype")
+def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
+    """Two operations for each element of an expert's matrices, for each choice of a token."""
+    _, gate_up, down, experts, _ = operands
+    chosen = product([2, *experts.shape])
+    return total([product([chosen, *matrix.shape[1:]]) for matrix in (gate_up, down)])
+
+
+@op(stricter="every expert has the same sizes, and all hold x's dtype", flops=_flops, dtype_policy="compute")
 def moe_mlp(
     x: TensorType,
     gate_up: TensorType,

@@ -26,7 +26,7 @@ from nnfront.ops.rules import (
 _FLOATS = "all operands are floats, where the reference would convert"
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, scratch=False, dtype_policy="wide")
 def softmax(x: TensorType, axis: int = -1) -> TensorType:
     """exp(x) over its sum along an axis."""
     require_float(x)
@@ -43,7 +43,7 @@ def _(x: torch.Tensor, axis: int) -> torch.Tensor:
     return torch.softmax(x, axis)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="wide")
 def log_softmax(x: TensorType, axis: int = -1) -> TensorType:
     """The logarithm of softmax(x, axis), without overflow."""
     require_float(x)
@@ -86,7 +86,7 @@ def _scale_and_shift(
     return y.to(dtype)
 
 
-@op(stricter=_FLOATS)
+@op(stricter=_FLOATS, dtype_policy="first")
 def layer_norm(
     x: TensorType,
     normalized_shape: Sequence[Size] | Size,
@@ -135,7 +135,7 @@ def _(
     return _scale_and_shift(y, weight, bias, normalized_shape, x.dtype)
 
 
-@op(stricter=_FLOATS)
+@op(stricter=_FLOATS, dtype_policy="first")
 def rms_norm(
     x: TensorType,
     weight: TensorType | None,
@@ -178,7 +178,7 @@ def _(
     return _scale_and_shift(y, weight, bias, shape, x.dtype)
 
 
-@op(stricter=_FLOATS)
+@op(stricter=_FLOATS, dtype_policy="first")
 def group_norm(
     x: TensorType,
     num_groups: int,

@@ -25,7 +25,7 @@ from nnfront.ops.rules import (
 )
 
 
-@op(stricter="x holds floats, where the reference would convert")
+@op(stricter="x holds floats, where the reference would convert", rowwise=True)
 def quantize(
     x: TensorType,
     bits: int = 8,
@@ -146,7 +146,7 @@ def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(scale == 0, torch.ones_like(rounded), rounded)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, rowwise=True)
 def dequantize(
     q: TensorType,
     scale: TensorType,
@@ -225,7 +225,7 @@ def _(
     return y.to(scale.dtype if dtype is None else getattr(torch, dtype))
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, rowwise=True)
 def pack_int4(x: TensorType, axis: int = -1) -> TensorType:
     """Put two 4-bit integers into each byte along `axis`, which has an even size: the first one in the low half.
 
@@ -254,7 +254,7 @@ def _(x: torch.Tensor, axis: int) -> torch.Tensor:
     return pairs.select(axis + 1, 0) | (pairs.select(axis + 1, 1) << 4)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, rowwise=True)
 def unpack_int4(x: TensorType, axis: int = -1, signed: bool = True) -> TensorType:
     """Undo pack_int4: uint8 [..., n, ...] gives [..., 2 n, ...], int8 in [-8, 7], or uint8 in [0, 15] if not signed."""
     require(x.dtype == "uint8", "x must be uint8, got {}", x.dtype)

@@ -66,7 +66,7 @@ def _sum_dtype(dtype: str) -> str:
     return dtype if is_float(dtype) else "int64"
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="wide")
 def sum(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The sum; 0 over no elements."""
     _require_computable(x)
@@ -81,7 +81,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.sum(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, view="sometimes", dtype_policy="wide")
 def prod(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The product; 1 over no elements."""
     _require_computable(x)
@@ -99,7 +99,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return result if keepdims else result.squeeze(_all_axes(x, axis))
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def max(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The largest element, NaN if any is NaN."""
     _require_computable(x)
@@ -115,7 +115,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.amax(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def min(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The smallest element, NaN if any is NaN."""
     _require_computable(x)
@@ -131,7 +131,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.amin(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="wide")
 def mean(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The mean of floats; NaN over no elements."""
     require_float(x)
@@ -146,7 +146,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.mean(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="wide")
 def var(x: TensorType, axis: Axes = None, keepdims: bool = False, correction: int = 0) -> TensorType:
     """The mean squared distance from the mean; the sum is divided by the count minus `correction` (1: torch's default)."""
     require_float(x)
@@ -195,7 +195,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.all(x.bool(), _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def argmax(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
     """The position of the first largest element, int64; with axis=None its position in row-major order."""
     return _position_of_extreme(x, axis, keepdims)
@@ -220,7 +220,7 @@ def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
     return torch.argmax(x, axis, keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def argmin(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
     """The position of the first smallest element, int64; with axis=None its position in row-major order."""
     return _position_of_extreme(x, axis, keepdims)
@@ -234,7 +234,7 @@ def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
     return torch.argmin(x, axis, keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="wide")
 def cumsum(
     data: TensorType, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
 ) -> TensorType:
@@ -269,7 +269,7 @@ def _(data: torch.Tensor, axis: int | None, dtype: str | None, exclusive: bool |
     return torch.cat([first, sums.narrow(along, 0, sums.shape[along] - 1)], along)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def sort(x: TensorType, axis: int = -1, descending: bool = False) -> TensorType:
     """The elements in order along an axis; equal elements keep theirs, NaN counts as the largest."""
     _require_computable(x)
@@ -286,7 +286,7 @@ def _(x: torch.Tensor, axis: int, descending: bool) -> torch.Tensor:
     return torch.sort(x, stable=True, dim=axis, descending=descending).values
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def argsort(data: TensorType, axis: int = -1, descending: bool = False, dtype: str = "int32") -> TensorType:
     """The positions that put the elements in order along an axis, stably."""
     _require_computable(data)
@@ -304,7 +304,7 @@ def _(data: torch.Tensor, axis: int, descending: bool, dtype: str) -> torch.Tens
     return order.to(getattr(torch, dtype))
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, dtype_policy="follow")
 def topk(
     data: TensorType,
     k: Size = 1,

@@ -30,7 +30,8 @@ _MODES = {
 
 
 @op(
-    stricter="half types are refused for 'bicubic' and 'area', whose support in torch varies; an empty input is refused"
+    stricter="half types are refused for 'bicubic' and 'area', whose support in torch varies; an empty input is refused",
+    dtype_policy="follow",
 )
 def interpolate(
     x: TensorType,

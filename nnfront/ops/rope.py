@@ -14,7 +14,7 @@ from nnfront.ir.types import TensorType
 from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
 
 
-@op(stricter="all operands are floats, where the reference would convert")
+@op(stricter="all operands are floats, where the reference would convert", dtype_policy="first")
 def rope(x: TensorType, cos: TensorType, sin: TensorType, *, interleaved: bool = False) -> TensorType:
     """Rotate pairs of features of each head by angles given by their cosines and sines.
 

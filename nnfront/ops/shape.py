@@ -26,7 +26,7 @@ from nnfront.ops.rules import (
 )
 
 
-@op()
+@op(view="by strides", in_order=True, moves=True, scratch=False, dtype_policy="follow")
 def reshape(x: TensorType, shape: Sizes) -> TensorType:
     """The same elements, in row-major order, under another shape.
 
@@ -96,7 +96,7 @@ def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return torch.reshape(x, tuple(shape))
 
 
-@op()
+@op(view="always", moves=True, scratch=False, dtype_policy="follow")
 def permute_dims(x: TensorType, axes: Sequence[int] | None = None) -> TensorType:
     """Reorder axes: axis i of the result is axis axes[i] of x; None reverses them."""
     order = axes if axes is not None else range(x.ndim - 1, -1, -1)
@@ -117,7 +117,7 @@ def _(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
     return torch.permute(x, tuple(axes))
 
 
-@op()
+@op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow")
 def unsqueeze(x: TensorType, dim: int) -> TensorType:
     """Insert an axis of size 1, which becomes axis `dim` of the result."""
     return TensorType((*x.shape[:dim], 1, *x.shape[dim:]), x.dtype)
@@ -133,7 +133,14 @@ def _(x: torch.Tensor, dim: int) -> torch.Tensor:
     return torch.unsqueeze(x, dim)
 
 
-@op(stricter="an axis named must have size 1, where torch keeps it")
+@op(
+    stricter="an axis named must have size 1, where torch keeps it",
+    view="always",
+    in_order=True,
+    moves=True,
+    scratch=False,
+    dtype_policy="follow",
+)
 def squeeze(x: TensorType, axis: int | Sequence[int] | None = -1) -> TensorType:
     """Drop axes of size 1: those named, or with None all that are known to be 1. A dim is never taken for 1."""
     assert isinstance(axis, tuple)
@@ -159,7 +166,7 @@ def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
     return torch.squeeze(x, tuple(axis))
 
 
-@op()
+@op(view="always", moves=True, scratch=False, dtype_policy="follow")
 def broadcast_to(x: TensorType, shape: Sizes) -> TensorType:
     """Repeat axes of size 1, and new axes in front, to `shape`."""
     assert isinstance(shape, tuple)
@@ -182,7 +189,7 @@ def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return torch.broadcast_to(x, tuple(shape))
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, moves=True, dtype_policy="follow")
 def repeat(x: TensorType, repeats: int | Dim, axis: int | None = None) -> TensorType:
     """Repeat each element `repeats` times in place, along an axis; without one, of x as a vector: a b becomes a a b b."""
     if axis is None:
@@ -202,7 +209,7 @@ def _(x: torch.Tensor, repeats: int, axis: int | None) -> torch.Tensor:
     return torch.repeat_interleave(x.reshape(-1) if axis is None else x, repeats, 0 if axis is None else axis)
 
 
-@op()
+@op(moves=True, scratch=False, dtype_policy="follow")
 def tile(x: TensorType, repeats: Sizes) -> TensorType:
     """Lay copies of x side by side, repeats[i] of them along axis i counted from the last: a b becomes a b a b."""
     assert isinstance(repeats, tuple)
@@ -224,7 +231,7 @@ def _(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
     return torch.tile(x, tuple(repeats))
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="follow")
 def flip(x: TensorType, axis: int | Sequence[int] | None = None) -> TensorType:
     """Reverse the order along axes; None reverses all."""
     require(not x.dtype.startswith("float8"), "{} cannot be flipped", x.dtype, help="cast with astype first")

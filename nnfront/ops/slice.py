@@ -20,7 +20,7 @@ from nnfront.ops.rules import Shape, integer, require, sizes_of_shape
 Entry: TypeAlias = str | Size | tuple[Size, Size, int] | None
 
 
-@op()
+@op(view="always", moves=True, scratch=False, dtype_policy="follow")
 def getitem(x: TensorType, index: Any) -> TensorType:
     """Basic indexing, `x[index]`: positions, slices, None and `...`, one entry for each axis from the first.
 
@@ -163,7 +163,12 @@ def _python_entry(entry: Any) -> Any:
 _MODES = ("constant", "reflect", "replicate", "circular")
 
 
-@op(stricter="pad holds two numbers for each axis, and only a slice cuts")
+@op(
+    stricter="pad holds two numbers for each axis, and only a slice cuts",
+    view="sometimes",
+    moves=True,
+    dtype_policy="follow",
+)
 def pad(x: TensorType, pad: Sequence[Size], mode: str = "constant", value: float = 0.0) -> TensorType:
     """Extend axes at their ends. `pad` is [before_0, after_0, before_1, after_1, ...]: **first axis first**, unlike torch.
 

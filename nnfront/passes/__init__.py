@@ -17,7 +17,6 @@ from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims
 from nnfront.passes.bind_params import bind_params
 from nnfront.passes.canonicalize import canonicalize
-from nnfront.passes.dtype_policy import POLICY
 from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
 from nnfront.passes.eliminate_dead_code import eliminate_dead_code
 from nnfront.passes.fold_constants import fold_constants
@@ -51,7 +50,6 @@ __all__ = [
     "PASSES",
     "PATTERNS",
     "PIPELINES",
-    "POLICY",
     "Pass",
     "Pattern",
     "QuantizeReport",

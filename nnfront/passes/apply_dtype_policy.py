@@ -22,7 +22,7 @@ after:
 
 Weights stay as they are stored; casts of them take less memory than they do, so lifting moves those to load time. Where a value is
 float64, or no float, nothing changes. A cast that the author wrote stays. Private functions get a version for each combination of dtypes
-that they are called with. `nnfront.passes.dtype_policy` has the table.
+that they are called with. Each op declares its treatment, `dtype_policy` of `nnfront.ir.Op`.
 
 keeps:   types of inputs, states and results, unless `keep_interface=False`; weights, transforms, primitive functions.
 raises:  PassError for a dtype that is not to compute in, and for functions that are not there.
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from nnfront import ops
 from nnfront.errors import PassError
@@ -42,6 +43,7 @@ from nnfront.ir import (
     CacheLayerType,
     CacheType,
     Call,
+    DtypePolicy,
     Expr,
     Function,
     FunctionCall,
@@ -64,7 +66,6 @@ from nnfront.ir import (
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import chosen_functions
-from nnfront.passes.dtype_policy import POLICY, Treatment
 from nnfront.passes.effects import reached
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -75,11 +76,14 @@ WIDE = "float32"
 def apply_dtype_policy(
     ir: IRModule,
     dtype: str,
-    policy: Mapping[Op, Treatment] = POLICY,
+    policy: Mapping[Op, DtypePolicy] = MappingProxyType({}),
     functions: Iterable[str] | None = None,
     keep_interface: bool = True,
 ) -> IRModule:
-    """Compute in `dtype` what the policy allows, in the named public functions, by default in all."""
+    """Compute in `dtype` what ops allow, in the named public functions, by default in all.
+
+    `policy` says it otherwise for some ops than they say themselves.
+    """
     if dtype not in FLOATS:
         raise PassError(f"{dtype!r} is no dtype to compute in", help=f"use one of {', '.join(FLOATS)}")
     chosen = frozenset(chosen_functions(ir, functions))
@@ -94,11 +98,11 @@ class _Versions:
     """The functions of the new module: private ones in a version for each combination of dtypes that they are called with."""
 
     def __init__(
-        self, ir: IRModule, chosen: frozenset[str], dtype: str, policy: Mapping[Op, Treatment]
+        self, ir: IRModule, chosen: frozenset[str], dtype: str, policy: Mapping[Op, DtypePolicy]
     ) -> None:
         self.ir = ir
         self.dtype = dtype
-        self.policy = policy
+        self._policy = policy
         self._names = Names(ir)
         self._made: dict[str, list[Function]] = {}  # by the name of the original
         self._known: dict[tuple[str, tuple[str, ...]], Function] = {}
@@ -114,6 +118,10 @@ class _Versions:
         ]
         new = _Rewriting(self, function, types).function(function.result_type if keep_interface else None)
         self._made[function.name] = [new]
+
+    def treatment(self, op: Op) -> DtypePolicy:
+        """Return in which dtype an op computes."""
+        return self._policy.get(op, op.dtype_policy)
 
     def call(self, name: str, types: Sequence[Type]) -> Function:
         """Return the version of a private function for arguments whose dtypes are those of these types."""
@@ -203,7 +211,7 @@ class _Rewriting:
             self.replaced[binding.var] = var
             binding = Binding(var, value, binding.provenance)
         self.out.append(binding)
-        if isinstance(old, Call) and self.versions.policy.get(old.op) == "result":
+        if isinstance(old, Call) and self.versions.treatment(old.op) == "result":
             self.wanted.add(var)
 
     def expr(self, expr: Expr, type: Type) -> Expr:
@@ -236,9 +244,9 @@ class _Rewriting:
 
     def operands(self, call: Call) -> tuple[Atom | None, ...]:
         """The operands of a call, cast as the policy says."""
-        treatment = self.versions.policy.get(call.op)
+        treatment = self.versions.treatment(call.op)
         args = [None if a is None else self.atom(a) for a in call.args]
-        if treatment is None:
+        if treatment == "kept":
             return tuple(
                 None if new is None or old is None else self.cast_to(new, old.type)
                 for new, old in zip(args, call.args, strict=True)

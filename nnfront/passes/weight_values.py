@@ -6,10 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from nnfront import ops
 from nnfront.ir import Atom, Binding, Call, Function, IRModule, Var, used_vars, walk_bindings
-
-VIEWS = frozenset({ops.permute_dims, ops.reshape})
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ def weight_values(function: Function) -> WeightValues:
         if reads and found.issuperset(reads):
             found.add(binding.var)
             (source, *more) = reads
-            if isinstance(value, Call) and value.op in VIEWS and not more and source in names:
+            if isinstance(value, Call) and value.op.is_view and not more and source in names:
                 names[binding.var] = names[source]
     return WeightValues(frozenset(found), names)
 

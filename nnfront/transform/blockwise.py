@@ -13,19 +13,20 @@ from typing import Any
 
 import torch
 
+from nnfront.ir import OPS
 from nnfront.lower import Run
 
 BLOCK_ELEMENTS = 1 << 20
 """Elements of an operand in one block: 4 MB in float32."""
 
-# Ops whose rows (slices of axis 0) depend on the same rows of the operands only, unless they work along axis 0.
-OPS = frozenset({"quantize", "dequantize"})
-
 
 def works_on_rows(run: Run, shape: Sequence[int]) -> bool:
     """Whether the instruction may run in blocks, given the shape of its first operand."""
-    axis = run.attrs.get("axis", -1)
-    return run.op in OPS and len(shape) > 1 and axis % len(shape) != 0
+    op = OPS.get(run.op)
+    if op is None or not op.rowwise or len(shape) < 2:
+        return False
+    axis = op.full_attrs(run.attrs).get("axis")
+    return axis is None or axis % len(shape) != 0
 
 
 def run_in_blocks(

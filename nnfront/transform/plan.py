@@ -12,7 +12,8 @@ import torch
 
 from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
-from nnfront.lower import Branch, Match, MethodProgram, Program, Run, TensorType, type_text
+from nnfront.ir import OPS
+from nnfront.lower import PACK, Branch, Match, MethodProgram, Program, Run, TensorType, type_text
 from nnfront.runtime.execute import inputs_of
 from nnfront.transform.blockwise import BLOCK_ELEMENTS, works_on_rows
 from nnfront.transform.formula import formulas
@@ -20,24 +21,6 @@ from nnfront.transform.run import weight_dims
 from nnfront.transform.schedule import Fetch, Give, Step, schedule
 from nnfront.transform.source import Source, as_source
 
-# Ops whose result shares the memory of an operand and takes none of its own.
-VIEWS = frozenset({"permute_dims", "split", "chunk", "squeeze", "unsqueeze", "stop_lift_params", "tuple"})
-# Ops whose result may share memory with an operand, or not: counted as both.
-MAYBE_VIEWS = frozenset({"reshape", "getitem", "broadcast_to", "astype", "einsum", "extern"})
-# Ops that hold nothing but operands and result while they run.
-MOVES = MAYBE_VIEWS | {
-    "concat",
-    "stack",
-    "take",
-    "zeros",
-    "ones",
-    "full",
-    "empty",
-    "flip",
-    "repeat",
-    "tile",
-    "arange",
-}
 # What any other op may hold besides: references compute in float32, and `quantize`, the largest, holds three copies of that.
 SCRATCH_BYTES = 12
 
@@ -196,9 +179,15 @@ class _Memory:
 
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)
-        shared = inputs if run.op in VIEWS | MAYBE_VIEWS and not self.is_conversion(run) else frozenset()
+        op = OPS.get(run.op)
+        view = op.view if op is not None else "always" if run.op == PACK else "never"
+        # What is a view sometimes counts as memory of its own that keeps the operand's as well.
+        shared = inputs if view != "never" and not self.is_conversion(run) else frozenset()
+        if view == "always":
+            self.allocate(run.outputs, 0, shared)
+            return
         elements = 0
-        if run.op not in VIEWS | MOVES:
+        if op is None or op.scratch or not op.moves:
             elements = max(
                 (_elements(slots[i].type, self.dims) for i in (*run.inputs, *run.outputs)), default=0
             )
@@ -207,9 +196,6 @@ class _Memory:
                 elements = min(
                     elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:]))
                 )  # at least a row; parts of results too
-        if run.op in VIEWS:
-            self.allocate(run.outputs, 0, shared)
-            return
         sizes = [_bytes_of(slots[i].type, self.dims) for i in run.outputs]
         self.reserve(sum(sizes) + elements * SCRATCH_BYTES)
         for slot, size in zip(run.outputs, sizes, strict=True):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from nnfront.dims import Dim, Symbol
+from nnfront.ir import OPS
 from nnfront.lower import Branch, Instruction, Match, MethodProgram, Run, TensorType
 from nnfront.runtime.execute import inputs_of
 
@@ -120,7 +121,7 @@ def joins_of(program: MethodProgram) -> dict[int, tuple[str, ...]]:
     for instruction in program.body.instructions:
         if not isinstance(instruction, Run) or len(instruction.outputs) != 1:
             continue
-        if not (_is_in_a_row(instruction) and all(i in joins for i in instruction.inputs)):
+        if not (_keeps_order(instruction) and all(i in joins for i in instruction.inputs)):
             continue
         types = [slots[i].type for i in (*instruction.inputs, *instruction.outputs)]
         if len({type.dtype for type in types if isinstance(type, TensorType)}) == 1 and _is_known(
@@ -130,11 +131,10 @@ def joins_of(program: MethodProgram) -> dict[int, tuple[str, ...]]:
     return joins
 
 
-def _is_in_a_row(run: Run) -> bool:
+def _keeps_order(run: Run) -> bool:
     """Whether the elements of the result are those of the operands, one operand after the other."""
-    if run.op in ("concat", "stack"):
-        return bool(run.attrs.get("dim", 0) == 0)  # attributes that are at their default are left out
-    return run.op in ("reshape", "squeeze", "unsqueeze")
+    op = OPS.get(run.op)
+    return op is not None and op.keeps_order(run.attrs)
 
 
 def _is_known(type: object, known: Collection[Symbol]) -> bool:

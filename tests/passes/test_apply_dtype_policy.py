@@ -17,7 +17,7 @@ from rewrite_checks import main
 from nnfront.errors import PassError
 from nnfront.ir import OPS, Call, IRModule, TensorType, first_difference, sizes_of, walk_bindings
 from nnfront.ops import silu
-from nnfront.passes import POLICY, apply_dtype_policy, lift_transform_params, run
+from nnfront.passes import apply_dtype_policy, lift_transform_params, run
 
 
 def check(before: str, after: str | None, dtype: str = "bfloat16", **options) -> IRModule:
@@ -132,7 +132,7 @@ def test_integers_and_float64_stay():
 def test_a_policy_of_ones_own_is_used():
     text = main("y: float32[4, 4] = silu(x) return y")
     check(text, None)
-    result = apply_dtype_policy(module(text), "bfloat16", policy={**POLICY, silu: "compute"})
+    result = apply_dtype_policy(module(text), "bfloat16", policy={silu: "compute"})
     assert str(result["main"].bindings[1].var.type.dtype) == "bfloat16"
 
 
@@ -294,7 +294,7 @@ def test_what_makes_samples_packs_or_counts_is_left_alone():
         "all any arange bitwise_and cache_join cache_positions cache_split dequantize dim_value empty extern full logical_not"
         " multinomial_from_uniform ones pack_int4 print_ quantize sample_top_p_top_k_from_sorted_prob unpack_int4 within zeros"
     )
-    assert not {OPS[name] for name in left_alone.split()} & POLICY.keys()
+    assert {OPS[name].dtype_policy for name in left_alone.split()} == {"kept"}
 
 
 def test_a_dtype_that_nothing_is_computed_in_is_refused():

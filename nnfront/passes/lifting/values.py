@@ -30,9 +30,6 @@ from nnfront.ir import (
 from nnfront.passes.keys import atom_key, expr_key
 from nnfront.passes.sizes import SizeMap, map_scalar, resize_expr
 
-# Ops whose result is the same memory seen in another order: kept beside its operand it takes no bytes.
-VIEWS = frozenset({"permute_dims", "reshape", "squeeze", "unsqueeze", "split", "chunk", "getitem"})
-
 
 @dataclass(slots=True, eq=False)
 class Value:
@@ -79,9 +76,7 @@ class Value:
     def viewed(self) -> Value | None:
         """The value that this is only a view of, None if it has memory of its own."""
         value: Value = self
-        while isinstance(value.expr, Projection) or (
-            isinstance(value.expr, Call) and value.expr.op.name in VIEWS
-        ):
+        while isinstance(value.expr, Projection) or (isinstance(value.expr, Call) and value.expr.op.is_view):
             (value,) = value.inputs
         return None if value is self else value
 

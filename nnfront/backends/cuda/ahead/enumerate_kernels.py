@@ -47,8 +47,6 @@ from nnfront.lower import (
     Type,
     type_text,
 )
-from nnfront.lower.cost import VIEWS
-from nnfront.lower.instructions import PACK
 from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.fast_check import put
 from nnfront.runtime.load_frame import loaded_frame
@@ -243,7 +241,7 @@ class _Stage:
     def _operand_form(self, slot: int) -> str:
         """What a value is to a kernel: its type, and the views that it comes through."""
         held, maker = self._method.slots[slot], self._makers.get(slot)
-        if maker is not None and maker.kernel in VIEWS and isinstance(held.type, TensorType):
+        if maker is not None and maker.is_view and isinstance(held.type, TensorType):
             return f"{maker.outputs.index(slot)} of {self._form(maker)}"
         value = self._frame[slot]
         if isinstance(value, torch.Tensor):
@@ -269,7 +267,7 @@ class _Stage:
             frame[slot] = _evaluated(held.value if held.kind == "size" else numbers.get(held.name), numbers)
             return frame[slot]
         maker = self._makers.get(slot)
-        if maker is not None and (maker.kernel in VIEWS or maker.kernel == PACK):
+        if maker is not None and maker.is_view:
             self._call(maker, frame, numbers)
         elif maker is not None and isinstance(held.type, CacheLayerType):
             # What an instruction that has written to a layer returns is that layer.
