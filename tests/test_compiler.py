@@ -12,6 +12,7 @@ from nnfront import op, spec
 from nnfront.compiler import TransformedWeights, check, compile
 from nnfront.errors import LoadError, LowerError
 from nnfront.ir import parse
+from nnfront.lower import Branch, Run
 
 
 class Mlp(nn.Module):
@@ -262,3 +263,64 @@ def test_checking_a_module_says_what_checking_the_compiled_one_says():
         check(module, checkpoint, ignored=["x"]).text()
         == compile(module).check(checkpoint, ignored=["x"]).text()
     )
+
+
+class Masked(nn.Module):
+    """Attention whose mask the caller gives, with a cast that changes nothing and a sum that is computed twice."""
+
+    def __init__(self):
+        self.proj = nn.Linear(8, 8, bias=False)
+
+    def forward(self, x, mask):
+        q = op.reshape(self.proj(x), (*x.shape[:2], 1, 8))
+        q = op.astype(q, "float32")
+        q = (q + 1.0) * (q + 1.0)  # the author's line
+        return op.scaled_dot_product_attention(q, q, q, mask)
+
+
+def masked(*cases):
+    arguments = {"x": spec.Tensor(["batch", "seq", 8]), "mask": spec.Tensor(["seq", "seq"])}
+    return Masked().export({"forward": {**arguments, "$": {"special_cases": list(cases)}}})
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda:sm_90"])
+@pytest.mark.parametrize("condition", [nn.causal, nn.zeros], ids=["causal", "zeros"])
+def test_a_declared_case_of_a_known_mask_reads_no_mask(condition, target):
+    method = compile(masked({"mask": condition}), target).program.methods["forward"]
+    (mask,) = (i for i, slot in enumerate(method.slots) if slot.name == "mask")
+    (choice,) = (i for i in method.body.instructions if isinstance(i, Branch))
+    variant, general = (list(block.walk()) for block in (choice.then, choice.otherwise))
+    assert [run.op for run in variant].count("scaled_dot_product_attention") == 1
+    (attends,) = (run for run in variant if run.op == "scaled_dot_product_attention")
+    assert method.slots[attends.inputs[3]].value is None
+    assert attends.attrs.get("is_causal", False) == (condition is nn.causal)
+    assert not any(mask in run.inputs or run.op in ("full", "triu", "zeros") for run in variant)
+    assert any(mask in run.inputs for run in general)
+
+
+def test_a_case_of_a_known_mask_computes_what_the_general_function_does():
+    w, x = {"proj.weight": torch.randn(8, 8)}, torch.randn(2, 5, 8)
+    mask = torch.full((5, 5), -torch.inf).triu(1)
+    session = compile(masked({"mask": nn.causal})).load(w)
+    q = ((x @ w["proj.weight"].T + 1.0) ** 2)[:, None]
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(session["forward"](x, mask), expected)
+    assert session.hits("forward") == {"mask is causal": 1, "general": 0}
+
+
+def test_what_compiling_leaves_of_equal_values_runs_once_and_names_the_authors_line():
+    method = compile(masked()).program.methods["forward"]
+    runs = [run for run in method.body.walk() if isinstance(run, Run)]
+    assert [run.op for run in runs] == [
+        "linear",
+        "reshape",
+        "add",
+        "multiply",
+        "scaled_dot_product_attention",
+    ]
+    here = next(
+        i
+        for i, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if text.endswith("# the author's line")
+    )
+    assert {run.line for run in runs if run.op in ("add", "multiply")} == {f"{__file__}:{here}"}

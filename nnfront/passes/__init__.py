@@ -30,14 +30,22 @@ from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
 from nnfront.passes.special_cases import special_cases
 from nnfront.passes.turn_weights import turn_weights
 
+# Constants first: they decide branches. What the three before it leave unread goes last.
+_SIMPLIFY: tuple[Step, ...] = (
+    fold_constants,
+    canonicalize,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+)
+
 PIPELINES: dict[str, tuple[Step, ...]] = {
-    # Constants first: they decide branches. What the three before it leave unread goes last.
-    "simplify": (fold_constants, canonicalize, eliminate_common_subexpressions, eliminate_dead_code),
-    # What back ends run before kernels are chosen.
-    "cpu": (special_cases, outline),
+    "simplify": _SIMPLIFY,
+    # What back ends run before kernels are chosen. Variants for special cases come first: what is known in them simplifies.
+    "cpu": (special_cases, *_SIMPLIFY, outline),
     # The order that kernels want weights in is one more formula, which the second lifting moves into the transform.
     "cuda": (
         special_cases,
+        *_SIMPLIFY,
         turn_weights,
         partial(outline, patterns=CUDA_PATTERNS),
         pack_weights,

@@ -240,14 +240,14 @@ def test_threads_may_change_and_run_at_once(recorder):
 
 
 def test_weights_that_change_are_read_from_where_they_are(recorder):
-    session = Chain.load([("linear", 8), ("linear", 8)], 16)
+    session = Chain.load([("linear", 8), ("linear", 8), ("linear", 8)], 16)
     x = torch.randn(1, 1, 16).bfloat16()
     (before,) = session["forward"](x)
-    session.update({"parts.1.weight": torch.zeros(8, 8).bfloat16()})
+    session.update({f"parts.{i}.weight": torch.zeros(8, 8).bfloat16() for i in (1, 2)})
     (after,) = session["forward"](x)
     assert len(recorder.rows) == 2
     assert before.any()
-    assert not (after - session.weights["parts.1.bias"]).any()
+    assert not (after - session.weights["parts.2.bias"]).any()
 
 
 def test_a_weight_that_has_shrunk_is_not_read_beyond_its_end(recorder):
