@@ -6,11 +6,12 @@ Read the files in this order; each imports only from those above it:
     types     the types of values          budget   how much a text may say
     attributes  what an op's may be        op       one entry of the vocabulary
     expr      expressions and bindings     infer    the type of an expression
-    walk      iterate over bindings        visit    visit and rewrite
+    walk      iterate over bindings        visit    rewrite
     scope     the dims of a function       literals names and numbers as text
     printer   IR -> text, and the grammar, with `print_types`
     equal     the first difference         summary  a module on two screens
     module    `Function` and `IRModule`    builder  make a function
+    callgraph which functions call which
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
     narrow    what branches know of dims
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
@@ -19,6 +20,7 @@ Read the files in this order; each imports only from those above it:
 
 from nnfront.ir.budget import MAX_CHARACTERS, MAX_DIM_TERMS
 from nnfront.ir.builder import FunctionBuilder, Names, branch
+from nnfront.ir.callgraph import callees_first, reached
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
     NO_ATTRS,
@@ -73,7 +75,7 @@ from nnfront.ir.types import (
 )
 from nnfront.ir.untrusted_text import admit, check_admissible, release
 from nnfront.ir.verify import verify, violations
-from nnfront.ir.visit import Mutator, Visitor, map_expr, substitute_atoms, used_vars
+from nnfront.ir.visit import Mutator, map_expr, substitute_atoms, used_vars
 from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, walk_bindings, walk_exprs
 
 __all__ = [
@@ -120,13 +122,13 @@ __all__ = [
     "TupleType",
     "Type",
     "Var",
-    "Visitor",
     "admit",
     "atoms_of",
     "branch",
     "branch_facts",
     "branch_knows",
     "call_type",
+    "callees_first",
     "check_admissible",
     "dims_in",
     "facts_where",
@@ -143,6 +145,7 @@ __all__ = [
     "parse_function",
     "print_function",
     "print_module",
+    "reached",
     "release",
     "same_code",
     "sizes_of",

@@ -10,10 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 from nnfront.dims import Dim, Symbol
 from nnfront.ir.equal import first_difference
-from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, Param
+from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, FunctionCall, Param
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.summary import summarize
 from nnfront.ir.types import FunctionType, Type, sizes_of
+from nnfront.ir.walk import walk_exprs
 
 # public: callable from outside. private: called by other functions only. transform: runs once, over weights.
 # fused: primitive, made by outlining, may be refined by passes that ask. external: primitive, never touched.
@@ -72,6 +73,11 @@ class Function:
     def is_primitive(self) -> bool:
         """Whether passes leave it alone unless they ask for primitive functions."""
         return self.kind in ("fused", "external")
+
+    @property
+    def callees(self) -> tuple[str, ...]:
+        """The functions that it calls, each once, in order."""
+        return tuple(dict.fromkeys(e.function for e in walk_exprs(self) if isinstance(e, FunctionCall)))
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:

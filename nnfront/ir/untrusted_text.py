@@ -10,15 +10,16 @@ twice, and so on for forty functions. What a model needs is far from the limits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from nnfront.errors import VerifyError
 from nnfront.ir.budget import MAX_BINDINGS, MAX_DEPTH
+from nnfront.ir.callgraph import callees_first
 from nnfront.ir.expr import Binding, Block, FunctionCall, If
-from nnfront.ir.module import Function, IRModule
+from nnfront.ir.module import IRModule
 from nnfront.ir.parser import parse
 from nnfront.ir.types import TupleType
 from nnfront.ir.verify import verify
@@ -92,7 +93,7 @@ def _are_texts(values: Any) -> bool:
 
 def _check_size(module: IRModule) -> None:
     sizes: dict[str, tuple[int, int]] = {}  # bindings and depth, those of called functions included
-    for function in _callees_first(module):
+    for function in callees_first(module):
         count, depth = _measure(function.body, sizes)
         sizes[function.name] = count, depth
         if count > MAX_BINDINGS:
@@ -119,27 +120,3 @@ def _measure(block: Block, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]
         count += sum(size for size, _ in inner)
         depth = max(depth, 1 + max(levels for _, levels in inner))
     return count, depth
-
-
-def _callees_first(module: IRModule) -> Iterator[Function]:
-    """Yield each function behind those that it calls; there is no cycle in a verified module."""
-    done: set[str] = set()
-    for start in module:
-        pending = [(start, False)]
-        while pending:
-            name, is_ready = pending.pop()
-            if is_ready:
-                yield module[name]
-            elif name not in done:
-                done.add(name)
-                pending.append((name, True))
-                pending.extend((callee, False) for callee in _callees(module[name].body))
-
-
-def _callees(block: Block) -> Iterator[str]:
-    for binding in block.bindings:
-        if isinstance(binding.value, FunctionCall):
-            yield binding.value.function
-        elif isinstance(binding.value, If):
-            yield from _callees(binding.value.then)
-            yield from _callees(binding.value.otherwise)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Visit and rewrite functions, the blocks of an `if` included.
+"""Rewrite functions, the blocks of an `if` included.
 
 A `Mutator` returns the same object for what it leaves alone, down to the single expression, so `new is old` tells whether a
 pass did anything.
@@ -24,7 +24,7 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
-from nnfront.ir.walk import atoms_of, variables_of
+from nnfront.ir.walk import variables_of
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
@@ -49,38 +49,6 @@ def used_vars(expr: Expr) -> Iterator[Var]:
 def substitute_atoms(expr: Expr, mapping: Mapping[Var, Atom]) -> Expr:
     """Return `expr` with variables replaced, in the blocks of an `if` too; the same object if it reads none of them."""
     return _Substitution(mapping).expr(expr) if mapping else expr
-
-
-class Visitor:
-    """Visits a function: override `binding`, `expr` or `atom`, and call the method overridden to go on inside."""
-
-    def function(self, function: Function) -> None:
-        """Visit a function."""
-        self.block(function.body)
-
-    def block(self, block: Block) -> None:
-        """Visit the bindings in order, then the result."""
-        for binding in block.bindings:
-            self.binding(binding)
-        self.atom(block.result)
-
-    def binding(self, binding: Binding) -> None:
-        """Visit a binding."""
-        self.expr(binding.value)
-
-    def expr(self, expr: Expr) -> None:
-        """Visit the operands of an expression, then the blocks of an `if`."""
-        if isinstance(expr, If):
-            self.atom(expr.condition)
-            self.block(expr.then)
-            self.block(expr.otherwise)
-            return
-        for atom in atoms_of(expr):
-            if atom is not None:
-                self.atom(atom)
-
-    def atom(self, atom: Atom) -> None:
-        """Visit an operand."""
 
 
 class Mutator:

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from nnfront.dims import Dim, Size, Symbol, merge_facts, with_facts
-from nnfront.ir import CacheLayerType, CacheType, ScalarType, TensorType, TupleType, Type, sizes_of
+from nnfront.dims import Dim, Symbol, merge_facts, with_facts
+from nnfront.ir import Type, map_sizes, sizes_of
 from nnfront.nn import spec as specs
 from nnfront.nn.parameter import Parameter
 
@@ -42,25 +42,5 @@ def with_facts_attr(value: Any, facts: Mapping[Symbol, Symbol]) -> Any:
 
 
 def with_facts_type(type: Type, facts: Mapping[Symbol, Symbol]) -> Type:
-    """Return `type` with the facts known of its dims."""
-
-    def size(old: Size) -> Size:
-        return with_facts(old, facts)
-
-    match type:
-        case TensorType():
-            return TensorType(tuple(map(size, type.shape)), type.dtype)
-        case ScalarType() if type.value is not None:
-            return ScalarType(type.dtype, size(type.value))
-        case TupleType():
-            return TupleType(tuple(with_facts_type(f, facts) for f in type.fields), type.names)
-        case CacheLayerType():
-            return CacheLayerType(
-                type.kv_heads, type.head_size, type.dtype, size(type.batch), size(type.max_seq), type.window
-            )
-        case CacheType():
-            done = {id(layer): with_facts_type(layer, facts) for layer in type.layers}
-            layers = [done[id(layer)] for layer in type.layers]
-            return CacheType(tuple(layer for layer in layers if isinstance(layer, CacheLayerType)))
-        case _:
-            return type
+    """Return `type` with the facts known of its dims; the same object if they say so already."""
+    return map_sizes(type, lambda size: with_facts(size, facts))

@@ -12,7 +12,7 @@ cases for which the compiled method gets variants, in order (see `nnfront.cases.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -277,19 +277,6 @@ class ModuleSpec:
     """The specs of all methods to export, in order."""
 
     methods: Mapping[str, MethodSpec] = field(default_factory=dict)
-
-    @property
-    def method_names(self) -> list[str]:
-        """Names of the methods, in order."""
-        return list(self.methods)
-
-    @property
-    def method_specs(self) -> list[MethodSpec]:
-        """Specs of the methods, in order."""
-        return list(self.methods.values())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.methods)
 
     @staticmethod
     def from_raw(raw: Any, module: Any) -> ModuleSpec:

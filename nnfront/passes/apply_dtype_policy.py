@@ -62,11 +62,11 @@ from nnfront.ir import (
     Var,
     infer,
     map_expr,
+    reached,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import chosen_functions
-from nnfront.passes.effects import reached
 
 FLOATS = ("float32", "bfloat16", "float16")
 WIDE = "float32"
@@ -108,7 +108,7 @@ class _Versions:
         self._known: dict[tuple[str, tuple[str, ...]], Function] = {}
         self._new: dict[str, Function] = {}  # by its own name
         # What functions call that stay as they are stays as well.
-        self._kept = reached((f for f in ir.functions if f.kind != "private" and f.name not in chosen), ir)
+        self._kept = reached(ir, (f for f in ir.functions if f.kind != "private" and f.name not in chosen))
 
     def add(self, function: Function, keep_interface: bool) -> None:
         """Make the new version of a public function."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from nnfront.ir import Function, IRModule, Var, verify
-from nnfront.passes.effects import Declaration, callees, impure_functions
+from nnfront.passes.effects import Declaration, impure_functions
 
 P = ParamSpec("P")
 Report = TypeVar("Report")
@@ -119,7 +119,7 @@ def _declaration(f: Function, is_pure: bool) -> Declaration:
         f.kind,
         f.attrs,
         f.is_outlined,
-        callees(f),
+        f.callees,
         is_pure,
     )
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions call which, what has an effect, and what is alive."""
+"""What has an effect, and what is alive."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nnfront.ir import Binding, Call, Function, FunctionCall, If, IRModule, Var, walk_exprs
@@ -11,29 +10,10 @@ from nnfront.ir import Binding, Call, Function, FunctionCall, If, IRModule, Var,
 
 @dataclass(frozen=True, eq=False)
 class Declaration(Function):
-    """A primitive function without its body: what passes see of it. `calls` are the functions that its body calls."""
+    """A primitive function without its body: what passes see of it. `callees` are the functions that its body calls."""
 
-    calls: tuple[str, ...] = ()
+    callees: tuple[str, ...] = ()
     is_pure: bool = False
-
-
-def callees(function: Function) -> tuple[str, ...]:
-    """Return the functions that a function calls, each once, in order."""
-    if isinstance(function, Declaration):
-        return function.calls
-    return tuple(dict.fromkeys(e.function for e in walk_exprs(function) if isinstance(e, FunctionCall)))
-
-
-def reached(functions: Iterable[Function], ir: IRModule) -> set[str]:
-    """Return the names of the functions that these call, directly or not."""
-    found: set[str] = set()
-    pending = list(functions)
-    while pending:
-        for name in callees(pending.pop()):
-            if name not in found:
-                found.add(name)
-                pending.append(ir[name])
-    return found
 
 
 def impure_functions(ir: IRModule) -> set[str]:
@@ -41,7 +21,7 @@ def impure_functions(ir: IRModule) -> set[str]:
     callers: dict[str, list[str]] = {}
     found: list[str] = []
     for function in ir.functions:
-        for callee in callees(function):
+        for callee in function.callees:
             callers.setdefault(callee, []).append(function.name)
         if has_own_effect(function):
             found.append(function.name)

@@ -23,20 +23,20 @@ keeps:   public and external functions, the transforms of public functions, the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from nnfront.ir import Binding, Block, Function, If, IRModule, Var, used_vars
+from nnfront.ir import Binding, Block, Function, If, IRModule, Var, reached, used_vars
 from nnfront.passes.base import module_pass
-from nnfront.passes.effects import callees, impure_functions, is_alive
+from nnfront.passes.effects import impure_functions, is_alive
 
 
 @module_pass(sees_primitive=True)
 def eliminate_dead_code(ir: IRModule) -> IRModule:
     """Remove dead bindings, then dead functions. It sees primitive functions, for what they call."""
     impure = impure_functions(ir)
-    functions = [f if f.is_primitive else without_dead_bindings(f, impure) for f in ir.functions]
-    live = _reached(functions)
-    return ir.with_functions(f for f in functions if f.name in live)
+    ir = ir.with_functions(f if f.is_primitive else without_dead_bindings(f, impure) for f in ir.functions)
+    roots = [f for f in ir.functions if f.kind in ("public", "external")]
+    roots += [ir[f.attrs["transform"]] for f in roots if "transform" in f.attrs]
+    live = reached(ir, roots) | {f.name for f in roots}
+    return ir.with_functions(f for f in ir.functions if f.name in live)
 
 
 def without_dead_bindings(function: Function, impure: set[str]) -> Function:
@@ -72,19 +72,3 @@ def _live_block(block: Block, needs: set[Var], impure: set[str]) -> Block:
 
 def _is_same(a: object, b: object) -> bool:
     return a is b
-
-
-def _reached(functions: Iterable[Function]) -> set[str]:
-    """The names of the functions that can run."""
-    by_name = {f.name: f for f in functions}
-    found: set[str] = set()
-    pending = [f.name for f in by_name.values() if f.kind in ("public", "external")]
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            function = by_name[name]
-            pending.extend(callees(function))
-            if "transform" in function.attrs:
-                pending.append(function.attrs["transform"])
-    return found

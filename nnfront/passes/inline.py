@@ -44,11 +44,11 @@ from nnfront.ir import (
     Provenance,
     Var,
     branch_knows,
+    callees_first,
     symbols_in,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.effects import callees
 from nnfront.passes.sizes import Resizer, SizeMap, call_sizes
 
 
@@ -59,9 +59,9 @@ def inline(ir: IRModule, functions: Iterable[str] | None = None) -> IRModule:
     if not chosen:
         return ir
     done: dict[str, Function] = {}
-    for name in _callees_first(ir):
-        done[name] = _Inlining(ir[name], done, chosen).function(ir[name])
-    called = {callee for f in done.values() for callee in callees(f)}
+    for function in callees_first(ir):
+        done[function.name] = _Inlining(function, done, chosen).function(function)
+    called = {callee for f in done.values() for callee in f.callees}
     return ir.with_functions(done[name] for name in ir if name not in chosen or name in called)
 
 
@@ -77,19 +77,6 @@ def _chosen(ir: IRModule, functions: Iterable[str] | None) -> frozenset[str]:
             details=[f"those are {', '.join(can) or 'none'}"],
         )
     return frozenset(names)
-
-
-def _callees_first(ir: IRModule) -> list[str]:
-    order: dict[str, None] = {}
-    pending = [(name, False) for name in reversed(list(ir))]
-    while pending:
-        name, is_ready = pending.pop()
-        if is_ready:
-            order[name] = None
-        elif name not in order:
-            pending.append((name, True))
-            pending.extend((callee, False) for callee in callees(ir[name]))
-    return list(order)
 
 
 class _Inlining(Mutator):

@@ -34,9 +34,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.errors import PassError
-from nnfront.ir import Function, IRModule, Names
+from nnfront.ir import Function, IRModule, Names, reached
 from nnfront.passes.base import module_pass
-from nnfront.passes.effects import reached
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.assemble import Assembly, Group
 from nnfront.passes.lifting.report import LiftReport, describe
@@ -63,7 +62,7 @@ def lift_transform_params(
     lifted = {name for methods in plan.values() for name in methods}
     others = [f for f in ir.functions if f.name not in lifted and f.kind not in ("private", "transform")]
     in_use = {f.attrs["transform"] for f in others if "transform" in f.attrs}
-    pinned = reached([*others, *(ir[name] for name in in_use)], ir)
+    pinned = reached(ir, [*others, *(ir[name] for name in in_use)])
     names = Names(f.name for f in ir.functions if f.kind != "transform" or f.name in in_use)
     splitter = Splitter(analyzer, names, pinned)
     methods: dict[str, Function] = {}

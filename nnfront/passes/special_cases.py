@@ -63,10 +63,9 @@ from nnfront.cases.conditions import (
 )
 from nnfront.cases.coverage import refuse_unreachable
 from nnfront.errors import PassError
-from nnfront.ir import Binding, Call, Function, IRModule, Mutator, Names, walk_exprs
+from nnfront.ir import Binding, Call, Function, IRModule, Mutator, Names, reached, walk_exprs
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import chosen_functions
-from nnfront.passes.effects import reached
 from nnfront.passes.inline import inline
 from nnfront.passes.specializing.dispatch import Dispatch
 from nnfront.passes.specializing.report import SpecialCasesReport, describe
@@ -167,7 +166,7 @@ def _with_own_cases(name: str, ir: IRModule) -> IRModule:
         return ir
     inside = [
         callee
-        for callee in reached([ir[name]], ir)
+        for callee in reached(ir, [ir[name]])
         if any(isinstance(e, Call) and e.op is ops.enter_case for e in walk_exprs(ir[callee]))
     ]
     return (

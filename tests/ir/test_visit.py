@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Visitors see every part in order; a mutator keeps the identity of all that it leaves alone."""
+"""A mutator keeps the identity of all that it leaves alone."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from nnfront.ir import (
     Mutator,
     Scalar,
     Var,
-    Visitor,
     parse_function,
     substitute_atoms,
     used_vars,
-    walk_bindings,
 )
 
 FUNCTION = parse_function("""
@@ -43,34 +41,6 @@ FUNCTION = parse_function("""
         return m
     }
 """)
-
-
-def test_visitor_sees_atoms_in_order() -> None:
-    class Names(Visitor):
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def atom(self, atom: Atom) -> None:
-            self.seen.append(atom.name if isinstance(atom, Var) else "literal")
-
-    names = Names()
-    names.function(FUNCTION)
-    assert " ".join(names.seen) == "x w c a literal d x e w b a t p m"
-
-
-def test_visitor_sees_bindings_of_branches() -> None:
-    class Bound(Visitor):
-        def __init__(self) -> None:
-            self.seen: list[str] = []
-
-        def binding(self, binding: Binding) -> None:
-            super().binding(binding)
-            self.seen.append(binding.var.name)
-
-    bound = Bound()
-    bound.function(FUNCTION)
-    assert bound.seen == [binding.var.name for binding in walk_bindings(FUNCTION.bindings)]
-    assert " ".join(bound.seen) == "a d e b t p m"
 
 
 def test_used_vars_of_an_if_are_those_that_it_does_not_bind() -> None:

@@ -86,8 +86,8 @@ def test_a_declaration_knows_what_its_body_calls_and_whether_it_has_an_effect():
     )
     seen: list[IRModule] = []
     Pass(looking(seen), sees_primitive=False)(ir)
-    assert (seen[0]["a"].calls, seen[0]["a"].is_pure) == (("quiet",), True)
-    assert (seen[0]["b"].calls, seen[0]["b"].is_pure) == (("loud",), False)
+    assert (seen[0]["a"].callees, seen[0]["a"].is_pure) == (("quiet",), True)
+    assert (seen[0]["b"].callees, seen[0]["b"].is_pure) == (("loud",), False)
     assert impure_functions(seen[0]) == impure_functions(ir) == {"loud", "b"}
 
 
