@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The regions that kernels can compute as one: the table that `outline` uses. The first pattern that fits wins, so longer ones come first.
+"""The regions that kernels can compute as one: the tables that `outline` uses. The first pattern that fits wins, so longer ones come first.
 
 qkv_attention      split of a fused projection, rope, append to the cache, attention
-rope_attention     the same from separate q, k and v
-softmax_attention  attention written by hand, as products and a softmax
 gated_product      one product with gate and up side by side, activation, multiplication
-gated_pair         the same with two products
-experts            the feed-forward layers of a mixture of experts
 quantized_product  a product with a weight that is dequantised, and what `product` has; quantized_gated_product likewise
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm or layer norm; the region returns both
-sampling           a token drawn from logits
-embedding          rows of a table, scaled or cast
 
-For CUDA, where no kernel computes two products, but each may have a kernel of its own:
-gated_activation   in the place of gated_pair: activation and multiplication, whatever gate and up are
+For CUDA as well:
+rope_attention     rope, append to the cache and attention from separate q, k and v
+gated_activation   activation and multiplication, whatever gate and up are
+experts            the feed-forward layers of a mixture of experts
 """
 
 from __future__ import annotations
@@ -98,14 +94,6 @@ def _gated_products(weight: Part) -> tuple[Tree, ...]:
     )
 
 
-def _gated_pairs() -> tuple[Tree, ...]:
-    gate, up = apply(ops.linear, "x", "gate", "gate_bias"), apply(ops.linear, "x", "up", "up_bias")
-    return (
-        apply(ops.multiply, _activation(gate), up, commutes=True),
-        apply(ops.swiglu, gate, up, says={"activation": "silu"}),
-    )
-
-
 _ATTENTION = {"scale": "scale", "window": "window", "softcap": "softcap", "is_causal": "is_causal"}
 
 
@@ -143,25 +131,6 @@ def _qkv_attention() -> Tree:
     return apply(ops.attention, _rope(q), _rope(k), v, "cache", "sinks", keeps=_ATTENTION)
 
 
-def _softmax_attention() -> Tree:
-    scores = apply(ops.matmul, "q", "keys")
-    scaled = Either((apply((ops.multiply, ops.divide), scores, "scale", called="scaled_by"), scores))
-    masked = optional(lambda inner: apply(ops.add, inner, "mask", commutes=True), scaled)
-    weights = apply(ops.softmax, masked, keeps={"axis": "axis"})
-    return apply(ops.matmul, weights, "values")
-
-
-def _sampling() -> Tree:
-    cooled = optional(lambda inner: apply(ops.divide, inner, "temperature"), "logits")
-    return apply(
-        ops.multinomial_from_uniform,
-        apply(ops.softmax, cooled, keeps={"axis": "axis"}),
-        "uniform",
-        "rows",
-        keeps={"dtype": "dtype"},
-    )
-
-
 def _is_row(call: Call) -> bool:
     shape = call.attrs["normalized_shape"]
     return len(shape) == 1 and isinstance(shape[0], int)
@@ -196,37 +165,33 @@ def _gated_activations() -> tuple[Tree, ...]:
     )
 
 
-def _embeddings() -> tuple[Tree, ...]:
-    rows = apply(ops.take, "table", "tokens", keeps={"axis": "axis"})
-    return _cast(optional(_scaled, rows)), _scaled(rows)
+def _experts() -> Tree:
+    return apply(
+        ops.moe_mlp, "x", "gate_up", "down", "experts", "weights", keeps={"activation": "activation"}
+    )
 
 
-def _patterns() -> tuple[Pattern, ...]:
-    table: Mapping[str, tuple[Tree, ...]] = {
-        "qkv_attention": (_qkv_attention(),),
-        "rope_attention": (
-            apply(ops.attention, _rope("q"), _rope("k"), "v", "cache", "sinks", keeps=_ATTENTION),
-        ),
-        "softmax_attention": (_softmax_attention(),),
-        "quantized_gated_product": _gated_products(_dequantized()),
-        "gated_product": _gated_products("weight"),
-        "gated_pair": _gated_pairs(),
-        "experts": (
-            apply(
-                ops.moe_mlp, "x", "gate_up", "down", "experts", "weights", keeps={"activation": "activation"}
-            ),
-        ),
-        "quantized_product": _quantized_products(),
-        "product": _finished(_product("weight")),
-        "norm_residual": _norms_of_sums(),
-        "sampling": (_sampling(),),
-        "embedding": _embeddings(),
-    }
-    return tuple(Pattern(name, trees) for name, trees in table.items())
+def _rope_attention() -> Tree:
+    return apply(ops.attention, _rope("q"), _rope("k"), "v", "cache", "sinks", keeps=_ATTENTION)
 
 
-PATTERNS: tuple[Pattern, ...] = _patterns()
-CUDA_PATTERNS: tuple[Pattern, ...] = tuple(
-    Pattern("gated_activation", _gated_activations(), _is_pair) if pattern.name == "gated_pair" else pattern
-    for pattern in PATTERNS
+_QKV = Pattern("qkv_attention", (_qkv_attention(),))
+_GATED = (
+    Pattern("quantized_gated_product", _gated_products(_dequantized())),
+    Pattern("gated_product", _gated_products("weight")),
+)
+_ROWS = (
+    Pattern("quantized_product", _quantized_products()),
+    Pattern("product", _finished(_product("weight"))),
+    Pattern("norm_residual", _norms_of_sums()),
+)
+
+PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, *_ROWS)
+CUDA_PATTERNS: tuple[Pattern, ...] = (
+    _QKV,
+    Pattern("rope_attention", (_rope_attention(),)),
+    *_GATED,
+    Pattern("gated_activation", _gated_activations(), _is_pair),
+    Pattern("experts", (_experts(),)),
+    *_ROWS,
 )

@@ -5,11 +5,12 @@ import pytest
 
 import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.backends.cpu.backend import CPU
+from nnfront.backends.cuda.backend import CUDA
 from nnfront.backends.lowering import lower
 from nnfront.ir import OPS, parse
 from nnfront.lower import PACK, Program, Run
 from nnfront.lower.explain import explain
-from nnfront.passes import PATTERNS, run
+from nnfront.passes import CUDA_PATTERNS, PATTERNS, run
 
 
 def chosen(body: str, params: str, result: str) -> list[str]:
@@ -136,6 +137,13 @@ def test_every_kernel_is_for_an_op_or_a_fusion():
             kernel.op in OPS or kernel.op in {pattern.name for pattern in PATTERNS} or kernel.name in emitted
         )
         assert kernel.why
+
+
+def test_every_region_of_a_target_has_a_kernel():
+    stored_otherwise = {"experts": "interleaved_experts"}
+    for backend, patterns in ((CPU, PATTERNS), (CUDA, CUDA_PATTERNS)):
+        ops_of = {kernel.op for kernel in backend.kernels}
+        assert {stored_otherwise.get(p.name, p.name) for p in patterns} <= ops_of
 
 
 GATED = """
