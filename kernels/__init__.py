@@ -2,7 +2,7 @@
 """GPU kernels in Triton. `KERNELS` lists the record of each; a kernel file stands alone and its docstring says what it does.
 
 common.py     the records (Kernel, Config, Cost, Plan), limits of the GPUs, checks
-measured.py   configs that won measurements;  tiles.py  how a tile is chosen without one;  spilled.py  what a version of Triton spills
+tiles.py      how a tile is chosen;  spilled.py  what a version of Triton spills
 walk.py       in which order tiles are computed;  epilogue.py  what happens to a finished one
 split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored

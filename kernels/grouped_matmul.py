@@ -35,7 +35,6 @@ from nnfront_kernels.common import (
     require_matrix,
 )
 from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
-from nnfront_kernels.measured import look_up
 from nnfront_kernels.moe_routing import Routing, most_tiles
 from nnfront_kernels.tiles import bucket, cdiv, shared_bytes
 from nnfront_kernels.walk import tile_at
@@ -122,11 +121,6 @@ def choose(shape: GroupedShape, dtype: str, arch: str) -> Config:
     """
     slots = shape.tokens * shape.top_k
     share = bucket(cdiv(slots, max(min(shape.experts, slots), 1)))
-    found = look_up(
-        "grouped_matmul", dtype, arch, n=shape.n, k=shape.k, m=share, group=shape.experts
-    )  # as a group: the number of experts
-    if found and shape.aligned and shape.block_m in (0, found.block_m):
-        return found
     candidates = CONFIGS[arch] if shape.aligned else UNALIGNED
     rows = shape.block_m or next(
         (c.block_m for c in candidates if c.block_m >= share), candidates[-1].block_m

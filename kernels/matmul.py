@@ -91,7 +91,7 @@ def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
         return FLOAT32
     if not shape.aligned:
         return UNALIGNED
-    return best("matmul", CONFIGS[arch], shape, dtype, arch, 16, 16)
+    return best(CONFIGS[arch], shape, arch, 16, 16)
 
 
 @triton.jit(do_not_specialize=["M"])

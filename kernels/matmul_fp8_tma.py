@@ -57,7 +57,7 @@ def shared_bytes(config: Config, moved: int = 2) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The config for a shape. Depends on M only through `tiles.bucket`."""
-    return best("matmul_fp8_tma", CONFIGS[arch], shape, dtype, arch, 8, 8)
+    return best(CONFIGS[arch], shape, arch, 8, 8)
 
 
 @triton.jit(do_not_specialize=["M", "stride_xsm"])

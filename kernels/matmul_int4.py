@@ -91,7 +91,7 @@ def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
-    return smallest("matmul_int4", candidates(shape, arch), shape, dtype, arch)
+    return smallest("matmul_int4", candidates(shape, arch), shape, arch)
 
 
 # Four bytes in, eight 16-bit numbers out. $0 and $1 are the low nibbles, $2 and $3 the high ones, minus 8.

@@ -75,7 +75,7 @@ def shared_bytes(config: Config) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
-    return smallest("matmul_int8", CONFIGS[arch], shape, dtype, arch)
+    return smallest("matmul_int8", CONFIGS[arch], shape, arch)
 
 
 @triton.jit(do_not_specialize=["M"])

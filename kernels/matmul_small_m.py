@@ -67,7 +67,7 @@ UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded t
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, and K split until two blocks for each SM have work."""
-    return smallest("matmul_small_m", CONFIGS[arch] if shape.aligned else (UNALIGNED,), shape, dtype, arch)
+    return smallest("matmul_small_m", CONFIGS[arch] if shape.aligned else (UNALIGNED,), shape, arch)
 
 
 @triton.jit(do_not_specialize=["M"])

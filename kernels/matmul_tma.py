@@ -60,7 +60,7 @@ def shared_bytes(config: Config, moved: int = 2) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The config for a shape. Depends on M only through `tiles.bucket`."""
-    return best("matmul_tma", CONFIGS[arch], shape, dtype, arch, 16, 16)
+    return best(CONFIGS[arch], shape, arch, 16, 16)
 
 
 def with_room(config: Config, arch: str, needed: Callable[[Config], int]) -> Config:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the matmul kernels choose a tile: what was measured, else limits and a model of waves. Pure arithmetic, no GPU.
+"""How the matmul kernels choose a tile: limits and a model of waves. Pure arithmetic, no GPU, nothing is tuned at run time.
 
 A product y[M, N] = x[M, K] @ w[N, K].T runs as a grid of tiles. Blocks that run at the same time form a wave, and a
 partly filled last wave costs as much as a full one, so the best tile depends on how the grid divides by the number of
@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nnfront_kernels.common import ARCHS, Arch, Config
-from nnfront_kernels.measured import look_up
 from nnfront_kernels.spilled import without_spills
 
 
@@ -98,43 +97,21 @@ def model_seconds(config: Config, shape: MatmulShape, arch: Arch, x_bits: int, w
     return times[2] + 0.25 * times[1] + partial + start
 
 
-def best(
-    kernel: str,
-    candidates: tuple[Config, ...],
-    shape: MatmulShape,
-    dtype: str,
-    arch: str,
-    x_bits: int,
-    w_bits: int,
-) -> Config:
-    """The measured config, else the fitting candidate with the lowest modelled time, the earlier where two are equal."""
+def best(candidates: tuple[Config, ...], shape: MatmulShape, arch: str, x_bits: int, w_bits: int) -> Config:
+    """The fitting candidate with the lowest modelled time, the earlier where two are equal."""
     gpu = ARCHS[arch]
     inside = [config for config in candidates if fits(config, gpu, x_bits, w_bits)]
     assert inside, f"no config fits {arch}: {candidates}"
-    return measured(kernel, shape, dtype, arch) or min(
-        inside, key=lambda config: model_seconds(config, shape, gpu, x_bits, w_bits)
-    )
+    return min(inside, key=lambda config: model_seconds(config, shape, gpu, x_bits, w_bits))
 
 
-def measured(kernel: str, shape: MatmulShape, dtype: str, arch: str) -> Config | None:
-    """The measured config for a shape, or None: only aligned rows are measured."""
-    if not shape.aligned:
-        return None
-    return look_up(kernel, dtype, arch, n=shape.n, k=shape.k, m=bucket(shape.m), group=shape.group)
-
-
-def smallest(
-    kernel: str, candidates: tuple[Config, ...], shape: MatmulShape, dtype: str, arch: str
-) -> Config:
-    """The measured config, else the candidate with the fewest rows that hold M, else the last, with K split to fill
-    the GPU. Where there are groups, block_k is the group. Candidates that the installed Triton spills are left out.
-    """
+def smallest(kernel: str, candidates: tuple[Config, ...], shape: MatmulShape, arch: str) -> Config:
+    """The candidate with the fewest rows that hold M, else the last, with K split to fill the GPU. Where there are groups, block_k is the group. Candidates that the installed Triton spills are left out."""
     m = bucket(shape.m)
     candidates = without_spills(kernel, candidates, arch, group=shape.group, zero_points=shape.zero_points)
     config = next((c for c in candidates if c.block_m >= m), candidates[-1])
     config = replace(config, block_k=shape.group or config.block_k)
-    split = replace(config, split_k=splits(config, shape, ARCHS[arch]))
-    return measured(kernel, shape, dtype, arch) or split
+    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
 
 
 def splits(config: Config, shape: MatmulShape, arch: Arch) -> int:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from nnfront_kernels.ahead import specialize
 from nnfront_kernels.common import ARCHS, Config
 from nnfront_kernels.grouped_matmul import GroupedShape
-from nnfront_kernels.measured import MEASURED, TRITON, Key, Measurement, look_up
 from nnfront_kernels.spilled import SPILLED, without_spills
 from nnfront_kernels.tiles import MatmulShape, bucket, fits, model_seconds, shared_bytes
 
@@ -145,60 +144,6 @@ def test_both_matmuls_of_an_expert_use_the_tile_of_the_routing():
     for rows in (16, 32, 64, 128):
         shape = GroupedShape(300, 8, 128, 2048, 768, gather=False, block_m=rows)
         assert choose(shape, "bfloat16", "sm_90").block_m == rows
-
-
-# The shipped table is empty, so the mechanism is tested with a row that nobody measured.
-ROW = Key("sm_90", "matmul", "bfloat16", 4096, 4096, 0, 128, TRITON)
-WON = Measurement(Config(64, 64, 64, 4, 3), 10.0, 12.0, "a test")
-
-
-def test_a_measured_config_goes_before_the_model(monkeypatch):
-    choose = nnfront_kernels.matmul.choose
-    shape = MatmulShape(100, 4096, 4096)
-    modelled = choose(shape, "bfloat16", "sm_90")
-    assert modelled != WON.config
-    monkeypatch.setitem(MEASURED, ROW, WON)
-    assert choose(shape, "bfloat16", "sm_90") == WON.config
-    others = [(shape, "float16", "sm_90"), (shape, "bfloat16", "sm_100")]
-    others += [(replace(shape, **{name: 256}), "bfloat16", "sm_90") for name in ("m", "n", "k")]
-    with_row = [choose(*other) for other in others]
-    monkeypatch.delitem(MEASURED, ROW)
-    assert with_row == [choose(*other) for other in others]
-
-
-def test_unaligned_rows_are_not_looked_up(monkeypatch):
-    monkeypatch.setitem(MEASURED, ROW, WON)
-    shape = MatmulShape(100, 4096, 4096, aligned=False)
-    assert nnfront_kernels.matmul.choose(shape, "bfloat16", "sm_90") == nnfront_kernels.matmul.UNALIGNED
-
-
-@pytest.mark.parametrize(
-    ("kernel", "shape", "dtype"),
-    [
-        ("matmul_tma", MatmulShape(100, 4096, 4096), "bfloat16"),
-        ("matmul_small_m", MatmulShape(50, 4096, 4096), "bfloat16"),
-        ("matmul_int4", MatmulShape(100, 4096, 4096, group=64), "bfloat16"),
-        ("matmul_int8", MatmulShape(100, 4096, 4096), "bfloat16"),
-        ("matmul_fp8", MatmulShape(100, 4096, 4096), "float8_e4m3fn"),
-        ("grouped_matmul", GroupedShape(100, 8, 16, 1024, 512), "bfloat16"),
-    ],
-)
-def test_every_matmul_looks_for_a_measured_config(monkeypatch, kernel, shape, dtype):
-    group, m = (16, 64) if kernel == "grouped_matmul" else (shape.group, bucket(shape.m))
-    key = Key("sm_90", kernel, dtype, shape.n, shape.k, group, m, TRITON)
-    monkeypatch.setitem(MEASURED, key, WON)
-    record = next(record for record in nnfront_kernels.KERNELS if record.name == kernel)
-    assert record.choose(shape, dtype, "sm_90") == WON.config
-
-
-def test_another_version_of_triton_has_rows_of_its_own():
-    facts = {"n": 4096, "k": 4096, "m": 128}
-    assert look_up("matmul", "bfloat16", "sm_90", **facts, table={ROW: WON}) == WON.config
-    assert look_up("matmul", "bfloat16", "sm_90", **facts, table={ROW._replace(triton="0.1"): WON}) is None
-
-
-def test_the_shipped_table_is_empty_because_nothing_has_been_measured():
-    assert MEASURED == {}
 
 
 @pytest.mark.parametrize("kernel", nnfront_kernels.KERNELS, ids=lambda kernel: kernel.name)

@@ -27,7 +27,6 @@ from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import Report, plan_for, report
 from nnfront_kernels.inspect import main as inspect_main
 from nnfront_kernels.matmul import matmul_kernel
-from nnfront_kernels.measured import TRITON
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
@@ -36,7 +35,7 @@ from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
-from nnfront_kernels.spilled import SPILLED
+from nnfront_kernels.spilled import SPILLED, TRITON
 from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
