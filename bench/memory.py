@@ -45,7 +45,6 @@ def main() -> None:
                 "model": args.name,
                 "prompt": prompt,
                 "planned MiB": planned / MIB,
-                "arena MiB": fixed["arena"] / MIB,
                 "allocated MiB": fixed["allocated"] / MIB,
                 "allocated / planned": fixed["allocated"] / planned,
                 "pages MiB": fixed["rss"] / MIB,

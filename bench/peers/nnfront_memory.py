@@ -71,7 +71,6 @@ print(
     json.dumps(
         {
             "planned": plan.peak,
-            "arena": plan.arena,
             "allocated": allocated,
             "rss": rss,
             "weights": report.weights,

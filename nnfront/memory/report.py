@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from nnfront import dtypes
-from nnfront.dims import Size
 from nnfront.errors import LowerError
 from nnfront.ir import CacheLayerType, CacheType, TensorType, TupleType, Type
 from nnfront.lower.program import Program
@@ -16,7 +16,7 @@ from nnfront.memory.concrete_sizes import Extents, symbols_of
 from nnfront.memory.liveness import layer_of
 from nnfront.memory.plan import MemoryPlan, plan_memory
 
-HEADER = ("method", "arguments", "caches", "values", "workspace", "peak", "arena", "at the peak runs")
+HEADER = ("method", "arguments", "caches", "values", "workspace", "peak", "at the peak runs")
 # Buffers that are listed for the peak of the method that needs most.
 LISTED = 8
 
@@ -113,7 +113,7 @@ def report_memory(program: Program, sizes: Mapping[str, int], policy: MemoryPoli
 def _bytes_of(type: Type, extents: Extents, policy: MemoryPolicy) -> int:
     match type:
         case TensorType():
-            return _product(type.shape, extents) * dtypes.size_bytes(type.dtype)
+            return prod(map(extents.number, type.shape)) * dtypes.size_bytes(type.dtype)
         case TupleType():
             return sum(_bytes_of(part, extents, policy) for part in type.fields)
         case CacheType():
@@ -132,16 +132,9 @@ def _token_bytes(cache: Type) -> int:
     return sum(layer_of(layer, lambda size: 1, ring_windows=False).size_bytes for layer in layers)
 
 
-def _product(shape: tuple[Size, ...], extents: Extents) -> int:
-    count = 1
-    for size in shape:
-        count *= extents.number(size)
-    return count
-
-
 def _row(name: str, memory: MethodMemory) -> tuple[str, ...]:
     plan, workspace = memory.plan, memory.workspace
-    numbers = (memory.arguments, memory.caches, plan.peak - workspace, workspace, plan.peak, plan.arena)
+    numbers = (memory.arguments, memory.caches, plan.peak - workspace, workspace, plan.peak)
     return (name, *map(text_of, numbers), _where(plan))
 
 
