@@ -137,6 +137,15 @@ class Run:
         """The slots that it writes."""
         return tuple(self.result.leaves())
 
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The slots that it reads."""
+        return (*self.inputs, *self.sized.values())
+
+    def reads(self) -> Iterator[int]:
+        """Yield the slots that it reads."""
+        yield from self.operands
+
     def text(self, slots: Sequence[Slot], indent: str) -> list[str]:
         """Return its lines."""
         attrs = [f"{k}={v!r}" if isinstance(v, str) else f"{k}={v}" for k, v in self.attrs.items()]
@@ -161,6 +170,17 @@ class Branch:
     frees: tuple[int, ...] = ()
     module: str = ""
     line: str = ""
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The slots that it reads itself."""
+        return (self.condition,)
+
+    def reads(self) -> Iterator[int]:
+        """Yield the slots that it and its blocks read and do not write."""
+        yield self.condition
+        for block in (self.then, self.otherwise):
+            yield from block.reads()
 
     def freeing(self, frees: tuple[int, ...]) -> Branch:
         """Return it with `frees`."""
@@ -191,6 +211,20 @@ class Match:
     frees: tuple[int, ...] = ()
     module: str = ""
     line: str = ""
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The slots that it fills: those of the dims and sizes that it defines."""
+        return (*(slot for _, slot in self.defines), *self.sizes)
+
+    @property
+    def operands(self) -> tuple[int, ...]:
+        """The slots that it reads."""
+        return (self.input,)
+
+    def reads(self) -> Iterator[int]:
+        """Yield the slots that it reads."""
+        yield self.input
 
     def freeing(self, frees: tuple[int, ...]) -> Match:
         """Return it with `frees`."""
@@ -225,6 +259,14 @@ class Block:
     instructions: tuple[Instruction, ...]
     results: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+
+    def reads(self) -> Iterator[int]:
+        """Yield the slots that it reads and does not write itself, its results included."""
+        made: set[int] = set()
+        for instruction in self.instructions:
+            yield from (i for i in instruction.reads() if i not in made)
+            made.update(instruction.outputs)
+        yield from (i for i in self.results if i not in made)
 
     def walk(self) -> Iterator[Instruction]:
         """Yield every instruction, those of branches after the branch."""

@@ -33,7 +33,7 @@ def finish(body: Block, frame: Frame, load_dims: Collection[Symbol], *, hoists: 
     early: list[Instruction] = []
     if hoists:
         body, early = _split_early(body, frame.slots, load_dims)
-    kept = frozenset(slot for instruction in early for slot in _outputs(instruction))
+    kept = frozenset(slot for instruction in early for slot in instruction.outputs)
     setup = _with_sizes(Block(tuple(early)), frame.slots, set(load_dims), set())
     bound = set(frame.dims) - set(_matched(body))
     body = _with_sizes(body, frame.slots, bound, set(setup.sizes))
@@ -45,7 +45,7 @@ def _without_dead(block: Block, live: Iterable[int] = ()) -> Block:
     needed = {*live, *block.results}
     kept: list[Instruction] = []
     for instruction in reversed(block.instructions):
-        outputs = _outputs(instruction)
+        outputs = instruction.outputs
         if isinstance(instruction, Run) and instruction.is_pure and needed.isdisjoint(outputs):
             continue
         if isinstance(instruction, Branch):
@@ -54,7 +54,7 @@ def _without_dead(block: Block, live: Iterable[int] = ()) -> Block:
             if not (instruction.outputs or then.instructions or otherwise.instructions):
                 continue
             instruction = replace(instruction, then=then, otherwise=otherwise)
-        needed.update(_inputs(instruction))
+        needed.update(instruction.reads())
         kept.append(instruction)
     return replace(block, instructions=tuple(reversed(kept)))
 
@@ -79,7 +79,7 @@ def _split_early(
     late: list[Instruction] = []
     for instruction in body.instructions:
         if isinstance(instruction, Run) and instruction.is_pure:
-            inputs = _own_inputs(instruction)
+            inputs = instruction.operands
             if all(i in free for i in inputs) and _may_be_kept(instruction, slots, touched):
                 free.update(instruction.outputs)
                 early.append(instruction)
@@ -130,7 +130,7 @@ def _with_sizes(block: Block, slots: list[Slot], bound: set[Symbol], done: set[i
     """
     bound, done = set(bound), set(done)
     wanted = {
-        i for instruction in block.instructions for i in _own_inputs(instruction) if slots[i].kind == "size"
+        i for instruction in block.instructions for i in instruction.operands if slots[i].kind == "size"
     }
     wanted.update(i for i in block.results if slots[i].kind == "size")
     wanted -= done
@@ -161,11 +161,11 @@ def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block
     live = {*kept, *block.results}
     instructions: list[Instruction] = []
     for instruction in reversed(block.instructions):
-        touched = dict.fromkeys([*_inputs(instruction), *_outputs(instruction), *_results(instruction)])
+        touched = dict.fromkeys([*instruction.reads(), *instruction.outputs, *_results(instruction)])
         frees = tuple(i for i in touched if i not in live and slots[i].kind in ("value", "argument"))
         live.update(touched)
         if isinstance(instruction, Branch):
-            outside = set(_inputs(instruction)) | live
+            outside = set(instruction.reads()) | live
             then = _with_frees(instruction.then, slots, outside)
             otherwise = _with_frees(instruction.otherwise, slots, outside)
             instruction = replace(instruction, then=then, otherwise=otherwise)
@@ -173,38 +173,11 @@ def _with_frees(block: Block, slots: list[Slot], kept: Collection[int]) -> Block
     return replace(block, instructions=tuple(reversed(instructions)))
 
 
-def _outputs(instruction: Instruction) -> tuple[int, ...]:
-    return () if isinstance(instruction, Match) else instruction.outputs
-
-
 def _results(instruction: Instruction) -> tuple[int, ...]:
     """What the branches of the instruction give: the outputs have it as well, so it is dead where nobody else reads it."""
     return (
         (*instruction.then.results, *instruction.otherwise.results) if isinstance(instruction, Branch) else ()
     )
-
-
-def _own_inputs(instruction: Instruction) -> tuple[int, ...]:
-    """What the instruction itself reads."""
-    match instruction:
-        case Run():
-            return (*instruction.inputs, *instruction.sized.values())
-        case Branch():
-            return (instruction.condition,)
-        case Match():
-            return (instruction.input,)
-
-
-def _inputs(instruction: Instruction) -> Iterator[int]:
-    """What the instruction and its branches read from outside."""
-    yield from _own_inputs(instruction)
-    if isinstance(instruction, Branch):
-        for block in (instruction.then, instruction.otherwise):
-            made: set[int] = set()
-            for inner in block.instructions:
-                yield from (i for i in _inputs(inner) if i not in made)
-                made.update(_outputs(inner))
-            yield from (i for i in block.results if i not in made)
 
 
 def _matched(block: Block) -> Iterator[Symbol]:

@@ -84,7 +84,7 @@ def _name(instruction: Instruction | None) -> str:
 def _failed(instruction: Instruction | None, frame: Frame, error: Exception, where: str) -> RunError:
     """An instruction whose function did not take its operands."""
     text = next(iter(str(error).splitlines()), "")
-    operands = [] if instruction is None else [value_text(frame[i]) for i in inputs_of(instruction)]
+    operands = [] if instruction is None else [value_text(frame[i]) for i in instruction.reads()]
     return RunError(
         f"{_name(instruction)} failed with {type(error).__name__}{f': {text}' if text else ''}",
         details=[f"operands: {', '.join(operands)}"] if operands else [],
@@ -233,21 +233,6 @@ def _checked(step: Step, run: Run) -> Step:
 
 def _has_nan(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point() and bool(value.isnan().any())
-
-
-def inputs_of(instruction: Instruction) -> Iterator[int]:
-    """Yield the slots that an instruction and its branches read."""
-    match instruction:
-        case Run():
-            yield from (*instruction.inputs, *instruction.sized.values())
-        case Branch():
-            yield instruction.condition
-            for block in (instruction.then, instruction.otherwise):
-                for inner in block.instructions:
-                    yield from inputs_of(inner)
-                yield from block.results
-        case Match():
-            yield instruction.input
 
 
 def _branch_step(branch: Branch, then: Code, otherwise: Code) -> Step:

@@ -16,7 +16,7 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluate
 from nnfront.lower import MethodProgram, Run, ScalarType, Slot
-from nnfront.transform.schedule import groups_of, outputs_of, results_of
+from nnfront.transform.schedule import groups_of, results_of
 
 VERSION = "1"
 """Part of every key, as is torch's version: it grows when an op changes its meaning."""
@@ -47,7 +47,7 @@ def result_keys(
                 operands = [key_of(i) for i in (*instruction.inputs, *instruction.sized.values())]
                 keys.update(_keys_of(instruction, operands))
             else:
-                keys.update(dict.fromkeys(outputs_of(instruction)))
+                keys.update(dict.fromkeys(instruction.outputs))
     found = {name: key_of(slot) for name, slot in results.items()}
     return {name: key for name, key in found.items() if key is not None}
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nnfront.lower import Branch, MethodProgram, Run, Slot
-from nnfront.runtime.execute import inputs_of
-from nnfront.transform.schedule import outputs_of, results_of
+from nnfront.transform.schedule import results_of
 
 MOST_CHARACTERS = 400
 """A longer expression over intermediate values is shortened in the middle; the weights it reads are listed beside it."""
@@ -19,9 +18,9 @@ def formulas(program: MethodProgram) -> Iterator[tuple[str, int, str, tuple[str,
     texts: dict[int, str] = {w.structure.slot: w.name for w in program.weights if w.structure.is_leaf}
     sources: dict[int, tuple[str, ...]] = {slot: (name,) for slot, name in texts.items()}
     for instruction in program.body.instructions:
-        inputs = list(dict.fromkeys(inputs_of(instruction)))
+        inputs = list(dict.fromkeys(instruction.reads()))
         used = tuple(dict.fromkeys(name for slot in inputs for name in sources.get(slot, ())))
-        outputs = outputs_of(instruction)
+        outputs = instruction.outputs
         if isinstance(instruction, Run):
             text = _call(instruction, program.slots, texts)
         elif isinstance(instruction, Branch):

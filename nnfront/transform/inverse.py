@@ -17,7 +17,6 @@ from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate, solve
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Run, Slot, TensorType
-from nnfront.runtime.execute import inputs_of
 from nnfront.transform.formula import formulas
 from nnfront.transform.schedule import results_of
 
@@ -43,7 +42,7 @@ class Inverse:
         self._slots = {w.name: w.structure.slot for w in program.weights if w.structure.is_leaf}
         self._readers: dict[int, list[Run]] = {}
         for instruction in program.body.instructions:
-            for slot in dict.fromkeys(inputs_of(instruction)):
+            for slot in dict.fromkeys(instruction.reads()):
                 if isinstance(instruction, Run):
                     self._readers.setdefault(slot, []).append(instruction)
         self._lost: set[int] = set()

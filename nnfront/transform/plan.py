@@ -14,7 +14,6 @@ from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import OPS
 from nnfront.lower import PACK, Branch, Match, MethodProgram, Program, Run, TensorType, type_text
-from nnfront.runtime.execute import inputs_of
 from nnfront.transform.blockwise import BLOCK_ELEMENTS, works_on_rows
 from nnfront.transform.formula import formulas
 from nnfront.transform.run import weight_dims
@@ -171,7 +170,7 @@ class _Memory:
                 ):  # a bound: as if a branch gave back nothing before its end
                     for inner in part.instructions:
                         self.run(Step(inner))
-                self.allocate(action.outputs, 0, self.held(inputs_of(action)))
+                self.allocate(action.outputs, 0, self.held(action.reads()))
             case Match():
                 pass
         for slot in step.frees:

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from nnfront.dims import Dim, Symbol
 from nnfront.ir import OPS
-from nnfront.lower import Branch, Instruction, Match, MethodProgram, Run, TensorType
-from nnfront.runtime.execute import inputs_of
+from nnfront.lower import Instruction, Match, MethodProgram, Run, TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,15 @@ class Fetch:
     slot: int
     names: tuple[str, ...]
 
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The slot that it fills."""
+        return (self.slot,)
+
+    def reads(self) -> Iterator[int]:
+        """Yield the slots that it reads: none."""
+        yield from ()
+
 
 @dataclass(frozen=True, slots=True)
 class Give:
@@ -34,6 +42,11 @@ class Give:
 
     slot: int
     name: str
+    outputs: ClassVar[tuple[int, ...]] = ()
+
+    def reads(self) -> Iterator[int]:
+        """Yield the slot that it hands out."""
+        yield self.slot
 
 
 Action: TypeAlias = Fetch | Give | Instruction
@@ -84,7 +97,7 @@ def schedule(program: MethodProgram, only: Collection[str] | None = None) -> tup
         for instruction in instructions:
             if isinstance(instruction, Run) and instruction.outputs[:1] and instruction.outputs[0] in joins:
                 continue
-            fetch(inputs_of(instruction))
+            fetch(instruction.reads())
             actions.append(replace(instruction, frees=()))
         fetch(wanted)
         actions.extend(Give(slot, name) for slot in dict.fromkeys(wanted) for name in names[slot])
@@ -95,7 +108,7 @@ def groups_of(
     body: Sequence[Instruction], joins: Mapping[int, tuple[str, ...]], results: Collection[int]
 ) -> Iterator[tuple[list[int], list[Instruction]]]:
     """Yield for each result the instructions that it needs and that no result before it has needed; `joins` need none."""
-    producer = {slot: i for i, instruction in enumerate(body) for slot in outputs_of(instruction)}
+    producer = {slot: i for i, instruction in enumerate(body) for slot in instruction.outputs}
     done: set[int] = set()
     for slot in dict.fromkeys(results):
         needed: set[int] = set()
@@ -106,7 +119,7 @@ def groups_of(
             if i is None or i in done or i in needed or current in joins:
                 continue
             needed.add(i)
-            stack.extend(inputs_of(body[i]))
+            stack.extend(body[i].reads())
         done |= needed
         yield [slot], [body[i] for i in sorted(needed)]
 
@@ -142,42 +155,13 @@ def _is_known(type: object, known: Collection[Symbol]) -> bool:
     return all(symbol in known for size in sizes if isinstance(size, Dim) for symbol in size.symbols)
 
 
-def outputs_of(instruction: Instruction) -> tuple[int, ...]:
-    """Return the slots that an instruction fills; for a match, those of the dims and sizes that it defines."""
-    if isinstance(instruction, Match):
-        return (*(slot for _, slot in instruction.defines), *instruction.sizes)
-    return instruction.outputs
-
-
-def _reads(action: Action) -> tuple[int, ...]:
-    match action:
-        case Fetch():
-            return ()
-        case Give():
-            return (action.slot,)
-        case Run() | Branch() | Match():
-            return tuple(inputs_of(action))
-
-
-def _writes(action: Action) -> tuple[int, ...]:
-    match action:
-        case Fetch():
-            return (action.slot,)
-        case Give():
-            return ()
-        case Run() | Branch():
-            return action.outputs
-        case Match():
-            return ()
-
-
 def _with_frees(actions: Sequence[Action]) -> tuple[Step, ...]:
     """Say after which step each slot is dead. Constants, dims and sizes stay: they are in no step's results."""
-    made = {slot for action in actions for slot in _writes(action)}
+    made = {slot for action in actions if not isinstance(action, Match) for slot in action.outputs}
     live: set[int] = set()
     steps: list[Step] = []
     for action in reversed(actions):
-        touched = dict.fromkeys([*_reads(action), *_writes(action)])
+        touched = dict.fromkeys([*action.reads(), *action.outputs])
         steps.append(Step(action, tuple(slot for slot in touched if slot in made and slot not in live)))
         live.update(touched)
     return tuple(reversed(steps))
