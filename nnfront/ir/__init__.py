@@ -72,6 +72,7 @@ from nnfront.ir.types import (
     TupleType,
     Type,
     sizes_of,
+    type_symbols,
 )
 from nnfront.ir.untrusted_text import admit, check_admissible, release
 from nnfront.ir.verify import verify, violations
@@ -153,6 +154,7 @@ __all__ = [
     "substitute_type",
     "summarize",
     "symbols_in",
+    "type_symbols",
     "type_text",
     "undefined_symbols",
     "used_vars",

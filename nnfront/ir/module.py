@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from nnfront.dims import Dim, Symbol
+from nnfront.dims import Symbol
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, FunctionCall, Param
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.summary import summarize
-from nnfront.ir.types import FunctionType, Type, sizes_of
+from nnfront.ir.types import FunctionType, Type, type_symbols
 from nnfront.ir.walk import walk_exprs
 
 # public: callable from outside. private: called by other functions only. transform: runs once, over weights.
@@ -82,12 +82,7 @@ class Function:
     @property
     def symbols(self) -> tuple[Symbol, ...]:
         """The dims that the parameters' types name, by first occurrence."""
-        found: dict[Symbol, None] = {}
-        for param in self.params:
-            for size in sizes_of(param.type):
-                if isinstance(size, Dim):
-                    found.update(dict.fromkeys(size.symbols))
-        return tuple(found)
+        return tuple(dict.fromkeys(symbol for param in self.params for symbol in type_symbols(param.type)))
 
     def with_(self, **changes: Any) -> Function:
         """Return a copy with some fields replaced."""

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from nnfront import dtypes
-from nnfront.dims import Dim, Symbol, determined
+from nnfront.dims import determined
 from nnfront.ir.expr import Call, FunctionCall, Param
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.scope import DimTexts, symbols_in
-from nnfront.ir.types import CacheType, TensorType, TupleType, Type, sizes_of
+from nnfront.ir.types import CacheType, TensorType, TupleType, Type, type_symbols
 from nnfront.ir.walk import walk_exprs
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _dims(module: IRModule) -> list[Row]:
             roles = {
                 _BINDERS["input" if p in function.weights and symbol not in told else p.role]
                 for p in function.params
-                if symbol in _symbols(p)
+                if symbol in type_symbols(p.type)
             }
             binders.setdefault(name, set()).update(roles)
     rows: list[Row] = []
@@ -159,10 +159,6 @@ def _dims(module: IRModule) -> list[Row]:
 def _owners(module: IRModule) -> list[Function]:
     """The functions whose weights have the names of the checkpoint."""
     return [function for function in module.functions if function.kind in ("public", "transform")]
-
-
-def _symbols(param: Param) -> set[Symbol]:
-    return {symbol for size in sizes_of(param.type) if isinstance(size, Dim) for symbol in size.symbols}
 
 
 # Weights.

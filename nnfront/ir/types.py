@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nnfront.dims import Size, same_shape
+from nnfront.dims import Dim, Size, Symbol, same_shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,3 +157,8 @@ def sizes_of(type: Type) -> Iterator[Size]:
             yield from sizes_of(type.result)
         case ObjectType():
             return
+
+
+def type_symbols(type: Type) -> Iterator[Symbol]:
+    """Yield the symbols of every size in `type`, each as often as it occurs."""
+    return (symbol for size in sizes_of(type) if isinstance(size, Dim) for symbol in size.symbols)

@@ -20,7 +20,7 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
-from nnfront.ir.types import Type, sizes_of
+from nnfront.ir.types import Type, sizes_of, type_symbols
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
@@ -54,9 +54,7 @@ def undefined_symbols(function: Function) -> list[Symbol] | None:
     for binding in walk_bindings(function.bindings):
         own.add(id(binding.var))
         if isinstance(binding.value, MatchShape):
-            defined.update(
-                s for size in sizes_of(binding.value.type) if isinstance(size, Dim) for s in size.symbols
-            )
+            defined.update(type_symbols(binding.value.type))
         if any(id(atom) not in own for atom in variables_of(binding.value)):
             return None
         for size in (*sizes_of(binding.var.type), *_dims_used(binding.value)):

@@ -37,6 +37,7 @@ from nnfront.ir import (
     branch_facts,
     sizes_of,
     substitute_type,
+    type_symbols,
 )
 from nnfront.lower.cache_layers import check_layers
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
@@ -321,7 +322,7 @@ class _Lowering:
         # A dim that the callee defines itself must not meet that of another call.
         for binding in callee.bindings:
             if isinstance(binding.value, MatchShape):
-                for symbol in _symbols(binding.value.type):
+                for symbol in type_symbols(binding.value.type):
                     if symbol not in bound:
                         bound[symbol] = of_symbol(Symbol.fresh(symbol.name, *symbol.facts))
         same = all(isinstance(size, Dim) and bare_symbol(size) == symbol for symbol, size in bound.items())
@@ -362,18 +363,14 @@ class _Lowering:
             ):
                 new[symbol] = self.frame.dim(symbol)
         self.define(new)
-        for symbol in _symbols(type):
+        for symbol in type_symbols(type):
             if symbol not in self._defined:
                 raise LowerError(f"dim '{symbol}' is bound by nothing", help="give it as an axis of its own")
-        knows = tuple((symbol, self.frame.dim(symbol)) for symbol in _symbols(type) if symbol not in new)
+        knows = tuple(
+            (symbol, self.frame.dim(symbol))
+            for symbol in dict.fromkeys(type_symbols(type))
+            if symbol not in new
+        )
         module, line = scope.place(provenance)
         self.instructions.append(Match(value.slot, type, tuple(new.items()), knows, module=module, line=line))
         return value
-
-
-def _symbols(type: Type) -> dict[Symbol, None]:
-    found: dict[Symbol, None] = {}
-    for size in sizes_of(type):
-        if isinstance(size, Dim):
-            found.update(dict.fromkeys(size.symbols))
-    return found

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, get_args
 
 from nnfront.dims import Dim, Symbol, merge_facts, with_facts
-from nnfront.ir import Type, map_sizes, sizes_of
+from nnfront.ir import Type, map_sizes, type_symbols
 from nnfront.nn import spec as specs
 from nnfront.nn.parameter import Parameter
 
@@ -17,18 +17,15 @@ def known_facts(spec: specs.ModuleSpec, parameters: Mapping[str, Parameter]) -> 
     places: list[tuple[Symbol, str]] = []
     for name, method in spec.methods.items():
         for arg, arg_spec in method.arguments.items():
-            places.extend(_symbols(specs.argument_type(arg, arg_spec), f"argument {arg!r} of {name!r}"))
+            type = specs.argument_type(arg, arg_spec)
+            places.extend((symbol, f"argument {arg!r} of {name!r}") for symbol in type_symbols(type))
     for name, parameter in parameters.items():
-        places.extend(_symbols(parameter.type, f"parameter {name!r}"))
+        places.extend((symbol, f"parameter {name!r}") for symbol in type_symbols(parameter.type))
     return {
         old: new
         for old, new in merge_facts(places).items()
         if (new.min, new.max, new.multiple_of) != (0, None, 1)
     }
-
-
-def _symbols(type: Type, place: str) -> list[tuple[Symbol, str]]:
-    return [(symbol, place) for size in sizes_of(type) if isinstance(size, Dim) for symbol in size.symbols]
 
 
 def with_facts_attr(value: Any, facts: Mapping[Symbol, Symbol]) -> Any:

@@ -8,9 +8,10 @@ from functools import cached_property
 
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
-from nnfront.dims import Dim, Size, Symbol, evaluate
+from nnfront.dims import Size, Symbol, evaluate
 from nnfront.errors import RunError
-from nnfront.lower import CacheLayerType, CacheType, MethodProgram, Program
+from nnfront.ir import type_symbols
+from nnfront.lower import CacheType, MethodProgram, Program
 from nnfront.memory.concrete_sizes import symbols_of
 from nnfront.memory.free_memory import Room, most
 from nnfront.memory.liveness import layer_of
@@ -64,7 +65,7 @@ class Fit:
     @cached_property
     def dims(self) -> dict[str, Symbol]:
         """The dims of the cache by name."""
-        return {symbol.name: symbol for layer in self.type.layers for symbol in _symbols(layer)}
+        return {symbol.name: symbol for symbol in type_symbols(self.type)}
 
     @property
     def budget(self) -> int:
@@ -155,10 +156,6 @@ class Fit:
             f"calls with it take up to {text_of(self.call_bytes(sizes))} besides",
             f"fits: {'; '.join(offers)}",
         ]
-
-
-def _symbols(layer: CacheLayerType) -> list[Symbol]:
-    return [s for size in (layer.batch, layer.max_seq) if isinstance(size, Dim) for s in size.symbols]
 
 
 def _floor(symbol: Symbol, longest: int) -> int:
