@@ -7,6 +7,7 @@ pass did anything.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -123,4 +124,4 @@ def map_expr(expr: Expr, atom: Callable[[Atom], Atom], block: Callable[[Block], 
 
 
 def _are_same(a: Sequence[object], b: Sequence[object]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(map(operator.is_, a, b))

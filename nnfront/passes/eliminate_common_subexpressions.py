@@ -21,7 +21,6 @@ value of one branch of an `if` is not one of the other. The first keeps its name
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Hashable, Sequence
 
 from nnfront.ir import Binding, Block, Call, Expr, FunctionCall, If, IRModule, Mutator, Var, atoms_of
@@ -38,28 +37,33 @@ def eliminate_common_subexpressions(ir: IRModule) -> IRModule:
 
 
 class _Sharing(Mutator):
-    """Rewrites one function; `seen` are the values in scope, by key."""
+    """Rewrites one function; `seen` are the values in scope, by key, and `own` the keys of the block's own."""
 
     def __init__(self, impure: set[str]) -> None:
         super().__init__()
         self.impure = impure
-        self.seen: ChainMap[Hashable, Var] = ChainMap()
+        self.seen: dict[Hashable, Var] = {}
+        self.own: list[Hashable] = []
 
     def block(self, block: Block) -> Block:
-        self.seen = self.seen.new_child()
-        try:
-            return super().block(block)
-        finally:
-            self.seen = self.seen.parents
+        outer, self.own = self.own, []
+        new = super().block(block)
+        for key in self.own:
+            del self.seen[key]
+        self.own = outer
+        return new
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
         if self._is_pure(value):
             key = expr_key(value, [a if isinstance(a, Var) else atom_key(a) for a in atoms_of(value)])
-            first = self.seen.setdefault(key, binding.var) if key is not None else binding.var
-            if first is not binding.var and first.type == binding.var.type:
+            first = None if key is None else self.seen.get(key)
+            if first is not None and first.type == binding.var.type:
                 self.replaced[binding.var] = first
                 return ()
+            if first is None and key is not None:
+                self.seen[key] = binding.var
+                self.own.append(key)
         return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
 
     def _is_pure(self, value: Expr) -> bool:
