@@ -17,7 +17,7 @@ from nnfront.dims import determined
 from nnfront.ir.expr import Call, FunctionCall, Param
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.scope import DimTexts, symbols_in
-from nnfront.ir.types import CacheType, TensorType, TupleType, Type, type_symbols
+from nnfront.ir.types import CacheType, TensorType, TupleType, Type, sizes_of, type_symbols
 from nnfront.ir.walk import walk_exprs
 
 if TYPE_CHECKING:
