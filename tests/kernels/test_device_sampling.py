@@ -143,7 +143,7 @@ def texts(folder: str) -> None:
     random = {"max_new_tokens": 3, "temperature": 0.9, "top_k": 40, "seed": 2}
     expected = llm.generate_ids(prompts, **greedy)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nnfront.llm.Sampler", partial(Sampler, on_kernel=True))
+        patch.setattr("nnfront.llm.language_model.Sampler", partial(Sampler, on_kernel=True))
         got = llm.generate_ids(prompts, **greedy)
         assert [row.tolist() for row in got] == [row.tolist() for row in expected]
         first, second = llm.generate_ids(prompts, **random), llm.generate_ids(prompts, **random)

@@ -143,15 +143,15 @@ class TestSaved:
         ("made", "device"), [("cuda", "cuda:1"), ("cuda:sm_90", "cuda:1"), ("cuda:sm_90", "cuda:sm_90:1")]
     )
     def test_a_language_model_takes_the_number(
-        self, made: str, device: str, monkeypatch: pytest.MonkeyPatch
+        self, made: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from nnfront.llm import language_model
 
         text = SimpleNamespace(eos_token_ids=())
-        files = SimpleNamespace(manifest=SimpleNamespace(llm=text, target=made))
+        files = SimpleNamespace(manifest=SimpleNamespace(llm=text, target=made), held=None)
         asked: list[int | None] = []
         monkeypatch.setattr(language_model, "is_artefact", lambda path: True)
         monkeypatch.setattr(language_model, "read_artefact", lambda folder: files)
         monkeypatch.setattr(language_model, "session_of", lambda files, number: asked.append(number))
-        nn.LLM.load("somewhere", device)
+        nn.LLM.load(tmp_path, device)
         assert asked == [1]

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.errors import LoadError, TraceError
+from nnfront.errors import LoadError, TraceError, VerifyError
 
 
 class Model(nn.Module):
@@ -61,13 +61,9 @@ def test_methods_that_want_one_weight_in_two_types():
     method = "def {name}(x: input {type}, w: weight {type}) -> {type} {{ y: {type} = add(x, w) return y }}"
     for other in ("float32[5]", "float16[4]", "float32[4, 1]"):
         text = "\n".join(method.format(name=n, type=t) for n, t in (("a", "float32[4]"), ("b", other)))
-        exe = nn.compile(nn.ir.parse(text))
-        for size in (4, 5):
-            with pytest.raises(LoadError) as error:
-                exe.load({"w": torch.ones(size)})
-            assert str(error.value) == (
-                f"a and b want different things of weight 'w'\n  a: float32[4]\n  b: {other}"
-            )
+        with pytest.raises(VerifyError) as error:
+            nn.compile(nn.ir.parse(text))
+        assert str(error.value) == f"V21: the weight 'w' has two types\n  in a float32[4]\n  in b {other}"
 
 
 @pytest.mark.parametrize("first", ["parameter", "path"])
