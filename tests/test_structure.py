@@ -17,7 +17,7 @@ import nnfront as nn
 
 ROOT = Path(nn.__file__).parent
 PROJECT = Path(__file__).parents[1]
-BASE = {"errors", "dims", "dtypes", "files"}
+BASE = {"errors", "dims", "dtypes", "quant_format", "files"}
 CORE = BASE | {"ir", "lower", "memory", "backends"}
 RUN = CORE | {"state", "runtime"}
 BELOW_SESSION = RUN | {"transform", "weights", "artefact"}
@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "dims": {"errors"},
     "dtypes": {"errors"},
+    "quant_format": set(),
     "files": {"errors"},
     "ir": BASE,
     "ops": BASE | {"ir"},

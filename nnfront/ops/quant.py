@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers in few bits: x is approximately (q - zero_point) * scale, one scale for each group of neighbours along an axis.
 
-q holds integers, or floats of 8 bits (`dtype="float8_e4m3fn"`), whose own exponent makes the error relative to the element, not to the group.
+q holds integers, or floats of 8 bits (`dtype="float8_e4m3fn"`), whose own exponent makes the error relative to the element, not to the group; or, for
+a format that says what its elements stand for, places in the table of these values: x is approximately values[q] * scale.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,6 +26,7 @@ from nnfront.ops.rules import (
     require_float,
     require_same,
 )
+from nnfront.quant_format import FORMATS, QuantFormat
 
 
 @op(stricter="x holds floats, where the reference would convert", rowwise=True)
@@ -34,6 +38,7 @@ def quantize(
     symmetric: bool = True,
     scale_dtype: str | None = None,
     dtype: str | None = None,
+    format: str | None = None,
 ) -> TupleType:
     """Round each group of `group_size` neighbours along `axis` (None: the whole axis) to integers of `bits` bits, 2 to 8.
 
@@ -43,6 +48,8 @@ def quantize(
     the error is at most scale. A group of zeros gets scale 1.
     dtype: a float of 8 bits for q instead of integers, `float8_e4m3fn` (m = 448) or `float8_e5m2` (m = 57344): (q, scale), scale = max|x| / m.
     The error is at most 2**-4 (2**-3) of the element, or 2**-10 (2**-17) of scale where that is more; NaN makes its whole group NaN.
+    format: a name of `nnfront.quant_format`, in the place of bits, symmetric, scale_dtype and dtype, and of group_size if that is None. With a table of values
+    q is the place of the nearest one to x / scale, of two as near the even place, and the largest value stands for max|x|.
     """
     require_float(x)
     size = x.shape[axis]
@@ -59,6 +66,9 @@ def quantize(
         )
         groups = floordiv(size, group_size)
     shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
+    if format is not None:
+        known = FORMATS[format]
+        return TupleType((TensorType(x.shape, known.dtype), TensorType(shape, known.scale_dtype or x.dtype)))
     scale = TensorType(shape, scale_dtype or x.dtype)
     if dtype is not None:
         return TupleType((TensorType(x.shape, dtype), scale))
@@ -76,7 +86,18 @@ def _(
     symmetric: bool = True,
     scale_dtype: Any = None,
     dtype: Any = None,
+    format: Any = None,
 ) -> dict[str, Any]:
+    if format is not None:
+        require(
+            (bits, symmetric, scale_dtype, dtype) == (8, True, None, None),
+            "format says how {} is stored: leave bits, symmetric, scale_dtype and dtype at their default",
+            format,
+        )
+        known, group_size = _format(format, group_size)
+        if not known.values:
+            bits, symmetric, scale_dtype, format = known.bits, known.symmetric, known.scale_dtype, None
+            dtype = known.dtype if known.dtype in FLOAT8 else None
     require(integer(bits, "bits") in range(2, 9), "bits must be 2 to 8, got {}", bits)
     name = None if scale_dtype is None else dtype_name(scale_dtype)
     stored = None if dtype is None else dtype_name(dtype)
@@ -101,7 +122,20 @@ def _(
         "symmetric": bool(symmetric),
         "scale_dtype": None if name == x.dtype else name,
         "dtype": stored,
+        "format": format,
     }
+
+
+def _format(name: object, group_size: Any) -> tuple[QuantFormat, Any]:
+    """The format of a name, and the size of its groups, which is another one if that is given."""
+    require(
+        isinstance(name, str) and name in FORMATS,
+        "format must be one of {}, got {!r}",
+        ", ".join(FORMATS),
+        name,
+    )
+    known = FORMATS[str(name)]
+    return known, known.group_size if group_size is None else group_size
 
 
 @quantize.reference
@@ -113,12 +147,17 @@ def _(
     symmetric: bool,
     scale_dtype: str | None,
     dtype: str | None,
+    format: str | None,
 ) -> tuple[torch.Tensor, ...]:
     out = x.dtype if scale_dtype is None else getattr(torch, scale_dtype)
     size = x.shape[axis]
     length = size if group_size is None else group_size
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     y = y.reshape(*x.shape[:axis], size // length, length, *x.shape[axis + 1 :])
+    if format is not None:
+        known = FORMATS[format]
+        scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / max(map(abs, known.values)), out)
+        return _nearest(y / scale.to(y.dtype), known.values).reshape(x.shape), scale.squeeze(axis + 1)
     if dtype is not None:
         float8: torch.dtype = getattr(torch, dtype)
         largest = torch.finfo(float8).max
@@ -138,6 +177,18 @@ def _(
     return q.reshape(x.shape), scale.squeeze(axis + 1), zero.to(torch.uint8).squeeze(axis + 1)
 
 
+def _nearest(y: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
+    """The place of the nearest of some values, uint8; of two as near the even place, and of two equal ones the first."""
+    places = {value: place for place, value in reversed(list(enumerate(values)))}
+    ordered = sorted(places)
+    middles = torch.tensor([(low + high) / 2 for low, high in pairwise(ordered)], dtype=y.dtype)
+    # What is not above a middle is rounded down, so the middle of an odd place and an even one has to be just out of reach.
+    is_odd = torch.tensor([places[low] % 2 == 1 for low in ordered[:-1]])
+    middles = torch.where(is_odd, torch.nextafter(middles, torch.full_like(middles, -torch.inf)), middles)
+    ranks = torch.bucketize(y, middles.to(y.device), out_int32=True)
+    return torch.tensor([places[value] for value in ordered], dtype=torch.uint8, device=y.device)[ranks]
+
+
 def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return scales in their dtype, never less than given (the largest element must fit), 1 for a group of zeros."""
     rounded = scale.to(dtype)
@@ -154,12 +205,17 @@ def dequantize(
     group_size: int | None = None,
     axis: int = -1,
     dtype: str | None = None,
+    format: str | None = None,
 ) -> TensorType:
-    """(q - zero_point) * scale, each scale for `group_size` neighbours along `axis` (None: the whole axis).
+    """(q - zero_point) * scale, or values[q] * scale with the table of a `format`; each scale for `group_size` neighbours along `axis` (None: the whole axis).
 
     Shapes: q [..., n, ...] int8, uint8 or a float of 8 bits; scale and zero_point [..., n / group_size, ...]; the result has q's shape and type
-    `dtype` (the scale's if None). The product is made in float32, then rounded. Floats have no zero_point.
+    `dtype` (the scale's if None). The product is made in float32, then rounded. Floats have no zero_point, and values of a table neither.
     """
+    if format is not None:
+        known = FORMATS[format]
+        require(q.dtype == known.dtype, "q of {} must be {}, got {}", format, known.dtype, q.dtype)
+        require(zero_point is None, "{} has no zero_point", format)
     require(
         q.dtype in ("int8", "uint8") or q.dtype in FLOAT8,
         "q must be int8, uint8 or float8, got {}",
@@ -189,7 +245,11 @@ def _(
     group_size: Any = None,
     axis: int = -1,
     dtype: Any = None,
+    format: Any = None,
 ) -> dict[str, Any]:
+    if format is not None:
+        known, group_size = _format(format, group_size)
+        format = format if known.values else None
     where = axis_of(axis, q.ndim)
     name = None if dtype is None else dtype_name(dtype)
     if name is not None:
@@ -204,7 +264,12 @@ def _(
             size,
             group_size,
         )
-    return {"group_size": group_size, "axis": where, "dtype": None if name == scale.dtype else name}
+    return {
+        "group_size": group_size,
+        "axis": where,
+        "dtype": None if name == scale.dtype else name,
+        "format": format,
+    }
 
 
 @dequantize.reference
@@ -215,14 +280,21 @@ def _(
     group_size: int | None,
     axis: int,
     dtype: str | None,
+    format: str | None,
 ) -> torch.Tensor:
     wide = torch.float64 if scale.dtype == torch.float64 else torch.float32
     repeats = q.shape[axis] if group_size is None else group_size
-    y = q.to(wide)
+    y = q.to(wide) if format is None else _values(q, FORMATS[format], wide)
     if zero_point is not None:
         y = y - zero_point.to(wide).repeat_interleave(repeats, axis)
     y = y * scale.to(wide).repeat_interleave(repeats, axis)
     return y.to(scale.dtype if dtype is None else getattr(torch, dtype))
+
+
+def _values(q: torch.Tensor, known: QuantFormat, dtype: torch.dtype) -> torch.Tensor:
+    """What elements stand for; bits that a format does not have are dropped."""
+    table = torch.tensor(known.values, dtype=dtype, device=q.device)
+    return table[(q & (2**known.bits - 1)).to(torch.int32)]
 
 
 @op(stricter=NO_AXIS, rowwise=True)

@@ -44,7 +44,7 @@ after:
     }
 
 gated_product      gate and up rows alternate: a tile of the product holds both partners; `experts` likewise, for each expert
-quantized_product  also gated: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
+quantized_product  also gated, by their format: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
                    float8 weights as they are, with their scales [N, 1]
 
 A region is rewritten only if the operands that are packed depend on weights alone, and are no weights that something else reads as they are: those would be
@@ -55,8 +55,8 @@ old one over the order undone, so a target without a kernel for it is right as w
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import torch
 
@@ -79,6 +79,7 @@ from nnfront.ir import (
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
 from nnfront.passes.weight_values import read_as_they_are, weight_values
+from nnfront.quant_format import FORMATS, QuantFormat
 
 INT4_GROUPS = (32, 64, 128)
 # Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.
@@ -155,28 +156,27 @@ def _packing(function: Function) -> Packing | None:
             dict.fromkeys(("weight", "bias"), _interleave),
             dict.fromkeys(("weight", "bias"), _apart),
         )
-    if (
-        str(attrs.get("region")).startswith("quantized")
-        and attrs.get("kind") == "linear"
-        and attrs.get("axis") == 1
-    ):
-        packing = _quantized(attrs, weight, has_zeros="zero_points" in types)
-        if packing is not None and attrs["region"] == "quantized_gated_product":
-            return _gated(packing)
-        return packing if packing is not None and packing.pack else None
-    return None
+    is_gated = attrs.get("region") == "quantized_gated_product"
+    if (not is_gated and attrs.get("region") != "quantized_product") or attrs.get("kind") != "linear":
+        return None
+    packing = _quantized(QuantFormat.of(attrs))
+    if packing is not None and is_gated:
+        return _gated(packing)
+    return packing if packing is not None and packing.pack else None
 
 
-def _quantized(attrs: Mapping[str, Any], weight: TensorType, *, has_zeros: bool) -> Packing | None:
+def _quantized(format: QuantFormat) -> Packing | None:
     """How the weight of a quantised product is to be stored."""
-    if weight.dtype == "float8_e4m3fn":  # as it is, unless it is gated
-        return None if "group_size" in attrs else Packing("fp8_product", {})
-    turned = dict.fromkeys(("scales", "zero_points"), _turn)
-    if "packed_axis" not in attrs:
-        return None if has_zeros else Packing("int8_product", turned, turned)
-    group, signed = attrs.get("group_size", 0), bool(attrs.get("signed"))
-    if group in INT4_GROUPS and attrs.get("packed_axis") == 1 and signed != has_zeros:
-        return _int4(group, signed=signed)
+    known = FORMATS[format.name]
+    if replace(format, group_size=known.group_size) != known:
+        return None
+    if format.name == "fp8":  # as it is, unless it is gated
+        return None if format.group_size else Packing("fp8_product", {})
+    if format.name == "int8":
+        turned = dict.fromkeys(("scales", "zero_points"), _turn)
+        return Packing("int8_product", turned, turned)
+    if format.name in ("int4", "uint4") and format.group_size in INT4_GROUPS:
+        return _int4(format.group_size, signed=format.symmetric)
     return None
 
 

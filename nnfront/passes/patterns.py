@@ -96,12 +96,13 @@ def optional(tree: Callable[[Part], Tree], inner: Part) -> Either:
 class Pattern:
     """A region by the name under which kernels know it: one of several trees, the first that fits.
 
-    `where` is a condition on its named operands and attributes.
+    `where` is a condition on its named operands and attributes; `attrs` gives the attributes of the region, if not those that were kept.
     """
 
     name: str
     trees: tuple[Tree, ...]
     where: Callable[[Mapping[str, Any]], bool] | None = None
+    attrs: Callable[[Match], Mapping[str, Any]] | None = None
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -144,7 +145,7 @@ def matches(pattern: Pattern, root: Binding, made: Mapping[Var, Binding]) -> Ite
             own = {b.var for b in found.bindings.values()}
             is_outside = own.isdisjoint(a for a in found.operands.values() if isinstance(a, Var))
             if is_outside and (pattern.where is None or pattern.where({**found.operands, **found.attrs})):
-                yield found
+                yield found if pattern.attrs is None else replace(found, attrs=pattern.attrs(found))
 
 
 def _part(part: Part, atom: Atom | None, made: Mapping[Var, Binding], found: Match) -> Iterator[Match]:

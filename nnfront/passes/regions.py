@@ -3,7 +3,7 @@
 
 qkv_attention      split of a fused projection, rope, append to the cache, attention
 gated_product      one product with gate and up side by side, activation, multiplication
-quantized_product  a product with a weight that is dequantised, and what `product` has; quantized_gated_product likewise
+quantized_product  a product with a weight that is dequantised, in the `format` of its attributes, and what `product` has; quantized_gated_product likewise
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm or layer norm; the region returns both
 
@@ -21,7 +21,8 @@ from typing import Any
 from nnfront import ops
 from nnfront.dims import same
 from nnfront.ir import Call, TensorType
-from nnfront.passes.patterns import Either, Part, Pattern, Tree, apply, field, optional
+from nnfront.passes.patterns import Either, Match, Part, Pattern, Tree, apply, field, optional
+from nnfront.quant_format import recognise
 
 ACTIVATIONS = (ops.silu, ops.gelu, ops.relu)
 
@@ -62,12 +63,26 @@ def _finished(product: Part) -> tuple[Tree, ...]:
 
 def _dequantized() -> Tree:
     unpacked = optional(
-        lambda inner: apply(ops.unpack_int4, inner, keeps={"axis": "packed_axis", "signed": "signed"}),
-        "weight",
+        lambda inner: apply(ops.unpack_int4, inner, keeps={"axis": "packing", "signed": "signed"}), "weight"
     )
-    return apply(
-        ops.dequantize, unpacked, "scales", "zero_points", keeps={"group_size": "group_size", "axis": "axis"}
+    keeps = {"group_size": "group_size", "axis": "axis", "format": "format"}
+    return apply(ops.dequantize, unpacked, "scales", "zero_points", keeps=keeps)
+
+
+def _with_format(found: Match) -> Mapping[str, Any]:
+    """The attributes of a region with a dequantised weight: its format in the place of what the calls say one by one."""
+    attrs, weight = dict(found.attrs), found.operands["weight"].type
+    assert isinstance(weight, TensorType)
+    signed = attrs.pop("signed", None)
+    format = recognise(
+        weight.dtype if signed is None else "int8" if signed else "uint8",
+        packing=attrs.pop("packing", None),
+        group_size=attrs.pop("group_size", None),
+        symmetric="zero_points" not in found.operands,
+        axis=attrs.pop("axis"),
+        format=attrs.pop("format", None),
     )
+    return {**attrs, **format.attrs}
 
 
 def _quantized_products() -> tuple[Tree, ...]:
@@ -177,11 +192,11 @@ def _rope_attention() -> Tree:
 
 _QKV = Pattern("qkv_attention", (_qkv_attention(),))
 _GATED = (
-    Pattern("quantized_gated_product", _gated_products(_dequantized())),
+    Pattern("quantized_gated_product", _gated_products(_dequantized()), attrs=_with_format),
     Pattern("gated_product", _gated_products("weight")),
 )
 _ROWS = (
-    Pattern("quantized_product", _quantized_products()),
+    Pattern("quantized_product", _quantized_products(), attrs=_with_format),
     Pattern("product", _finished(_product("weight"))),
     Pattern("norm_residual", _norms_of_sums()),
 )

@@ -82,8 +82,8 @@ def relu(model, x):
 @pytest.mark.parametrize(
     ("method", "options", "reason"),
     [
-        (in_groups, {}, "triton_fp8: the weight has no single float32 scale for each output"),
-        (with_half_scales, {}, "triton_fp8: the weight has no single float32 scale for each output"),
+        (in_groups, {}, "triton_fp8: the format is fp8 in groups of 8, it takes fp8"),
+        (with_half_scales, {}, "triton_fp8: scales are float16, not float32"),
         (relu, {"quant": "fp8"}, "triton_fp8: there is no relu in the kernel"),
         (
             linear,
@@ -164,7 +164,7 @@ def test_quantised_gate_and_up_that_no_kernel_reads_say_so():
     reasons = {why for run in runs(in_small_groups) for why in run.refused}
     assert (
         "triton_gated: something else reads the weight as it is, and it is not kept twice, "
-        "or no kernel reads float8_e4m3fn with groups of 8" in reasons
+        "or no kernel reads fp8 in groups of 8" in reasons
     )
 
 

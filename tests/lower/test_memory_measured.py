@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.backends.cpu import quantized_linear as quantized
+from nnfront.backends.cpu import quantized_pieces
 from nnfront.backends.cpu.backend import CPU
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import memory_policy
@@ -157,7 +158,7 @@ class Quantized(nn.Module):
 @pytest.mark.parametrize("name", ["plain", "finished", "widened", "gated"])
 @pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
 def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, rows, dtype, monkeypatch):
-    monkeypatch.setattr(quantized, "PIECE", 3 << 18)  # pieces that do not divide the outputs
+    monkeypatch.setattr(quantized_pieces, "PIECE", 3 << 18)  # pieces that do not divide the outputs
     if rows == "1 without C":
         monkeypatch.setattr(quantized, "NATIVE", None)
         rows = 1

@@ -225,7 +225,7 @@ def test_a_product_with_codes_has_the_kernel_of_their_bits_and_groups(name, dtyp
             {"dtype": "bfloat16"},
             {
                 "int4_product: scales are float32, not bfloat16",
-                "int8_groups_product: the weight is uint8, and not in 8 bits",
+                "int8_groups_product: the format is int4, it takes int8 in any groups along the input axis",
             },
         ),
         (
@@ -233,21 +233,28 @@ def test_a_product_with_codes_has_the_kernel_of_their_bits_and_groups(name, dtyp
             "float64[8, 2]",
             {"group_size": 32},
             {"dtype": "float64"},
-            {"int8_groups_product: x is float64", "int4_product: the weight is int8, and not in 4 bits"},
+            {
+                "int8_groups_product: x is float64",
+                "int8_product: the format is int8 in groups of 32, it takes int8",
+            },
         ),
         (
             "uint8[4, 64]",
             "float32[8, 2]",
             {"group_size": 32, "packed_axis": 0},
             {"dtype": "float32"},
-            {"int4_product: groups or pairs are not along the input axis"},
+            {
+                "int4_product: the format is int4 packed along axis 0, it takes int4 or uint4 in any groups along the input axis"
+            },
         ),
         (
             "int8[64, 8]",
             "float32[8, 8]",
             {"group_size": 8, "axis": 0},
             {"dtype": "float32", "x": "[n, 8]"},
-            {"int8_groups_product: groups or pairs are not along the input axis"},
+            {
+                "int8_groups_product: the format is int8 in groups of 8 with scales along axis 0, it takes int8 in any groups along the input axis"
+            },
         ),
         (
             "uint8[8, 32]",

@@ -130,19 +130,19 @@ CASES = {
         lambda x, q, s: op.linear(x, op.dequantize(op.unpack_int4(q), s, group_size=4)),
         {"x": X, "q": spec.Tensor([F, D // 2], "uint8"), "s": spec.Tensor([F, D // 4], "float32")},
         "quantized_product",
-        {**LINEAR, "group_size": 4, "axis": 1, "packed_axis": 1, "signed": True},
+        {**LINEAR, "format": "int4", "group_size": 4},
     ),
     "gate and up in one, in 8 bits": (
         lambda x, q, s: gated_of(op.linear(x, op.dequantize(q, s))),
         {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
         "quantized_gated_product",
-        {**LINEAR, "axis": 1, "activation": "silu"},
+        {**LINEAR, "format": "int8", "activation": "silu"},
     ),
     "int8 weight with an end": (
         lambda x, q, s: op.silu(op.linear(x, op.dequantize(q, s))),
         {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
         "quantized_product",
-        {**LINEAR, "axis": 1, "activation": "silu"},
+        {**LINEAR, "format": "int8", "activation": "silu"},
     ),
     "experts": (
         lambda x, g, d, e, w: op.moe_mlp(x, g, d, e, w, activation="relu"),

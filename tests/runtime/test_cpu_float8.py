@@ -39,7 +39,7 @@ def float8_value(code: int) -> float:
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monkeypatch):
     monkeypatch.setattr(
-        "nnfront.backends.cpu.quantized_linear.PIECE", 3 * 32
+        "nnfront.backends.cpu.quantized_pieces.PIECE", 3 * 32
     )  # pieces that do not divide the rows
     x, q = torch.randn(rows, 32).to(dtype), (torch.randn(14, 32) * 40).to(torch.float8_e4m3fn)
     scales, b, residual = (
@@ -47,7 +47,7 @@ def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monk
         torch.randn(14).to(dtype) if bias else None,
         torch.randn(rows, 14).to(dtype),
     )
-    attrs = {"activation": "silu", "scale": 0.5, "dtype": "float32"}
+    attrs = {"format": "fp8", "activation": "silu", "scale": 0.5, "dtype": "float32"}
     got = resolve(Run("fp8_product", "quantized_product", (), Structure(), attrs))(
         x, q, scales, None, b, None, residual
     )
@@ -58,7 +58,13 @@ def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monk
     torch.testing.assert_close(got.double(), exact, rtol=8 * eps, atol=16 * eps * most)
     assert got.dtype == torch.float32
     gated = resolve(
-        Run("fp8_gated_product", "quantized_gated_product", (), Structure(), {"activation": "relu"})
+        Run(
+            "fp8_gated_product",
+            "quantized_gated_product",
+            (),
+            Structure(),
+            {"format": "fp8", "activation": "relu"},
+        )
     )
     gate, up = product.split(7, -1)
     torch.testing.assert_close(
@@ -68,7 +74,7 @@ def test_products_with_float8_weights_agree_with_float64(rows, bias, dtype, monk
 
 def test_sums_of_codes_that_float16_does_not_hold_do_not_overflow():
     x, q = torch.full((9, 64), 20.0).half(), torch.full((4, 64), 448.0).to(torch.float8_e4m3fn)
-    run = Run("fp8_product", "quantized_product", (), Structure(), {})
+    run = Run("fp8_product", "quantized_product", (), Structure(), {"format": "fp8"})
     got = resolve(run)(x, q, torch.full((4, 1), 1e-3), None, None, None, None)
     torch.testing.assert_close(got.float(), torch.full((9, 4), 20 * 448 * 64 * 1e-3), rtol=1e-3, atol=0)
 

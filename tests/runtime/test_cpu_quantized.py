@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with weights in groups of codes on a CPU, in regions and in language models, with the kernels in C and without them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from nnfront_models import llama
 import nnfront as nn
 from nnfront import ops
 from nnfront.backends.cpu import quantized_linear as quantized
+from nnfront.backends.cpu import quantized_pieces
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
+from nnfront.quant_format import FORMATS
 
 resolve = resolver("cpu")
 
@@ -31,10 +34,9 @@ def extension(request, monkeypatch):
 
 
 def stored(way: str, group: int | None, dtype: torch.dtype):
-    """Codes, scales and zero points of one way, what they stand for, and the attributes of a region."""
+    """Codes, scales and zero points of one way, what they stand for, and their format."""
     groups = 1 if group is None else COLUMNS // group
     scales = (torch.rand(OUTPUTS, groups) / 32).to(dtype)
-    attrs = {} if group is None else {"group_size": group}
     low, high = {"uint4": (0, 16), "int4": (-8, 8)}.get(way.removesuffix(" with zeros"), (-127, 128))
     is_unsigned, is_packed = way == "uint4", "int4" in way
     q = torch.randint(low, high, (OUTPUTS, COLUMNS), dtype=torch.uint8 if is_unsigned else torch.int8)
@@ -46,11 +48,9 @@ def stored(way: str, group: int | None, dtype: torch.dtype):
     exact = q.double().unflatten(1, (groups, -1))
     exact = (exact if zeros is None else exact - zeros.double().unsqueeze(-1)) * scales.double().unsqueeze(-1)
     if is_packed:
-        q, attrs = (
-            ops.pack_int4.run((q,), {"axis": 1}),
-            {**attrs, "packed_axis": 1, "signed": not is_unsigned},
-        )
-    return q, scales, zeros, exact.flatten(1), {**attrs, "axis": 1}
+        q = ops.pack_int4.run((q,), {"axis": 1})
+    format = replace(FORMATS[way.removesuffix(" with zeros")], group_size=group, symmetric=zeros is None)
+    return q, scales, zeros, exact.flatten(1), format
 
 
 WAYS = [
@@ -71,20 +71,22 @@ WAYS += [("int8", 64), ("int8", 8), ("int8 with zeros", None)]
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("way", "group"), WAYS, ids=str)
 def test_products_with_groups_of_codes_agree_with_float64(way, group, rows, bias, dtype, monkeypatch):
-    monkeypatch.setattr(quantized, "PIECE", 3 * COLUMNS)  # pieces that do not divide the rows
-    q, scales, zeros, dense, attrs = stored(way, group, dtype)
+    monkeypatch.setattr(quantized_pieces, "PIECE", 3 * COLUMNS)  # pieces that do not divide the rows
+    q, scales, zeros, dense, format = stored(way, group, dtype)
     x, residual = torch.randn(rows, COLUMNS).to(dtype), torch.randn(rows, OUTPUTS).to(dtype)
     b = torch.randn(OUTPUTS).to(dtype) if bias else None
     name = "int4" if "int4" in way else "int8_groups"
     after = {"activation": "silu", "scale": 0.5, "dtype": "float32"}
-    multiply = resolve(Run(f"{name}_product", "quantized_product", (), Structure(), {**attrs, **after}))
+    multiply = resolve(
+        Run(f"{name}_product", "quantized_product", (), Structure(), {**format.attrs, **after})
+    )
     got = multiply(x, q, scales, zeros, b, None, residual)
     product = x.double() @ dense.T + (0 if b is None else b.double())
     exact = torch.nn.functional.silu(product) * 0.5 + residual.double()
     eps, most = torch.finfo(dtype).eps, max([1.0, *product.abs().flatten().tolist()])
     torch.testing.assert_close(got.double(), exact, rtol=8 * eps, atol=16 * eps * most)
     assert got.dtype == torch.float32
-    kind = {**attrs, "activation": "relu"}
+    kind = {**format.attrs, "activation": "relu"}
     gated = resolve(Run(f"{name}_gated_product", "quantized_gated_product", (), Structure(), kind))
     gate, up = product.split(OUTPUTS // 2, -1)
     expected = gate.relu() * up
@@ -98,11 +100,11 @@ def test_products_with_groups_of_codes_agree_with_float64(way, group, rows, bias
     ("way", "group"), [("int4", 32), ("uint4", 64), ("int4 with zeros", 8), ("int8", 32)], ids=str
 )
 def test_what_pieces_are_dequantised_to_is_what_the_op_gives(way, group, dtype):
-    q, scales, zeros, _, attrs = stored(way, group, dtype)
-    found = quantized._dequantized(q, scales, zeros, attrs.get("signed"))
-    if "signed" in attrs:
-        q = ops.unpack_int4.run((q,), {"axis": 1, "signed": attrs["signed"]})
-    expected = ops.dequantize.run((q, scales, zeros), {"group_size": group, "axis": 1, "dtype": None})
+    q, scales, zeros, _, format = stored(way, group, dtype)
+    found = quantized_pieces.dequantized(format, q, scales, zeros)
+    if format.packing is not None:
+        q = ops.unpack_int4.run((q,), {"axis": 1, "signed": way != "uint4"})
+    expected = ops.dequantize.run((q, scales, zeros), {"group_size": group, "axis": 1})
     assert found.dtype == dtype
     assert torch.equal(found, expected)
 

@@ -4,6 +4,7 @@
 import ctypes
 import mmap
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from nnfront.backends.cpu.activations import GATES
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.quantized_gemv import GROUPS, find
+from nnfront.quant_format import FORMATS, QuantFormat
 
 native_only = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
@@ -26,6 +28,10 @@ def inside(values: torch.Tensor, offset: int, beside: float | int) -> torch.Tens
     """The values at an odd place of a larger buffer, beside others that would show."""
     buffer = torch.full((values.numel() + 2 * GUARD,), beside, dtype=values.dtype)
     return buffer[GUARD + offset :][: values.numel()].view(values.shape).copy_(values)
+
+
+def format_of(stored: str, group: int | None) -> QuantFormat:
+    return replace(FORMATS["int8" if stored == "int8_groups" else stored], group_size=group)
 
 
 def meaning(stored: str, codes: torch.Tensor) -> torch.Tensor:
@@ -65,7 +71,7 @@ class Case:
             codes[codes % 128 == 127] -= 1
         scales = torch.rand(outputs, groups) / 8 + 0.01
         scales = scales if stored == "fp8" else scales.bfloat16()
-        self.kernel = find(NATIVE, stored, group)
+        self.kernel = find(NATIVE, format_of(stored, group))
         self.x = inside(torch.randn(rows, columns).bfloat16(), offset, torch.nan)
         self.weight = as_stored(stored, inside(codes, offset, 0x7F))
         self.scales = inside(scales, offset % 8, torch.nan)
@@ -124,7 +130,7 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
     units = torch.eye(columns).bfloat16()
     for first in range(0, columns, 8):
         x = units[first : first + 8]
-        y = find(NATIVE, stored, group).multiply(x, weight, scales, zeros, None)
+        y = find(NATIVE, format_of(stored, group)).multiply(x, weight, scales, zeros, None)
         torch.testing.assert_close(y, expected.expand(len(x), -1), rtol=0, atol=0, equal_nan=True)
 
 
@@ -209,12 +215,12 @@ def test_what_is_no_number_stays_none_and_where_it_is():
     weight = torch.ones(3, 100).to(torch.float8_e4m3fn)
     weight[1, 98] = torch.nan
     ones = torch.ones(3, 1)
-    y = find(NATIVE, "fp8", None).multiply(torch.ones(1, 100).bfloat16(), weight, ones, None, None)
+    y = find(NATIVE, format_of("fp8", None)).multiply(torch.ones(1, 100).bfloat16(), weight, ones, None, None)
     torch.testing.assert_close(y, torch.tensor([[100, torch.nan, 100]]).bfloat16(), equal_nan=True)
     x = torch.ones(2, 96).bfloat16()
     x[0, 95] = torch.inf
     codes = torch.full((2, 48), 0x9F, dtype=torch.uint8)  # -1 in the low half, -7 in the high one
-    y = find(NATIVE, "int4", 32).multiply(x, codes, torch.ones(2, 3).bfloat16(), None, None)
+    y = find(NATIVE, format_of("int4", 32)).multiply(x, codes, torch.ones(2, 3).bfloat16(), None, None)
     assert torch.equal(y, torch.tensor([[-torch.inf] * 2, [-384.0] * 2]).bfloat16())
 
 
@@ -235,22 +241,24 @@ def test_operands_that_do_not_fit_are_left_to_others():
     assert not takes(x, w, s, None, torch.ones(12).bfloat16()[::2])
     zeros = torch.zeros(6, 2, dtype=torch.uint8)
     assert not takes(x, w, s, zeros, None)
-    with_zeros = find(NATIVE, "uint4", 32).takes
+    with_zeros = find(NATIVE, format_of("uint4", 32)).takes
     assert with_zeros(x, w, s, zeros, None)
     assert not with_zeros(x, w, s, None, None)
     assert not with_zeros(x, w, s, zeros.T.contiguous().T, None)
 
 
 def test_without_the_extension_or_for_other_groups_there_is_no_kernel():
-    assert find(None, "int8", None) is None
-    assert find(NATIVE, "int4", 16) is None
-    assert find(NATIVE, "int4", None) is None
-    assert find(NATIVE, "int8", 32) is None
+    assert find(None, format_of("int8", None)) is None
+    assert find(NATIVE, format_of("int4", 16)) is None
+    assert find(NATIVE, format_of("int4", None)) is None
+    assert find(NATIVE, replace(FORMATS["int8"], symmetric=False)) is None
+    assert find(NATIVE, replace(FORMATS["int4"], axis=0)) is None
+    assert find(NATIVE, FORMATS["uint8"]) is None
 
 
 @native_only
 def test_a_weight_without_outputs_gives_none():
-    y = find(NATIVE, "int8", None).multiply(
+    y = find(NATIVE, format_of("int8", None)).multiply(
         torch.ones(1, 4).bfloat16(),
         torch.ones(0, 4, dtype=torch.int8),
         torch.ones(0, 1).bfloat16(),

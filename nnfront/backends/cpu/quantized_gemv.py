@@ -3,27 +3,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Literal, TypeAlias, get_args
+from typing import NamedTuple
 
 import torch
 
-Stored: TypeAlias = Literal["int8", "int8_groups", "fp8", "int4", "uint4"]
-"""How weights are stored, in the order of the enum in C. int8 and fp8 have a scale for each output, the others for each group; uint4 has zero points."""
+from nnfront.backends.cpu.quantized_pieces import Multiply
+from nnfront.quant_format import FORMATS, QuantFormat
 
 GROUPS = (32, 64, 128)
-# Up to how many rows the kernel is the faster way: 9728 x 896, two threads, 64 rows of fp8 5.2 ms against 9.4 by decoding, of int8 5.3 against 5.7.
-_MOST: dict[Stored, int] = {"int8": 32, "int8_groups": 32, "fp8": 64, "int4": 64, "uint4": 64}
 
-Multiply: TypeAlias = Callable[..., torch.Tensor]
-_ORDER: tuple[Stored, ...] = get_args(Stored)
+
+class _Reads(NamedTuple):
+    """A way to store that the kernel in C reads, by its number there: a format, the sizes of groups, and up to how many rows it is the faster way."""
+
+    stored: int
+    format: str
+    groups: tuple[int | None, ...]
+    most: int
+
+
+# 9728 x 896, two threads, 64 rows of fp8 5.2 ms against 9.4 by decoding, of int8 5.3 against 5.7.
+_READS = (
+    _Reads(0, "int8", (None,), 32),
+    _Reads(1, "int8", GROUPS, 32),
+    _Reads(2, "fp8", (None,), 64),
+    _Reads(3, "int4", GROUPS, 64),
+    _Reads(4, "uint4", GROUPS, 64),
+)
 
 
 @dataclass(frozen=True)
 class FewRowsQuantized:
-    """A kernel for up to `most` rows.
+    """A kernel for up to `most` rows and a weight in a format, `stored` by its number in C.
 
     multiply    (x, weight, scales, zeros, bias, added) -> x @ ((weight - zeros) * scales).T + bias + added
 
@@ -33,15 +46,19 @@ class FewRowsQuantized:
 
     most: int
     multiply: Multiply
-    stored: Stored
-    group: int | None
-    scales: torch.dtype
-    has_zeros: bool
+    stored: int
+    format: QuantFormat
 
     @property
-    def index(self) -> int:
-        """The number of `stored` in C."""
-        return _ORDER.index(self.stored)
+    def scales(self) -> torch.dtype:
+        """The dtype of scales."""
+        dtype: torch.dtype = getattr(torch, self.format.scale_dtype or "bfloat16")
+        return dtype
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether there are zero points."""
+        return not self.format.symmetric
 
     def takes(
         self,
@@ -67,11 +84,13 @@ class FewRowsQuantized:
         )
 
 
-def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRowsQuantized | None:
-    """Return the kernel for weights that are stored so, if there is one."""
-    if module is None or group not in ((None,) if stored in ("int8", "fp8") else GROUPS):
+def find(module: ModuleType | None, format: QuantFormat) -> FewRowsQuantized | None:
+    """Return the kernel for weights in a format, if there is one."""
+    group, known = format.group_size, FORMATS[format.name]
+    reads = next((r for r in _READS if r.format == format.name and group in r.groups), None)
+    if module is None or reads is None or replace(format, group_size=known.group_size) != known:
         return None
-    product, threads, how = module.multiply_quantized, torch.get_num_threads, _ORDER.index(stored)
+    product, threads, how = module.multiply_quantized, torch.get_num_threads, reads.stored
 
     def multiply(
         x: torch.Tensor,
@@ -87,5 +106,4 @@ def find(module: ModuleType | None, stored: Stored, group: int | None) -> FewRow
         product(how, rows, columns, outputs, groups, threads(), weight, scales, zeros, x, bias, added, y)
         return y
 
-    scale = torch.float32 if stored == "fp8" else torch.bfloat16
-    return FewRowsQuantized(_MOST[stored], multiply, stored, group, scale, stored == "uint4")
+    return FewRowsQuantized(reads.most, multiply, reads.stored, format)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, TypeAlias
@@ -205,9 +206,11 @@ def _quantized(
     bias: Value | None,
     scale: Value | None = None,
     added: Value | None = None,
+    *,
+    is_gated: bool = False,
 ) -> Sequence[Operand]:
     """A product with codes; in a gated one gate and up next to each other, then what they give."""
-    few, is_gated = quantized.few_rows(run), run.kernel.endswith("gated_product")
+    few = quantized.few_rows(run)
     _demand(scale is None and (is_gated or quantized.only_adds(run)))
     _demand(not is_gated or activation_name(run) in GATES)
     if few is None:
@@ -222,8 +225,9 @@ def _quantized(
     y = writer.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
     operands = (weight.place, scales.place, _place(zeros), x.place, _place(bias), _place(added), to)
-    sizes = (rows, columns, outputs, columns // few.group if few.group else 1)
-    writer.call("multiply_quantized", few.index, *sizes, writer.threads, *operands)
+    group = few.format.group_size
+    sizes = (rows, columns, outputs, columns // group if group else 1)
+    writer.call("multiply_quantized", few.stored, *sizes, writer.threads, *operands)
     if is_gated:
         writer.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
         writer.release(to)
@@ -366,7 +370,8 @@ WRITERS: Mapping[str, Write] = {
     "linear_wide": _product,
     "finished_product": _product,
     "gated_product": _gated,
-    **{f"{name}_{kind}": _quantized for name in quantized.KINDS for kind in ("product", "gated_product")},
+    **{kernel.name: _quantized for kernel in quantized.PRODUCTS},
+    **{kernel.name: partial(_quantized, is_gated=True) for kernel in quantized.GATED_PRODUCTS},
     "rms_norm_last": _norm,
     "rms_norm_of_sum": _norm_of_sum,
     "rope_rotated": _rope,

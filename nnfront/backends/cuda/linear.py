@@ -16,9 +16,10 @@ import torch
 
 from nnfront.backends.cpu.linear import as_linear
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
+from nnfront.quant_format import FORMATS, QuantFormat
 
 ACTIVATIONS = {
     ("silu", None): "silu",
@@ -27,7 +28,9 @@ ACTIVATIONS = {
     ("gelu", "tanh"): "gelu_tanh",
 }
 OUT_DTYPES = ("float16", "bfloat16", "float32")
-FLOAT8 = "float8_e4m3fn"
+FORMATS_READ = ("int4", "uint4", "int8", "fp8")
+# Fusions with a quantised weight whose gate and up rows alternate; the same kernels run plain products.
+GATED = frozenset({"int4_gated_product", "int8_gated_product", "fp8_gated_product"})
 _TURNED = "something else reads the weight as [in, out], and it is not kept twice"
 
 
@@ -113,20 +116,21 @@ def _unpacked(run: Run, context: Context) -> str:
 
 
 def _unpacked_quantized(run: Run, context: Context) -> str:
-    """The same for a weight in few bits, or that it is in no form that a kernel reads."""
-    attrs, form = run.attrs, context.tensor(run.inputs[1]).dtype
-    group = f"groups of {attrs['group_size']}" if "group_size" in attrs else "one scale for each output"
-    return _unpacked(run, context) + f", or no kernel reads {form} with {group}"
+    """The same for a weight in few bits, or that it is in no format that a kernel reads."""
+    format = QuantFormat.of(run.attrs)
+    if format.name not in FORMATS_READ:
+        return f"the format is {format}, it takes {', '.join(FORMATS_READ)}"
+    return _unpacked(run, context) + f", or no kernel reads {format}"
 
 
-def _quantized_accepts(kernel: str, *, gated: bool = False) -> Any:
+def _quantized_accepts(kernel: str) -> Accepts:
     def accepts(run: Run, context: Context) -> str:
         x, weight, scales, zeros, bias, *ends = run.inputs
         groups, depth = context.tensor(scales).shape[0], context.tensor(x).shape[-1]
         if not isinstance(groups, int) or not isinstance(depth, int):
             return "the weight's sizes are not known"
         group = 0 if groups == 1 and kernel == "matmul_int8" else depth // groups
-        facts = {"group": group, "zero_points": not context.is_none(zeros), "gated": gated}
+        facts = {"group": group, "zero_points": not context.is_none(zeros), "gated": run.op in GATED}
         scale, residual = ends or (None, None)
         return (
             _ends(run, context, residual)
@@ -137,20 +141,17 @@ def _quantized_accepts(kernel: str, *, gated: bool = False) -> Any:
     return accepts
 
 
-def _fp8_accepts(*, native: bool) -> Any:
+def _fp8_accepts(*, native: bool) -> Accepts:
     """Float8 weights with a scale for each output, where the tensor cores multiply float8 themselves, or do not."""
 
     def accepts(run: Run, context: Context) -> str:
         x, weight, scales, _, bias, *ends = run.inputs
-        types, attrs, arch = (
-            (context.tensor(x), context.tensor(weight)),
-            run.attrs,
-            arch_of(context.target),
-        )
-        if types[1].dtype != FLOAT8:
-            return f"the weight is {types[1].dtype}"
-        if attrs["axis"] != 1 or "group_size" in attrs or context.tensor(scales).dtype != "float32":
-            return "the weight has no single float32 scale for each output"
+        types, arch = (context.tensor(x), context.tensor(weight)), arch_of(context.target)
+        format, found = QuantFormat.of(run.attrs), context.tensor(scales).dtype
+        if format != FORMATS["fp8"]:
+            return f"the format is {format}, it takes fp8"
+        if found != format.scale_dtype:
+            return f"scales are {found}, not {format.scale_dtype}"
         if native and arch not in kernel_module("matmul_fp8").NATIVE:
             return f"{arch} has no tensor cores for float8"
         rounding, k = kernel_module("quantize_fp8"), types[0].shape[-1]
@@ -158,11 +159,11 @@ def _fp8_accepts(*, native: bool) -> Any:
         if refusal:
             return f"activations cannot be rounded: {refusal}"
         scale, residual = ends or (None, None)
-        codes = TensorType(types[0].shape, FLOAT8)
+        codes = TensorType(types[0].shape, format.dtype)
         return (
             _ends(run, context, residual)
             or (ACCEPTED if scale is None else _scale(run, context, bias, scale))
-            or _asked("matmul_fp8", codes, types[1], context, gated=scale is None)
+            or _asked("matmul_fp8", codes, types[1], context, gated=run.op in GATED)
         )
 
     return accepts
@@ -268,10 +269,9 @@ def _gated(run: Run) -> Callable[..., Any]:
     return triton_gated
 
 
-def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
+def _quantized(name: str) -> Bind:
     def make(run: Run) -> Callable[..., Any]:
-        kernel, options = kernel_module(name), _epilogue(run)
-        options["gated"] = run.op.endswith("gated_product")
+        kernel, options = kernel_module(name), {**_epilogue(run), "gated": run.op in GATED}
 
         def triton_quantized(
             x: torch.Tensor,
@@ -293,7 +293,7 @@ def _quantized(name: str) -> Callable[[Run], Callable[..., Any]]:
 
 def _fp8(run: Run) -> Callable[..., Any]:
     kernel, rounding, options = kernel_module("matmul_fp8"), kernel_module("quantize_fp8"), _epilogue(run)
-    options["gated"] = run.op == "fp8_gated_product"
+    options["gated"] = run.op in GATED
 
     def triton_fp8(
         x: torch.Tensor,
@@ -346,8 +346,8 @@ _PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense)
 _GATED = Kernel("triton_gated", "interleaved_product", _gated, _TILES, _gated_accepts)
 
 
-def _quantized_kernel(name: str, op: str, module: str, *, gated: bool = False) -> Kernel:
-    return Kernel(name, op, _quantized(module), _NIBBLES, _quantized_accepts(module, gated=gated))
+def _quantized_kernel(name: str, op: str, module: str) -> Kernel:
+    return Kernel(name, op, _quantized(module), _NIBBLES, _quantized_accepts(module))
 
 
 KERNELS = (
@@ -356,8 +356,8 @@ KERNELS = (
     replace(_GATED, op="quantized_gated_product", accepts=_unpacked_quantized),
     _quantized_kernel("triton_int4", "int4_product", "matmul_int4"),
     _quantized_kernel("triton_int8", "int8_product", "matmul_int8"),
-    _quantized_kernel("triton_int4", "int4_gated_product", "matmul_int4", gated=True),
-    _quantized_kernel("triton_int8", "int8_gated_product", "matmul_int8", gated=True),
+    _quantized_kernel("triton_int4", "int4_gated_product", "matmul_int4"),
+    _quantized_kernel("triton_int8", "int8_gated_product", "matmul_int8"),
     *(
         Kernel("triton_fp8", op, _fp8, why, _fp8_accepts(native=native))
         for op in ("quantized_product", "fp8_gated_product")

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with a quantised weight by pieces of it, on a CPU: each is decoded, multiplied and dropped, so the whole weight is never there.
+
+A `Decoding` is how that is done for some formats, and what memory it takes; `DECODINGS` are all that there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch.nn import functional as F
+
+from nnfront.backends.cpu import float8
+from nnfront.memory.layout import Layout
+from nnfront.quant_format import FORMATS, QuantFormat
+
+Multiply: TypeAlias = Callable[..., torch.Tensor]
+"""(x, weight, scales, zeros, bias) -> the product, with the shapes of `quantized_linear`."""
+
+# Elements of a weight that are decoded at a time, 8 MiB of bfloat16. 512 rows with 2048 x 8192 in 4 bits, two threads: 49 ms, and 66 with a
+# quarter of it, since a product with few outputs is a slow one; the whole weight in bfloat16 takes 43.
+PIECE = 1 << 22
+# Rows up to which torch's product with int8 weights is the faster way.
+INT8_ROWS = 8
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How weights of some formats are multiplied by pieces.
+
+    name        as the names of its kernels begin
+    formats     the names of the formats; in any groups, with and without zero points, if `any_groups`
+    why         for `explain`
+    multiply    gives the product with a weight of a format
+    held        the most bytes that it holds besides its result, from the format, the layouts of x and scales, and how many outputs there are
+    """
+
+    name: str
+    formats: tuple[str, ...]
+    why: str
+    multiply: Callable[[QuantFormat], Multiply]
+    held: Callable[[QuantFormat, Layout, Layout, int], int]
+    any_groups: bool = False
+
+    def refusal(self, format: QuantFormat) -> str:
+        """Why it does not take a format; "" if it does."""
+        known = FORMATS[format.name]
+        if format.name in self.formats and (format.is_like(known) if self.any_groups else format == known):
+            return ""
+        groups = " in any groups along the input axis" if self.any_groups else ""
+        return f"the format is {format}, it takes {' or '.join(self.formats)}{groups}"
+
+
+def step_of(columns: int) -> int:
+    """Return how many outputs a piece has."""
+    return max(PIECE // max(columns, 1), 1)
+
+
+def scaled(decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Multiply:
+    """A product with a weight that has a scale for each output: products with codes are scaled. float16 is computed in float32, which holds sums of those."""
+
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        outputs, columns = weight.shape
+        wide = x if x.dtype == torch.bfloat16 else x.float()
+        y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns)
+        for first in range(0, outputs, step):
+            codes = weight[first : first + step]
+            # No name for what is decoded: it would keep one piece while the next is made.
+            product = F.linear(wide, decode(codes, wide.dtype))
+            torch.mul(product, scales[first : first + step].view(-1), out=y.narrow(-1, first, len(codes)))
+            del product
+        return y if bias is None else y.add_(bias)
+
+    return multiply
+
+
+def _fp8(format: QuantFormat) -> Multiply:
+    """float8_e4m3fn with a float32 scale for each output."""
+    return scaled(float8.decode)
+
+
+def _int8(format: QuantFormat) -> Multiply:
+    """int8 with a scale for each output.
+
+    Torch's kernel, 9728 x 896 in bfloat16, one thread: 1 row 1.3 ms, 8 rows 3.4; oneDNN's product with a bfloat16 weight takes 2.3 and 2.9.
+    """
+    in_pieces = scaled(torch.Tensor.to)
+
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        if not (0 < len(rows) <= INT8_ROWS and weight.is_contiguous()):
+            return in_pieces(x, weight, scales, zeros, bias)
+        y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
+        y = y.view(*x.shape[:-1], len(weight))
+        return y if bias is None else y.add_(bias)
+
+    return multiply
+
+
+def _grouped(format: QuantFormat) -> Multiply:
+    """int8, or two 4-bit integers in a byte, with a scale for each group of columns, and with or without zero points."""
+    return in_pieces(partial(dequantized, format))
+
+
+def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
+    """A product with a weight of which `dequantized(weight, scales, zeros)` makes some outputs at a time."""
+
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        outputs, columns = len(weight), x.shape[-1]
+        y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns)
+        for first in range(0, outputs, step):
+            some = slice(first, first + step)
+            subtract = None if zeros is None else zeros[some]
+            # No names for what is made: they would keep one piece while the next is made.
+            y.narrow(-1, first, min(step, outputs - first)).copy_(
+                F.linear(x, dequantized(weight[some], scales[some], subtract))
+            )
+        return y if bias is None else y.add_(bias)
+
+    return multiply
+
+
+def dequantized(
+    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
+) -> torch.Tensor:
+    """(weight - zeros) * scales, rounded once: each difference of codes is exact in the dtype of the scales."""
+    codes = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
+    wide = codes.to(scales.dtype)
+    del codes
+    groups = wide.view(*scales.shape, -1)
+    if zeros is not None:
+        groups.sub_(zeros.to(scales.dtype).unsqueeze(-1))
+    groups.mul_(scales.unsqueeze(-1))
+    return wide
+
+
+def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
+    """Each byte becomes the two of a 16-bit integer, the low half first as in memory."""
+    pairs = weight.to(torch.int16)
+    pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F)
+    if not signed:
+        return pairs.view(torch.uint8)
+    return pairs.view(torch.int8).bitwise_xor_(8).sub_(8)
+
+
+def _grouped_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
+    """The most of the moments in which a piece is unpacked, converted, made smaller by its zero points, multiplied."""
+    decoded, product = _piece_elements(x, outputs)
+    unpacked = 0 if format.packing is None else decoded
+    subtracted = 0 if format.symmetric else decoded // max(x.shape[-1], 1) * scales.shape[-1]
+    return max(2 * unpacked, unpacked + x.item * decoded, x.item * (decoded + max(subtracted, product)))
+
+
+def _piece_elements(x: Layout, outputs: int) -> tuple[int, int]:
+    """The elements of a piece of the weight, and of its product."""
+    columns = x.shape[-1]
+    piece = min(step_of(columns), outputs)
+    return piece * columns, x.count // max(columns, 1) * piece
+
+
+def _int8_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
+    """Nothing in torch's kernel."""
+    return 0 if 0 < x.count <= INT8_ROWS * x.shape[-1] else _scaled_pieces(x, outputs, moved=0, converted=0)
+
+
+def _fp8_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
+    """Codes are moved in 16 bits, which is where bfloat16 has its place; products in bfloat16 are scaled in float32."""
+    return _scaled_pieces(x, outputs, moved=0 if x.dtype == "bfloat16" else 2, converted=8)
+
+
+def _scaled_pieces(x: Layout, outputs: int, *, moved: int, converted: int) -> int:
+    """The most of three moments: a piece is decoded, multiplied, its product scaled in float32. Beside it x in float32, if it is float16."""
+    decoded, product = _piece_elements(x, outputs)
+    item, more = {"float32": (4, 0), "float16": (4, 4), "bfloat16": (2, converted)}[x.dtype]
+    most = max((item + moved) * decoded, item * (decoded + product), (item + more) * product)
+    return most + (4 * x.count if x.dtype == "float16" else 0)
+
+
+_BYTES = "few rows: a kernel that reads a byte for each weight; more rows: decoded piece by piece, scales on the result"
+_DECODED = "few rows: a kernel that reads codes; more rows: decoded piece by piece, by moving bits; activations are not rounded"
+_GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
+DECODINGS = (
+    Decoding("int8", ("int8",), _BYTES, _int8, _int8_pieces),
+    Decoding("int8_groups", ("int8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
+    Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
+    Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
+)

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How weights are stored in few bits: one value for each format, which goes by its name from `--quant` to the kernels.
+
+    int8   a scale for each output                      uint8  the same with zero points
+    int4   a scale for each 32 neighbours, two to a byte    uint4  the same with zero points
+    fp8    float8_e4m3fn, a float32 scale for each output   fp8_e5m2  the same with 5 bits of exponent
+
+A format is added as one more entry of `FORMATS`. What quantises, what dequantises and what recognises it read nothing but its fields; a kernel says
+by name which formats it takes, and where none does the dequantised weight is multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """How the weight [out, in] of a product is stored: an element q stands for (q - zero point) * scale, or for values[q] * scale.
+
+    name, bits    of an element
+    dtype         of elements before they are packed
+    packing       the axis along which two of them share a byte, the first in the low half; None: each has its own
+    group_size    how many neighbours along `axis` share a scale; None: all of them
+    symmetric     whether there are no zero points
+    scale_dtype   None: that of the weight
+    values        what an element stands for, if not for itself as a number
+    """
+
+    name: str
+    bits: int
+    dtype: str
+    group_size: int | None = None
+    symmetric: bool = True
+    scale_dtype: str | None = None
+    axis: int = 1
+    packing: int | None = None
+    values: tuple[float, ...] = ()
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes by which a fusion has this format: its name, and what differs from the format of that name."""
+        known = FORMATS[self.name]
+        return {"format": self.name} | {
+            key: getattr(self, key) for key in VARYING if getattr(self, key) != getattr(known, key)
+        }
+
+    @staticmethod
+    def of(attrs: Mapping[str, Any]) -> QuantFormat:
+        """Return the format that the attributes of a fusion say."""
+        return replace(FORMATS[attrs["format"]], **{key: attrs[key] for key in VARYING if key in attrs})
+
+    def is_like(self, other: QuantFormat) -> bool:
+        """Whether the formats differ in nothing but their groups and zero points."""
+        return replace(self, group_size=other.group_size, symmetric=other.symmetric) == other
+
+    def __str__(self) -> str:
+        known, words = FORMATS[self.name], [self.name]
+        if self.group_size != known.group_size:
+            words.append(
+                "with one scale for each output"
+                if self.group_size is None
+                else f"in groups of {self.group_size}"
+            )
+        if self.symmetric != known.symmetric:
+            words.append("without zero points" if self.symmetric else "with zero points")
+        if self.axis != known.axis:
+            words.append(f"with scales along axis {self.axis}")
+        if self.packing != known.packing:
+            words.append(f"packed along axis {self.packing}")
+        return " ".join(words)
+
+
+VARYING = ("group_size", "symmetric", "axis", "packing")
+"""Fields in which a weight may differ from the format of its name: a model's author can dequantise in any way."""
+
+FORMATS: dict[str, QuantFormat] = {
+    format.name: format
+    for format in (
+        QuantFormat("int4", 4, "int8", group_size=32, packing=1),
+        QuantFormat("int8", 8, "int8"),
+        QuantFormat("fp8", 8, "float8_e4m3fn", scale_dtype="float32"),
+        QuantFormat("uint4", 4, "uint8", group_size=32, symmetric=False, packing=1),
+        QuantFormat("uint8", 8, "uint8", symmetric=False),
+        QuantFormat("fp8_e5m2", 8, "float8_e5m2", scale_dtype="float32"),
+    )
+}
+
+
+def recognise(
+    dtype: str,
+    *,
+    packing: int | None,
+    group_size: int | None,
+    symmetric: bool,
+    axis: int,
+    format: str | None = None,
+) -> QuantFormat:
+    """Return the format of a weight from how it is dequantised: by name where its elements are looked up, else as numbers of a dtype."""
+    named = FORMATS.values() if format is None else (FORMATS[format],)
+    found = next(
+        f
+        for f in named
+        if f.name == format or (not f.values and (f.dtype, f.packing is None) == (dtype, packing is None))
+    )
+    return replace(found, packing=packing, group_size=group_size, symmetric=symmetric, axis=axis)
