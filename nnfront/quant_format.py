@@ -23,7 +23,7 @@ class QuantFormat:
     name, bits    of an element
     dtype         of elements before they are packed
     packing       the axis along which two of them share a byte, the first in the low half; None: each has its own
-    group_size    how many neighbours along `axis` share a scale; None: all of them
+    group_size    how many neighbours along `axis` share a scale; None: all of them. Nothing else may be asked for if `fixed_groups`
     symmetric     whether there are no zero points
     scale_dtype   None: that of the weight
     values        what an element stands for, if not for itself as a number
@@ -38,6 +38,7 @@ class QuantFormat:
     axis: int = 1
     packing: int | None = None
     values: tuple[float, ...] = ()
+    fixed_groups: bool = False
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -81,10 +82,10 @@ FORMATS: dict[str, QuantFormat] = {
     for format in (
         QuantFormat("int4", 4, "int8", group_size=32, packing=1),
         QuantFormat("int8", 8, "int8"),
-        QuantFormat("fp8", 8, "float8_e4m3fn", scale_dtype="float32"),
+        QuantFormat("fp8", 8, "float8_e4m3fn", scale_dtype="float32", fixed_groups=True),
         QuantFormat("uint4", 4, "uint8", group_size=32, symmetric=False, packing=1),
         QuantFormat("uint8", 8, "uint8", symmetric=False),
-        QuantFormat("fp8_e5m2", 8, "float8_e5m2", scale_dtype="float32"),
+        QuantFormat("fp8_e5m2", 8, "float8_e5m2", scale_dtype="float32", fixed_groups=True),
     )
 }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
 from nnfront.errors import LoadError
+from nnfront.quant_format import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     parser.add_argument(
-        "--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8"
+        "--quant", metavar="Q", help=f"store the weights of linear layers in {', '.join(FORMATS)}"
     )
 
 

@@ -8,6 +8,7 @@ import sys
 
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
+from nnfront.quant_format import FORMATS
 
 WORTH_SAYING_BYTES = 64 << 20
 """A load that takes more memory than this says so before it begins."""
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     parser.add_argument(
-        "--quant", metavar="Q", help="store the weights of linear layers in int4, int8 or fp8"
+        "--quant", metavar="Q", help=f"store the weights of linear layers in {', '.join(FORMATS)}"
     )
     parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
     parser.add_argument(

@@ -69,7 +69,7 @@ def compile_folder(
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant: store the weights of linear layers in `int4`, `int8` or `fp8`. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant: store the weights of linear layers in a format of `nnfront.quant_format`. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Phases()

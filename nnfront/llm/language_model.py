@@ -89,7 +89,7 @@ class LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
-        quant: store the weights of linear layers in 4 bits (`int4`, a scale for 32 of them) or 8 (`int8` or, in floats, `fp8`, a scale for each output).
+        quant: store the weights of linear layers in a format of `nnfront.quant_format`: 4 bits (`int4`, a scale for 32 of them), 8 (`int8` or, in floats, `fp8`) ...
         kv_quant: keep keys and values in 8 bits (`fp8`: a float, with a scale for each token and head).
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.

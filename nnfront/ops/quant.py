@@ -67,8 +67,8 @@ def quantize(
         groups = floordiv(size, group_size)
     shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
     if format is not None:
-        known = FORMATS[format]
-        return TupleType((TensorType(x.shape, known.dtype), TensorType(shape, known.scale_dtype or x.dtype)))
+        known = _format(format)
+        scale_dtype, symmetric, dtype = known.scale_dtype, known.symmetric, known.dtype
     scale = TensorType(shape, scale_dtype or x.dtype)
     if dtype is not None:
         return TupleType((TensorType(x.shape, dtype), scale))
@@ -94,7 +94,8 @@ def _(
             "format says how {} is stored: leave bits, symmetric, scale_dtype and dtype at their default",
             format,
         )
-        known, group_size = _format(format, group_size)
+        known = _format(format)
+        group_size = known.group_size if group_size is None else group_size
         if not known.values:
             bits, symmetric, scale_dtype, format = known.bits, known.symmetric, known.scale_dtype, None
             dtype = known.dtype if known.dtype in FLOAT8 else None
@@ -126,16 +127,14 @@ def _(
     }
 
 
-def _format(name: object, group_size: Any) -> tuple[QuantFormat, Any]:
-    """The format of a name, and the size of its groups, which is another one if that is given."""
+def _format(name: object) -> QuantFormat:
     require(
         isinstance(name, str) and name in FORMATS,
         "format must be one of {}, got {!r}",
         ", ".join(FORMATS),
         name,
     )
-    known = FORMATS[str(name)]
-    return known, known.group_size if group_size is None else group_size
+    return FORMATS[str(name)]
 
 
 @quantize.reference
@@ -213,7 +212,7 @@ def dequantize(
     `dtype` (the scale's if None). The product is made in float32, then rounded. Floats have no zero_point, and values of a table neither.
     """
     if format is not None:
-        known = FORMATS[format]
+        known = _format(format)
         require(q.dtype == known.dtype, "q of {} must be {}, got {}", format, known.dtype, q.dtype)
         require(zero_point is None, "{} has no zero_point", format)
     require(
@@ -248,7 +247,8 @@ def _(
     format: Any = None,
 ) -> dict[str, Any]:
     if format is not None:
-        known, group_size = _format(format, group_size)
+        known = _format(format)
+        group_size = known.group_size if group_size is None else group_size
         format = format if known.values else None
     where = axis_of(axis, q.ndim)
     name = None if dtype is None else dtype_name(dtype)

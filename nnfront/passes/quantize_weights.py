@@ -19,17 +19,15 @@ after:
         return y
     }
 
-int4   symmetric, a scale for each group of `group_size` along the input axis (32 by default)
-int8   symmetric, a scale for each output channel, or for each group if `group_size` is given
-fp8    float8_e4m3fn, a float32 scale for each output channel. Elements have exponents of their own, so scales for smaller blocks would
-       gain little, and rows can still be joined, reordered and shared out, which blocks of 128 x 128 cannot
+The formats are those of `nnfront.quant_format`; `group_size` is for those that come in any groups along the input axis. Elements of float8 have exponents of
+their own, so scales for smaller blocks would gain little, and rows can still be joined, reordered and shared out, which blocks of 128 x 128 cannot.
 
 Run it before lifting, which keeps the stored values as it keeps tensors that a module derives. A weight is taken if it depends on weights alone, has constant sizes, and its input axis divides into groups; `skip` are
 module paths, with `*`, whose products stay as they are. `matmul` with a matrix of weights is taken for `linear` with its transpose, unless something else reads the
 weight, as an embedding does that is the head's weight too.
 
 leaves:  products whose weight is dequantised already; so twice is once.
-raises:  PassError for a scheme that does not exist.
+raises:  PassError for a format that does not exist, and for groups that it does not come in.
 """
 
 from __future__ import annotations
@@ -63,18 +61,8 @@ from nnfront.passes.base import module_pass
 from nnfront.passes.inline import inline
 from nnfront.passes.turn_weights import turned
 from nnfront.passes.weight_values import read_as_they_are, weight_values
+from nnfront.quant_format import FORMATS, QuantFormat
 
-
-@dataclass(frozen=True)
-class Scheme:
-    """How weights are stored: bits of each, the size of a group if none is given, None for a whole row, and the dtype if it is no integer's."""
-
-    bits: int
-    group_size: int | None
-    dtype: str | None = None
-
-
-SCHEMES = {"int4": Scheme(4, 32), "int8": Scheme(8, None), "fp8": Scheme(8, None, "float8_e4m3fn")}
 SKIPPED = ("lm_head", "*.lm_head", "gate", "*.gate", "router", "*.router")
 """Heads, and routers to experts: small errors in their results change which token or expert is the likeliest."""
 
@@ -83,11 +71,11 @@ SKIPPED = ("lm_head", "*.lm_head", "gate", "*.gate", "router", "*.router")
 def quantize_weights(
     ir: IRModule, scheme: str, group_size: int | None = None, skip: Sequence[str] = SKIPPED
 ) -> IRModule:
-    """Quantise the weights of `linear` products."""
+    """Quantise the weights of `linear` products; `scheme` is the name of a format."""
     chosen = _chosen(scheme, group_size)
     kept = read_as_they_are(ir, lambda binding: _right(binding.value))
     functions = [
-        _Quantizing(f, scheme, chosen, skip, kept).function(f) if f.kind in ("public", "private") else f
+        _Quantizing(f, chosen, skip, kept).function(f) if f.kind in ("public", "private") else f
         for f in ir.functions
     ]
     if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
@@ -95,17 +83,19 @@ def quantize_weights(
     return ir.with_functions(functions)
 
 
-def _chosen(scheme: str, group_size: int | None) -> Scheme:
-    if scheme not in SCHEMES:
+def _chosen(name: str, group_size: int | None) -> QuantFormat:
+    if name not in FORMATS:
         raise PassError(
-            f"there is no scheme {scheme!r} to quantise weights with",
-            help=f"use one of {', '.join(map(repr, SCHEMES))}",
+            f"there is no format {name!r} to quantise weights to",
+            help=f"use one of {', '.join(map(repr, FORMATS))}",
         )
-    found = SCHEMES[scheme]
-    if found.dtype is not None and group_size is not None:
+    found = FORMATS[name]
+    if found.fixed_groups and group_size not in (None, found.group_size):
+        each = "output channel" if found.group_size is None else f"group of {found.group_size}"
+        others = ", ".join(other.name for other in FORMATS.values() if not other.fixed_groups)
         raise PassError(
-            f"{scheme} has a scale for each output channel, got group_size={group_size}",
-            help="leave group_size out, or use int8 or int4",
+            f"{name} has a scale for each {each}, got group_size={group_size}",
+            help=f"leave group_size out, or use one of {others}",
         )
     return replace(found, group_size=group_size or found.group_size)
 
@@ -159,7 +149,7 @@ def _report(
     reasons: dict[str, dict[str, None]] = {}
     stored: dict[str, int] = {}
     for function in ir.methods:
-        pass_ = _Quantizing(function, scheme, chosen, skip, kept)
+        pass_ = _Quantizing(function, chosen, skip, kept)
         for binding in walk_bindings(function.bindings):
             for var in used_vars(binding.value) if binding.var not in pass_.weights else ():
                 if var not in pass_.weights or not isinstance(var.type, TensorType):
@@ -191,7 +181,7 @@ def _stored(var: Var, made: Mapping[Var, Binding]) -> tuple[Var, list[Type]]:
     value = made[var].value if var in made else None
     if not isinstance(value, Call) or value.op is not ops.dequantize:
         return var, []
-    codes = [atom for atom in value.args[:2] if isinstance(atom, Var)]
+    codes = [atom for atom in value.args if isinstance(atom, Var)]
     source: Atom | None = codes[0]
     while isinstance(source, Var) and source in made:
         value = made[source].value
@@ -240,12 +230,9 @@ def _right(value: Expr) -> Sequence[Atom | None]:
 class _Quantizing(Mutator):
     """Rewrites one function."""
 
-    def __init__(
-        self, function: Function, name: str, scheme: Scheme, skip: Sequence[str], kept: set[str]
-    ) -> None:
+    def __init__(self, function: Function, format: QuantFormat, skip: Sequence[str], kept: set[str]) -> None:
         super().__init__()
-        self.name = name
-        self.scheme = scheme
+        self.format = format
         self.skip = skip
         bound = [b.var.name for b in walk_bindings(function.bindings)]
         self.names = Names([*(p.name for p in function.params), *bound])
@@ -319,33 +306,24 @@ class _Quantizing(Mutator):
         rows, depth = weight.type.shape if is_linear else weight.type.shape[::-1]
         if not isinstance(rows, int) or not isinstance(depth, int):
             return "weights whose sizes the checkpoint says"
-        group = self.scheme.group_size or 1
-        fits = depth % group == 0 and (self.scheme.bits == 8 or depth % 2 == 0)
+        group = self.format.group_size or 1
+        fits = depth % group == 0 and (self.format.packing is None or depth % 2 == 0)
         return "" if fits else f"weights whose {depth} inputs do not divide by {max(group, 2)}"
 
     def _stored(self, builder: FunctionBuilder, weight: Var, name: str) -> Var:
         """The weight after it has been stored, under names that begin with `name`, and read back."""
         assert isinstance(weight.type, TensorType)
-        group, dtype = self.scheme.group_size, self.scheme.dtype
-        scale_dtype = None if dtype is None else "float32"
-        found = builder.call(
-            ops.quantize,
-            weight,
-            bits=self.scheme.bits,
-            group_size=group,
-            axis=1,
-            scale_dtype=scale_dtype,
-            dtype=dtype,
-        )
-        is_packed = self.scheme.bits == 4
-        q = builder.emit(Projection(found, 0), "quantize" if is_packed else f"{name}.{self.name}")
-        scales = builder.emit(Projection(found, 1), f"{name}.scales")
-        stored = q
-        if is_packed:
-            attrs = ops.pack_int4.canonical_attrs([q.type], {"axis": 1})
-            stored = builder.emit(Call(ops.pack_int4, (q,), attrs), f"{name}.{self.name}")
-            q = builder.call(ops.unpack_int4, stored, axis=1)
-        self.derived += [stored.name, scales.name]
-        return builder.call(
-            ops.dequantize, q, scales, None, group_size=group, axis=1, dtype=weight.type.dtype
-        )
+        format, own = self.format, f"{name}.{self.format.name}"
+        attrs = {"group_size": format.group_size, "axis": 1, "format": format.name}
+        found = builder.call(ops.quantize, weight, **attrs)
+        stored = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
+        others = [builder.emit(Projection(found, 1), f"{name}.scales")]
+        if not format.symmetric:
+            others.append(builder.emit(Projection(found, 2), f"{name}.zero_points"))
+        if format.packing is not None:
+            along = ops.pack_int4.canonical_attrs([q.type], {"axis": 1})
+            stored = builder.emit(Call(ops.pack_int4, (q,), along), own)
+            q = builder.call(ops.unpack_int4, stored, axis=1, signed=format.dtype == "int8")
+        self.derived += [stored.name, *(other.name for other in others)]
+        zeros = others[1] if len(others) > 1 else None
+        return builder.call(ops.dequantize, q, others[0], zeros, **attrs, dtype=weight.type.dtype)

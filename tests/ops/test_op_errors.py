@@ -11,6 +11,7 @@ from nnfront.dims import Dim
 from nnfront.errors import InferError
 from nnfront.ir.op import Op
 from nnfront.ir.types import CacheLayerType, CacheType, ObjectType
+from nnfront.quant_format import FORMATS
 
 N, M = Dim("n"), Dim("m")
 I64, F16, F8, BIT = "int64", "float16", "float8_e5m2", "bool"
@@ -241,6 +242,10 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.quantize, [t(2, 6)], {"scale_dtype": I64}, "the scale must have a floating-point dtype, got int64"),
     (ops.quantize, [t(2, 6)], {"dtype": "float16"}, "dtype must be one of float8_e4m3fn, float8_e5m2, got float16"),
     (ops.quantize, [t(2, 6)], {"dtype": "float8_e4m3fn", "bits": 4}, "float8_e4m3fn has 8 bits and is symmetric: leave both at their default"),
+    (ops.quantize, [t(2, 64)], {"format": "nf7"}, f"format must be one of {', '.join(FORMATS)}, got 'nf7'"),
+    (ops.quantize, [t(2, 64)], {"format": "int4", "bits": 4}, "format says how int4 is stored: leave bits, symmetric, scale_dtype and dtype at their default"),
+    (ops.quantize, [t(2, 6)], {"format": "int4"}, "axis 1 of size 6 does not divide into groups of 32"),
+    (ops.dequantize, [U8, t(4, 1)], {"format": 3}, f"format must be one of {', '.join(FORMATS)}, got 3"),
     (ops.dequantize, [t(4, 6), t(4, 1)], {}, "q must be int8, uint8 or float8, got float32"),
     (ops.dequantize, [t(4, 6, dtype="float8_e4m3fn"), t(4, 1), t(4, 1)], {}, "q is float8_e4m3fn, which has no zero_point"),
     (ops.dequantize, [U8, t(6)], {}, "scale has 1 axes, q has 2"),

@@ -15,6 +15,7 @@ import nnfront as nn
 from nnfront import dtypes, op, spec
 from nnfront.errors import PassError
 from nnfront.passes import lift_transform_params, quantize_weights
+from nnfront.quant_format import FORMATS, QuantFormat
 
 D, F = 64, 96
 
@@ -105,7 +106,7 @@ def test_float8_has_no_groups():
         quantize_weights(exported(), "fp8", 32)
     assert (
         str(caught.value)
-        == "fp8 has a scale for each output channel, got group_size=32\n  help: leave group_size out, or use int8 or int4"
+        == "fp8 has a scale for each output channel, got group_size=32\n  help: leave group_size out, or use one of int4, int8, uint4, uint8"
     )
 
 
@@ -149,13 +150,83 @@ def test_modules_can_be_left_out():
     assert {"back.weight", "lm_head.weight"} < {p.name for p in kept}
 
 
-def test_a_scheme_that_does_not_exist_is_named():
+def test_an_unknown_format_is_answered_with_those_that_there_are():
     with pytest.raises(PassError) as caught:
-        quantize_weights(exported(), "int3")
-    assert (
-        str(caught.value)
-        == "there is no scheme 'int3' to quantise weights with\n  help: use one of 'int4', 'int8', 'fp8'"
+        quantize_weights(exported(), "nf7")
+    assert str(caught.value) == (
+        "there is no format 'nf7' to quantise weights to\n"
+        "  help: use one of 'int4', 'int8', 'fp8', 'uint4', 'uint8', 'fp8_e5m2'"
     )
+
+
+@pytest.mark.parametrize(("name", "levels"), [("uint4", 15), ("uint8", 255)])
+def test_zero_points_let_each_group_reach_from_its_least_to_its_greatest(name, levels):
+    given = {key: w + 1 for key, w in weights().items()}
+    session = nn.compile(
+        lift_transform_params(quantize_weights(exported(), name, 16), shared_transform=True)
+    ).load(given)
+    held = session.weights
+    zeros = held["back.weight.zero_points"]
+    assert (zeros.dtype, zeros.shape) == (torch.uint8, (D, F // 16))
+
+    def rounded(w: torch.Tensor) -> torch.Tensor:
+        groups = w.unflatten(1, (-1, 16))
+        low = groups.amin(-1, keepdim=True).clamp(max=0)
+        scale = (groups.amax(-1, keepdim=True).clamp(min=0) - low) / levels
+        zero = (-low / scale).round()
+        return ((((groups / scale).round() + zero).clamp(0, levels) - zero) * scale).flatten(1)
+
+    x, linear = torch.randn(3, D), torch.nn.functional.linear
+    expected = linear(
+        linear(linear(x, rounded(given["one.weight"]), given["one.bias"]), rounded(given["back.weight"])),
+        given["lm_head.weight"],
+    )
+    torch.testing.assert_close(
+        session["plain"](x), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())
+    )
+
+
+def test_a_format_that_no_kernel_takes_is_multiplied_dequantised_and_both_sides_are_named():
+    x = spec.Tensor(["n", D], "float32")
+    ir = lift_transform_params(
+        quantize_weights(Model().export({"plain": {"x": x}}), "uint8"), shared_transform=True
+    )
+    runs = [run for run in nn.compile(ir).program.methods["plain"].body.walk() if run.op == "linear"]
+    assert "int8_product: the format is uint8, it takes int8" in runs[0].refused
+    assert (
+        "int4_product: the format is uint8, it takes int4 or uint4 in any groups along the input axis"
+        in runs[0].refused
+    )
+    assert "dequantize" in nn.compile(ir).explain()
+    assert "the format is uint8, it takes int8" in nn.compile(ir).explain()
+
+
+NF4 = (-1.0, -0.7, -0.53, -0.39, -0.28, -0.18, -0.09, 0.0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1.0)
+
+
+def test_a_format_whose_elements_are_looked_up_is_one_more_entry_of_the_table(monkeypatch):
+    looked_up = QuantFormat("nf4", 4, "uint8", group_size=32, packing=1, values=NF4)
+    monkeypatch.setitem(FORMATS, "nf4", looked_up)
+    given = weights()
+    executable = nn.compile(lift_transform_params(quantize_weights(exported(), "nf4"), shared_transform=True))
+    session = executable.load(given)
+    assert session.weights["back.weight.nf4"].shape == (D, F // 2)
+
+    def rounded(w: torch.Tensor) -> torch.Tensor:
+        groups = w.unflatten(1, (-1, 32))
+        scale = groups.abs().amax(-1, keepdim=True)
+        table = torch.tensor(NF4)
+        return (table[((groups / scale).unsqueeze(-1) - table).abs().argmin(-1)] * scale).flatten(1)
+
+    x, linear = torch.randn(3, D), torch.nn.functional.linear
+    expected = linear(
+        linear(linear(x, rounded(given["one.weight"]), given["one.bias"]), rounded(given["back.weight"])),
+        given["lm_head.weight"],
+    )
+    torch.testing.assert_close(
+        session["plain"](x), expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max())
+    )
+    assert "int8_product: the format is nf4, it takes int8" in executable.explain()
 
 
 class TestReport:
