@@ -33,6 +33,8 @@ _READS = (
     _Reads(4, "uint4", GROUPS, 64),
 )
 
+FORMATS_READ = frozenset(reads.format for reads in _READS)
+
 
 @dataclass(frozen=True)
 class FewRowsQuantized:

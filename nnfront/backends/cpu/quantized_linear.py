@@ -210,26 +210,16 @@ def _names_gelu(run: Run) -> bool:
     return "approximate" in run.attrs or run.attrs["activation"].startswith("gelu")
 
 
-PRODUCTS = tuple(
+_FUSIONS = (("product", _product, _product_bytes), ("gated_product", _gated_product, _gated_product_bytes))
+KERNELS = tuple(
     Kernel(
-        f"{decoding.name}_product",
-        "quantized_product",
-        _product(decoding),
+        f"{decoding.name}_{fusion}",
+        f"quantized_{fusion}",
+        bind(decoding),
         decoding.why,
         _accepts(decoding),
-        workspace=Workspace(partial(_product_bytes, decoding)),
+        workspace=Workspace(partial(held, decoding)),
     )
+    for fusion, bind, held in _FUSIONS
     for decoding in DECODINGS
 )
-GATED_PRODUCTS = tuple(
-    Kernel(
-        f"{decoding.name}_gated_product",
-        "quantized_gated_product",
-        _gated_product(decoding),
-        decoding.why,
-        _accepts(decoding),
-        workspace=Workspace(partial(_gated_product_bytes, decoding)),
-    )
-    for decoding in DECODINGS
-)
-KERNELS = (*PRODUCTS, *GATED_PRODUCTS)

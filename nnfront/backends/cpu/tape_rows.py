@@ -25,6 +25,8 @@ from nnfront.backends.cpu.extension import KERNELS
 from nnfront.backends.cpu.gemv import FEW_ROWS
 from nnfront.backends.cpu.linear import gated_few_rows
 from nnfront.backends.cpu.norm import FEW
+from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
+from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
 
@@ -365,13 +367,14 @@ def _split(
 VIEWS: Mapping[str, Write] = {"reshape": _reshape, "split": _split}
 """Instructions that do nothing: their results are places in their operands. Their attributes are passed by name."""
 
+_READ_IN_C = [d.name for d in DECODINGS if not FORMATS_READ.isdisjoint(d.formats)]
 WRITERS: Mapping[str, Write] = {
     "linear_bfloat16": _product,
     "linear_wide": _product,
     "finished_product": _product,
     "gated_product": _gated,
-    **{kernel.name: _quantized for kernel in quantized.PRODUCTS},
-    **{kernel.name: partial(_quantized, is_gated=True) for kernel in quantized.GATED_PRODUCTS},
+    **{f"{name}_product": _quantized for name in _READ_IN_C},
+    **{f"{name}_gated_product": partial(_quantized, is_gated=True) for name in _READ_IN_C},
     "rms_norm_last": _norm,
     "rms_norm_of_sum": _norm_of_sum,
     "rope_rotated": _rope,
