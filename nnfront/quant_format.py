@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """How weights are stored in few bits: one value for each format, which goes by its name from `--quant` to the kernels.
 
-    int8   a scale for each output                      uint8  the same with zero points
-    int4   a scale for each 32 neighbours, two to a byte    uint4  the same with zero points
-    fp8    float8_e4m3fn, a float32 scale for each output   fp8_e5m2  the same with 5 bits of exponent
+    int8   a scale for each output; uint8 has a zero point as well
+    int4   two to a byte, a scale for each 32 neighbours; uint4 has a zero point as well
+    fp8    float8_e4m3fn, a float32 scale for each output; fp8_e5m2 likewise
 
-A format is added as one more entry of `FORMATS`. What quantises, what dequantises and what recognises it read nothing but its fields; a kernel says
-by name which formats it takes, and where none does the dequantised weight is multiplied.
+A format is added as one more entry of `FORMATS`. What quantises, dequantises and recognises weights reads nothing but the fields; a kernel says by
+name which formats it takes, and where none does the dequantised weight is multiplied.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any
 class QuantFormat:
     """How the weight [out, in] of a product is stored: an element q stands for (q - zero point) * scale, or for values[q] * scale.
 
-    name, bits    of an element
+    name, bits    the format, and the bits of an element
     dtype         of elements before they are packed
-    packing       the axis along which two of them share a byte, the first in the low half; None: each has its own
-    group_size    how many neighbours along `axis` share a scale; None: all of them. Nothing else may be asked for if `fixed_groups`
+    group_size    how many neighbours along `axis` share a scale; None: all of them
     symmetric     whether there are no zero points
     scale_dtype   None: that of the weight
+    packing       the axis along which two elements share a byte, the first in the low half; None: each has its own
     values        what an element stands for, if not for itself as a number
+    fixed_groups  whether a weight cannot be quantised to it in groups of another size
     """
 
     name: str

@@ -39,6 +39,8 @@ def runs(executable: nn.Executable) -> list[str]:
         ("fused def part", FORGED),
         ("fused def product", 'attrs(kind="linear", operands=("x", "weight", "bias", "scale", "residual"))'),
         ("fused def part", FORGED.replace("product", "qkv_attention")),
+        ("fused def part", FORGED.replace("product", "quantized_product")),
+        ("fused def part", FORGED.replace('"product"', '"quantized_product", format=3')),
         ("fused def part", 'attrs(region=3, operands="x", kind=(1, 2))'),
         ("external def part", FORGED),
         ("external def part", "attrs(region=3, operands=7)"),

@@ -157,7 +157,9 @@ def _packing(function: Function) -> Packing | None:
             dict.fromkeys(("weight", "bias"), _apart),
         )
     is_gated = attrs.get("region") == "quantized_gated_product"
-    if (not is_gated and attrs.get("region") != "quantized_product") or attrs.get("kind") != "linear":
+    if not is_gated and attrs.get("region") != "quantized_product":
+        return None
+    if attrs.get("kind") != "linear" or attrs.get("format") not in FORMATS:
         return None
     packing = _quantized(QuantFormat.of(attrs))
     if packing is not None and is_gated:
