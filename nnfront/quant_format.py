@@ -4,6 +4,7 @@
     int8   a scale for each output; uint8 has a zero point as well
     int4   two to a byte, a scale for each 32 neighbours; uint4 has a zero point as well
     fp8    float8_e4m3fn, a float32 scale for each output; fp8_e5m2 likewise
+    mxfp4  floats of 4 bits (e2m1), two to a byte, a power of two (e8m0) for each 32 neighbours: OCP Microscaling Formats 1.0
 
 A format is added as one more entry of `FORMATS`. What quantises, dequantises and recognises weights reads nothing but the fields; a kernel says by
 name which formats it takes, and where none does the dequantised weight is multiplied.
@@ -27,6 +28,7 @@ class QuantFormat:
     scale_dtype   None: that of the weight
     packing       the axis along which two elements share a byte, the first in the low half; None: each has its own
     values        what an element stands for, if not for itself as a number
+    scale_values  the same for a scale; they rise, and the last one is NaN
     fixed_groups  whether a weight cannot be quantised to it in groups of another size
     """
 
@@ -39,6 +41,7 @@ class QuantFormat:
     axis: int = 1
     packing: int | None = None
     values: tuple[float, ...] = ()
+    scale_values: tuple[float, ...] = ()
     fixed_groups: bool = False
 
     @property
@@ -78,6 +81,10 @@ class QuantFormat:
 VARYING = ("group_size", "symmetric", "axis", "packing")
 """Fields in which a weight may differ from the format of its name: a model's author can dequantise in any way."""
 
+_SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+E2M1 = (*_SIZES, *(-size for size in _SIZES))
+E8M0 = (*(2.0 ** (exponent - 127) for exponent in range(255)), float("nan"))
+
 FORMATS: dict[str, QuantFormat] = {
     format.name: format
     for format in (
@@ -87,6 +94,17 @@ FORMATS: dict[str, QuantFormat] = {
         QuantFormat("uint4", 4, "uint8", group_size=32, symmetric=False, packing=1),
         QuantFormat("uint8", 8, "uint8", symmetric=False),
         QuantFormat("fp8_e5m2", 8, "float8_e5m2", scale_dtype="float32", fixed_groups=True),
+        QuantFormat(
+            "mxfp4",
+            4,
+            "uint8",
+            group_size=32,
+            scale_dtype="uint8",
+            packing=1,
+            values=E2M1,
+            scale_values=E8M0,
+            fixed_groups=True,
+        ),
     )
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from math import copysign, frexp
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def quantize(
     dtype: a float of 8 bits for q instead of integers, `float8_e4m3fn` (m = 448) or `float8_e5m2` (m = 57344): (q, scale), scale = max|x| / m.
     The error is at most 2**-4 (2**-3) of the element, or 2**-10 (2**-17) of scale where that is more; NaN makes its whole group NaN.
     format: a name of `nnfront.quant_format`, in the place of bits, symmetric, scale_dtype and dtype, and of group_size if that is None. With a table of values
-    q is the place of the nearest one to x / scale, of two as near the even place, and the largest value stands for max|x|.
+    q is the place of the nearest one to x / scale, of two as near the even place, and the largest value stands for max|x|; where scales too are places in a table
+    (mxfp4: powers of two), scale is the largest that lets the greatest power of two among the values stand for no more than max|x|.
     """
     require_float(x)
     size = x.shape[axis]
@@ -154,9 +156,14 @@ def _(
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     y = y.reshape(*x.shape[:axis], size // length, length, *x.shape[axis + 1 :])
     if format is not None:
-        known = FORMATS[format]
-        scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / max(map(abs, known.values)), out)
-        return _nearest(y / scale.to(y.dtype), known.values).reshape(x.shape), scale.squeeze(axis + 1)
+        known, most = FORMATS[format], y.abs().amax(axis + 1, keepdim=True)
+        if known.scale_values:
+            scale = _scale_places(most, known)
+            y = y / _looked_up(scale, known.scale_values, y.dtype)
+        else:
+            scale = _rounded_up(most / max(map(abs, known.values)), out)
+            y = y / scale.to(y.dtype)
+        return _nearest(y, known.values).reshape(x.shape), scale.squeeze(axis + 1)
     if dtype is not None:
         float8: torch.dtype = getattr(torch, dtype)
         largest = torch.finfo(float8).max
@@ -176,8 +183,20 @@ def _(
     return q.reshape(x.shape), scale.squeeze(axis + 1), zero.to(torch.uint8).squeeze(axis + 1)
 
 
+def _scale_places(most: torch.Tensor, known: QuantFormat) -> torch.Tensor:
+    """The place of the largest scale that is not above max|x| / 2**e, where 2**e is the greatest power of two among the values; NaN for what is not finite."""
+    power = 2.0 ** (frexp(max(known.values))[1] - 1)
+    finite = torch.tensor(known.scale_values[:-1], dtype=most.dtype, device=most.device)
+    places = torch.bucketize(most / power, finite, right=True).sub_(1).clamp_(min=0)
+    return torch.where(most.isfinite(), places, len(known.scale_values) - 1).to(torch.uint8)
+
+
+def _looked_up(places: torch.Tensor, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype, device=places.device)[places.to(torch.int32)]
+
+
 def _nearest(y: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    """The place of the nearest of some values, uint8; of two as near the even place, and of two equal ones the first."""
+    """The place of the nearest of some values, uint8; of two as near the even place, and of two zeros the one of the same sign."""
     places = {value: place for place, value in reversed(list(enumerate(values)))}
     ordered = sorted(places)
     middles = torch.tensor([(low + high) / 2 for low, high in pairwise(ordered)], dtype=y.dtype)
@@ -185,7 +204,11 @@ def _nearest(y: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
     is_odd = torch.tensor([places[low] % 2 == 1 for low in ordered[:-1]])
     middles = torch.where(is_odd, torch.nextafter(middles, torch.full_like(middles, -torch.inf)), middles)
     ranks = torch.bucketize(y, middles.to(y.device), out_int32=True)
-    return torch.tensor([places[value] for value in ordered], dtype=torch.uint8, device=y.device)[ranks]
+    found = torch.tensor([places[value] for value in ordered], dtype=torch.uint8, device=y.device)[ranks]
+    for place, value in enumerate(values):
+        if value == 0 and copysign(1, value) < 0:
+            found.masked_fill_(torch.signbit(y) & (found == places[0.0]), place)
+    return found
 
 
 def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -221,7 +244,17 @@ def dequantize(
         q.dtype,
     )
     require(zero_point is None or q.dtype not in FLOAT8, "q is {}, which has no zero_point", q.dtype)
-    require_float(scale, "scale")
+    if format is not None and known.scale_values:
+        require(
+            scale.dtype == known.scale_dtype,
+            "scale of {} must be {}, got {}",
+            format,
+            known.scale_dtype,
+            scale.dtype,
+        )
+        require(dtype is not None, "scales of {} are no floats: give the dtype of the result", format)
+    else:
+        require_float(scale, "scale")
     groups: Size = 1 if group_size is None else floordiv(q.shape[axis], group_size)
     for name, tensor in (("scale", scale), ("zero_point", zero_point)):
         if tensor is None:
@@ -284,17 +317,14 @@ def _(
 ) -> torch.Tensor:
     wide = torch.float64 if scale.dtype == torch.float64 else torch.float32
     repeats = q.shape[axis] if group_size is None else group_size
-    y = q.to(wide) if format is None else _values(q, FORMATS[format], wide)
+    known = None if format is None else FORMATS[format]
+    y = q.to(wide) if known is None else _looked_up(q & (2**known.bits - 1), known.values, wide)
+    if known is not None and known.scale_values:
+        scale = _looked_up(scale, known.scale_values, wide)
     if zero_point is not None:
         y = y - zero_point.to(wide).repeat_interleave(repeats, axis)
     y = y * scale.to(wide).repeat_interleave(repeats, axis)
     return y.to(scale.dtype if dtype is None else getattr(torch, dtype))
-
-
-def _values(q: torch.Tensor, known: QuantFormat, dtype: torch.dtype) -> torch.Tensor:
-    """What elements stand for; bits that a format does not have are dropped."""
-    table = torch.tensor(known.values, dtype=dtype, device=q.device)
-    return table[(q & (2**known.bits - 1)).to(torch.int32)]
 
 
 @op(stricter=NO_AXIS, rowwise=True)

@@ -156,7 +156,7 @@ class Quantized(nn.Module):
 
 @pytest.mark.parametrize(("rows", "dtype"), ROWS)
 @pytest.mark.parametrize("name", ["plain", "finished", "widened", "gated"])
-@pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("quant", ["fp8", "int8", "int4", "mxfp4"])
 def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, rows, dtype, monkeypatch):
     monkeypatch.setattr(quantized_pieces, "PIECE", 3 << 18)  # pieces that do not divide the outputs
     if rows == "1 without C":

@@ -28,6 +28,7 @@ from op_cases import (
 from nnfront import ops
 from nnfront.dtypes import DTYPES
 from nnfront.ir.types import CacheLayerType
+from nnfront.quant_format import FORMATS
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -124,6 +125,9 @@ def _(draw: Draw, name: str) -> Case:
         "axis": axis_in(draw, x.ndim),
         "symmetric": draw(st.booleans()),
     }
+    if draw(st.integers(0, 3)) == 0:
+        given = {"format": draw(st.sampled_from(tuple(FORMATS))), "group_size": draw(st.integers(1, 3))}
+        return Case((x,), {**given, "axis": attrs["axis"]})
     dtype = draw(st.none() | st.sampled_from(FLOAT8))
     if dtype is not None:
         attrs |= {"bits": 8, "symmetric": True, "dtype": dtype}
@@ -136,6 +140,10 @@ def _(draw: Draw, name: str) -> Case:
     axis = draw(st.integers(-len(shape), len(shape) - 1))
     small = list(shape)
     small[axis] = 1 if group is None else shape[axis] // group
+    if draw(st.integers(0, 3)) == 0:
+        operands = make(shape, "uint8"), make(small, "uint8"), None
+        given = {"format": "mxfp4", "group_size": group or shape[axis], "axis": axis}
+        return Case(operands, {**given, "dtype": draw(st.sampled_from(FLOATS))})
     kind = dtype_of(draw, ("int8", "uint8", *FLOAT8))
     zero = make(small, kind) if draw(st.booleans()) and kind not in FLOAT8 else None
     scale = make(small, dtype_of(draw, FLOATS))

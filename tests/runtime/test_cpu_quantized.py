@@ -101,7 +101,7 @@ def test_products_with_groups_of_codes_agree_with_float64(way, group, rows, bias
 )
 def test_what_pieces_are_dequantised_to_is_what_the_op_gives(way, group, dtype):
     q, scales, zeros, _, format = stored(way, group, dtype)
-    found = quantized_pieces.dequantized(format, q, scales, zeros)
+    found = quantized_pieces.dequantized(format, q, scales, zeros, dtype)
     if format.packing is not None:
         q = ops.unpack_int4.run((q,), {"axis": 1, "signed": way != "uint4"})
     expected = ops.dequantize.run((q, scales, zeros), {"group_size": group, "axis": 1})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 import torch
@@ -119,7 +119,7 @@ def _grouped(format: QuantFormat) -> Multiply:
 
 
 def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
-    """A product with a weight of which `dequantized(weight, scales, zeros)` makes some outputs at a time."""
+    """A product with a weight of which `dequantized(weight, scales, zeros, dtype)` makes some outputs at a time, in the dtype of x."""
 
     def multiply(
         x: torch.Tensor,
@@ -135,7 +135,7 @@ def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
             subtract = None if zeros is None else zeros[some]
             # No names for what is made: they would keep one piece while the next is made.
             y.narrow(-1, first, min(step, outputs - first)).copy_(
-                F.linear(x, dequantized(weight[some], scales[some], subtract))
+                F.linear(x, dequantized(weight[some], scales[some], subtract, x.dtype))
             )
         return y if bias is None else y.add_(bias)
 
@@ -143,15 +143,19 @@ def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
 
 
 def dequantized(
-    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
+    format: QuantFormat,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """(weight - zeros) * scales, rounded once: each difference of codes is exact in the dtype of the scales."""
     codes = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
-    wide = codes.to(scales.dtype)
+    wide = codes.to(dtype)
     del codes
     groups = wide.view(*scales.shape, -1)
     if zeros is not None:
-        groups.sub_(zeros.to(scales.dtype).unsqueeze(-1))
+        groups.sub_(zeros.to(dtype).unsqueeze(-1))
     groups.mul_(scales.unsqueeze(-1))
     return wide
 
@@ -163,6 +167,46 @@ def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
     if not signed:
         return pairs.view(torch.uint8)
     return pairs.view(torch.int8).bitwise_xor_(8).sub_(8)
+
+
+def _from_tables(format: QuantFormat) -> Multiply:
+    """Two elements in a byte, with a scale for each group of columns, both places in tables."""
+    return in_pieces(partial(looked_up, format))
+
+
+def looked_up(
+    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, dtype: torch.dtype
+) -> torch.Tensor:
+    """values[weight] * scale_values[scales], exact but for float16, whose exponents are too few for scales: there rounded once."""
+    wide = torch.float32 if dtype == torch.float16 else dtype
+    pairs, powers = _tables(format, wide)
+    # Both values of a byte are moved at once.
+    found = pairs.index_select(0, weight.flatten().to(torch.int32)).view(wide)
+    found.view(*scales.shape, -1).mul_(
+        powers.index_select(0, scales.flatten().to(torch.int32)).view(*scales.shape, 1)
+    )
+    return found.view(len(weight), -1).to(dtype)
+
+
+@cache
+def _tables(format: QuantFormat, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each byte the two values that it stands for, as one number of twice the size; what each scale stands for."""
+    pairs = torch.tensor(
+        [[format.values[byte & 15], format.values[byte >> 4]] for byte in range(256)],
+        dtype=dtype,
+        device="cpu",
+    )
+    twice = torch.int32 if dtype.itemsize == 2 else torch.int64
+    return pairs.view(twice).flatten(), torch.tensor(format.scale_values, dtype=dtype, device="cpu")
+
+
+def _table_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
+    """The most of the moments in which a piece is looked up, scaled, rounded, multiplied."""
+    decoded, product = _piece_elements(x, outputs)
+    wide, groups = (4 if x.dtype == "float16" else x.item), decoded // max(x.shape[-1], 1) * scales.shape[-1]
+    rounded = x.item * decoded if x.dtype == "float16" else 0
+    scaled = wide * decoded + max((4 + wide) * groups, rounded)
+    return max((2 + wide) * decoded, scaled, x.item * (decoded + product))
 
 
 def _grouped_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
@@ -201,9 +245,11 @@ def _scaled_pieces(x: Layout, outputs: int, *, moved: int, converted: int) -> in
 _BYTES = "few rows: a kernel that reads a byte for each weight; more rows: decoded piece by piece, scales on the result"
 _DECODED = "few rows: a kernel that reads codes; more rows: decoded piece by piece, by moving bits; activations are not rounded"
 _GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
+_TABLES = "decoded piece by piece, two elements at a time from a table; activations are not rounded"
 DECODINGS = (
     Decoding("int8", ("int8",), _BYTES, _int8, _int8_pieces),
     Decoding("int8_groups", ("int8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
+    Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
 )
