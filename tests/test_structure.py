@@ -77,7 +77,7 @@ READ = [
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line, room) for each import of this package in a file, those inside functions too."""
+    """Yield (line, name) for each import of this package in a file, those inside functions too; `from a import b` is a.b."""
     package = ("nnfront", *path.relative_to(ROOT).parts[:-1])
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -91,7 +91,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
         for name in names:
             top, _, rest = name.partition(".")
             if top == "nnfront" and rest:
-                yield node.lineno, room_of(rest)
+                yield node.lineno, rest
 
 
 def sources(folder: Path = ROOT) -> list[Path]:
@@ -115,7 +115,8 @@ def test_imports_only_point_down() -> None:
         room = room_of(module_of(path))
         if room == "__init__":
             continue
-        for line, target in imports(path):
+        for line, name in imports(path):
+            target = room_of(name)
             if target != room and target not in MAY_IMPORT[room]:
                 wrong.append(f"{path.relative_to(PROJECT)}:{line}: {room} may not import {target}")
     assert not wrong, "\n".join(wrong)
@@ -130,6 +131,21 @@ def test_the_allowed_imports_have_no_cycle() -> None:
         order += ready
         for room in ready:
             del pending[room]
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Imports for annotations count, too."""
+    files = {module_of(path).removesuffix(".__init__"): path for path in sources()}
+
+    def file_of(name: str) -> str:
+        return name if name in files else name.rpartition(".")[0]
+
+    pending = {name: {file_of(n) for _, n in imports(path)} - {name} for name, path in files.items()}
+    while pending:
+        lowest = [name for name, targets in pending.items() if not targets & pending.keys()]
+        assert lowest, f"a circle among {sorted(pending)}"
+        for name in lowest:
+            del pending[name]
 
 
 def test_every_room_is_in_the_rule() -> None:

@@ -6,6 +6,7 @@ Read the files in this order; each imports only from those above it:
     types     the types of values          budget   how much a text may say
     attributes  what an op's may be        op       one entry of the vocabulary
     expr      expressions and bindings     infer    the type of an expression
+    interfaces  what functions and modules show to those who print and compare them
     walk      iterate over bindings        visit    rewrite
     scope     the dims of a function       literals names and numbers as text
     printer   IR -> text, and the grammar, with `print_types`

@@ -8,7 +8,7 @@ Provenance does not matter, nor does the order of attributes. Dims are compared 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from nnfront.ir.expr import (
     Atom,
@@ -25,30 +25,28 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
+from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.print_types import TypePrinter, dim_text
 from nnfront.ir.scope import symbols_in
 from nnfront.ir.types import Type
 
-if TYPE_CHECKING:
-    from nnfront.ir.module import Function, IRModule
 
-
-def first_difference(a: Function | IRModule, b: Function | IRModule) -> str | None:
+def first_difference(a: FunctionLike | ModuleLike, b: FunctionLike | ModuleLike) -> str | None:
     """Return where two functions or two modules differ and how, None if they are equal.
 
     As a path: `prefill.bindings[3] (take_1).attrs['axis']: 0 != 1`.
     """
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return _modules(a, b)
-    assert not isinstance(a, Mapping)
-    assert not isinstance(b, Mapping)
-    if a is b:
-        return None
+        return _modules(cast(ModuleLike, a), cast(ModuleLike, b))
+    return None if a is b else _functions(cast(FunctionLike, a), cast(FunctionLike, b))
+
+
+def _functions(a: FunctionLike, b: FunctionLike) -> str | None:
     difference = _Comparison(a, b).functions(a, b)
     return None if difference is None else a.name + difference
 
 
-def _modules(a: IRModule, b: IRModule) -> str | None:
+def _modules(a: ModuleLike, b: ModuleLike) -> str | None:
     if list(a) != list(b):
         return f"functions: {', '.join(a)} != {', '.join(b)}"
     texts = TypePrinter(())
@@ -60,12 +58,12 @@ def _modules(a: IRModule, b: IRModule) -> str | None:
 class _Comparison:
     """One comparison of two functions. Every method returns the first difference as the rest of a path, None for none."""
 
-    def __init__(self, a: Function, b: Function) -> None:
+    def __init__(self, a: FunctionLike, b: FunctionLike) -> None:
         self.dims_a, self.dims_b = symbols_in(a), symbols_in(b)
         self.a, self.b = TypePrinter(self.dims_a), TypePrinter(self.dims_b)
         self.partners: dict[Var, Var] = {}  # what b has in the place of a variable of a
 
-    def functions(self, a: Function, b: Function) -> str | None:
+    def functions(self, a: FunctionLike, b: FunctionLike) -> str | None:
         for what, x, y in (("name", a.name, b.name), ("kind", a.kind, b.kind)):
             if x != y:
                 return f".{what}: {x!r} != {y!r}"

@@ -48,7 +48,6 @@ every process.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from nnfront.dims import Dim, Symbol
 from nnfront.ir.expr import (
@@ -67,15 +66,13 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
+from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.literals import CALLS, constant_text, escape, name_text, number_text
 from nnfront.ir.print_types import INDENT, WIDTH, TypePrinter, bracketed, dim_text, lines, tuple_parts
 from nnfront.ir.scope import symbols_in
 
-if TYPE_CHECKING:
-    from nnfront.ir.module import Function, IRModule
 
-
-def print_module(module: IRModule, *, provenance: bool = False) -> str:
+def print_module(module: ModuleLike, *, provenance: bool = False) -> str:
     """Return the text form of a module, without a newline at its end; with `provenance`, each binding says where it comes from."""
     parts = [print_function(function, provenance=provenance) for function in module.functions]
     if module.attrs:
@@ -84,7 +81,7 @@ def print_module(module: IRModule, *, provenance: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def print_function(function: Function, *, provenance: bool = False) -> str:
+def print_function(function: FunctionLike, *, provenance: bool = False) -> str:
     """Return the text form of a function."""
     printer = _Printer(symbols_in(function), provenance)
     return "\n".join(printer.function(function))
@@ -98,7 +95,7 @@ class _Printer(TypePrinter):
         self.provenance = provenance
         self.names: dict[str, str] = {}
 
-    def function(self, function: Function) -> Iterator[str]:
+    def function(self, function: FunctionLike) -> Iterator[str]:
         """Yield the lines of a function."""
         kind = "" if function.kind == "public" else f"{function.kind} "
         dims = ", ".join(dim_text(symbol, name) for symbol, name in self.dims.names.items())

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnfront.dims import Dim, Size, Symbol, names, of_symbol, substitute
 from nnfront.ir.expr import (
@@ -19,11 +19,9 @@ from nnfront.ir.expr import (
     Scalar,
     Tuple,
 )
+from nnfront.ir.interfaces import FunctionLike
 from nnfront.ir.types import Type, sizes_of
 from nnfront.ir.walk import dims_in
-
-if TYPE_CHECKING:
-    from nnfront.ir.module import Function
 
 
 class _Collector:
@@ -82,7 +80,7 @@ class _Collector:
                     self.atoms((atom,))
 
 
-def symbols_in(function: Function) -> tuple[Symbol, ...]:
+def symbols_in(function: FunctionLike) -> tuple[Symbol, ...]:
     """Return every symbol that occurs in a function, those of its parameters first; of equal ones the first, with its facts."""
     collector = _Collector()
     for param in function.params:

@@ -10,18 +10,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from nnfront import dtypes
 from nnfront.dims import determined
 from nnfront.ir.expr import Call, FunctionCall, Param
+from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.scope import DimTexts, symbols_in
 from nnfront.ir.types import CacheType, TensorType, TupleType, Type, sizes_of, type_symbols
 from nnfront.ir.walk import walk_exprs
-
-if TYPE_CHECKING:
-    from nnfront.ir.module import Function, IRModule
 
 _COLUMNS = 120
 # Rows of each table, which with headings and blank lines make 100 lines.
@@ -33,7 +31,7 @@ _BINDERS = {"weight": "weights", "transformed": "weights", "input": "inputs", "s
 Row: TypeAlias = tuple[str, ...]
 
 
-def summarize(module: IRModule) -> str:
+def summarize(module: ModuleLike) -> str:
     """Return the tables: at most 100 lines of at most 120 columns."""
     ops = _ops(module)
     sections = [
@@ -69,7 +67,7 @@ def _table(heading: Row, rows: Sequence[Row], limit: int, totals: Sequence[Row] 
 # Methods.
 
 
-def _methods(module: IRModule, ops: dict[str, Counter[str]]) -> Iterator[str]:
+def _methods(module: ModuleLike, ops: dict[str, Counter[str]]) -> Iterator[str]:
     methods = module.methods
     for function in methods[:_METHODS]:
         yield f"{function.name}: {len(function.bindings)} bindings"
@@ -88,7 +86,7 @@ def _counts(ops: Counter[str]) -> str:
     )
 
 
-def _ops(module: IRModule) -> dict[str, Counter[str]]:
+def _ops(module: ModuleLike) -> dict[str, Counter[str]]:
     """How often each op runs in one call of each function: through calls, and in both branches of an `if`."""
     known: dict[str, Counter[str]] = {}
 
@@ -127,7 +125,7 @@ def _short(type: Type) -> str:
 # Dims.
 
 
-def _dims(module: IRModule) -> list[Row]:
+def _dims(module: ModuleLike) -> list[Row]:
     """One row for each name of a dim in the methods and transforms: facts, who binds it, where it is used."""
     facts: dict[str, list[str]] = {}
     binders: dict[str, set[str]] = {}
@@ -156,7 +154,7 @@ def _dims(module: IRModule) -> list[Row]:
     return rows
 
 
-def _owners(module: IRModule) -> list[Function]:
+def _owners(module: ModuleLike) -> list[FunctionLike]:
     """The functions whose weights have the names of the checkpoint."""
     return [function for function in module.functions if function.kind in ("public", "transform")]
 
@@ -164,7 +162,7 @@ def _owners(module: IRModule) -> list[Function]:
 # Weights.
 
 
-def _weights(module: IRModule) -> Iterator[str]:
+def _weights(module: ModuleLike) -> Iterator[str]:
     """Weights of all methods and transforms, those whose paths differ in numbers only in one row."""
     params: dict[tuple[str, str], Param] = {}
     for function in _owners(module):
@@ -232,7 +230,7 @@ def _binary(count: int) -> str:
 # Private functions.
 
 
-def _functions(module: IRModule, ops: dict[str, Counter[str]]) -> Iterator[str]:
+def _functions(module: ModuleLike, ops: dict[str, Counter[str]]) -> Iterator[str]:
     """Functions that are no methods: how large they are, and how often they are called."""
     calls = Counter(
         (expr.function, function.name)

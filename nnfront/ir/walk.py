@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnfront.dims import Dim, Size, Symbol, unify
 from nnfront.ir.expr import (
@@ -20,10 +20,8 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
+from nnfront.ir.interfaces import FunctionLike
 from nnfront.ir.types import Type, sizes_of, type_symbols
-
-if TYPE_CHECKING:
-    from nnfront.ir.module import Function
 
 
 def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
@@ -35,12 +33,12 @@ def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
         yield binding
 
 
-def walk_exprs(function: Function) -> Iterator[Expr]:
+def walk_exprs(function: FunctionLike) -> Iterator[Expr]:
     """Yield the expression of every binding in order."""
     return (binding.value for binding in walk_bindings(function.bindings))
 
 
-def undefined_symbols(function: Function) -> list[Symbol] | None:
+def undefined_symbols(function: FunctionLike) -> list[Symbol] | None:
     """Return the dims of the function that a call does not define; None if its body uses a variable that is not its own.
 
     A parameter of size `n` defines n, one of `2*n` too, but one of `n*m` neither.
