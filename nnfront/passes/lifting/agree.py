@@ -24,6 +24,8 @@ def agreed(
     methods: Sequence[Function], transforms: Sequence[Function], functions: Mapping[str, Function]
 ) -> tuple[list[Function], list[Function]]:
     """Return methods and the transforms that they have in the same dims."""
+    if not any(symbol.uid for function in (*methods, *transforms) for symbol in symbols_in(function)):
+        return [*methods], [*transforms]  # a dim with a name is the same wherever it stands
     made = {transform.name: transform for transform in transforms}
     methods = _linked(methods, made, functions)
     stated = [_resized(transform, _restating(transform, methods), functions) for transform in transforms]
