@@ -3,6 +3,5 @@
 
 layout            shapes, strides and bytes of a value;  concrete_sizes  numbers for dims
 allocations       what an instruction allocates;  liveness  when values are alive
-plan, report      the peak of a call, and of all that a program holds
-free_memory       what the device has left;  out_of_memory  the error of a call that got too little
+plan, report      the peak of a call, and of all that a program holds;  free_memory  what the device has left
 """
