@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from nnfront.artefact.save import Extras, save_values
-from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
 from nnfront.dims import Symbol
@@ -23,13 +23,13 @@ from nnfront.runtime import Method
 from nnfront.runtime.bind_arguments import Known
 from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.load_frame import Values, learn_dims
-from nnfront.runtime.method import Shelf
+from nnfront.runtime.method import LoadedMethods
 from nnfront.state.cache import Cache
 from nnfront.state.new import Amount, new_cache
 from nnfront.state.type import describe, layout
 from nnfront.weights import BoundWeights
 from nnfront.weights.export_checkpoint import export_checkpoint
-from nnfront.weights.session_weights import Held, Layout, Results
+from nnfront.weights.session_weights import Layout, Results, SessionWeights
 from nnfront.weights.update import renew
 from nnfront.weights.write import SHARD_BYTES
 
@@ -47,7 +47,7 @@ class Session(Mapping[str, Method]):
         sources: BoundWeights | None = None,
         ir: IRModule | None = None,
         extras: Extras | None = None,
-        kernels: Ahead | None = None,
+        kernels: CompiledKernels | None = None,
     ) -> None:
         """`weights` are the raw ones by name, `transformed` the results of each transform by its name and theirs.
 
@@ -73,13 +73,13 @@ class Session(Mapping[str, Method]):
         ):
             pass  # what one has learned may tell more to another, and is to be checked against all
         numbers = {symbol: number for symbol, (number, _) in self._known.items()}
-        self._held = Held(Layout(program, results, numbers), weights, results)
-        self._shelf = Shelf()
+        self._held = SessionWeights(Layout(program, results, numbers), weights, results)
+        self._loaded_methods = LoadedMethods()
         self._ahead = kernels
         self.kernels = None if kernels is None else self.backend.launcher(kernels, self.device)
         """What launches the kernels that were compiled ahead; printed, it says which ran and which others were compiled here, and why."""
         self._methods = {
-            name: Method(m, values[name], self._known, self._shelf, self.kernels)
+            name: Method(m, values[name], self._known, self._loaded_methods, self.kernels)
             for name, m in program.methods.items()
         }
         self._updating = threading.Lock()
@@ -124,14 +124,14 @@ class Session(Mapping[str, Method]):
         with self._updating:
             with self.backend.upload(self.program.target) as send:
                 renewed = renew(self._held, weights, self.sources, cast=cast, send=send)
-            loaded = dict(self._shelf.loaded)
+            loaded = dict(self._loaded_methods.loaded)
             for name, method in self._methods.items():
                 results = renewed.results.get(method.program.transform or "", {})
                 changed: Values = {"weight": renewed.raw, "transformed": results}
                 if any(w.name in changed.get(w.role, {}) for w in method.program.weights):
                     loaded[name] = method.with_weights(changed)
             before, self._held = self._held, renewed.held
-            self._shelf.loaded = loaded
+            self._loaded_methods.loaded = loaded
         return tuple(n for n, value in self.weights.items() if value is not before.weights[n])
 
     def save(self, folder: str | Path) -> None:

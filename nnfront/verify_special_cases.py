@@ -16,7 +16,7 @@ from nnfront.errors import RunError
 from nnfront.ir import IRModule
 from nnfront.runtime import Method
 from nnfront.runtime.cases import Explanation
-from nnfront.runtime.random_arguments import Draw, copied
+from nnfront.runtime.random_arguments import RandomArguments, copied
 from nnfront.session import Session
 from nnfront.transform.weight_usage import weight_uses
 
@@ -86,7 +86,7 @@ def verify_variants(
             f"{method} has no special cases",
             help='give it some: nn.passes.special_cases(ir, ...), or "$": {"special_cases": [...]} in the spec',
         )
-    draw = Draw(checked, dims or {}, ranges or {}, seed)
+    draw = RandomArguments(checked, dims or {}, ranges or {}, seed)
     counted, general = checked.only(None), checked.only(GENERAL)
     reports = []
     for case in cases:
@@ -136,7 +136,7 @@ def _random_weights(executable: Executable, seed: int, dims: Mapping[str, int]) 
             for symbol in size.symbols if isinstance(size, Dim) else ():
                 step = symbol.multiple_of
                 numbers[symbol.name] = dims.get(symbol.name, max(int(symbol.low), -(-2 // step) * step))
-        tensor = Draw.tensor(type, numbers, generator, (0, 2))
+        tensor = RandomArguments.tensor(type, numbers, generator, (0, 2))
         # Rows of a product keep the size of numbers as they are, whatever their length.
         is_matrix = tensor.dim() > 1 and tensor.is_floating_point()
         made[name] = tensor / max(tensor.shape[-1], 1) ** 0.5 if is_matrix else tensor

@@ -27,7 +27,7 @@ from nnfront_kernels import ahead  # noqa: E402
 from nnfront_kernels.common import Plan, jit, launched_by  # noqa: E402
 from right import RECORDS, operands  # noqa: E402
 
-from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, read_cubin  # noqa: E402
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, read_cubin  # noqa: E402
 from nnfront.backends.cuda.ahead.driver import Driver  # noqa: E402
 from nnfront.backends.cuda.ahead.launcher import Launcher, launcher_for  # noqa: E402
 
@@ -40,7 +40,7 @@ def compared(run: Run, arch: str, device: str, results: dict[str, Any]) -> None:
 
     def both(plan: Plan) -> None:
         cubin = read_cubin(*ahead.build(plan, arch))
-        own = launcher_for(Ahead(arch, (cubin,)), torch.device(device, 0))
+        own = launcher_for(CompiledKernels(arch, (cubin,)), torch.device(device, 0))
         before = [tensor.clone() for tensor in tensors(plan)]
         seen = []
         for launch in (jit, own):
@@ -127,7 +127,7 @@ def main(arch: str, kernels: list[str]) -> int:
         cubin = read_cubin(*ahead.build(plan, arch))
         sizes = tuple(ahead.sizes_of(cubin.fields()["parameters"]))
         library = FakeDriver(sizes={cubin.image: sizes}, capability=capability(cubin))
-        own = Launcher(Ahead(arch, (cubin,)), Driver(0, library), stream=int)
+        own = Launcher(CompiledKernels(arch, (cubin,)), Driver(0, library), stream=int)
         own(plan)
         (launch,) = library.launches
         assert list(map(len, launch.parameters)) == list(sizes)

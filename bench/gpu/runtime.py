@@ -30,7 +30,7 @@ from nnfront.backends.cuda import attention as cuda_attention  # noqa: E402
 from nnfront.backends.cuda import graph_capture  # noqa: E402
 from nnfront.backends.cuda.upload import Upload, link_to  # noqa: E402
 from nnfront.errors import RunError  # noqa: E402
-from nnfront.memory.free_memory import room_on  # noqa: E402
+from nnfront.memory.free_memory import free_memory_on  # noqa: E402
 from nnfront.session import Session  # noqa: E402
 
 SMALL = dataclasses.replace(
@@ -118,10 +118,10 @@ def sessions(dry: bool) -> tuple[Session, Session]:
         for name, p in model.named_parameters()
     }
     if dry:
-        graph_capture.recorder_for = lambda device: TapeRecorder()
-        cuda_attention.LEAST_CLASS = 4
+        graph_capture.graph_capture_for = lambda device: TapeRecorder()
+        cuda_attention.MIN_BUCKET = 4
     one = executable.load(weights)
-    graph_capture.recorder_for = lambda device: None
+    graph_capture.graph_capture_for = lambda device: None
     return one, executable.load(weights)
 
 
@@ -183,7 +183,7 @@ def memory(session: Session, check: Callable[..., None]) -> None:
     check(
         "a cache that fits leaves room for its calls",
         True,
-        f"{large.pages:,} pages; {room_on(session.device)}",
+        f"{large.pages:,} pages; {free_memory_on(session.device)}",
     )
     del large
     torch.cuda.empty_cache()

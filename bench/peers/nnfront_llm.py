@@ -15,7 +15,7 @@ import torch
 IMPORT_TORCH = time.perf_counter() - BEGIN
 
 import nnfront as nn
-from nnfront.backends.cpu.gemv import FEW_ROWS
+from nnfront.backends.cpu.gemv import SMALL_BATCH
 
 folder, mode, *quant = sys.argv[1:]
 torch.set_num_threads(2)
@@ -31,7 +31,7 @@ def products_gb_s(session) -> float:
     for _ in range(12):
         begin = time.perf_counter()
         for w in matrices:
-            FEW_ROWS.multiply(rows[w.shape[1]], w, None)
+            SMALL_BATCH.multiply(rows[w.shape[1]], w, None)
         times.append(time.perf_counter() - begin)
     return sum(w.nbytes for w in matrices) / 1e9 / sorted(times)[len(times) // 2]
 
@@ -92,6 +92,6 @@ else:
         "peak_mib": peak,
         "weights_mib": sum(w.nbytes for w in session.weights.values()) / 2**20,
     }
-    if FEW_ROWS is not None:
+    if SMALL_BATCH is not None:
         result["products_gb_s"] = products_gb_s(session)
 print(json.dumps(result))

@@ -9,7 +9,7 @@ from pathlib import Path
 from nnfront.artefact.save import Options
 from nnfront.errors import LoadError
 from nnfront.llm.hf_folder import compile_folder
-from nnfront.llm.timings import Phases
+from nnfront.llm.timings import Timings
 from nnfront.weights.checkpoint import is_artefact
 
 
@@ -26,7 +26,7 @@ def export(
     progress: Callable[[int, int], None] | None = None,
     compiled: Callable[[int, int], None] | None = None,
     plan: Callable[[str], None] = lambda text: None,
-) -> Phases:
+) -> Timings:
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
     target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
@@ -37,7 +37,7 @@ def export(
         raise LoadError(
             f"{path} is an artefact already", help="give the Hugging Face folder that it was made of"
         )
-    phases = Phases()
+    phases = Timings()
     folder = compile_folder(path, target, dtype, model_file, phases, quant)
     size = folder.checkpoint.size_bytes
     if folder.quantized is not None:

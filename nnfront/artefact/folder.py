@@ -25,7 +25,7 @@ import torch
 from nnfront.artefact.integrity import Digest, damaged_blocks, digest_files, digest_of
 from nnfront.artefact.kernel_files import FOLDER, is_kernel_file, read_kernels, write_kernels
 from nnfront.artefact.manifest import Manifest, read_manifest
-from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.errors import LoadError
 from nnfront.files import MAX_BYTES, File, Folder
 from nnfront.ir import TensorType
@@ -50,7 +50,7 @@ class ArtefactFiles:
     manifest: Manifest
     program: str
     tensors: Checkpoint
-    kernels: Ahead | None = None
+    kernels: CompiledKernels | None = None
 
     @property
     def folder(self) -> Path:
@@ -74,7 +74,7 @@ def write_artefact(
     types: Mapping[str, TensorType],
     tensors: Iterable[tuple[str, torch.Tensor]],
     *,
-    kernels: Ahead | None = None,
+    kernels: CompiledKernels | None = None,
     copies: Sequence[File] = (),
     shard_bytes: int = SHARD_BYTES,
     progress: Callable[[int, int], None] | None = None,

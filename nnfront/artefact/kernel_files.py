@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfront.artefact.manifest import Manifest
-from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, read_cubin
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, read_cubin
 from nnfront.errors import LoadError
 from nnfront.files import Folder, parse_json, shown
 from nnfront.weights.checkpoint import MANIFEST
@@ -28,7 +28,7 @@ def is_kernel_file(name: str) -> bool:
     return name == KERNELS or name.startswith(f"{FOLDER}/")
 
 
-def write_kernels(place: Path, ahead: Ahead) -> list[Path]:
+def write_kernels(place: Path, ahead: CompiledKernels) -> list[Path]:
     """Write compiled kernels into a folder that is being made; return the files. Raises OSError."""
     if ahead.cubins:
         (place / FOLDER).mkdir()
@@ -45,7 +45,7 @@ def write_kernels(place: Path, ahead: Ahead) -> list[Path]:
     return files
 
 
-def read_kernels(folder: Folder, manifest: Manifest) -> Ahead | None:
+def read_kernels(folder: Folder, manifest: Manifest) -> CompiledKernels | None:
     """Read the compiled kernels of an artefact, None if it has none.
 
     Raises LoadError for kernels that the manifest does not list or whose content has another hash, for files that no kernel names,
@@ -103,7 +103,7 @@ class _Reader:
         self.folder = folder
         self.manifest = manifest
 
-    def ahead(self, fields: Any) -> Ahead:
+    def ahead(self, fields: Any) -> CompiledKernels:
         if not isinstance(fields, dict) or sorted(fields) != ["arch", "kernels", "notes"]:
             raise LoadError("expected the fields 'arch', 'kernels' and 'notes'")
         arch, kernels, notes = fields["arch"], fields["kernels"], fields["notes"]
@@ -116,7 +116,7 @@ class _Reader:
         cubins = tuple(map(self.cubin, kernels))
         if len({cubin.key for cubin in cubins}) != len(cubins):
             raise LoadError("a kernel occurs twice")
-        return Ahead(arch, cubins, notes)
+        return CompiledKernels(arch, cubins, notes)
 
     def cubin(self, given: Any) -> Cubin:
         key = given.get("key") if isinstance(given, dict) else None

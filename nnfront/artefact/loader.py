@@ -13,8 +13,8 @@ from pathlib import Path
 from nnfront.artefact.folder import PROGRAM, ArtefactFiles, check_files, read_artefact
 from nnfront.artefact.save import Extras
 from nnfront.artefact.tensor_names import read_weights, restored
-from nnfront.backends.cuda.ahead.cubin import Ahead
-from nnfront.backends.device import CPU, standing_in
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
+from nnfront.backends.device import CPU, overriding_device
 from nnfront.backends.registry import targets
 from nnfront.compiler import compile
 from nnfront.dims import Symbol, describe_facts, satisfies
@@ -68,7 +68,7 @@ def program_of(path: str | Path) -> IRModule:
     return _admitted(read_artefact(path, verify=False))
 
 
-def kernels_of(path: str | Path) -> Ahead | None:
+def kernels_of(path: str | Path) -> CompiledKernels | None:
     """Return the compiled kernels of an artefact, None if it has none. Printed, they are a table. Raises LoadError as `load` does."""
     return read_artefact(path, verify=False).kernels
 
@@ -81,7 +81,7 @@ def check(path: str | Path) -> list[str]:
     problems = check_files(path)
     if not problems:
         try:
-            with standing_in(CPU):
+            with overriding_device(CPU):
                 session_of(replace(read_artefact(path, verify=False), kernels=None))
         except NnfrontError as error:
             problems = [str(error)]

@@ -24,7 +24,7 @@ from nnfront.artefact.tensor_names import (
     used_transforms,
     weight_types,
 )
-from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.registry import parts_of
 from nnfront.dims import Symbol, evaluate
 from nnfront.files import File
@@ -73,7 +73,7 @@ def save_values(
     dims: Mapping[Symbol, int],
     extras: Extras,
     options: Options = _DEFAULT,
-    kernels: Ahead | None = None,
+    kernels: CompiledKernels | None = None,
 ) -> None:
     """Write weights that are in memory; `values` are those of each origin. Raises LoadError as `write_artefact` does."""
     places = place_weights(program, dims)
@@ -90,7 +90,7 @@ def save_stream(
     source: BoundWeights,
     extras: Extras,
     options: Options = _DEFAULT,
-    kernels: Ahead | None = None,
+    kernels: CompiledKernels | None = None,
 ) -> None:
     """Write weights as their transforms make them from a checkpoint: each is written and let go of before the next is begun.
 
@@ -133,7 +133,7 @@ def _write(
     contents: _Contents,
     extras: Extras,
     options: Options,
-    kernels: Ahead | None,
+    kernels: CompiledKernels | None,
 ) -> None:
     orders = {name: order for name, order in contents.orders.items() if order != tuple(range(len(order)))}
     manifest = Manifest(

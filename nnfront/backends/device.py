@@ -17,7 +17,7 @@ _STAND_IN: ContextVar[torch.device | None] = ContextVar("stand_in", default=None
 
 
 @contextmanager
-def standing_in(device: torch.device) -> Iterator[None]:
+def overriding_device(device: torch.device) -> Iterator[None]:
     """Inside of this, in this thread, programs for a GPU have their tensors on another device: on `meta`, nothing is computed."""
     token = _STAND_IN.set(device)
     try:

@@ -16,7 +16,7 @@ from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown
 from nnfront.ir import CacheType, IRModule, TensorType, type_text
 from nnfront.llm.model_files import open_folder, read_folder, read_json
-from nnfront.llm.timings import Phases
+from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport
 from nnfront.weights import Checkpoint
 
@@ -64,7 +64,7 @@ def compile_folder(
     target: str = "cpu",
     dtype: str | None = None,
     model_file: str | Path | None = None,
-    phases: Phases | None = None,
+    phases: Timings | None = None,
     quant: str | None = None,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
@@ -72,7 +72,7 @@ def compile_folder(
     dtype: compute in it instead of the checkpoint's dtype. quant: store the weights of linear layers in a format of `nnfront.quant_format`. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
-    folder, phases = open_folder(path), phases or Phases()
+    folder, phases = open_folder(path), phases or Timings()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = _computing_in(dtype, config)

@@ -21,7 +21,7 @@ from nnfront.errors import LoadError, RunError
 from nnfront.files import File, Folder
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
-from nnfront.llm.timings import Phases
+from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, until
 from nnfront.passes import QuantizeReport
 from nnfront.session import Session
@@ -51,7 +51,7 @@ class LLM:
         text: TextModel,
         config: Any,
         path: Path,
-        phases: Phases | None = None,
+        phases: Timings | None = None,
         kv_quant: str | None = None,
         files: Folder | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class LLM:
         self._files = files or Folder(path)
         self.sampling = sampling_of(self._files)
         self.quantized: QuantizeReport | None = None
-        self.phases = phases or Phases()
+        self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
         self._spare: Cache | None = None
 
@@ -111,7 +111,7 @@ class LLM:
                     help=f"leave {'ignored' if cache is None else 'the cache'} out",
                 )
             return _from_artefact(Path(path), device, kv_quant)
-        phases = Phases()
+        phases = Timings()
         model = compile_folder(path, device, dtype, model_file, phases, quant)
         if model.text is None:
             raise LoadError(
@@ -363,7 +363,7 @@ def _kind(value: Any) -> str:
 
 
 def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
-    phases = Phases()
+    phases = Timings()
     files = read_artefact(folder)
     text = files.manifest.llm
     if text is None:

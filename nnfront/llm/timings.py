@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Phases`: where the time went, as a table."""
+"""`Timings`: where the time went, as a table."""
 
 from __future__ import annotations
 
 import time
 
 
-class Phases:
+class Timings:
     """Seconds spent in each phase, in order, and how many tokens it handled where that is a rate worth showing."""
 
     def __init__(self) -> None:

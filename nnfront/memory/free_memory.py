@@ -19,7 +19,7 @@ _UNITS = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "T
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class FreeMemory:
     """Bytes that can still be had on a device, and all that it has; `where` names it."""
 
     free: int
@@ -30,18 +30,18 @@ class Room:
         return f"{text_of(self.free)} of {text_of(self.total)} are free on {self.where}"
 
 
-def room_on(device: torch.device) -> Room | None:
+def free_memory_on(device: torch.device) -> FreeMemory | None:
     """What is free on a device: for a GPU with what torch keeps for itself and has not given out. None if nobody says."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return Room(free + kept, total, f"{device} ({torch.cuda.get_device_name(device)})")
+        return FreeMemory(free + kept, total, f"{device} ({torch.cuda.get_device_name(device)})")
     try:
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free, total = (int(lines[name].split()[0]) << 10 for name in ("MemAvailable", "MemTotal"))
     except (OSError, KeyError, ValueError):
         return None
-    return Room(free, total, "the CPU")
+    return FreeMemory(free, total, "the CPU")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which memory a method takes, and from which step to which: one `Piece` for each value that is not a view of another.
+"""Which memory a method takes, and from which step to which: one `Allocation` for each value that is not a view of another.
 
 Steps are the instructions in order, those of both branches of an `if` one after the other, and after a branch a step in which
 they join. Memory of a branch is not alive while the other one runs; where each branch makes a result in memory of its
@@ -23,7 +23,7 @@ from nnfront.memory.layout import Layer, Layout, contiguous
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class Allocation:
     """Memory that one instruction takes. `ranges` are the steps, first and last, during which it is alive."""
 
     name: str
@@ -54,13 +54,13 @@ class Lifetimes:
     """Walks a method once. `pieces` and `steps` are what it finds."""
 
     def __init__(self, method: MethodProgram, extents: Extents, footprints: Footprints) -> None:
-        self.pieces: list[Piece] = []
+        self.pieces: list[Allocation] = []
         self.steps: list[Step] = []
         self._method = method
         self._extents = extents
         self._footprints = footprints
         self._layouts: dict[int, Layout | None] = {}
-        self._held: dict[int, tuple[Piece, ...]] = {}  # by slot; absent: memory that is not the call's
+        self._held: dict[int, tuple[Allocation, ...]] = {}  # by slot; absent: memory that is not the call's
         self._remembered: set[tuple[str, int]] = set()  # kernels, and the bytes that they have left behind
         # Slots whose memory the session holds: weights, constants, what was computed at load, and views of these.
         self._sessions = {i for i, slot in enumerate(method.slots) if slot.kind in ("weight", "constant")}
@@ -104,13 +104,13 @@ class Lifetimes:
         footprint = self._footprints.of(run, [self._operand(i) for i in run.inputs], sized, declared)
         if footprint.workspace:
             self.pieces.append(
-                Piece(f"in {run.kernel}", run.module, footprint.workspace, "workspace", [(step, step)])
+                Allocation(f"in {run.kernel}", run.module, footprint.workspace, "workspace", [(step, step)])
             )
         if footprint.remembered and (run.kernel, footprint.remembered) not in self._remembered:
             self._remembered.add((run.kernel, footprint.remembered))
             name = f"of {run.kernel}, for the next"
-            self.pieces.append(Piece(name, run.module, footprint.remembered, "value", since=step))
-        made = [Piece("", run.module, size, "value", since=step) for size in footprint.made]
+            self.pieces.append(Allocation(name, run.module, footprint.remembered, "value", since=step))
+        made = [Allocation("", run.module, size, "value", since=step) for size in footprint.made]
         self.pieces += made
         for slot, result in zip(outputs, footprint.results, strict=True):
             pieces = [made[result.made]] if result.made is not None else []
@@ -151,7 +151,7 @@ class Lifetimes:
             self._layouts[output] = self._layout_of(output)
             self._hold(output, tuple(dict.fromkeys((*one, *other))))
 
-    def _merge(self, one: Piece, other: Piece) -> None:
+    def _merge(self, one: Allocation, other: Allocation) -> None:
         """Make two pieces one."""
         other.end(len(self.steps) - 2)
         one.bytes = max(one.bytes, other.bytes)
@@ -162,7 +162,7 @@ class Lifetimes:
         one.slots |= other.slots
         self.pieces.remove(other)
 
-    def _hold(self, slot: int, pieces: tuple[Piece, ...]) -> None:
+    def _hold(self, slot: int, pieces: tuple[Allocation, ...]) -> None:
         if pieces:
             self._held[slot] = pieces
         for piece in pieces:
@@ -190,7 +190,7 @@ class Lifetimes:
         for slot in copied:
             operand, name = self._operand(slot), self._method.slots[slot].name
             size = operand.size_bytes if isinstance(operand, Layout) else 0
-            self.pieces.append(Piece(name, "", size, "copy", since=step, all_slots=[slot]))
+            self.pieces.append(Allocation(name, "", size, "copy", since=step, all_slots=[slot]))
 
     def _operand(self, slot: int) -> Operand:
         found = self._layouts.get(slot)

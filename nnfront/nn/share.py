@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which modules may share one traced body: those that agree in everything the first trace read.
 
-While a shareable module is traced, a `Recorder` notes each attribute that is read from it and from the modules below it.
+While a shareable module is traced, a `ReadLog` notes each attribute that is read from it and from the modules below it.
 Another module may call the traced body if reading the same attributes from it gives the same values, and tensors of the
 same types in the same places. What cannot be compared exactly is never shared. A class of
 immutable objects may say `compared_by_identity = True`.
@@ -27,7 +27,7 @@ _MAX_DEPTH = 8  # of nested containers and objects; deeper ones are not compared
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _BY_IDENTITY = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, torch.dtype, np.dtype)
 
-_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+_recorder: ContextVar[ReadLog | None] = ContextVar("recorder", default=None)
 
 
 ABSENT: Any = object()  # what reading an attribute that is not there gives
@@ -51,13 +51,13 @@ class _Seen:
     )
 
 
-class Recorder:
+class ReadLog:
     """The reads of one trace of one module, in order.
 
     `tensors` are the weights in the order in which they were first read; a slot is an index into it.
     """
 
-    def __init__(self, root: Any, outer: Recorder | None) -> None:
+    def __init__(self, root: Any, outer: ReadLog | None) -> None:
         self.outer = outer
         self.reads: list[tuple[tuple[Any, ...], str, _Seen]] = []
         self.tensors: list[Tensor] = []
@@ -267,12 +267,12 @@ _active = 0
 _active_lock = threading.Lock()
 
 
-def current_recorder() -> Recorder | None:
+def current_recorder() -> ReadLog | None:
     """Return the recorder of this context, None while nothing is recorded."""
     return _recorder.get() if _active else None
 
 
-def start_recording(recorder: Recorder) -> Any:
+def start_recording(recorder: ReadLog) -> Any:
     """Make `recorder` the one that notes reads in this context; returns what `stop_recording` wants."""
     global _active
     with _active_lock:

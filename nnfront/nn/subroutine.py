@@ -31,7 +31,7 @@ from nnfront.nn.frame import Frame
 from nnfront.nn.object import Object, kind_of
 from nnfront.nn.share import (
     CannotShare,
-    Recorder,
+    ReadLog,
     current_recorder,
     start_recording,
     static_key,
@@ -54,7 +54,7 @@ class Subroutine:
     """
 
     function: str
-    reads: Recorder
+    reads: ReadLog
     slots: tuple[int, ...]
     dims: tuple[Symbol, ...]
     structure: Any
@@ -102,7 +102,7 @@ class Subroutines:
         outer_frame, outer_path = self.trace.frame, self.trace.path
         name = self.trace.function_names.unique(type(module).__name__)
         frame = Frame(FunctionBuilder(name, self.trace.functions), parent=outer_frame, prefix=path)
-        reads = Recorder(module, current_recorder())
+        reads = ReadLog(module, current_recorder())
         effects = dict(self.trace.effects)
         token = start_recording(reads)
         self.trace.frame, self.trace.path = frame, ""

@@ -36,7 +36,7 @@ class Loaded:
     result: Callable[[Frame], Any]
 
 
-class Shelf:
+class LoadedMethods:
     """What the methods of a session run with, by name: replaced for all of them at once, while calls in flight keep what they took."""
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class Method:
         program: MethodProgram,
         weights: Values,
         known: Known,
-        shelf: Shelf | None = None,
+        loaded_methods: LoadedMethods | None = None,
         launcher: Any = None,
     ) -> None:
-        """`known` are the dims that weights bind, those of this method and of others; methods that change together share a shelf.
+        """`known` are the dims that weights bind, those of this method and of others; methods that change together share a loaded_methods.
 
         `launcher` launches its kernels instead of Triton.
         """
@@ -71,9 +71,9 @@ class Method:
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
         self.graphs = self._backend.capture(program, self._device, self._run)
         """What of the method's calls has been captured on a GPU; None if nothing can be."""
-        self._shelf = shelf or Shelf()
+        self._loaded_methods = loaded_methods or LoadedMethods()
         loaded = self._finished(loaded_frame(program, weights, known, self._device))
-        self._shelf.loaded = {**self._shelf.loaded, self.name: loaded}
+        self._loaded_methods.loaded = {**self._loaded_methods.loaded, self.name: loaded}
 
     def _prepared(self, block: Block) -> Code:
         dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
@@ -100,7 +100,7 @@ class Method:
         """
         if self._count and not args and not kwargs:
             return CaseList(self.name, self.hits, self._recorded)
-        frame = self._shelf.loaded[self.name].template.copy()
+        frame = self._loaded_methods.loaded[self.name].template.copy()
         self._check(frame, tuple(arrange(self.program, args, kwargs)))
         return explain_call(self.program, frame, self.hits)
 
@@ -114,7 +114,7 @@ class Method:
 
     def load_dims(self) -> dict[str, int]:
         """The dims that weights have bound, by name."""
-        template = self._shelf.loaded[self.name].template
+        template = self._loaded_methods.loaded[self.name].template
         return {b.symbol.name: template[b.slot] for b in self.program.dims if template[b.slot] is not None}
 
     def only(self, case: str | None) -> Method:
@@ -137,7 +137,7 @@ class Method:
 
     def with_weights(self, changed: Values) -> Loaded:
         """Return what the method would run with if these weights, of the same types, were in the place of theirs."""
-        template = self._shelf.loaded[self.name].template.copy()
+        template = self._loaded_methods.loaded[self.name].template.copy()
         for weight in self.program.weights:
             if weight.name in changed.get(weight.role, {}):
                 put(template, weight.structure, changed[weight.role][weight.name])
@@ -155,7 +155,7 @@ class Method:
         Raises RunError, before anything runs, if the arguments do not fit the signature or another call uses a cache; and for what goes
         wrong while it runs, too little memory among it, with the states as they were.
         """
-        loaded = self._shelf.loaded[self.name]
+        loaded = self._loaded_methods.loaded[self.name]
         frame = loaded.template.copy()
         if kwargs or len(args) != self._count:
             args = tuple(arrange(self.program, args, kwargs))

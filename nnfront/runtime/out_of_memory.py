@@ -10,7 +10,7 @@ import torch
 from nnfront.backends.table import memory_policy
 from nnfront.errors import LowerError, RunError
 from nnfront.lower import DimBinding, MethodProgram
-from nnfront.memory.free_memory import asked, most, room_on
+from nnfront.memory.free_memory import asked, free_memory_on, most
 from nnfront.memory.plan import MemoryPlan, plan_memory
 from nnfront.memory.report import text_of
 
@@ -19,7 +19,7 @@ def call_error(
     program: MethodProgram, sizes: Mapping[str, int], error: BaseException, device: torch.device
 ) -> RunError:
     """Say of a call whose dims are `sizes` what an allocation that failed was for. What the call held must be free again by now."""
-    room, wanted = room_on(device), asked(error)
+    room, wanted = free_memory_on(device), asked(error)
     plan = _plan(program, sizes)
     details = [f"asked for: {text_of(wanted)}"] if wanted is not None else []
     given = ", ".join(f"{name}={number}" for name, number in sizes.items())

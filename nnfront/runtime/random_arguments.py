@@ -39,7 +39,7 @@ FILLED = 3
 """Tokens that a cache holds before a call, where they fit."""
 
 
-class Draw:
+class RandomArguments:
     """Draws the arguments of a method. `dims` are numbers by name, `ranges` those of integer arguments."""
 
     def __init__(

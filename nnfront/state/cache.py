@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the caches of a method have in common: layers, one length for each sequence, and ways back.
 
-There are two: `RingCache`, whose sequences have a buffer each (`nnfront.state.contiguous`), and `PagedCache`, whose sequences share a pool
+There are two: `ContiguousCache`, whose sequences have a buffer each (`nnfront.state.contiguous`), and `PagedCache`, whose sequences share a pool
 of pages (`nnfront.state.paged`). A cache belongs to one caller. Tokens are written in place.
 """
 
@@ -18,7 +18,7 @@ import torch
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.state.layer import CacheLayer
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 from nnfront.state.type import layout
 
 
@@ -94,8 +94,8 @@ class Cache(Sequence[CacheLayer]):
         return self._lengths.values[sequence]
 
     @property
-    def _lengths(self) -> Lengths:
-        return self._layers[0].lengths if self._layers else Lengths(())
+    def _lengths(self) -> SequenceLengths:
+        return self._layers[0].lengths if self._layers else SequenceLengths(())
 
     @property
     @abstractmethod
@@ -145,7 +145,7 @@ class Cache(Sequence[CacheLayer]):
         )
         return type(self)(CacheType(shared), layers, use)
 
-    def _lengths_of(self, sequences: Sequence[int]) -> list[Lengths]:
+    def _lengths_of(self, sequences: Sequence[int]) -> list[SequenceLengths]:
         """The lengths of some sequences in each layer: one object where the layers have one.
 
         Not remembered by the old ones: these may stay for long, and what forks derive from theirs would stay with them.
@@ -174,11 +174,11 @@ class Cache(Sequence[CacheLayer]):
                 return i
         return None
 
-    def mark(self) -> Lengths:
+    def mark(self) -> SequenceLengths:
         """What `restore` goes back to."""
         return self._lengths
 
-    def restore(self, mark: Lengths) -> None:
+    def restore(self, mark: SequenceLengths) -> None:
         """Forget what was appended after `mark`, in every layer; for a call that failed half way.
 
         If a window's tokens have been dropped meanwhile, nothing can be kept: the cache is reset.
@@ -188,7 +188,7 @@ class Cache(Sequence[CacheLayer]):
         except RunError:
             self.reset()
 
-    def _cut(self, lengths: Lengths) -> None:
+    def _cut(self, lengths: SequenceLengths) -> None:
         for layer in self._layers:
             for row, (now, wanted) in enumerate(zip(layer.lengths.values, lengths.values, strict=True)):
                 if wanted < now and not layer.keeps(row, wanted):
@@ -198,7 +198,7 @@ class Cache(Sequence[CacheLayer]):
                     )
         self._set(lengths)
 
-    def _set(self, lengths: Lengths) -> None:
+    def _set(self, lengths: SequenceLengths) -> None:
         for layer in self._layers:
             layer.set_lengths(lengths)
 

@@ -11,15 +11,15 @@ import torch
 from nnfront.errors import RunError
 from nnfront.state.cache import Cache
 from nnfront.state.layer import CacheLayer, LayerState, Storage
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 
-class StillLayer(CacheLayer):
+class CapturedLayer(CacheLayer):
     """A layer that kernels append to by themselves. What would need to know on the host how many tokens there are raises RunError."""
 
     __slots__ = ("_storage",)
 
-    def __init__(self, layer: CacheLayer, lengths: Lengths) -> None:
+    def __init__(self, layer: CacheLayer, lengths: SequenceLengths) -> None:
         super().__init__(layer.type, LayerState(lengths, {}), 0)
         self._storage = layer.storage
 
@@ -53,16 +53,16 @@ class StillLayer(CacheLayer):
     def release(self) -> None:
         self._refuse()
 
-    def part(self, first: int, count: int) -> StillLayer:
+    def part(self, first: int, count: int) -> CapturedLayer:
         self._refuse()
 
     def _refuse(self) -> NoReturn:
         raise RunError("a kernel asks the host how many tokens a cache holds")
 
 
-def still(cache: Cache, counts: torch.Tensor, longest: int) -> tuple[StillLayer, ...]:
+def still(cache: Cache, counts: torch.Tensor, longest: int) -> tuple[CapturedLayer, ...]:
     """The layers of a cache whose lengths are what `counts`, int32 [batch], holds when the work is done; `longest` bounds them."""
-    lengths = Lengths((longest,) * cache.batch, counts.device)
+    lengths = SequenceLengths((longest,) * cache.batch, counts.device)
     lengths.equal = None  # on the host nothing is known to be equal
     lengths.remember("counts", lambda: counts)
-    return tuple(StillLayer(layer, lengths) for layer in cache)
+    return tuple(CapturedLayer(layer, lengths) for layer in cache)

@@ -21,7 +21,7 @@ from nnfront.state.paged import PagedCache, make_paged
 from nnfront.state.quantize import is_coded
 
 
-class RingCache(Cache):
+class ContiguousCache(Cache):
     """A cache whose sequences have a buffer each. A fork copies."""
 
     __slots__ = ()
@@ -36,10 +36,10 @@ class RingCache(Cache):
     def nbytes(self) -> int:
         return sum(layer.nbytes for layer in self._layers)
 
-    def clone(self) -> RingCache:
+    def clone(self) -> ContiguousCache:
         return self._fork(tuple(range(self.batch)))
 
-    def _fork(self, sequences: tuple[int, ...]) -> RingCache:
+    def _fork(self, sequences: tuple[int, ...]) -> ContiguousCache:
         scratch: dict[int, Chunk] = {}
         chosen = torch.tensor(sequences, dtype=torch.int64, device=self._lengths.device)
         layers = [
@@ -50,7 +50,7 @@ class RingCache(Cache):
 
 
 # What a cache may be, exactly.
-CACHES = RingCache, PagedCache
+CACHES = ContiguousCache, PagedCache
 
 
 def make_cache(
@@ -77,7 +77,7 @@ def make_cache(
     if page_size is not None or pages is not None:
         return make_paged(types, page_size, pages, device, allowed=backend.page_sizes(target), coded=coded)
     scratch: dict[int, Chunk] = {}
-    cache = RingCache(
+    cache = ContiguousCache(
         types,
         [
             make_layer(layer, scratch, device, turns=backend.ring_windows, coded=coded)

@@ -13,7 +13,7 @@ from nnfront.errors import RunError
 from nnfront.ir import type_symbols
 from nnfront.lower import CacheType, MethodProgram, Program
 from nnfront.memory.concrete_sizes import symbols_of
-from nnfront.memory.free_memory import Room, most
+from nnfront.memory.free_memory import FreeMemory, most
 from nnfront.memory.liveness import layer_of
 from nnfront.memory.plan import plan_memory
 from nnfront.memory.report import text_of
@@ -37,7 +37,7 @@ class Fit:
         self,
         program: Program,
         type: CacheType,
-        room: Room,
+        room: FreeMemory,
         *,
         page_size: int = 0,
         calls: Mapping[str, int] | None = None,

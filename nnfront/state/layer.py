@@ -13,7 +13,7 @@ import torch
 from nnfront.backends.device import CPU
 from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 from nnfront.state.quantize import Parts, buffers, decode, encode
 
 # Keys, values and their positions, while a chunk of tokens attends that turns a ring over.
@@ -63,7 +63,7 @@ class CacheLayer(ABC):
         self._first = first
 
     @property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> SequenceLengths:
         """How many tokens each sequence has."""
         lengths = self._state.lengths
         return lengths if len(lengths.values) == self.batch else lengths.part(self._first, self.batch)
@@ -98,7 +98,7 @@ class CacheLayer(ABC):
         return self.storage
 
     @property
-    def takes_one(self) -> bool:
+    def has_room_for_one(self) -> bool:
         """Whether `reserve_one` finds a place."""
         return False
 
@@ -137,12 +137,12 @@ class CacheLayer(ABC):
     def part(self, first: int, count: int) -> Self:
         """The same layer for some of its sequences."""
 
-    def set_lengths(self, lengths: Lengths) -> None:
+    def set_lengths(self, lengths: SequenceLengths) -> None:
         """Say how many tokens each sequence has from now on, never more than it had."""
         self.release()
         self._state.lengths = self._state.lengths.replaced(self._first, lengths)
 
-    def _full(self, before: Lengths, seq: int) -> RunError:
+    def _full(self, before: SequenceLengths, seq: int) -> RunError:
         return RunError(
             f"cache is full: 'max_seq' = {self.max_seq} holds {before.longest} tokens, {seq} more do not fit",
             help="make a cache with a larger max_seq, or call cache.reset()",
@@ -184,12 +184,12 @@ class RingLayer(CacheLayer):
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
     @property
-    def takes_one(self) -> bool:
+    def has_room_for_one(self) -> bool:
         return not (self._coded or self._state.scratch or self.lengths.longest >= self.max_seq)
 
     def reserve_one(self) -> Storage | None:
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
-        if not self.takes_one:
+        if not self.has_room_for_one:
             return None
         state = self._state
         state.lengths = state.lengths.grow(self._first, self.batch, 1)
@@ -234,7 +234,7 @@ class RingLayer(CacheLayer):
         parts = tuple(part.narrow(2, 0, used) for part in self._parts)
         return decode(parts, index, getattr(torch, self.type.dtype))
 
-    def _write(self, before: Lengths, k: torch.Tensor, v: torch.Tensor, seq: int) -> None:
+    def _write(self, before: SequenceLengths, k: torch.Tensor, v: torch.Tensor, seq: int) -> None:
         """Store tokens in slots that are free."""
         if before.equal is not None:
             for part, tokens in zip(self._parts, encode(k, v, self._coded), strict=True):
@@ -242,7 +242,7 @@ class RingLayer(CacheLayer):
         else:
             self._scatter(before.positions(seq), encode(k, v, self._coded))
 
-    def _turn_over(self, before: Lengths, k: torch.Tensor, v: torch.Tensor, seq: int) -> None:
+    def _turn_over(self, before: SequenceLengths, k: torch.Tensor, v: torch.Tensor, seq: int) -> None:
         """Store tokens over others. What the new ones see besides themselves is kept until the next append, or `release`."""
         positions, new = before.positions(seq), encode(k, v, self._coded)
         if seq > 1:
@@ -285,7 +285,7 @@ class LayerState:
 
     __slots__ = ("lengths", "scratch")
 
-    def __init__(self, lengths: Lengths, scratch: dict[int, Chunk]) -> None:
+    def __init__(self, lengths: SequenceLengths, scratch: dict[int, Chunk]) -> None:
         self.lengths = lengths
         self.scratch = scratch
 
@@ -304,4 +304,4 @@ def make_layer(
     capacity = type.max_seq if type.window is None or not turns else min(type.window, type.max_seq)
     shape = (type.batch, type.kv_heads, capacity, type.head_size)
     parts = buffers(shape, type.dtype, coded, device)
-    return RingLayer(type, parts, LayerState(Lengths((0,) * type.batch, device), scratch), 0)
+    return RingLayer(type, parts, LayerState(SequenceLengths((0,) * type.batch, device), scratch), 0)

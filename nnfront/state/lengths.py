@@ -17,7 +17,7 @@ from nnfront.backends.device import CPU
 Value = TypeVar("Value")
 
 
-class Lengths:
+class SequenceLengths:
     """One length for each sequence; `equal` is the length if it is the same for all, else None. `device` is that of what is derived."""
 
     __slots__ = ("_memo", "device", "equal", "longest", "values")
@@ -29,9 +29,9 @@ class Lengths:
         self.equal: int | None = self.longest if min(values, default=0) == self.longest else None
         self._memo: dict[Any, Any] = {}
 
-    def like(self, values: tuple[int, ...]) -> Lengths:
+    def like(self, values: tuple[int, ...]) -> SequenceLengths:
         """Other lengths on the same device."""
-        return Lengths(values, self.device)
+        return SequenceLengths(values, self.device)
 
     def remember(self, key: Any, make: Callable[[], Value]) -> Value:
         """Return what `make` made for this key the first time."""
@@ -40,13 +40,13 @@ class Lengths:
             found = self._memo[key] = make()
         return found
 
-    def part(self, first: int, count: int) -> Lengths:
+    def part(self, first: int, count: int) -> SequenceLengths:
         """The lengths of some sequences in a row."""
         if first == 0 and count == len(self.values):
             return self
         return self.remember(("part", first, count), lambda: self.like(self.values[first : first + count]))
 
-    def replaced(self, first: int, part: Lengths) -> Lengths:
+    def replaced(self, first: int, part: SequenceLengths) -> SequenceLengths:
         """These lengths with those of some sequences in a row replaced."""
         stop = first + len(part.values)
         if first == 0 and stop == len(self.values):
@@ -56,9 +56,9 @@ class Lengths:
             lambda: self.like(self.values[:first] + part.values + self.values[stop:]),
         )
 
-    def grow(self, first: int, count: int, seq: int) -> Lengths:
+    def grow(self, first: int, count: int, seq: int) -> SequenceLengths:
         """The lengths after `seq` more tokens in each of some sequences in a row."""
-        found: Lengths | None = self._memo.get((first, count, seq))
+        found: SequenceLengths | None = self._memo.get((first, count, seq))
         if found is None:
             values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
             found = self._memo[first, count, seq] = self.like(tuple(values))

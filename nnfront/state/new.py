@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from nnfront.backends.registry import device_of
 from nnfront.errors import RunError
 from nnfront.lower import CacheType, Program
-from nnfront.memory.free_memory import Room, is_out_of_memory, room_on
+from nnfront.memory.free_memory import FreeMemory, free_memory_on, is_out_of_memory
 from nnfront.memory.report import text_of
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
@@ -44,7 +44,12 @@ def new_cache(
         pages = 1  # which is refused without a page size, in words
     if wanted and (page_size is not None or pages is None):
         fit = Fit(
-            program, type, _known_room(room_on(device)), page_size=page_size or 0, calls=calls, coded=coded
+            program,
+            type,
+            _known_room(free_memory_on(device)),
+            page_size=page_size or 0,
+            calls=calls,
+            coded=coded,
         )
         sizes, count = _fitted(fit, wanted[0], given, known, pages)
     else:
@@ -53,7 +58,7 @@ def new_cache(
     try:
         return make_cache(type, sizes, program.target, pages=count, page_size=page_size, stored_as=stored_as)
     except Exception as error:
-        room = room_on(device) if is_out_of_memory(error) else None
+        room = free_memory_on(device) if is_out_of_memory(error) else None
         if room is None:
             raise
         fit = Fit(program, type, room, page_size=page_size or 0, calls=calls, coded=coded)
@@ -88,7 +93,7 @@ def _fitted(
     )
 
 
-def _known_room(room: Room | None) -> Room:
+def _known_room(room: FreeMemory | None) -> FreeMemory:
     if room is None:
         raise RunError(
             "make_cache: nothing says how much memory is free here", help="give all sizes as numbers"

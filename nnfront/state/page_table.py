@@ -16,7 +16,7 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.state.layer import LayerState
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 from nnfront.state.page_pool import Pool
 
 # A page that a window has left behind.
@@ -35,7 +35,7 @@ class View:
     index: torch.Tensor | None
     stored: int
     starts: tuple[int, ...]
-    lengths: Lengths
+    lengths: SequenceLengths
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Position of the token in each slot: int64 [sequences, stored], -1 for an empty one."""
@@ -96,11 +96,11 @@ class PageTable:
         self.pool.drop(page for row in self.rows for page in row if page != GONE)
 
     def _forget(self) -> None:
-        self._reserved: tuple[Lengths, tuple[int, int, int]] | None = None
+        self._reserved: tuple[SequenceLengths, tuple[int, int, int]] | None = None
         self._slots: torch.Tensor | None = None
-        self._view: tuple[Lengths, tuple[int, int], View] | None = None
+        self._view: tuple[SequenceLengths, tuple[int, int], View] | None = None
 
-    def reserve(self, before: Lengths, first: int, count: int, seq: int) -> None:
+    def reserve(self, before: SequenceLengths, first: int, count: int, seq: int) -> None:
         """Find pages for `seq` more tokens of each of `count` sequences.
 
         Copies pages that would be written and that others hold as well. Raises RunError, with nothing changed, if there are too few pages.
@@ -124,7 +124,7 @@ class PageTable:
         self._reserved = before, (first, count, seq)
         self._slots = None
 
-    def slots(self, before: Lengths, first: int, count: int, seq: int) -> torch.Tensor:
+    def slots(self, before: SequenceLengths, first: int, count: int, seq: int) -> torch.Tensor:
         """Where the tokens lie that were reserved last: int64 [count, seq], page * page_size + offset."""
         assert self._reserved == (before, (first, count, seq))
         if self._slots is None:
@@ -134,7 +134,7 @@ class PageTable:
             self._slots = pages.mul_(size).add_(positions % size)
         return self._slots
 
-    def _places(self, before: Lengths, first: int, seq: int) -> list[tuple[int, int]]:
+    def _places(self, before: SequenceLengths, first: int, seq: int) -> list[tuple[int, int]]:
         """Row and column of each page that has to be found for `seq` more tokens a sequence: new ones, and copies of shared ones."""
         size, counts = self.pool.page_size, self.pool.counts
         left: Counter[int] = Counter()  # the last sequence that holds a page may keep it
@@ -174,7 +174,7 @@ class PageTable:
         where = torch.tensor([rows, columns], device=device)
         self.pages_tensor[where[0], where[1]] = torch.tensor(pages, dtype=torch.int32, device=device)
 
-    def _too_few(self, before: Lengths, first: int, seq: int, needed: int) -> RunError:
+    def _too_few(self, before: SequenceLengths, first: int, seq: int, needed: int) -> RunError:
         count, pool = len(before.values), self.pool
         fits = bisect_right(range(seq), pool.free, key=lambda n: len(self._places(before, first, n))) - 1
         sequences = "1 sequence" if count == 1 else f"{count} sequences"
@@ -184,7 +184,7 @@ class PageTable:
             help="make a cache with more pages, append fewer tokens, or drop, reset or truncate sequences that share the pool",
         )
 
-    def view(self, lengths: Lengths, first: int, count: int) -> View:
+    def view(self, lengths: SequenceLengths, first: int, count: int) -> View:
         """Where the tokens of some sequences lie."""
         known = self._view
         if known is not None and known[0] is lengths and known[1] == (first, count):
@@ -193,7 +193,7 @@ class PageTable:
         self._view = lengths, (first, count), view
         return view
 
-    def _look(self, lengths: Lengths, first: int, count: int) -> View:
+    def _look(self, lengths: SequenceLengths, first: int, count: int) -> View:
         size, gone = self.pool.page_size, self._gone[first : first + count]
         held = [-(-n // size) for n in lengths.values]
         width = max([0, *(h - g for h, g in zip(held, gone, strict=True))])
@@ -235,7 +235,7 @@ class PageTable:
             return True
         return self._gone[row] * self.pool.page_size <= max(length - self.window + 1, 0)
 
-    def cut(self, first: int, lengths: Lengths) -> None:
+    def cut(self, first: int, lengths: SequenceLengths) -> None:
         """Give back the pages behind these lengths."""
         self._forget()
         for i, n in enumerate(lengths.values, first):

@@ -17,7 +17,7 @@ from nnfront.errors import RunError
 from nnfront.lower import CacheLayerType, CacheType
 from nnfront.state.cache import Cache, Use
 from nnfront.state.layer import CacheLayer, LayerState, Storage
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 from nnfront.state.page_pool import Pool
 from nnfront.state.page_table import PageTable, View
 from nnfront.state.quantize import Parts, buffers, decode, encode
@@ -184,7 +184,7 @@ class PagedCache(Cache):
             layers |= _layers_of(new, {i: replace(self._layers[i].type, batch=len(sequences)) for i in mine})
         return self._with([layers[i] for i in range(len(self))], use)
 
-    def _set(self, lengths: Lengths) -> None:
+    def _set(self, lengths: SequenceLengths) -> None:
         super()._set(lengths)
         for table in self.tables:
             table.cut(self._layers[0]._first, lengths)
@@ -239,7 +239,7 @@ def make_paged(
         count = batch * columns if pages is None else pages
         pool = Pool(page_size, _buffers(types.values(), count, page_size, device, coded), count)
         # One object for all layers: they know by it that they go through the same lengths.
-        empty = Lengths((0,) * batch, device)
+        empty = SequenceLengths((0,) * batch, device)
         states = [LayerState(empty, {}) for _ in types]
         rows: list[list[int]] = [[] for _ in range(batch)]
         table = PageTable(pool, window, states, rows, [0] * batch, columns, device)

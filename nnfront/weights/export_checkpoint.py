@@ -22,14 +22,14 @@ from nnfront.weights.atomic_folder import put_folder
 from nnfront.weights.bound_checkpoint import BoundWeights
 from nnfront.weights.checkpoint import INDEX, SINGLE, Checkpoint, is_artefact
 from nnfront.weights.name_hints import shortened
-from nnfront.weights.session_weights import Held, WayBack
+from nnfront.weights.session_weights import SessionWeights, WeightRecovery
 from nnfront.weights.write import SHARD_BYTES, write_tensors
 
 STEM = SINGLE.removesuffix(".safetensors")
 
 
 def export_checkpoint(
-    held: Held,
+    held: SessionWeights,
     sources: BoundWeights | None,
     folder: Path,
     *,
@@ -77,7 +77,7 @@ class _Origin:
     weight: str = ""
 
 
-def _origins(held: Held, sources: BoundWeights | None) -> dict[str, _Origin]:
+def _origins(held: SessionWeights, sources: BoundWeights | None) -> dict[str, _Origin]:
     """The tensors of the checkpoint by their names there, in its order."""
     if sources is None:
         return {name: _Origin(name) for name in held.layout.wanted}
@@ -89,7 +89,9 @@ def _origins(held: Held, sources: BoundWeights | None) -> dict[str, _Origin]:
     return found
 
 
-def _types(held: Held, sources: BoundWeights | None, origins: Mapping[str, _Origin]) -> dict[str, TensorType]:
+def _types(
+    held: SessionWeights, sources: BoundWeights | None, origins: Mapping[str, _Origin]
+) -> dict[str, TensorType]:
     """The type of each tensor in the files. Raises LoadError if one cannot be had back."""
     types: dict[str, TensorType] = {}
     lost: dict[str, str] = {}
@@ -120,12 +122,12 @@ def _types(held: Held, sources: BoundWeights | None, origins: Mapping[str, _Orig
 
 
 def _tensors(
-    held: Held,
+    held: SessionWeights,
     sources: BoundWeights | None,
     origins: Mapping[str, _Origin],
     types: Mapping[str, TensorType],
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    back = WayBack(held)
+    back = WeightRecovery(held)
     for stored, origin in origins.items():
         if origin.weight:
             value = back.weight(origin.weight)

@@ -87,7 +87,7 @@ def _without_data(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Held:
+class SessionWeights:
     """One state of a session's weights. An update makes a new one, which shares what has not changed.
 
     `raw` are the weights that methods read as they are. `given` is what updates have brought that the results do not give back
@@ -117,7 +117,7 @@ class Held:
         raw: Mapping[str, Any],
         results: Results,
         given: Mapping[str, torch.Tensor],
-    ) -> Held:
+    ) -> SessionWeights:
         """Return the state with the weights `names`, and some values, replaced."""
         merged = {name: {**old, **results.get(name, {})} for name, old in self.results.items()}
         return replace(
@@ -129,10 +129,10 @@ class Held:
         )
 
 
-class WayBack:
+class WeightRecovery:
     """The weights of a checkpoint out of what a session holds, each when it is asked for. For one thread."""
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: SessionWeights) -> None:
         self.held = held
         self._inverses = [Inverse(p, held.results[name]) for name, p in held.layout.transforms.items()]
 

@@ -20,20 +20,20 @@ from nnfront.transform.run import stream_transform
 from nnfront.weights.bound_checkpoint import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
 from nnfront.weights.name_hints import nearest
-from nnfront.weights.session_weights import Held, Layout, Results, WayBack
+from nnfront.weights.session_weights import Layout, Results, SessionWeights, WeightRecovery
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
     """What an update has made: the new state, and what is new in it."""
 
-    held: Held
+    held: SessionWeights
     raw: Mapping[str, Any]
     results: Results
 
 
 def renew(
-    held: Held,
+    held: SessionWeights,
     given: Mapping[str, torch.Tensor],
     sources: BoundWeights | None,
     *,
@@ -70,11 +70,11 @@ def renew(
 class _Weights:
     """The checkpoint's weights after the update, as a source of transforms. What comes from the caller is copied: it stays the caller's."""
 
-    def __init__(self, held: Held, new: BoundWeights, sources: BoundWeights | None) -> None:
+    def __init__(self, held: SessionWeights, new: BoundWeights, sources: BoundWeights | None) -> None:
         self.held = held
         self.new = new
         self.sources = sources
-        self.back = WayBack(held)
+        self.back = WeightRecovery(held)
         self.made: dict[str, torch.Tensor] = {}
 
     def info(self, name: str) -> TensorType:

@@ -23,7 +23,7 @@ from nnfront.backends.cuda import graph_capture, graphs, linear, rowwise
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.session import Session
 from nnfront.state import captured as still_cache
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 CONFIG = dataclasses.replace(
     llama.TINY,
@@ -51,12 +51,12 @@ def attention_alone(is_so: bool):
 @contextmanager
 def recorded_by(recorder: Any):
     """Sessions that are made inside record with it."""
-    before = graph_capture.recorder_for
-    graph_capture.recorder_for = lambda device: recorder
+    before = graph_capture.graph_capture_for
+    graph_capture.graph_capture_for = lambda device: recorder
     try:
         yield
     finally:
-        graph_capture.recorder_for = before
+        graph_capture.graph_capture_for = before
 
 
 def pair(
@@ -68,7 +68,7 @@ def pair(
     """
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    cuda_attention.LEAST_CLASS = 4  # so that a test with few tokens goes through several
+    cuda_attention.MIN_BUCKET = 4  # so that a test with few tokens goes through several
     model = llama.build(config)
     ir = nn.passes.lift_transform_params(model.export(llama.export_spec(config)), shared_transform=True)
     with attention_alone(not is_whole):
@@ -129,7 +129,7 @@ def decode(batch: int, page_size: int | None, stored_as: str | None) -> None:
 def chunks() -> None:
     """Several tokens at a time, behind sequences of different lengths."""
     one, other, recorder = pair()
-    cuda_attention.LEAST_CLASS = 16
+    cuda_attention.MIN_BUCKET = 16
     run = both(one, other, batch=2, max_seq=16, page_size=16)
     run.map("rows", 0)("decode", tokens(1, 1))
     for _ in range(3):
@@ -201,10 +201,10 @@ def bake() -> None:
     """A cache that tells a recording on the host how many tokens it holds: the tape must show that this is wrong."""
 
     def told(cache: Any, counts: torch.Tensor, longest: int) -> Any:
-        known = Lengths((cache[0].lengths.values[0] - 1,) * cache.batch)
+        known = SequenceLengths((cache[0].lengths.values[0] - 1,) * cache.batch)
         with _disable_current_modes():  # or the tape would refuse it at once
             known.counts()
-        return tuple(still_cache.StillLayer(layer, known) for layer in cache)
+        return tuple(still_cache.CapturedLayer(layer, known) for layer in cache)
 
     one, other, _ = pair()
     run = both(one, other, batch=1, max_seq=16)

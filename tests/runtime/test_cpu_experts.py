@@ -18,7 +18,7 @@ resolve = resolver("cpu")
 @pytest.mark.parametrize("by", ["few rows", "torch"])
 def test_chosen_experts_agree_with_a_loop_in_float64(by, tokens, dtype, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(kernels, "FEW_ROWS", None)
+        monkeypatch.setattr(kernels, "SMALL_BATCH", None)
     x = torch.randn(tokens, 33).to(dtype)
     gate_up, down = torch.randn(5, 14, 33).to(dtype), torch.randn(5, 33, 7).to(dtype)
     chosen = torch.randint(-1, 6, (tokens, 3))  # -1 and 5 are no experts: they give nothing

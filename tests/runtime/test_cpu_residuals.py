@@ -53,7 +53,7 @@ def runs(ir: IRModule) -> list[Run]:
 @pytest.mark.parametrize("rows", [0, 1, 8, 9])
 def test_a_product_with_its_residual_agrees_with_float64(rows, bias, by, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(kernels, "FEW_ROWS", None)
+        monkeypatch.setattr(kernels, "SMALL_BATCH", None)
     (run,) = runs(exported(Residual(bias), ["n", 10], ["n", 14]))
     assert run.kernel == "finished_product"
     x, w, added = (
@@ -87,7 +87,7 @@ class Cast(nn.Module):
 @pytest.mark.parametrize("rows", [0, 1, 8, 9])
 def test_a_product_that_is_cast_is_not_rounded_before_in_c(rows, bias, by, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(kernels, "FEW_ROWS", None)
+        monkeypatch.setattr(kernels, "SMALL_BATCH", None)
     ir = Cast(bias).to("bfloat16").export({"forward": {"x": nn.spec.Tensor(["n", 10], "bfloat16")}})
     (run,) = runs(ir)
     assert run.kernel == "finished_product"
@@ -102,8 +102,8 @@ def test_a_product_that_is_cast_is_not_rounded_before_in_c(rows, bias, by, monke
     assert got.dtype == torch.float32
     in_c = (
         by == "C"
-        and kernels.FEW_ROWS is not None
-        and torch.float32 in kernels.FEW_ROWS.results
+        and kernels.SMALL_BATCH is not None
+        and torch.float32 in kernels.SMALL_BATCH.results
         and 0 < rows <= 8
     )
     assert ((got.double() - exact).abs() <= (2**-22 if in_c else 2**-8) * sizes).all()

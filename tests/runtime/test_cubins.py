@@ -22,7 +22,7 @@ from nnfront.backends.cuda.ahead import launcher as launcher_module
 from nnfront.backends.cuda.ahead.cubin import Cubin
 from nnfront.backends.cuda.ahead.driver import Driver
 from nnfront.backends.cuda.ahead.enumerate_kernels import kernels_of
-from nnfront.backends.device import CPU, standing_in
+from nnfront.backends.device import CPU, overriding_device
 
 CONFIG = dataclasses.replace(
     llama.TINY, dtype="float16", head_dim=64, num_hidden_layers=1, max_position_embeddings=32
@@ -57,7 +57,7 @@ def library(artefact: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDri
     monkeypatch.setattr(launcher_module, "open_driver", lambda device: Driver(0, found))
     monkeypatch.setattr(triton, "compile", lambda *args, **options: pytest.fail("a kernel was compiled"))
     monkeypatch.setattr(common, "jit", lambda plan: pytest.fail(f"{plan.kernel} was given to Triton"))
-    with standing_in(CPU), planning_for("sm_90"):
+    with overriding_device(CPU), planning_for("sm_90"):
         yield found
 
 
@@ -152,7 +152,7 @@ def test_an_artefact_loads_where_triton_interprets_and_keeps_its_kernels(
     artefact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "can_compile", lambda: False)
-    with standing_in(CPU):
+    with overriding_device(CPU):
         session = nn.load(artefact)
         assert session.kernels is None
         session.save(tmp_path / "again")

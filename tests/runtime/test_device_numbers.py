@@ -16,7 +16,7 @@ import nnfront as nn
 from nnfront.artefact.folder import read_artefact
 from nnfront.artefact.loader import session_of
 from nnfront.backends.cuda.kernel_package import arch_of
-from nnfront.backends.device import CPU, META, current, standing_in
+from nnfront.backends.device import CPU, META, current, overriding_device
 from nnfront.backends.registry import Parts, device_of, parts_of
 from nnfront.cli import main
 from nnfront.errors import LoadError, LowerError
@@ -135,7 +135,7 @@ class TestSaved:
 
     def test_it_loads_on_the_gpu_of_a_number(self, tmp_path: Path) -> None:
         nn.compile(exported(), "cuda").save(tmp_path / "a", {"weight": torch.ones(2)})
-        with standing_in(META):
+        with overriding_device(META):
             session = session_of(read_artefact(tmp_path / "a"), 1)
         assert session.program.target == "cuda:1"
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from nnfront.backends.cpu import extension
-from nnfront.backends.cpu import gemv as few_rows
-from nnfront.backends.cpu.gemv import FewRows, find_native, find_torch
+from nnfront.backends.cpu import gemv as small_batch
+from nnfront.backends.cpu.gemv import SmallBatchLinear, find_native, find_torch
 
 NATIVE, TORCH = find_native(extension.NATIVE), find_torch(extension.torch_library())
 native_only = pytest.mark.skipif(
@@ -55,7 +55,7 @@ def assert_right(
 @pytest.mark.parametrize("kernel", KERNELS)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: FewRows, data: st.DataObject):
+def test_few_rows_agree_with_float64_wherever_operands_lie(kernel: SmallBatchLinear, data: st.DataObject):
     rows = data.draw(st.integers(1, kernel.most))
     columns = data.draw(st.sampled_from([1, 2, 31, 32, 33, 63, 64, 257, 1000, 8192]))
     outputs = data.draw(st.sampled_from([1, 2, 3, 4, 5, 7, 33, 130]))
@@ -184,7 +184,7 @@ def test_results_round_to_the_nearest_ties_to_even():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_operands_that_do_not_fit_are_left_to_others(kernel: FewRows):
+def test_operands_that_do_not_fit_are_left_to_others(kernel: SmallBatchLinear):
     x, w = torch.ones(1, 64).bfloat16(), torch.ones(8, 64).bfloat16()
     assert kernel.takes(x, w, None)
     assert not kernel.takes(x.expand(kernel.most + 1, 64).contiguous(), w, None)
@@ -197,14 +197,14 @@ def test_operands_that_do_not_fit_are_left_to_others(kernel: FewRows):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_weight_without_outputs_gives_none(kernel: FewRows):
+def test_a_weight_without_outputs_gives_none(kernel: SmallBatchLinear):
     assert kernel.multiply(torch.ones(1, 4).bfloat16(), torch.ones(0, 4).bfloat16(), None).shape == (1, 0)
 
 
 def test_a_kernel_that_is_missing_is_not_called(monkeypatch):
     assert find_native(None) is None
     assert find_torch(None) is None
-    monkeypatch.setattr(few_rows, "_SYMBOL", "no_such_symbol{}")
+    monkeypatch.setattr(small_batch, "_SYMBOL", "no_such_symbol{}")
     assert find_torch(extension.torch_library()) is None
 
 

@@ -11,7 +11,7 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront.errors import LowerError, RunError
-from nnfront.memory.free_memory import Room
+from nnfront.memory.free_memory import FreeMemory
 from nnfront.session import Session
 from nnfront.state import fit as fits
 from nnfront.state import new as new_cache
@@ -36,7 +36,7 @@ def free(monkeypatch):
     """Say how many bytes are free."""
 
     def say(size: int) -> None:
-        monkeypatch.setattr(new_cache, "room_on", lambda device: Room(size, 32 * size, "a GPU"))
+        monkeypatch.setattr(new_cache, "free_memory_on", lambda device: FreeMemory(size, 32 * size, "a GPU"))
 
     monkeypatch.setattr(fits, "SPARE", 1 << 60)
     return say
@@ -81,7 +81,7 @@ def test_a_batch_may_be_what_fits(session, free):
 
 
 def test_part_of_the_device_is_left_alone(session, monkeypatch):
-    monkeypatch.setattr(new_cache, "room_on", lambda device: Room(8 << 20, 64 << 20, "a GPU"))
+    monkeypatch.setattr(new_cache, "free_memory_on", lambda device: FreeMemory(8 << 20, 64 << 20, "a GPU"))
     whole = session.make_cache(batch=1, max_seq="fit", calls={"seq": 1})
     assert whole.nbytes + peak(session, batch=1, max_seq=whole.max_seq, seq=1) <= 6 << 20
 

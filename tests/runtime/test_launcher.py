@@ -20,7 +20,7 @@ from nnfront_kernels import ahead, common, matmul_tma, rms_norm
 from nnfront_kernels.common import Plan, launched_by
 from triton.backends.nvidia import driver as tritons
 
-from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, Parameter, TensorMap, read_cubin
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, Parameter, TensorMap, read_cubin
 from nnfront.backends.cuda.ahead.driver import Driver
 from nnfront.backends.cuda.ahead.launcher import Launcher, Layout, launching
 from nnfront.errors import LoadError, RunError
@@ -58,7 +58,9 @@ def launcher_of(
 ) -> tuple[Launcher, FakeDriver]:
     library = library or FakeDriver()
     library.sizes = {c.image: sizes_of(c) for c in cubins}
-    return Launcher(Ahead("sm_90", cubins, **options), Driver(0, library), stream=lambda: 0x55), library
+    return Launcher(
+        CompiledKernels("sm_90", cubins, **options), Driver(0, library), stream=lambda: 0x55
+    ), library
 
 
 def listed(plan: Plan, *parameters: Parameter, **facts: Any) -> Cubin:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from nnfront.backends.cpu import extension
 from nnfront.backends.cpu.extension import KERNELS, NATIVE, TABLE, read_table
-from nnfront.backends.cpu.tape_rows import NOWHERE, OFFSET_BITS, ROW, Place, Writer
+from nnfront.backends.cpu.tape_rows import NOWHERE, OFFSET_BITS, ROW, Place, TapeBuilder
 
 pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
@@ -97,7 +97,7 @@ def call(kernel: str, sizes: dict[str, Any], operands: dict[str, Any]) -> None:
 
 def call_by_row(kernel: str, sizes: dict[str, Any], operands: dict[str, Any], offset: int = 0) -> None:
     """The same as a row of a sequence; each operand lies `offset` bytes into a memory."""
-    writer, memories = Writer(1, {}), [None]
+    builder, memories = TapeBuilder(1, {}), [None]
     arguments = []
     for name in KERNELS[kernel]:
         value = operands.get(name, sizes[name])
@@ -105,9 +105,9 @@ def call_by_row(kernel: str, sizes: dict[str, Any], operands: dict[str, Any], of
             memories.append(value)
             value = Place(len(memories) - 1, offset)
         arguments.append(NOWHERE if value is None else value)
-    writer.call(kernel, *arguments)
+    builder.call(kernel, *arguments)
     assert NATIVE is not None
-    NATIVE.run_sequence(torch.tensor(writer.rows, dtype=torch.int64), *memories)
+    NATIVE.run_sequence(torch.tensor(builder.rows, dtype=torch.int64), *memories)
 
 
 def bits(operands: dict[str, torch.Tensor | None]) -> dict[str, bytes]:

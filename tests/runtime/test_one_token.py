@@ -16,7 +16,7 @@ from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.lower import CacheLayerType
 from nnfront.state.layer import RingLayer, make_layer
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
@@ -32,7 +32,7 @@ def make_filled(lengths: list[int], groups: int, size: int, max_seq: int, window
         part.fill_(torch.nan)
         for row, length in enumerate(lengths):
             part[row, :, :length] = torch.randn(groups, length, size)
-    layer.set_lengths(Lengths(tuple(lengths)))
+    layer.set_lengths(SequenceLengths(tuple(lengths)))
     return layer
 
 
@@ -258,7 +258,7 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
             without.setattr(sequence, "NATIVE", None)
             without.setattr(one_token, "NATIVE", None)
             without.setattr(norms, "NATIVE", None)
-            without.setattr(kernels, "FEW_ROWS", None)
+            without.setattr(kernels, "SMALL_BATCH", None)
             without_c = logits(batch)
         for got, expected in zip(with_c, without_c, strict=True):
             assert not torch.equal(got, torch.zeros_like(got))

@@ -13,7 +13,7 @@ import nnfront as nn
 from nnfront import op, ops, spec
 from nnfront.backends.cuda import upload
 from nnfront.errors import LoadError, RunError
-from nnfront.memory.free_memory import Room
+from nnfront.memory.free_memory import FreeMemory
 from nnfront.ops import register_extern
 from nnfront.runtime import out_of_memory
 from nnfront.session import Session
@@ -72,7 +72,7 @@ def test_a_call_that_runs_out_of_memory_says_where_and_what_would_fit(step, monk
     run["forward"](torch.randn(2, 3, 16), cache)
     step.action = fail(error)
     free = 100_000
-    monkeypatch.setattr(out_of_memory, "room_on", lambda device: Room(free, 1 << 30, "a GPU"))
+    monkeypatch.setattr(out_of_memory, "free_memory_on", lambda device: FreeMemory(free, 1 << 30, "a GPU"))
     with pytest.raises(RunError) as caught:
         run["forward"](torch.randn(2, 32, 16), cache)
     found = caught.value
@@ -129,7 +129,7 @@ class Two(nn.Module):
 def load(monkeypatch, link: FakeLink) -> Session:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(upload, "link_to", lambda device: link)
-    monkeypatch.setattr(upload, "room_on", lambda device: Room(1 << 10, 1 << 20, "a GPU"))
+    monkeypatch.setattr(upload, "free_memory_on", lambda device: FreeMemory(1 << 10, 1 << 20, "a GPU"))
     ir = Two().export({"forward": {"x": spec.Tensor(["n", 8])}})
     weights = {"a.weight": torch.randn(16, 8), "b.weight": torch.randn(512, 16)}
     return nn.compile(ir, target="cuda").load(weights)

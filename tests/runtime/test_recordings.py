@@ -17,7 +17,7 @@ from nnfront.backends.cpu.backend import CpuBackend
 from nnfront.backends.cuda import graph_capture as recorder
 from nnfront.backends.cuda import graphs
 from nnfront.backends.cuda.backend import CudaBackend
-from nnfront.backends.cuda.graph_capture import CudaRecorder
+from nnfront.backends.cuda.graph_capture import CudaGraphCapture
 from nnfront.backends.cuda.graph_safety import ROWS, why_not
 from nnfront.backends.lowering import lower
 from nnfront.ir import parse
@@ -30,7 +30,7 @@ def tapes(monkeypatch) -> TapeRecorder:
     found = TapeRecorder()
     for name in ("capture", "captures", "why_not_captured"):
         monkeypatch.setattr(CpuBackend, name, getattr(CudaBackend, name))
-    monkeypatch.setattr(recorder, "recorder_for", lambda device: found)
+    monkeypatch.setattr(recorder, "graph_capture_for", lambda device: found)
     return found
 
 
@@ -112,7 +112,7 @@ def test_weights_that_were_replaced_are_let_go_of_before_the_next_call(monkeypat
             run()
             return lambda: None
 
-    monkeypatch.setattr(recorder, "recorder_for", lambda device: Forgetful())
+    monkeypatch.setattr(recorder, "graph_capture_for", lambda device: Forgetful())
     session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
     for _ in range(3):
         session["main"](torch.ones(1, 3), 1)
@@ -288,7 +288,7 @@ def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch
     cuda = FakeCuda(log)
     for name in ("Stream", "current_stream", "stream", "graph_pool_handle", "CUDAGraph", "Event", "graph"):
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
-    made = CudaRecorder(torch.device("cuda", 0))
+    made = CudaGraphCapture(torch.device("cuda", 0))
     with made.turn():
         replay = made.record(lambda: log.append(f"run on {cuda.current}"))
         replay()
@@ -310,10 +310,10 @@ def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch
 
 
 def test_there_is_a_recorder_for_gpus_alone_and_none_where_it_is_not_wanted(monkeypatch):
-    monkeypatch.setattr(recorder, "CudaRecorder", lambda device: "one")
-    assert recorder.recorder_for(torch.device("cpu")) is None
-    assert recorder.recorder_for(torch.device("cuda", 0)) == "one"
+    monkeypatch.setattr(recorder, "CudaGraphCapture", lambda device: "one")
+    assert recorder.graph_capture_for(torch.device("cpu")) is None
+    assert recorder.graph_capture_for(torch.device("cuda", 0)) == "one"
     for name, value in (("NNFRONT_GRAPHS", "0"), ("NNFRONT_CHECK_NAN", "1")):
         with monkeypatch.context() as context:
             context.setenv(name, value)
-            assert recorder.recorder_for(torch.device("cuda", 0)) is None
+            assert recorder.graph_capture_for(torch.device("cuda", 0)) is None

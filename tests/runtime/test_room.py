@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nnfront.memory.free_memory import Room, asked, is_out_of_memory, most, room_on
+from nnfront.memory.free_memory import FreeMemory, asked, free_memory_on, is_out_of_memory, most
 
 GPU = (
     "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 139.81 GiB of which 1.20 GiB is free. "
@@ -52,13 +52,13 @@ def test_the_most_is_the_last_number_that_fits(high, limit):
 
 
 def test_the_room_of_the_cpu_is_part_of_its_memory():
-    room = room_on(torch.device("cpu"))
+    room = free_memory_on(torch.device("cpu"))
     assert room is not None
     assert 0 < room.free <= room.total
 
 
 def test_a_room_says_what_is_free_of_what():
-    assert str(Room(3 << 29, 8 << 30, "cuda:0")) == "1.50 GiB of 8.00 GiB are free on cuda:0"
+    assert str(FreeMemory(3 << 29, 8 << 30, "cuda:0")) == "1.50 GiB of 8.00 GiB are free on cuda:0"
 
 
 def test_the_room_of_a_gpu_has_what_torch_keeps_for_itself(monkeypatch):
@@ -70,4 +70,4 @@ def test_the_room_of_a_gpu_has_what_torch_keeps_for_itself(monkeypatch):
     }
     for name, value in figures.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert room_on(torch.device("cuda", 1)) == Room(15, 100, "cuda:1 (a GPU)")
+    assert free_memory_on(torch.device("cuda", 1)) == FreeMemory(15, 100, "cuda:1 (a GPU)")

@@ -161,7 +161,7 @@ def test_layers_share_the_memory_of_what_is_between_them(recorder):
         session = language_model(dataclasses.replace(BASE, num_hidden_layers=layers))()
         decoded(session, [4], 1)
         steps = session["decode"]._route.code.steps
-        (plan,) = [s for s in steps if isinstance(s, sequence.SequenceStep)][-1]._plans.values()
+        (plan,) = [s for s in steps if isinstance(s, sequence.TapeStep)][-1]._plans.values()
         return plan.size
 
     assert size(2) == size(9) > 0
@@ -353,7 +353,7 @@ def test_without_the_extension_there_are_no_sequences():
     route = session["forward"]._route
     steps = (*route.code.steps, *route.last.steps)
     assert len(steps) >= 2
-    assert not any(isinstance(step, sequence.SequenceStep) for step in steps)
+    assert not any(isinstance(step, sequence.TapeStep) for step in steps)
 
 
 def test_nan_is_looked_for_between_all_instructions(monkeypatch, recorder):

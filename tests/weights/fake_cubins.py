@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, Parameter, TensorMap
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, Parameter, TensorMap
 
 PARAMETERS = (Parameter("x", "pointer"), Parameter("y", "descriptor", TensorMap(9, 2, 3, (64, 64))))
 
 
-def ahead_of(*keys: str, notes: Mapping[str, str]) -> Ahead:
+def ahead_of(*keys: str, notes: Mapping[str, str]) -> CompiledKernels:
     cubins = tuple(
         Cubin(
             key,
@@ -30,4 +30,4 @@ def ahead_of(*keys: str, notes: Mapping[str, str]) -> Ahead:
         )
         for key in keys
     )
-    return Ahead("sm_90", cubins, notes)
+    return CompiledKernels("sm_90", cubins, notes)

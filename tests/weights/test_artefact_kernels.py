@@ -21,9 +21,9 @@ from nnfront import spec
 from nnfront.artefact.save import Options
 from nnfront.backends.cuda.ahead import enumerate_kernels
 from nnfront.backends.cuda.ahead import launcher as launcher_module
-from nnfront.backends.cuda.ahead.cubin import Ahead
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.cuda.ahead.launcher import Launcher
-from nnfront.backends.device import CPU, standing_in
+from nnfront.backends.device import CPU, overriding_device
 from nnfront.errors import LoadError
 from nnfront.files import Folder
 
@@ -39,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def compiled(
         program: Any, known: Any, sizes: Any = None, progress: Any = None, **draws: bool
-    ) -> Ahead | None:
+    ) -> CompiledKernels | None:
         found.append((sizes, *draws.values()))
         return KERNELS if ":" in program.target else None
 
@@ -86,7 +86,7 @@ def test_an_artefact_without_kernels_is_as_it_was(asked: list[Any], tmp_path: Pa
 def test_a_program_without_kernels_of_its_own_says_so(
     asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing = Ahead("sm_90", (), {"forward": "linear: no data"})
+    nothing = CompiledKernels("sm_90", (), {"forward": "linear: no data"})
     monkeypatch.setattr(enumerate_kernels, "kernels_of", lambda *args, **draws: nothing)
     folder = saved(tmp_path)
     assert not (folder / "kernels").exists()
@@ -102,14 +102,14 @@ def test_a_session_saves_the_kernels_that_it_was_loaded_with(
     asked.clear()
     made: list[Launcher] = []
 
-    def launcher_for(ahead: Ahead, device: torch.device) -> Any:
+    def launcher_for(ahead: CompiledKernels, device: torch.device) -> Any:
         launcher = object.__new__(Launcher)
         launcher.ahead = ahead
         made.append(launcher)
         return launcher
 
     monkeypatch.setattr(launcher_module, "launcher_for", launcher_for)
-    with standing_in(CPU), planning_for("sm_90"):
+    with overriding_device(CPU), planning_for("sm_90"):
         session = nn.load(folder)
         assert session.kernels is made[0]
         session.save(tmp_path / "b")
@@ -124,7 +124,7 @@ def test_a_session_that_was_made_here_compiles_them_when_it_is_saved(
     ir = nn.Linear(64, 32, bias=False, dtype="float16").export(
         {"forward": {"x": spec.Tensor(["n", 64], "float16")}}
     )
-    with standing_in(CPU), planning_for("sm_90"):
+    with overriding_device(CPU), planning_for("sm_90"):
         session = nn.compile(ir, target="cuda:sm_90").load(WEIGHTS)
         assert session.kernels is None
         session.save(tmp_path / "a")
@@ -224,7 +224,7 @@ def test_damaged_or_unlisted_kernels_are_refused_before_anything_runs(
     folder = saved(tmp_path)
     change(folder)
     monkeypatch.setattr(launcher_module, "open_driver", lambda device: pytest.fail("the driver was started"))
-    with standing_in(CPU), pytest.raises(LoadError, match=text):
+    with overriding_device(CPU), pytest.raises(LoadError, match=text):
         nn.load(folder)
     assert re.search(text.rpartition(r"\n")[2].strip(), "\n".join(nn.artefact.check(folder)))
 

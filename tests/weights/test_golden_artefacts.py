@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront.backends.cuda.ahead import launcher
-from nnfront.backends.cuda.ahead.cubin import Ahead
-from nnfront.backends.device import CPU, standing_in
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels
+from nnfront.backends.device import CPU, overriding_device
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -91,9 +91,9 @@ def test_the_logits_and_tokens_of_llama_1() -> None:
 
 
 def test_the_kernels_of_kernels_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Ahead] = []
+    given: list[CompiledKernels] = []
     monkeypatch.setattr(launcher, "launcher_for", lambda ahead, device: given.append(ahead))
-    with standing_in(CPU):
+    with overriding_device(CPU):
         loaded = nn.load(GOLDEN / "kernels-2")
     assert loaded.methods == ("forward",)
     (ahead,) = given

@@ -22,7 +22,7 @@ from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layer, Layout
 from nnfront.state.layer import CacheLayer
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 # Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.
 FOLDED = 8
@@ -118,7 +118,7 @@ def _folded(
 
 
 def _in_blocks(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, memory: Lengths, scale: float | None
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, memory: SequenceLengths, scale: float | None
 ) -> torch.Tensor:
     """Attend causally, the last query to all keys: q [batch, seq, heads, size], keys and values [batch, groups, stored, size].
 
@@ -154,7 +154,7 @@ def _block_mask(count: int, stored: int, shared: int, dtype: torch.dtype) -> tor
 
 
 def _mask(
-    before: Lengths, layer: CacheLayer, seq: int, window: int | None, dtype: torch.dtype
+    before: SequenceLengths, layer: CacheLayer, seq: int, window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """What is added to the scores of the tokens just appended: [batch or 1, 1, seq, stored], made once for all layers."""
 
@@ -192,7 +192,7 @@ def fused(run: Run) -> Callable[..., Any]:
         seq, mask = q.shape[1], None
         is_hidden = is_causal and (window is None or window >= seq)
         if is_hidden and seq == k.shape[1] and seq > FOLDED and q.numel():
-            return _in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), Lengths((), q.device), scale)
+            return _in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), SequenceLengths((), q.device), scale)
         if window is not None and window < seq:
             steps = torch.arange(seq)[None]
             mask = _hidden(steps, steps, window, q.dtype)

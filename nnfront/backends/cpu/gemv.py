@@ -34,7 +34,7 @@ Multiply: TypeAlias = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
-class FewRows:
+class SmallBatchLinear:
     """A kernel for up to `most` rows.
 
     multiply    (x, weight, bias, added, dtype) -> x @ weight.T + bias + added, operands bfloat16 and contiguous; x [..., columns],
@@ -55,7 +55,7 @@ class FewRows:
         return are_whole and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
 
 
-def find_native(module: ModuleType | None) -> FewRows | None:
+def find_native(module: ModuleType | None) -> SmallBatchLinear | None:
     """Return the kernel in C, if there is one."""
     if module is None:
         return None
@@ -88,10 +88,10 @@ def find_native(module: ModuleType | None) -> FewRows | None:
         return gated
 
     gates = {name: gated_by(i) for i, name in enumerate(GATES)}
-    return FewRows(8, multiply, (torch.bfloat16, torch.float32), gates)
+    return SmallBatchLinear(8, multiply, (torch.bfloat16, torch.float32), gates)
 
 
-def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
+def find_torch(torch_cpu: ctypes.CDLL | None) -> SmallBatchLinear | None:
     """Return torch's kernel for one row, or None if this build does not have it under the known name and type."""
     if torch_cpu is None:
         return None
@@ -124,7 +124,7 @@ def find_torch(torch_cpu: ctypes.CDLL | None) -> FewRows | None:
         y = y if bias is None else y.add_(bias)
         return y if added is None else y.add_(added)
 
-    return FewRows(1, multiply) if _is_right(multiply) else None
+    return SmallBatchLinear(1, multiply) if _is_right(multiply) else None
 
 
 def _is_right(multiply: Callable[..., torch.Tensor]) -> bool:
@@ -135,4 +135,4 @@ def _is_right(multiply: Callable[..., torch.Tensor]) -> bool:
     return torch.equal(multiply(x, w, None).float(), w.float() @ x.float())
 
 
-FEW_ROWS: FewRows | None = find_native(NATIVE) or find_torch(torch_library())
+SMALL_BATCH: SmallBatchLinear | None = find_native(NATIVE) or find_torch(torch_library())

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import activation, activation_name
-from nnfront.backends.cpu.gemv import FEW_ROWS
+from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -116,9 +116,9 @@ def _linear(run: Run) -> Callable[..., Any]:
 
 def linear_bfloat16(run: Run) -> Callable[..., Any]:
     """Few rows go to a kernel for them; more rows to oneDNN, which is the faster one then."""
-    if FEW_ROWS is None:
+    if SMALL_BATCH is None:
         return F.linear
-    takes, multiply = FEW_ROWS.takes, FEW_ROWS.multiply
+    takes, multiply = SMALL_BATCH.takes, SMALL_BATCH.multiply
 
     def multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return multiply(x, weight, bias) if takes(x, weight, bias) else F.linear(x, weight, bias)
@@ -150,7 +150,7 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
 
     Few rows of bfloat16 go to a kernel that widens in registers, if there is one.
     """
-    few = FEW_ROWS if FEW_ROWS and torch.float32 in FEW_ROWS.results else None
+    few = SMALL_BATCH if SMALL_BATCH and torch.float32 in SMALL_BATCH.results else None
 
     def linear_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if few and x.dtype == weight.dtype == torch.bfloat16 and few.takes(x, weight, None):
@@ -170,7 +170,7 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
 def _finished_product(run: Run) -> Callable[..., Any]:
     """x @ weight.T + bias + residual, as float32 if it is cast: few rows are rounded once at the end, more rows after each."""
     dtype: torch.dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
-    few = FEW_ROWS if FEW_ROWS and dtype in FEW_ROWS.results else None
+    few = SMALL_BATCH if SMALL_BATCH and dtype in SMALL_BATCH.results else None
 
     def finished_product(
         x: torch.Tensor,
@@ -187,11 +187,11 @@ def _finished_product(run: Run) -> Callable[..., Any]:
     return finished_product
 
 
-def gated_few_rows(run: Run) -> Callable[..., torch.Tensor] | None:
+def gated_small_batch(run: Run) -> Callable[..., torch.Tensor] | None:
     """Return the kernel that computes a gated product of few rows, if there is one."""
-    if FEW_ROWS is None or run.attrs["product"] != "linear_bfloat16":
+    if SMALL_BATCH is None or run.attrs["product"] != "linear_bfloat16":
         return None
-    return FEW_ROWS.gated.get(activation_name(run))
+    return SMALL_BATCH.gated.get(activation_name(run))
 
 
 def _gated_product(run: Run) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ def _gated_product(run: Run) -> Callable[..., Any]:
         next(k for k in (*PRODUCTS, PLAIN) if k.name == run.attrs["product"]).bind(run),
         activation(run),
     )
-    few, gated = FEW_ROWS, gated_few_rows(run)
+    few, gated = SMALL_BATCH, gated_small_batch(run)
 
     def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if few and gated and few.takes(x, weight, bias):
@@ -235,7 +235,7 @@ def _finished_product_bytes(
     """The product, if it is cast; in C it is not made before."""
     rows = x.count // max(x.shape[-1], 1)
     if "dtype" not in run.attrs or (
-        FEW_ROWS and torch.float32 in FEW_ROWS.results and 0 < rows <= FEW_ROWS.most
+        SMALL_BATCH and torch.float32 in SMALL_BATCH.results and 0 < rows <= SMALL_BATCH.most
     ):
         return 0
     return rows * weight.shape[0] * x.item
@@ -244,7 +244,7 @@ def _finished_product_bytes(
 def _gated_product_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
     """One of gate and up; of one row both; in C neither."""
     rows = x.count // max(x.shape[-1], 1)
-    if FEW_ROWS and gated_few_rows(run) and 0 < rows <= FEW_ROWS.most:
+    if SMALL_BATCH and gated_small_batch(run) and 0 < rows <= SMALL_BATCH.most:
         return 0
     half = x.count // x.shape[-1] * weight.shape[0] // 2 * x.item if x.count else 0
     return 2 * half if x.count == x.shape[-1] else half

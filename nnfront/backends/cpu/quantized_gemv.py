@@ -37,7 +37,7 @@ FORMATS_READ = frozenset(reads.format for reads in _READS)
 
 
 @dataclass(frozen=True)
-class FewRowsQuantized:
+class SmallBatchQuantized:
     """A kernel for up to `most` rows and a weight in a format, `stored` by its number in C.
 
     multiply    (x, weight, scales, zeros, bias, added) -> x @ ((weight - zeros) * scales).T + bias + added
@@ -86,7 +86,7 @@ class FewRowsQuantized:
         )
 
 
-def find(module: ModuleType | None, format: QuantFormat) -> FewRowsQuantized | None:
+def find(module: ModuleType | None, format: QuantFormat) -> SmallBatchQuantized | None:
     """Return the kernel for weights in a format, if there is one."""
     group, known = format.group_size, FORMATS[format.name]
     reads = next((r for r in _READS if r.format == format.name and group in r.groups), None)
@@ -108,4 +108,4 @@ def find(module: ModuleType | None, format: QuantFormat) -> FewRowsQuantized | N
         product(how, rows, columns, outputs, groups, threads(), weight, scales, zeros, x, bias, added, y)
         return y
 
-    return FewRowsQuantized(reads.most, multiply, reads.stored, format)
+    return SmallBatchQuantized(reads.most, multiply, reads.stored, format)

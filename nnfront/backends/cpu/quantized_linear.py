@@ -18,7 +18,7 @@ import torch
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.quantized_gemv import FewRowsQuantized, find
+from nnfront.backends.cpu.quantized_gemv import SmallBatchQuantized, find
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.lower import Run
@@ -27,14 +27,14 @@ from nnfront.memory.layout import Layout
 from nnfront.quant_format import QuantFormat
 
 
-def few_rows(run: Run) -> FewRowsQuantized | None:
+def small_batch(run: Run) -> SmallBatchQuantized | None:
     """Return the kernel in C for a region's weight, if there is one."""
     return find(NATIVE, QuantFormat.of(run.attrs))
 
 
 def _multiply(decoding: Decoding, run: Run) -> Multiply:
     """The kernel in C for what it takes, pieces for what it does not."""
-    few, others = few_rows(run), decoding.multiply(QuantFormat.of(run.attrs))
+    few, others = small_batch(run), decoding.multiply(QuantFormat.of(run.attrs))
     if few is None:
         return others
     takes, in_c = few.takes, few.multiply
@@ -50,7 +50,7 @@ def _product(decoding: Decoding) -> Bind:
 
     def make(run: Run) -> Callable[..., Any]:
         multiply, finish = _multiply(decoding, run), _finish(run)
-        few = few_rows(run) if only_adds(run) else None
+        few = small_batch(run) if only_adds(run) else None
 
         def quantized_product(
             x: torch.Tensor,
@@ -97,7 +97,7 @@ def _gated_product(decoding: Decoding) -> Bind:
 
     def make(run: Run) -> Callable[..., Any]:
         multiply, activate = _multiply(decoding, run), activation(run)
-        few = few_rows(run) if activation_name(run) in GATES else None
+        few = small_batch(run) if activation_name(run) in GATES else None
 
         def quantized_gated_product(
             x: torch.Tensor,
@@ -154,7 +154,7 @@ def _accepts(decoding: Decoding) -> Accepts:
 
 def _runs_in_c(run: Run, x: Layout) -> bool:
     """Whether the kernel in C takes these rows."""
-    few = few_rows(run)
+    few = small_batch(run)
     return few is not None and x.dtype == "bfloat16" and 0 < x.count <= few.most * x.shape[-1]
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeGuard
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.gemv import FEW_ROWS
+from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.cpu.tape_rows import (
     MEMORY,
     VIEWS,
@@ -26,8 +26,8 @@ from nnfront.backends.cpu.tape_rows import (
     Operand,
     Place,
     Refused,
+    TapeBuilder,
     Value,
-    Writer,
 )
 from nnfront.lower import Instruction, Run, Slot
 from nnfront.runtime.execute import Code, Frame, Step, execute
@@ -42,7 +42,7 @@ Pair: TypeAlias = tuple[Step, Instruction | None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Tape:
     """What a sequence does for operands of certain shapes: its rows, the bytes of memory it needs, and what it returns in which slots."""
 
     rows: torch.Tensor
@@ -50,7 +50,7 @@ class Plan:
     returned: Mapping[int, Value]
 
 
-class SequenceStep:
+class TapeStep:
     """The step of instructions in a row. `steps` are those that run where C cannot."""
 
     def __init__(self, runs: Sequence[Run], steps: Code, slots: Sequence[Slot]) -> None:
@@ -69,7 +69,7 @@ class SequenceStep:
         kept = [slot for slot in made if slot not in self._frees and slot not in self._same_layers]
         first = MEMORY + 1 + len(self._tensors) + 4 * len(self._layers)
         self._outlive = {slot: first + i for i, slot in enumerate(kept)}
-        self._plans: dict[Any, Plan | None] = {}
+        self._plans: dict[Any, Tape | None] = {}
 
     def __call__(self, frame: Frame) -> None:
         plan = self._plan(frame)
@@ -89,7 +89,7 @@ class SequenceStep:
         tensors, layers = map(frame.__getitem__, self._tensors), map(frame.__getitem__, self._layers)
         return all(map(torch.Tensor.is_contiguous, tensors)) and all(map(_takes_one, layers))
 
-    def _run(self, plan: Plan, frame: Frame) -> list[torch.Tensor]:
+    def _run(self, plan: Tape, frame: Frame) -> list[torch.Tensor]:
         assert NATIVE is not None
         memory = torch.empty(plan.size, dtype=torch.uint8)
         returned = [torch.empty(value.shape, dtype=value.dtype) for value in plan.returned.values()]
@@ -100,24 +100,24 @@ class SequenceStep:
         NATIVE.run_sequence(plan.rows, *memories, *returned)
         return returned
 
-    def _plan(self, frame: Frame) -> Plan | None:
+    def _plan(self, frame: Frame) -> Tape | None:
         """The plan for what is in the frame; None if the kernels are not for it."""
         sizes = tuple(frame[i] for i in self._sizes)
         key = (torch.get_num_threads(), sizes, *(frame[i].shape for i in self._varying))
         if key in self._plans:
             return self._plans[key]
-        writer, plan = Writer(torch.get_num_threads(), self._outlive), None
+        builder, plan = TapeBuilder(torch.get_num_threads(), self._outlive), None
         try:
-            plan = self._written(frame, writer)
+            plan = self._written(frame, builder)
         except Refused:
             pass
         if (
-            plan or writer.rows
+            plan or builder.rows
         ):  # what is refused at once has many rows: of such shapes there are as many as prompts
             self._plans[key] = plan
         return plan
 
-    def _written(self, frame: Frame, writer: Writer) -> Plan:
+    def _written(self, frame: Frame, builder: TapeBuilder) -> Tape:
         values: dict[int, Operand] = {
             slot: Value(Place(MEMORY + 1 + i), tuple(frame[slot].shape), frame[slot].dtype)
             for i, slot in enumerate(self._tensors)
@@ -128,17 +128,17 @@ class SequenceStep:
             sized = {name: frame[slot] for name, slot in run.sized.items()}
             attrs = run.attrs if run.kernel in VIEWS else {}
             operands = [values.get(slot) for slot in run.inputs]
-            made = WRITERS[run.kernel](writer, run, *operands, **attrs, **sized)
+            made = WRITERS[run.kernel](builder, run, *operands, **attrs, **sized)
             values.update(zip(run.outputs, made, strict=True))
             for slot in run.frees:
                 value = values.get(slot)
                 if isinstance(value, Value):
-                    writer.release(value.base)
-        return Plan(torch.tensor(writer.rows, dtype=torch.int64), writer.size, writer.returned)
+                    builder.release(value.base)
+        return Tape(torch.tensor(builder.rows, dtype=torch.int64), builder.size, builder.returned)
 
 
 def _takes_one(layer: CacheLayer) -> bool:
-    return layer.takes_one
+    return layer.has_room_for_one
 
 
 def _is_none(slot: Slot) -> bool:
@@ -147,7 +147,7 @@ def _is_none(slot: Slot) -> bool:
 
 def join(pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
     """Return steps with one for instructions in a row that sequences have, where they are at least two calls."""
-    if NATIVE is None or FEW_ROWS is None:
+    if NATIVE is None or SMALL_BATCH is None:
         return list(pairs)
     return _joined(pairs, slots, method, frozenset(WRITERS))
 
@@ -166,7 +166,7 @@ def _joined(pairs: Sequence[Pair], slots: Sequence[Slot], method: str, kernels: 
         is_for_one = any(run.kernel in FOR_ONE for run in runs)
         instead = _joined(part, slots, method, kernels - FOR_ONE) if is_for_one else part
         steps = Code(tuple(step for step, _ in instead), tuple(run for _, run in instead), method)
-        joined.append((SequenceStep(runs, steps, slots), None))
+        joined.append((TapeStep(runs, steps, slots), None))
     return joined
 
 

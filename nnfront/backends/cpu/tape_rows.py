@@ -22,8 +22,8 @@ from nnfront.backends.cpu import quantized_linear as quantized
 from nnfront.backends.cpu.activations import GATES, activation_name
 from nnfront.backends.cpu.decode_attention import FEW_ROTATED, MOST, VECTOR, sees_all
 from nnfront.backends.cpu.extension import KERNELS
-from nnfront.backends.cpu.gemv import FEW_ROWS
-from nnfront.backends.cpu.linear import gated_few_rows
+from nnfront.backends.cpu.gemv import SMALL_BATCH
+from nnfront.backends.cpu.linear import gated_small_batch
 from nnfront.backends.cpu.norm import FEW
 from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
@@ -89,7 +89,7 @@ def _demand(is_right: bool) -> None:
 
 
 @dataclass
-class Writer:
+class TapeBuilder:
     """Writes the rows of a sequence and finds places for its values. `outlive` are the slots of values that the call returns."""
 
     threads: int
@@ -168,7 +168,7 @@ def _place(value: Value | None) -> Place:
 
 
 def _product(
-    writer: Writer,
+    builder: TapeBuilder,
     run: Run,
     x: Value,
     weight: Value,
@@ -176,30 +176,30 @@ def _product(
     scale: None = None,
     added: Value | None = None,
 ) -> Sequence[Operand]:
-    assert FEW_ROWS is not None
+    assert SMALL_BATCH is not None
     outputs, columns = weight.shape
-    rows = _few(x, columns, FEW_ROWS.most)
+    rows = _few(x, columns, SMALL_BATCH.most)
     is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
     _demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
-    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
     operands = (weight.place, x.place, _place(bias), _place(added), y.place)
-    writer.call("multiply", rows, columns, outputs, is_wide, writer.threads, *operands)
+    builder.call("multiply", rows, columns, outputs, is_wide, builder.threads, *operands)
     return (y,)
 
 
-def _gated(writer: Writer, run: Run, x: Value, weight: Value, bias: Value | None) -> Sequence[Operand]:
-    _demand(gated_few_rows(run) is not None)
-    assert FEW_ROWS is not None
+def _gated(builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None) -> Sequence[Operand]:
+    _demand(gated_small_batch(run) is not None)
+    assert SMALL_BATCH is not None
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
-    rows, gate = _few(x, columns, FEW_ROWS.most), GATES.index(activation_name(run))
-    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs))
+    rows, gate = _few(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     operands = (weight.place, x.place, _place(bias), y.place)
-    writer.call("multiply_gated", rows, columns, outputs, gate, writer.threads, *operands)
+    builder.call("multiply_gated", rows, columns, outputs, gate, builder.threads, *operands)
     return (y,)
 
 
 def _quantized(
-    writer: Writer,
+    builder: TapeBuilder,
     run: Run,
     x: Value,
     weight: Value,
@@ -212,7 +212,7 @@ def _quantized(
     is_gated: bool = False,
 ) -> Sequence[Operand]:
     """A product with codes; in a gated one gate and up next to each other, then what they give."""
-    few = quantized.few_rows(run)
+    few = quantized.small_batch(run)
     _demand(scale is None and (is_gated or quantized.only_adds(run)))
     _demand(not is_gated or activation_name(run) in GATES)
     if few is None:
@@ -223,67 +223,67 @@ def _quantized(
     _demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
     _demand(added is None or added.shape == (*x.shape[:-1], outputs))
     if is_gated:
-        both = Value(writer.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
-    y = writer.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
+        both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
     operands = (weight.place, scales.place, _place(zeros), x.place, _place(bias), _place(added), to)
     group = few.format.group_size
     sizes = (rows, columns, outputs, columns // group if group else 1)
-    writer.call("multiply_quantized", few.stored, *sizes, writer.threads, *operands)
+    builder.call("multiply_quantized", few.stored, *sizes, builder.threads, *operands)
     if is_gated:
-        writer.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
-        writer.release(to)
+        builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
+        builder.release(to)
     return (y,)
 
 
-def _norm(writer: Writer, run: Run, x: Value, weight: Value | None, bias: None) -> Sequence[Operand]:
-    return _norm_of_sum(writer, run, x, None, weight, bias)
+def _norm(builder: TapeBuilder, run: Run, x: Value, weight: Value | None, bias: None) -> Sequence[Operand]:
+    return _norm_of_sum(builder, run, x, None, weight, bias)
 
 
 def _norm_of_sum(
-    writer: Writer, run: Run, x: Value, added: Value | None, weight: Value | None, bias: None
+    builder: TapeBuilder, run: Run, x: Value, added: Value | None, weight: Value | None, bias: None
 ) -> Sequence[Operand]:
     _demand(weight is not None and weight.dtype == torch.bfloat16)
     assert weight is not None
     rows = _few(x, x.shape[-1], FEW // max(x.shape[-1], 1))
-    y, total = writer.make(run.outputs[0], x.shape), None
+    y, total = builder.make(run.outputs[0], x.shape), None
     if added is not None:
         total = (
-            writer.make(run.outputs[1], x.shape)
+            builder.make(run.outputs[1], x.shape)
             if len(run.outputs) == 2
-            else Value(writer.take(x.nbytes), x.shape)
+            else Value(builder.take(x.nbytes), x.shape)
         )
     epsilon = float(run.attrs.get("epsilon", 1e-5))
     operands = (x.place, _place(added), _place(total), weight.place, y.place)
-    writer.call("rms_norm", rows, x.shape[-1], epsilon, *operands)
+    builder.call("rms_norm", rows, x.shape[-1], epsilon, *operands)
     if total is not None and len(run.outputs) == 1:
-        writer.release(total.place)
+        builder.release(total.place)
     return (y,) if total is None or len(run.outputs) == 1 else (y, total)
 
 
-def _rope(writer: Writer, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
+def _rope(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
     batch, seq, heads, size = x.shape
     rows = batch * seq
     _demand(x.dtype == torch.bfloat16 and cos.dtype == torch.float32 and cos.shape[-1] == size)
     _demand(0 < prod(x.shape) <= FEW_ROTATED and prod(cos.shape) in (size, rows * size))
-    y, next_table = writer.make(run.outputs[0], x.shape), 0 if prod(cos.shape) == size else size
+    y, next_table = builder.make(run.outputs[0], x.shape), 0 if prod(cos.shape) == size else size
     operands = (x.place, cos.place, sin.place, y.place)
-    writer.call("rotate", rows, heads, size, heads * size, next_table, *operands)
+    builder.call("rotate", rows, heads, size, heads * size, next_table, *operands)
     return (y,)
 
 
 def _attention(
-    writer: Writer, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: None
+    builder: TapeBuilder, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: None
 ) -> Sequence[Operand]:
     batch, seq, heads, size = q.shape
     _demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
     strides = tuple(prod(t.shape[1:]) for t in (q, k, v))
     places = (q.place, k.place, v.place)
-    return _append_and_attend(writer, run, layer, places, strides, (batch, heads, k.shape[2], size))
+    return _append_and_attend(builder, run, layer, places, strides, (batch, heads, k.shape[2], size))
 
 
 def _qkv_attention(
-    writer: Writer, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
+    builder: TapeBuilder, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
 ) -> Sequence[Operand]:
     """One token, by the places that `one_token.attend_rotated` has."""
     heads, groups = run.attrs["heads"], run.attrs["groups"]
@@ -292,19 +292,19 @@ def _qkv_attention(
     _demand(seq == 1 and qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32)
     _demand(prod(cos.shape) in (size, batch * size))
     item, rotated_width = qkv.dtype.itemsize, (heads + groups) * size
-    rotated = writer.take(batch * rotated_width * item)
+    rotated = builder.take(batch * rotated_width * item)
     next_table = 0 if prod(cos.shape) == size else size
     operands = (qkv.place, cos.place, sin.place, rotated)
-    writer.call("rotate", batch, heads + groups, size, width, next_table, *operands)
+    builder.call("rotate", batch, heads + groups, size, width, next_table, *operands)
     places = (rotated, rotated + heads * size * item, qkv.place + rotated_width * item)
     strides = (rotated_width, rotated_width, width)
-    made = _append_and_attend(writer, run, layer, places, strides, (batch, heads, groups, size))
-    writer.release(rotated)
+    made = _append_and_attend(builder, run, layer, places, strides, (batch, heads, groups, size))
+    builder.release(rotated)
     return made
 
 
 def _append_and_attend(
-    writer: Writer,
+    builder: TapeBuilder,
     run: Run,
     layer: LayerValue,
     places: tuple[Place, Place, Place],
@@ -315,10 +315,10 @@ def _append_and_attend(
     batch, heads, groups, size = sizes
     _demand(batch > 0 and size % VECTOR == 0 and 0 < size <= MOST)
     _demand(sees_all(layer.layer, run.attrs.get("window")))
-    y = writer.make(run.outputs[0], (batch, 1, heads, size))
+    y = builder.make(run.outputs[0], (batch, 1, heads, size))
     window = min((w for w in (run.attrs.get("window"), layer.layer.window) if w is not None), default=0)
     scale = run.attrs.get("scale")
-    writer.call(
+    builder.call(
         "append_and_attend",
         batch,
         groups,
@@ -327,7 +327,7 @@ def _append_and_attend(
         layer.place(3),
         window,
         *strides,
-        writer.threads,
+        builder.threads,
         float(size**-0.5 if scale is None else scale),
         *places,
         *(layer.place(i) for i in range(3)),
@@ -336,16 +336,16 @@ def _append_and_attend(
     return (y, layer)
 
 
-def _reshape(writer: Writer, run: Run, x: Value, *, shape: Sequence[int]) -> Sequence[Operand]:
+def _reshape(builder: TapeBuilder, run: Run, x: Value, *, shape: Sequence[int]) -> Sequence[Operand]:
     """The same bytes."""
     count, known = prod(x.shape), prod(size for size in shape if size != -1)
-    writer.hold(x.base)
+    builder.hold(x.base)
     shape = tuple(count // known if size == -1 else size for size in shape)
     return (Value(x.place, shape, x.dtype, x.base),)
 
 
 def _split(
-    writer: Writer, run: Run, x: Value, *, indices_or_sections: int | Sequence[int], axis: int
+    builder: TapeBuilder, run: Run, x: Value, *, indices_or_sections: int | Sequence[int], axis: int
 ) -> Sequence[Operand]:
     """Parts of one row, each in one piece."""
     *outer, width = x.shape
@@ -358,7 +358,7 @@ def _split(
     _demand(sorted(starts) == starts and starts[-1] <= width)
     parts = []
     for start, end in pairwise([*starts, width]):
-        writer.hold(x.base)
+        builder.hold(x.base)
         place = x.place + start * x.dtype.itemsize
         parts.append(Value(place, (*outer, end - start), x.dtype, x.base))
     return parts

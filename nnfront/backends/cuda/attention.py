@@ -19,7 +19,7 @@ from nnfront.dims import same
 from nnfront.ir import CacheLayerType, TensorType
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 
 def _takes(context: Context, q: TensorType, k: TensorType, v: TensorType) -> str:
@@ -80,13 +80,13 @@ _FUSED = "rope and append in one pass over the projection; keys and values read 
 _PLAIN = "no matrix of scores; keys and values read once for the heads of a group"
 
 
-# Lengths up to this are all alike.
-LEAST_CLASS = 128
+# SequenceLengths up to this are all alike.
+MIN_BUCKET = 128
 
 
-def length_class(longest: int) -> int:
+def length_bucket(longest: int) -> int:
     """The power of two up to which lengths are alike: how many blocks share a sequence depends on it alone."""
-    return max(1 << max(longest - 1, 0).bit_length(), LEAST_CLASS)
+    return max(1 << max(longest - 1, 0).bit_length(), MIN_BUCKET)
 
 
 def _options(run: Run) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
         q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
         if seq == 1:
             now = layer.lengths
-            longest = min(length_class(now.longest), layer.max_seq)
+            longest = min(length_bucket(now.longest), layer.max_seq)
             y = decode.launch(q[:, 0], *where, now.counts(), longest=longest, **given)
         else:
             tokens = q.reshape(batch * seq, heads, q.shape[3])
@@ -159,7 +159,7 @@ def _without_cache(run: Run) -> Callable[..., torch.Tensor]:
             q, k = rope.launch(q, k, cos, sin, interleaved=interleaved)
         tokens = (part.reshape(batch * seq, *part.shape[2:]) for part in (q, k, v))
         y = prefill.launch(
-            *tokens, Lengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options
+            *tokens, SequenceLengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options
         )
         result: torch.Tensor = y.view(batch, seq, *y.shape[1:])
         return result

@@ -87,7 +87,7 @@ class CudaBackend(Backend):
     def capture(
         self, program: MethodProgram, device: torch.device, run: Callable[[Frame], None]
     ) -> Capture | None:
-        recorder = None if graph_safety.why_not(program) else graph_capture.recorder_for(device)
+        recorder = None if graph_safety.why_not(program) else graph_capture.graph_capture_for(device)
         return None if recorder is None else Graphs(program, recorder, run)
 
     def why_not_captured(self, program: MethodProgram) -> str:
@@ -99,7 +99,7 @@ class CudaBackend(Backend):
     def upload(
         self, target: str, progress: Progress | None = None, total: int = 0
     ) -> AbstractContextManager[Upload]:
-        return upload.sending(self.device(target), progress, total)
+        return upload.uploading(self.device(target), progress, total)
 
     def compile_ahead(
         self,

@@ -13,7 +13,7 @@ import torch
 from nnfront.runtime.execute import checks_nan
 
 
-class Recorder(Protocol):
+class GraphCapture(Protocol):
     """Makes recordings for one user, who plays one of them at a time."""
 
     def record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -26,7 +26,7 @@ class Recorder(Protocol):
         """Put what is given to the device inside of this behind what was in the last one, whatever streams these are."""
 
 
-class CudaRecorder:
+class CudaGraphCapture:
     """CUDA graphs of one pool of memory: what they hold in between they share, as no two of them run at a time."""
 
     def __init__(self, device: torch.device) -> None:
@@ -62,8 +62,8 @@ class CudaRecorder:
             self._last.record(stream)
 
 
-def recorder_for(device: torch.device) -> Recorder | None:
+def graph_capture_for(device: torch.device) -> GraphCapture | None:
     """A recorder for a GPU; None for the CPU, with NNFRONT_GRAPHS=0, and where results are looked at for NaN on the host."""
     if device.type != "cuda" or os.environ.get("NNFRONT_GRAPHS") == "0" or checks_nan():
         return None
-    return CudaRecorder(device)
+    return CudaGraphCapture(device)

@@ -11,7 +11,7 @@ from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Prog
 
 # Rows (tokens of all sequences) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
-# Kernels that do with the layers of a cache only what a `StillLayer` can, besides those of attention.
+# Kernels that do with the layers of a cache only what a `CapturedLayer` can, besides those of attention.
 STILL = frozenset(
     {"cache_split", "cache_join", "cache_positions", "tuple", *(kernel.name for kernel in attention.KERNELS)}
 )

@@ -25,14 +25,14 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.attention import length_class
-from nnfront.backends.cuda.graph_capture import Recorder
+from nnfront.backends.cuda.attention import length_bucket
+from nnfront.backends.cuda.graph_capture import GraphCapture
 from nnfront.backends.cuda.graph_safety import ROWS
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
 from nnfront.state.cache import Cache
 from nnfront.state.captured import still
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 # Recordings of a method, and keys that were seen once: those that were used longest ago are dropped.
 RECORDINGS = 64
@@ -46,7 +46,7 @@ class _Call:
     key: Hashable
     tensors: dict[int, torch.Tensor]
     caches: dict[int, Cache]
-    lengths: dict[int, Lengths]
+    lengths: dict[int, SequenceLengths]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Recording:
 class Graphs:
     """The recordings of a method."""
 
-    def __init__(self, program: MethodProgram, recorder: Recorder, run: Callable[[Frame], None]) -> None:
+    def __init__(self, program: MethodProgram, recorder: GraphCapture, run: Callable[[Frame], None]) -> None:
         """`run` does all the work of a call whose arguments and dims are in a frame."""
         self._program = program
         self._recorder = recorder
@@ -119,7 +119,7 @@ class Graphs:
         """Take the arguments from a frame; None for a call that is not to be recorded."""
         tensors: dict[int, torch.Tensor] = {}
         caches: dict[int, Cache] = {}
-        lengths: dict[int, Lengths] = {}
+        lengths: dict[int, SequenceLengths] = {}
         key: list[Hashable] = []
         for slot in self._slots:
             value = frame[slot]
@@ -133,7 +133,7 @@ class Graphs:
                 if found is None or any(layer.lengths is not found for layer in value):
                     return None
                 caches[slot], lengths[slot] = value, found
-                key += [value.places, length_class(found.longest + 1)]
+                key += [value.places, length_bucket(found.longest + 1)]
             elif isinstance(value, (int, float, bool)):
                 key += [type(value).__name__, value]
             else:
@@ -184,7 +184,7 @@ class Graphs:
         def run() -> None:
             inside = given.copy()
             for slot, cache in call.caches.items():
-                longest = length_class(call.lengths[slot].longest + 1)
+                longest = length_bucket(call.lengths[slot].longest + 1)
                 inside[slot] = still(cache, counts[slot], longest - 1)
             self._run(inside)
             for slot in self._results:

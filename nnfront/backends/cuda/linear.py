@@ -197,7 +197,7 @@ _DECODED = "activations rounded to float8, a scale for each row; codes decoded i
 
 
 # Rows up to which the kernel that splits K is taken; it takes no more.
-FEW_ROWS = 64
+SMALL_BATCH = 64
 
 
 def takes_cublas(*, is_cuda: bool, rows: int, has_end: bool) -> bool:
@@ -205,7 +205,7 @@ def takes_cublas(*, is_cuda: bool, rows: int, has_end: bool) -> bool:
 
     No measurement says yet where the Triton kernel is the faster one; where it saves a pass over the result it is taken all the same.
     """
-    return is_cuda and rows > FEW_ROWS and not has_end
+    return is_cuda and rows > SMALL_BATCH and not has_end
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -251,7 +251,7 @@ def _product(run: Run) -> Callable[..., Any]:
             is_cuda=x.is_cuda or x.is_meta, rows=len(rows), has_end=bool(options) or residual is not None
         ):
             return _like(x, torch.nn.functional.linear(rows, weight, bias))
-        kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
+        kernel = few if len(rows) <= SMALL_BATCH and x.dtype != torch.float32 else many
         added = None if residual is None else _rows(residual)
         return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, residual=added, **options))
 
@@ -263,7 +263,7 @@ def _gated(run: Run) -> Callable[..., Any]:
 
     def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows = _rows(x)
-        kernel = few if len(rows) <= FEW_ROWS and x.dtype != torch.float32 else many
+        kernel = few if len(rows) <= SMALL_BATCH and x.dtype != torch.float32 else many
         return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, gated=True, **options))
 
     return triton_gated

@@ -30,7 +30,7 @@ COMMON: tuple[dict[str, Any], ...] = (
 )
 
 
-def rehearse_draws(logits: torch.Tensor) -> None:
+def enumerate_draws(logits: torch.Tensor) -> None:
     """Launch the kernel in each of the common ways; nothing if it does not take such logits."""
     if not takes(logits):
         return

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from nnfront.errors import LoadError
-from nnfront.memory.free_memory import is_out_of_memory, room_on
+from nnfront.memory.free_memory import free_memory_on, is_out_of_memory
 from nnfront.memory.report import text_of
 
 # Enough for copies of two slots to be under way while two are filled; a slot takes 0.6 ms at 55 GB/s, so what a copy costs besides
@@ -95,7 +95,7 @@ def link_to(device: torch.device) -> Link | None:
 
 
 @contextmanager
-def sending(device: torch.device, progress: Progress | None = None, total: int = 0) -> Iterator[Send]:
+def uploading(device: torch.device, progress: Progress | None = None, total: int = 0) -> Iterator[Send]:
     """Give a function that sends weights to a device. What it returns is there when the block has ended.
 
     Their elements are in order. `progress` is told how many of `total` bytes have been sent, by the thread that reads. An
@@ -167,7 +167,7 @@ class Upload:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            room = room_on(self._device)
+            room = free_memory_on(self._device)
             whole = f" of {text_of(self._total)} that all weights take" if self._total else ""
             raise LoadError(
                 f"there is no room for weight {name!r}: it takes {text_of(value.nbytes)}",

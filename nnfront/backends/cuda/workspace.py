@@ -13,7 +13,7 @@ from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.memory.allocations import Operand
 from nnfront.memory.layout import Layer
 from nnfront.state.layer import Storage
-from nnfront.state.lengths import Lengths
+from nnfront.state.lengths import SequenceLengths
 
 
 @contextmanager
@@ -40,7 +40,7 @@ class LongLayer:
         shape = (layer.batch, layer.kv_heads, layer.capacity, layer.head_size)
         self.window = layer.window
         self.max_seq = layer.capacity
-        self.lengths = Lengths((max(layer.capacity - 1, 0),) * layer.batch)
+        self.lengths = SequenceLengths((max(layer.capacity - 1, 0),) * layer.batch)
         self._keys, self._values = (torch.empty(shape, dtype=getattr(torch, layer.dtype)) for _ in range(2))
 
     def reserve(self, seq: int) -> Storage:

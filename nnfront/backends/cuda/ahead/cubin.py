@@ -86,7 +86,7 @@ class Cubin:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class CompiledKernels:
     """Kernels that were compiled ahead for a GPU, and `notes`: for a method that could not be gone through in full, why."""
 
     arch: str

@@ -6,7 +6,7 @@ the plans: what runs is what will run, but for the GPU. Views in front of it run
 kernel is compiled; all else is a fresh tensor of the type that the program says. So it takes no longer for many equal layers than for one,
 both ways of a branch are seen, and ops that need data do not have to run.
 
-What is not foreseen Triton compiles where the program runs: kernels of a user's own, and those of instructions that `Ahead.notes` names.
+What is not foreseen Triton compiles where the program runs: kernels of a user's own, and those of instructions that `CompiledKernels.notes` names.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.ahead.call_sizes import BITS, EARLIER, PAGE, PAGES, Sizes, check_sizes, grid
-from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, read_cubin
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, read_cubin
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
-from nnfront.backends.cuda.sampling import rehearse_draws
+from nnfront.backends.cuda.sampling import enumerate_draws
 from nnfront.backends.cuda.table import ON_DEVICE
-from nnfront.backends.device import META, default_device, standing_in
+from nnfront.backends.device import META, default_device, overriding_device
 from nnfront.backends.registry import parts_of
 from nnfront.backends.table import resolver
 from nnfront.dims import Dim, Symbol, evaluate
@@ -62,7 +62,7 @@ def kernels_of(
     progress: Callable[[int, int], None] | None = None,
     *,
     draws: bool = False,
-) -> Ahead | None:
+) -> CompiledKernels | None:
     """Return all kernels that a program may launch, compiled for the architecture that its target names; None if it names none.
 
     `known` are the dims that weights have bound. `sizes` are the sizes that calls will have, by the name of the dim; for others it is
@@ -79,7 +79,7 @@ def kernels_of(
             help="unset TRITON_INTERPRET, or compile for 'cuda'",
         )
     arch = arch_of(program.target)
-    plans, notes = rehearse(program, known, sizes or {}, draws=draws)
+    plans, notes = enumerate_plans(program, known, sizes or {}, draws=draws)
     made: list[Cubin] = []
     threads = min(os.cpu_count() or 1, 16)
     with ahead.without_paths(), _without_collections(), ThreadPoolExecutor(threads) as pool:
@@ -92,7 +92,7 @@ def kernels_of(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return Ahead(arch, tuple(sorted(made, key=lambda cubin: (cubin.kernel, cubin.key))), notes)
+    return CompiledKernels(arch, tuple(sorted(made, key=lambda cubin: (cubin.kernel, cubin.key))), notes)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def rehearse(
+def enumerate_plans(
     program: Program, known: Mapping[Symbol, int], sizes: Sizes, *, draws: bool = False
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return a plan for each specialisation that the methods launch, by its key, and for methods that are not seen in full why."""
@@ -125,7 +125,7 @@ def rehearse(
             seen.add(mark)
             plans.setdefault(ahead.key_of(plan, arch), plan)
 
-    with standing_in(META), default_device(META), torch.no_grad():
+    with overriding_device(META), default_device(META), torch.no_grad():
         with common.planning_for(arch), common.launched_by(collect):
             for method in program.methods.values():
                 stage = _Stage(method, known)
@@ -143,7 +143,7 @@ def _draw(program: Program) -> None:
     method = program.methods["decode"]
     logits = method.slots[method.result.slot].type if method.result.is_leaf else None
     if isinstance(logits, TensorType) and isinstance(logits.shape[-1], int):
-        rehearse_draws(torch.empty(1, logits.shape[-1], dtype=getattr(torch, logits.dtype), device=META))
+        enumerate_draws(torch.empty(1, logits.shape[-1], dtype=getattr(torch, logits.dtype), device=META))
 
 
 _LAUNCHING = {kernel.name for kernel in ON_DEVICE}

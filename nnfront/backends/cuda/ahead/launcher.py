@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cuda.ahead.cubin import Ahead, Cubin, Parameter
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, Parameter
 from nnfront.backends.cuda.ahead.driver import MAP_ALIGNMENT, MAP_BYTES, Driver, launch_config, version_text
 from nnfront.backends.cuda.kernel_package import kernel_module
 from nnfront.errors import LoadError
@@ -155,7 +155,7 @@ class Launcher:
 
     def __init__(
         self,
-        ahead: Ahead,
+        ahead: CompiledKernels,
         driver: Driver,
         *,
         stream: Callable[[], int],
@@ -230,7 +230,7 @@ def open_driver(device: torch.device) -> Driver:
     return Driver(device.index or 0)
 
 
-def launcher_for(ahead: Ahead, device: torch.device) -> Launcher | None:
+def launcher_for(ahead: CompiledKernels, device: torch.device) -> Launcher | None:
     """Return what launches these kernels on torch's current stream of a GPU; None where Triton interprets kernels instead.
 
     Raises LoadError if they cannot run there.
@@ -255,7 +255,7 @@ def launching(launcher: Launcher | None) -> AbstractContextManager[object]:
     return _BY_TRITON if launcher is None else kernel_module("common").launched_by(launcher)
 
 
-def _check(ahead: Ahead, driver: Driver) -> None:
+def _check(ahead: CompiledKernels, driver: Driver) -> None:
     """Raise LoadError unless the GPU and its driver can run the kernels."""
     here = driver.arch
     strangers = [cubin for cubin in ahead.cubins if cubin.arch != here]

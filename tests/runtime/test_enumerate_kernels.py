@@ -22,9 +22,9 @@ from nnfront_models import llama, qwen3_moe
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.backends.cuda.ahead.call_sizes import grid
-from nnfront.backends.cuda.ahead.enumerate_kernels import kernels_of, rehearse
+from nnfront.backends.cuda.ahead.enumerate_kernels import enumerate_plans, kernels_of
 from nnfront.backends.cuda.backend import CudaBackend
-from nnfront.backends.device import META, default_device, standing_in
+from nnfront.backends.device import META, default_device, overriding_device
 from nnfront.dims import evaluate
 from nnfront.errors import LowerError
 from nnfront.llm.sampling import Sampler, Sampling
@@ -48,7 +48,7 @@ def program(model: str, quant: str | None = None, room: int = ROOM) -> Program:
 
 @cache
 def foreseen(model: str, quant: str | None) -> set[str]:
-    plans, notes = rehearse(program(model, quant), {}, {"batch": [1, 2, 3, 4, 8, 16, 32, 64]})
+    plans, notes = enumerate_plans(program(model, quant), {}, {"batch": [1, 2, 3, 4, 8, 16, 32, 64]})
     assert notes == {}
     return set(plans)
 
@@ -65,7 +65,7 @@ def launched(program: Program, name: str, batch: int, seq: int, earlier: int, ro
     weights: dict[str, dict[str, Any]] = {"weight": {}, "transformed": {}}
     for weight in method.weights:
         weights[weight.role][weight.name] = empty(weight.type)
-    with standing_in(META), planning_for("sm_90"), launched_by(plans.append):
+    with overriding_device(META), planning_for("sm_90"), launched_by(plans.append):
         ready = Method(method, weights, {})
         args: list[Any] = [torch.empty(batch, 1 if name == "decode" else seq, dtype=torch.int64, device=META)]
         if name != "logits":
@@ -99,7 +99,7 @@ def test_every_kernel_of_any_call_was_foreseen(model: str, quant: str | None) ->
 def test_kernels_of_long_sequences_are_foreseen() -> None:
     room = 1 << 17
     long = program("llama", None, room)
-    found = set(rehearse(long, {}, {"batch": [1, 4], "seq": [1]})[0])
+    found = set(enumerate_plans(long, {}, {"batch": [1, 4], "seq": [1]})[0])
     keys = [
         {ahead.key_of(plan, "sm_90") for plan in launched(long, "decode", batch, 1, earlier, space)}
         for batch in (1, 4)
@@ -110,7 +110,9 @@ def test_kernels_of_long_sequences_are_foreseen() -> None:
 
 
 def test_nothing_is_foreseen_that_no_call_launches() -> None:
-    plans, _ = rehearse(program("llama"), {}, {"batch": [2], "seq": [5], "earlier": [3], "max_seq": [ROOM]})
+    plans, _ = enumerate_plans(
+        program("llama"), {}, {"batch": [2], "seq": [5], "earlier": [3], "max_seq": [ROOM]}
+    )
     found = {
         ahead.key_of(plan, "sm_90")
         for name in ("logits", "prefill", "decode")
@@ -122,11 +124,11 @@ def test_nothing_is_foreseen_that_no_call_launches() -> None:
 def test_paged_caches_have_kernels_of_their_own() -> None:
     sizes = {"batch": [2], "seq": [5], "earlier": [3]}
     plain, paged = (
-        set(rehearse(program("llama"), {}, {**sizes, "page_size": [size]})[0]) for size in (0, 16)
+        set(enumerate_plans(program("llama"), {}, {**sizes, "page_size": [size]})[0]) for size in (0, 16)
     )
     names = Counter(
         plan.kernel.__name__
-        for key, plan in rehearse(program("llama"), {}, {**sizes, "page_size": [16]})[0].items()
+        for key, plan in enumerate_plans(program("llama"), {}, {**sizes, "page_size": [16]})[0].items()
         if key not in plain
     )
     assert names == {"rope_append_kernel": 1, "attention_decode_kernel": 1, "attention_prefill_kernel": 1}
@@ -135,7 +137,7 @@ def test_paged_caches_have_kernels_of_their_own() -> None:
 
 def test_caches_in_8_bits_have_kernels_of_their_own() -> None:
     sizes = {"batch": [2], "seq": [5], "earlier": [3]}
-    plain, coded = (rehearse(program("llama"), {}, {**sizes, "kv_bits": [bits]})[0] for bits in (0, 8))
+    plain, coded = (enumerate_plans(program("llama"), {}, {**sizes, "kv_bits": [bits]})[0] for bits in (0, 8))
     names = Counter(plan.kernel.__name__ for key, plan in coded.items() if key not in plain)
     assert names == {"rope_append_kernel": 1, "attention_decode_kernel": 1, "attention_prefill_kernel": 1}
 
@@ -155,8 +157,8 @@ def test_caches_in_8_bits_have_kernels_of_their_own() -> None:
 )
 def test_common_ways_to_draw_a_token_are_foreseen(options: dict[str, Any], penalty: float) -> None:
     sizes = {"batch": [1], "seq": [1], "earlier": [0]}
-    without, _ = rehearse(program("llama"), {}, sizes)
-    foreseen, _ = rehearse(program("llama"), {}, sizes, draws=True)
+    without, _ = enumerate_plans(program("llama"), {}, sizes)
+    foreseen, _ = enumerate_plans(program("llama"), {}, sizes, draws=True)
     sampler = Sampler(
         Sampling(**options, repetition_penalty=penalty, seed=1), [torch.tensor([1])] * 3, on_kernel=True
     )
@@ -187,7 +189,7 @@ def either() -> Program:
 
 
 def test_both_ways_of_a_branch_are_foreseen() -> None:
-    plans, notes = rehearse(either(), {}, {"n": [4]})
+    plans, notes = enumerate_plans(either(), {}, {"n": [4]})
     assert sorted(plan.constants["ACTIVATION"] for plan in plans.values()) == ["none", "silu"]
     assert notes == {}
 
@@ -209,7 +211,7 @@ def test_special_cases_are_foreseen_each_with_its_own_sizes() -> None:
     )
     ir = nn.passes.special_cases(ir, "decode", [{"batch": 1}, {"batch": (2, 8)}])
     cases = nn.compile(ir, target="cuda:sm_90").program
-    plans, notes = rehearse(cases, {}, {"batch": [1, 4, 16], "seq": [1]})
+    plans, notes = enumerate_plans(cases, {}, {"batch": [1, 4, 16], "seq": [1]})
     assert notes == {}
     for batch in (1, 4, 16):
         keys = {ahead.key_of(plan, "sm_90") for plan in launched(cases, "decode", batch, 1, 5)}
@@ -218,7 +220,7 @@ def test_special_cases_are_foreseen_each_with_its_own_sizes() -> None:
 
 def test_sizes_that_a_match_defines_are_known_and_calls_that_it_refuses_left_out() -> None:
     compiled = nn.compile(nn.ir.parse(SQUARE), target="cuda:sm_90").program
-    plans, notes = rehearse(compiled, {}, {"n": [5, 128], "m": [5]})
+    plans, notes = enumerate_plans(compiled, {}, {"n": [5, 128], "m": [5]})
     assert [plan.arguments["M"] for plan in plans.values()] == [25]
     assert notes == {}
 
@@ -232,7 +234,7 @@ def test_an_instruction_that_cannot_be_called_without_data_is_named(monkeypatch:
         for kernel in CudaBackend.kernels
     )
     monkeypatch.setattr(CudaBackend, "kernels", lying)
-    plans, notes = rehearse(either(), {}, {"n": [4, 8]})
+    plans, notes = enumerate_plans(either(), {}, {"n": [4, 8]})
     assert plans == {}
     assert list(notes) == ["forward"]
     assert re.fullmatch(r"(linear|product) at up: .*meta.*", notes["forward"])
@@ -243,7 +245,7 @@ def test_products_that_are_left_to_cublas_have_no_kernels(rows: int, launches: i
     ir = nn.Linear(64, 32, bias=False, dtype="float16").export(
         {"forward": {"x": spec.Tensor(["n", 64], "float16")}}
     )
-    plans, _ = rehearse(nn.compile(ir, target="cuda:sm_90").program, {}, {"n": [rows]})
+    plans, _ = enumerate_plans(nn.compile(ir, target="cuda:sm_90").program, {}, {"n": [rows]})
     assert len(plans) == launches
 
 
@@ -266,7 +268,7 @@ def test_a_target_without_an_architecture_has_no_kernels_ahead() -> None:
 )
 def test_sizes_that_no_call_has_are_refused(sizes: dict[str, list[int]], text: str) -> None:
     with pytest.raises(LowerError, match=text):
-        rehearse(program("llama"), {}, sizes)
+        enumerate_plans(program("llama"), {}, sizes)
 
 
 def test_the_grid_has_every_power_of_two_that_kernels_tell_apart() -> None:
