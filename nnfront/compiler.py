@@ -257,7 +257,7 @@ class Executable:
     def explain(self, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims.
 
-        For a CUDA target lines below it say which methods are recorded as CUDA graphs, and why others are not.
+        For a CUDA target lines below it say which methods are captured as CUDA graphs, and why others are not.
         """
         return explain(self.program, sizes) + "".join(
             f"{line}\n" for line in self._backend.notes(self.program)

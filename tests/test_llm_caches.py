@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which caches generations use: on a GPU one that is free again serves the next, as steps are recorded for its memory."""
+"""Which caches generations use: on a GPU one that is free again serves the next, as steps are captured for its memory."""
 
 from __future__ import annotations
 

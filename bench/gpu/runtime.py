@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the runtime only a GPU can show: that weights arrive, that played decode steps have the bits of others, that what is planned fits.
+"""What of the runtime only a GPU can show: that weights arrive, that replayed decode steps have the bits of others, that what is planned fits.
 
 python bench/gpu/runtime.py          # on a GPU: about two minutes; exits with 1 if something is wrong
-python bench/gpu/runtime.py --dry    # the same steps, small, in the interpreter: recordings are tapes, nothing is measured
+python bench/gpu/runtime.py --dry    # the same steps, small, in the interpreter: graphs are tapes, nothing is measured
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def sessions(dry: bool) -> tuple[Session, Session]:
     ir = nn.passes.lift_transform_params(model.export(llama.export_spec(config)), shared_transform=True)
     if dry:
         from graph_runs import attention_alone
-        from tape import TapeRecorder
+        from tape import TapeCapture
 
         with attention_alone(True):
             executable = nn.compile(ir, target="cuda")
@@ -118,7 +118,7 @@ def sessions(dry: bool) -> tuple[Session, Session]:
         for name, p in model.named_parameters()
     }
     if dry:
-        graph_capture.graph_capture_for = lambda device: TapeRecorder()
+        graph_capture.graph_capture_for = lambda device: TapeCapture()
         cuda_attention.MIN_BUCKET = 4
     one = executable.load(weights)
     graph_capture.graph_capture_for = lambda device: None
@@ -150,10 +150,10 @@ def decode(
             spent.append(time.perf_counter() - started)
         equal = equal and torch.equal(*results)
         token = results[1][:, -1].argmax(-1, keepdim=True)
-    played, usual = (sorted(spent)[len(spent) // 2] * 1e3 for spent in times)
-    figure = f"{played:.2f} ms a step, {usual:.2f} as usual; {one['decode'].graphs}"
-    check(f"played steps have the bits of others, {kind}", equal, "" if dry else figure)
-    check(f"steps are played, {kind}", one["decode"].graphs.replays > 0)
+    replayed, usual = (sorted(spent)[len(spent) // 2] * 1e3 for spent in times)
+    figure = f"{replayed:.2f} ms a step, {usual:.2f} as usual; {one['decode'].graphs}"
+    check(f"replayed steps have the bits of others, {kind}", equal, "" if dry else figure)
+    check(f"steps are replayed, {kind}", one["decode"].graphs.replays > 0)
 
 
 def memory(session: Session, check: Callable[..., None]) -> None:

@@ -300,7 +300,7 @@ class LLM:
     def _cache(self, batch: int, length: int) -> Iterator[Cache]:
         """An empty cache for sequences of so many tokens.
 
-        On a GPU it is that of the generation before, if that is over and it will do: steps are recorded for the memory of one cache.
+        On a GPU it is that of the generation before, if that is over and it will do: steps are captured for the memory of one cache.
         """
         if not self.session.backend.captures:
             yield self.session.make_cache(batch=batch, max_seq=length, stored_as=self._stored_as)

@@ -100,7 +100,7 @@ class Explanation:
 class CaseList:
     """The cases of a method, without a call: their texts in order, and how often each was taken.
 
-    `graphs` says what of its calls has been recorded on a GPU; it is empty on a CPU.
+    `graphs` says what of its calls has been captured on a GPU; it is empty on a CPU.
     """
 
     method: str

@@ -99,18 +99,18 @@ class Method:
         Raises RunError if the arguments do not fit the signature.
         """
         if self._count and not args and not kwargs:
-            return CaseList(self.name, self.hits, self._recorded)
+            return CaseList(self.name, self.hits, self._captured)
         frame = self._loaded_methods.loaded[self.name].template.copy()
         self._check(frame, tuple(arrange(self.program, args, kwargs)))
         return explain_call(self.program, frame, self.hits)
 
     @property
-    def _recorded(self) -> str:
-        """What of its calls is recorded, in words; "" on a CPU."""
+    def _captured(self) -> str:
+        """What of its calls is captured, in words; "" on a CPU."""
         if self.graphs is not None or not self._backend.captures:
             return "" if self.graphs is None else str(self.graphs)
         reason = self._backend.why_not_captured(self.program) or "by NNFRONT_GRAPHS or NNFRONT_CHECK_NAN"
-        return f"{self.name}: not recorded, {reason}"
+        return f"{self.name}: not captured, {reason}"
 
     def load_dims(self) -> dict[str, int]:
         """The dims that weights have bound, by name."""

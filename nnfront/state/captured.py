@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache as a recorded call sees it: where tokens lie and how many there are is in memory that stays where it is; the host knows neither."""
+"""A cache as a captured call sees it: where tokens lie and how many there are is in memory that stays where it is; the host knows neither."""
 
 from __future__ import annotations
 

@@ -100,18 +100,18 @@ class Fit:
         )
 
     def call_bytes(self, sizes: Mapping[str, int]) -> int:
-        """The most that a call takes with a cache of these sizes: results, what is in between, and on a GPU what recordings keep of that."""
+        """The most that a call takes with a cache of these sizes: results, what is in between, and on a GPU what graphs keep of that."""
         longest = max((evaluate(layer.max_seq, sizes) for layer in self.type.layers), default=0)
         known = {**sizes, **self._calls}
         calls = max(
             self._peak(m, {s.name: known.get(s.name, _floor(s, longest)) for s in symbols_of(m)})
             for m in self._methods
         )
-        recorded = self._methods if self._backend.captures else []
+        captured = self._methods if self._backend.captures else []
         return calls + sum(
-            # The recordings of a method share their memory. They are of calls of few rows.
+            # The graphs of a method share their memory. They are of calls of few rows.
             self._peak(m, {s.name: sizes.get(s.name, max(s.min, 1)) for s in symbols_of(m)})
-            for m in recorded
+            for m in captured
             if not self._backend.why_not_captured(m)
         )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose decode steps are recorded, for `test_graphs.py`. A module of its own: it runs in a process with the interpreter on."""
+"""Models whose decode steps are captured, for `test_graphs.py`. A module of its own: it runs in a process with the interpreter on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from nnfront_kernels.common import launched_by
 from nnfront_models import llama
-from tape import TapeRecorder
+from tape import TapeCapture
 from torch.utils._python_dispatch import _disable_current_modes
 
 import nnfront as nn
@@ -49,10 +49,10 @@ def attention_alone(is_so: bool):
 
 
 @contextmanager
-def recorded_by(recorder: Any):
-    """Sessions that are made inside record with it."""
+def captured_by(capturer: Any):
+    """Sessions that are made inside capture with it."""
     before = graph_capture.graph_capture_for
-    graph_capture.graph_capture_for = lambda device: recorder
+    graph_capture.graph_capture_for = lambda device: capturer
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def recorded_by(recorder: Any):
 
 def pair(
     config: Any = CONFIG, *, is_whole: bool = False, **options: Any
-) -> tuple[Session, Session, TapeRecorder]:
+) -> tuple[Session, Session, TapeCapture]:
     """Two sessions of one model and the same weights: one that records, one that runs everything as usual.
 
     Unless `is_whole`, only attention is on kernels: the interpreter takes seconds for the products of a step.
@@ -76,10 +76,10 @@ def pair(
     weights = {
         name: (torch.randn([int(s) for s in p.shape]) * 0.1).half() for name, p in model.named_parameters()
     }
-    recorder = TapeRecorder(**options)
-    with recorded_by(recorder):
+    capturer = TapeCapture(**options)
+    with captured_by(capturer):
         one = executable.load(weights)
-    return one, executable.load(weights), recorder
+    return one, executable.load(weights), capturer
 
 
 class Both:
@@ -111,7 +111,7 @@ def tokens(*shape: int) -> torch.Tensor:
 def decode(batch: int, page_size: int | None, stored_as: str | None) -> None:
     """Prompts of different lengths, then tokens over a length class and over the end of a page."""
     layers = 1 if page_size is None else 2
-    one, other, recorder = pair(dataclasses.replace(CONFIG, num_hidden_layers=layers))
+    one, other, capturer = pair(dataclasses.replace(CONFIG, num_hidden_layers=layers))
     pages = {} if page_size is None else {"page_size": page_size}
     run = both(one, other, batch=batch, max_seq=40, stored_as=stored_as, **pages)
     for i in range(batch):
@@ -120,26 +120,26 @@ def decode(batch: int, page_size: int | None, stored_as: str | None) -> None:
     for _ in range(5):
         token = run("decode", token)
     found = one["decode"].graphs
-    # Up to 16 tokens, and up to 32: in each the first call runs as usual, the second is recorded.
+    # Up to 16 tokens, and up to 32: in each the first call runs as usual, the second is captured.
     assert found.replays == 1 + 2
-    assert len(found) == len(recorder.tapes) == 2
-    assert all("attention_decode_kernel" in tape.names for tape in recorder.tapes)
+    assert len(found) == len(capturer.tapes) == 2
+    assert all("attention_decode_kernel" in tape.names for tape in capturer.tapes)
 
 
 def chunks() -> None:
     """Several tokens at a time, behind sequences of different lengths."""
-    one, other, recorder = pair()
+    one, other, capturer = pair()
     cuda_attention.MIN_BUCKET = 16
     run = both(one, other, batch=2, max_seq=16, page_size=16)
     run.map("rows", 0)("decode", tokens(1, 1))
     for _ in range(3):
         run("prefill", tokens(2, 2))
     assert one["prefill"].graphs.replays == 2
-    assert "attention_prefill_kernel" in recorder.tapes[0].names
+    assert "attention_prefill_kernel" in capturer.tapes[0].names
 
 
 def live(page_size: int | None) -> None:
-    """Cuts, forks, resets, new weights, several caches in turn: a recording knows nothing of them."""
+    """Cuts, forks, resets, new weights, several caches in turn: a graph knows nothing of them."""
     one, other, _ = pair()
     sizes = {"batch": 2, "max_seq": 24, **({} if page_size is None else {"page_size": page_size, "pages": 5})}
     run = both(one, other, **sizes)
@@ -183,12 +183,12 @@ def live(page_size: int | None) -> None:
 def whole() -> None:
     """Every kernel of a step on the tape, not attention alone."""
     config = dataclasses.replace(CONFIG, vocab_size=64, intermediate_size=64)
-    one, other, recorder = pair(config, is_whole=True)
+    one, other, capturer = pair(config, is_whole=True)
     run = both(one, other, batch=1, max_seq=8)
     for i in range(3):
         run("decode", torch.tensor([[i]]))
     assert one["decode"].graphs.replays == 2
-    names = set(recorder.tapes[0].names)
+    names = set(capturer.tapes[0].names)
     assert {
         "matmul_small_m_kernel",
         "rms_norm_kernel",
@@ -198,7 +198,7 @@ def whole() -> None:
 
 
 def bake() -> None:
-    """A cache that tells a recording on the host how many tokens it holds: the tape must show that this is wrong."""
+    """A cache that tells a graph on the host how many tokens it holds: the tape must show that this is wrong."""
 
     def told(cache: Any, counts: torch.Tensor, longest: int) -> Any:
         known = SequenceLengths((cache[0].lengths.values[0] - 1,) * cache.batch)
@@ -220,18 +220,18 @@ def bake() -> None:
 
 
 def fail() -> None:
-    """What cannot be recorded runs as usual, and says so once."""
+    """What cannot be captured runs as usual, and says so once."""
     one, other, _ = pair(fails="no such thing")
     run = both(one, other, batch=1, max_seq=16)
     run("decode", tokens(1, 1))
     with pytest.warns(
         RuntimeWarning,
-        match="decode is not recorded, all its calls run as usual: RuntimeError: no such thing",
+        match="decode is not captured, all its calls run as usual: RuntimeError: no such thing",
     ):
         run("decode", tokens(1, 1))
     run("decode", tokens(1, 1))
     assert run.caches[0].lengths == [3]
-    assert str(one["decode"].graphs) == "decode: not recorded, RuntimeError: no such thing"
+    assert str(one["decode"].graphs) == "decode: not captured, RuntimeError: no such thing"
 
 
 def refuse_when_full(page_size: int | None) -> None:
@@ -255,10 +255,10 @@ def refuse_when_full(page_size: int | None) -> None:
 
 
 def bound() -> None:
-    """Recordings are few, and hold no memory of caches."""
-    one, _, recorder = pair()
-    tape_of, recorder.record = recorder.record, lambda run: forgotten(tape_of, recorder, run)
-    before, graphs.RECORDINGS = graphs.RECORDINGS, 2
+    """Graphs are few, and hold no memory of caches."""
+    one, _, capturer = pair()
+    tape_of, capturer.capture = capturer.capture, lambda run: forgotten(tape_of, capturer, run)
+    before, graphs.MAX_GRAPHS = graphs.MAX_GRAPHS, 2
     try:
         with launched_by(lambda plan: None):
             for batch in (1, 2, 3, 1):
@@ -270,15 +270,15 @@ def bound() -> None:
                 del cache
                 assert held() is None
     finally:
-        graphs.RECORDINGS = before
+        graphs.MAX_GRAPHS = before
     # The second call of each cache; the first one too, if the last cache lies where the first one did.
     assert one["decode"].graphs.replays in (4, 5)
 
 
 def wander(page_size: int | None, seeds: int = 12, steps: int = 25) -> None:
     """Anything that may happen to caches, in any order: after each step they hold as many tokens on the same pages, or refuse alike."""
-    one, other, recorder = pair()
-    recorder.record = lambda run: (run(), lambda: None)[1]
+    one, other, capturer = pair()
+    capturer.capture = lambda run: (run(), lambda: None)[1]
     sizes = {"batch": 2, "max_seq": 20, **({} if page_size is None else {"page_size": page_size, "pages": 6})}
     with launched_by(lambda plan: None):
         for seed in range(seeds):
@@ -329,8 +329,8 @@ def done(session: Session, name: str, ids: torch.Tensor, cache: Any) -> str:
     return ""
 
 
-def forgotten(record: Any, recorder: TapeRecorder, run: Any) -> Any:
-    """A recording as a GPU has it: addresses, no tensors."""
-    record(run)
-    recorder.tapes.clear()
+def forgotten(capture: Any, capturer: TapeCapture, run: Any) -> Any:
+    """A graph as a GPU has it: addresses, no tensors."""
+    capture(run)
+    capturer.tapes.clear()
     return lambda: None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recorder without a GPU: every call of torch and every launch of a kernel with the tensors they got, to be done again on these tensors.
+"""A capturer without a GPU: every call of torch and every launch of a kernel with the tensors they got, to be done again on these tensors.
 
-No Python of what was recorded runs again. What it took from the host, a length or a mask, is what it was.
+No Python of what was captured runs again. What it took from the host, a length or a mask, is what it was.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class Tape(TorchDispatchMode):
                 entry()
 
 
-class TapeRecorder:
-    """Records on tapes. `fails` are the kernels that cannot be recorded."""
+class TapeCapture:
+    """Captures on tapes. `fails` are the kernels that cannot be captured."""
 
     def __init__(self, fails: str = "") -> None:
         self.tapes: list[Tape] = []
         self.fails = fails
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         tape = Tape()
         with tape, launched_by(tape.launch):
             run()

@@ -62,7 +62,8 @@ def test_the_runtime_is_looked_at_line_by_line(compiled, parts):
     done, results = compiled(dry, parts)
     assert done.returncode == 0, done.stdout + done.stderr
     assert results["runtime"] == [
-        f"ok    {what}, pages of 16" for what in ("played steps have the bits of others", "steps are played")
+        f"ok    {what}, pages of 16"
+        for what in ("replayed steps have the bits of others", "steps are replayed")
     ]
 
 

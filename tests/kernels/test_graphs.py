@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recorded decode steps, played without any Python of the method, give bit for bit what the method gives."""
+"""Captured decode steps, replayed without any Python of the method, give bit for bit what the method gives."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full
 
 @pytest.mark.parametrize(("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, 16, None)])
 @pytest.mark.ahead.with_args(decode)
-def test_decode_steps_that_are_played_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
+def test_decode_steps_that_are_replayed_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
     interpreted(decode, batch, page_size, stored_as)
 
 
-def test_chunks_of_a_prompt_can_be_played_as_well(interpreted):
+def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):
     interpreted(chunks)
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
 @pytest.mark.ahead.with_args(live)
-def test_what_happens_to_a_cache_between_calls_is_seen_by_recordings(interpreted, page_size):
+def test_what_happens_to_a_cache_between_calls_is_seen_by_graphs(interpreted, page_size):
     interpreted(live, page_size)
 
 
-def test_every_kernel_of_a_step_can_be_played(interpreted):
+def test_every_kernel_of_a_step_can_be_replayed(interpreted):
     interpreted(whole)
 
 
-def test_a_length_that_a_recording_took_from_the_host_would_show(interpreted):
+def test_a_length_that_a_graph_took_from_the_host_would_show(interpreted):
     interpreted(bake)
 
 
-def test_what_cannot_be_recorded_runs_as_usual_and_says_so_once(interpreted):
+def test_what_cannot_be_captured_runs_as_usual_and_says_so_once(interpreted):
     interpreted(fail)
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
-def test_a_full_cache_is_refused_before_anything_is_played(interpreted, page_size):
+def test_a_full_cache_is_refused_before_anything_is_replayed(interpreted, page_size):
     interpreted(refuse_when_full, page_size)
 
 
-def test_recordings_are_few_and_hold_no_cache(interpreted):
+def test_graphs_are_few_and_hold_no_cache(interpreted):
     interpreted(bound)
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
-def test_whatever_happens_to_caches_played_steps_leave_them_as_others_do(interpreted, page_size):
+def test_whatever_happens_to_caches_replayed_steps_leave_them_as_others_do(interpreted, page_size):
     interpreted(wander, page_size)

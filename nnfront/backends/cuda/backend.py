@@ -87,14 +87,14 @@ class CudaBackend(Backend):
     def capture(
         self, program: MethodProgram, device: torch.device, run: Callable[[Frame], None]
     ) -> Capture | None:
-        recorder = None if graph_safety.why_not(program) else graph_capture.graph_capture_for(device)
-        return None if recorder is None else Graphs(program, recorder, run)
+        capturer = None if graph_safety.why_not(program) else graph_capture.graph_capture_for(device)
+        return None if capturer is None else Graphs(program, capturer, run)
 
     def why_not_captured(self, program: MethodProgram) -> str:
         return graph_safety.why_not(program)
 
     def notes(self, program: Program) -> Iterator[str]:
-        return graph_safety.recorded(program)
+        return graph_safety.captured(program)
 
     def upload(
         self, target: str, progress: Progress | None = None, total: int = 0

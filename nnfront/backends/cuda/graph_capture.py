@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Record the work that a function gives a device, so that it can be given again without the function: CUDA graphs."""
+"""Capture the work that a function gives a device, so that it can be given again without the function: CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from nnfront.runtime.execute import checks_nan
 
 
 class GraphCapture(Protocol):
-    """Makes recordings for one user, who plays one of them at a time."""
+    """Makes graphs for one user, who replays one of them at a time."""
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Run a function, perhaps more than once, and return what does the same work on the same memory again.
 
         What `run` holds of tensors when it returns is written by each replay. Whether the work is done before the first one is open.
@@ -35,7 +35,7 @@ class CudaGraphCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.Event | None = None
 
-    def record(self, run: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Capture a graph. The function runs once before, as libraries allocate when they meet a stream for the first time."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -63,7 +63,7 @@ class CudaGraphCapture:
 
 
 def graph_capture_for(device: torch.device) -> GraphCapture | None:
-    """A recorder for a GPU; None for the CPU, with NNFRONT_GRAPHS=0, and where results are looked at for NaN on the host."""
+    """A capturer for a GPU; None for the CPU, with NNFRONT_GRAPHS=0, and where results are looked at for NaN on the host."""
     if device.type != "cuda" or os.environ.get("NNFRONT_GRAPHS") == "0" or checks_nan():
         return None
     return CudaGraphCapture(device)

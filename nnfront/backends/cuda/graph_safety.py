@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which methods can be recorded: those whose instructions ask the host nothing about values, nor about what a cache holds."""
+"""Which methods can be captured: those whose instructions ask the host nothing about values, nor about what a cache holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nnfront.backends.cuda import attention
 from nnfront.backends.table import kernels_of
 from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Program, Run
 
-# Rows (tokens of all sequences) up to which a call is recorded. Beyond, a kernel runs for longer than it takes to launch the next one.
+# Rows (tokens of all sequences) up to which a call is captured. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
 # Kernels that do with the layers of a cache only what a `CapturedLayer` can, besides those of attention.
 STILL = frozenset(
@@ -18,7 +18,7 @@ STILL = frozenset(
 
 
 def why_not(program: MethodProgram) -> str:
-    """Say which instruction of a method, the first one, cannot be recorded and why; "" if all can."""
+    """Say which instruction of a method, the first one, cannot be captured and why; "" if all can."""
     # The reference of `dim_value` reads a result back, too.
     read_back = {"dim_value", *(k.name for k in kernels_of(program.target) if k.reads_back)}
     for instruction in program.body.walk():
@@ -38,12 +38,12 @@ def why_not(program: MethodProgram) -> str:
     return ""
 
 
-def recorded(program: Program) -> Iterator[str]:
-    """A line for each method of a program for CUDA: whether its calls are recorded, and if not, why not."""
+def captured(program: Program) -> Iterator[str]:
+    """A line for each method of a program for CUDA: whether its calls are captured, and if not, why not."""
     if program.target == "cpu":
         return
     for method in program.methods.values():
         reason = why_not(method)
         yield f"{method.name}: " + (
-            f"not recorded, {reason}" if reason else f"recorded, calls of up to {ROWS} rows"
+            f"not captured, {reason}" if reason else f"captured, calls of up to {ROWS} rows"
         )

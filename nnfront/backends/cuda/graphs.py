@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of a method that are recorded once and played again: one launch for a decode step, and no Python of the method.
+"""Calls of a method that are captured once and replayed again: one launch for a decode step, and no Python of the method.
 
 A call is known by its key: shapes, dtypes and numbers of its arguments, where its caches lie, and the length class of each (the power of two
 up to which their longest sequence goes). The first call with a key runs as usual, which compiles what has to be; the second is
-recorded; from then on a call
+captured; from then on a call
 
     reserves places in its caches on the host, which raises what there is to raise before anything runs,
-    copies its tensors, and how many tokens the caches hold, to where the recording reads them,
-    plays the recording, and returns copies of what that wrote.
+    copies its tensors, and how many tokens the caches hold, to where the graph reads them,
+    replays the graph, and returns copies of what that wrote.
 
-A recording holds no memory of a cache. New weights make all recordings void.
+A graph holds no memory of a cache. New weights make all graphs void.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from nnfront.state.cache import Cache
 from nnfront.state.captured import still
 from nnfront.state.lengths import SequenceLengths
 
-# Recordings of a method, and keys that were seen once: those that were used longest ago are dropped.
-RECORDINGS = 64
+# Graphs of a method, and keys that were seen once: those that were used longest ago are dropped.
+MAX_GRAPHS = 64
 SEEN = 256
 
 
@@ -50,7 +50,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
+class _CapturedGraph:
     """Where it reads its tensors and how many tokens caches hold, what it writes, and the frame of all else that a result is made of."""
 
     tensors: dict[int, torch.Tensor]
@@ -60,34 +60,34 @@ class _Recording:
 
 
 class Graphs:
-    """The recordings of a method."""
+    """The graphs of a method."""
 
-    def __init__(self, program: MethodProgram, recorder: GraphCapture, run: Callable[[Frame], None]) -> None:
+    def __init__(self, program: MethodProgram, capturer: GraphCapture, run: Callable[[Frame], None]) -> None:
         """`run` does all the work of a call whose arguments and dims are in a frame."""
         self._program = program
-        self._recorder = recorder
+        self._capturer = capturer
         self._run = run
         self._slots = [slot for a in program.arguments for slot in a.structure.leaves()]
         self._results = [*dict.fromkeys(program.result.leaves())]
         self._lock = Lock()
         self._loaded: weakref.ref[Any] | None = None
-        self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, _CapturedGraph] = OrderedDict()
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
         self.replays = 0
         self.error = ""
 
     def __len__(self) -> int:
-        return len(self._recordings)
+        return len(self._graphs)
 
     def __str__(self) -> str:
         if self.error:
-            return f"{self._program.name}: not recorded, {self.error}"
-        counts = f"recordings: {len(self)} of at most {RECORDINGS}, calls played: {self.replays}"
+            return f"{self._program.name}: not captured, {self.error}"
+        counts = f"graphs: {len(self)} of at most {MAX_GRAPHS}, calls replayed: {self.replays}"
         return f"{self._program.name}: {counts}"
 
     def __call__(self, loaded: object, frame: Frame, result: Callable[[Frame], Any]) -> Any:
-        """Do a call whose arguments and dims are in `frame`, and return what `result` makes of a frame. Recordings are of one `loaded`.
+        """Do a call whose arguments and dims are in `frame`, and return what `result` makes of a frame. Graphs are of one `loaded`.
 
         Raises what the call as usual raises; the caches are then to be restored.
         """
@@ -97,13 +97,13 @@ class Graphs:
         with self._lock:
             if self._loaded is None or self._loaded() is not loaded:
                 self._loaded = weakref.ref(loaded)
-                self._recordings.clear()
+                self._graphs.clear()
             growth = self._growth.get(call.key, "new")
             if isinstance(growth, dict):
                 _bound(self._growth, call.key, SEEN)
-                played = self._played(call, frame, growth)
-                if played is not None:
-                    return result(played)
+                replayed = self._replayed(call, frame, growth)
+                if replayed is not None:
+                    return result(replayed)
         found = self._as_usual(frame, result)
         with self._lock:
             self._growth[call.key] = _growth(call)
@@ -116,7 +116,7 @@ class Graphs:
             return result(frame)
 
     def _call_of(self, frame: Frame) -> _Call | None:
-        """Take the arguments from a frame; None for a call that is not to be recorded."""
+        """Take the arguments from a frame; None for a call that is not to be captured."""
         tensors: dict[int, torch.Tensor] = {}
         caches: dict[int, Cache] = {}
         lengths: dict[int, SequenceLengths] = {}
@@ -140,44 +140,44 @@ class Graphs:
                 return None
         return _Call(tuple(key), tensors, caches, lengths)
 
-    def _played(self, call: _Call, frame: Frame, growth: dict[int, int]) -> Frame | None:
-        """Play the recording of a call, made now if there is none; None, with nothing done, if it cannot be made."""
+    def _replayed(self, call: _Call, frame: Frame, growth: dict[int, int]) -> Frame | None:
+        """Replay the graph of a call, made now if there is none; None, with nothing done, if it cannot be made."""
         marks = [cache.mark() for cache in call.caches.values()]
         for slot, cache in call.caches.items():
             if growth[slot]:
                 for layer in cache:
                     layer.take(growth[slot])
-        # A caller's inference mode must not decide what the memory of a recording is.
-        with self._recorder.turn(), torch.inference_mode(False), torch.no_grad():
-            recording = self._recordings.get(call.key)
-            if recording is None:
-                recording = self._recorded(call, frame)
-                if recording is None:
+        # A caller's inference mode must not decide what the memory of a graph is.
+        with self._capturer.turn(), torch.inference_mode(False), torch.no_grad():
+            graph = self._graphs.get(call.key)
+            if graph is None:
+                graph = self._captured(call, frame)
+                if graph is None:
                     for cache, mark in zip(call.caches.values(), marks, strict=True):
                         cache.restore(mark)
                     return None
-                self._recordings[call.key] = recording
+                self._graphs[call.key] = graph
             else:
-                _fill(recording, call)
-            _bound(self._recordings, call.key, RECORDINGS)
-            recording.replay()
+                _fill(graph, call)
+            _bound(self._graphs, call.key, MAX_GRAPHS)
+            graph.replay()
             self.replays += 1
-            played = recording.frame.copy()
+            replayed = graph.frame.copy()
             for slot in self._results:
-                if isinstance(played[slot], torch.Tensor):
-                    played[slot] = played[slot].clone()
-        return played
+                if isinstance(replayed[slot], torch.Tensor):
+                    replayed[slot] = replayed[slot].clone()
+        return replayed
 
-    def _recorded(self, call: _Call, frame: Frame) -> _Recording | None:
-        """Record a call. Says once, as a warning, why it cannot be."""
+    def _captured(self, call: _Call, frame: Frame) -> _CapturedGraph | None:
+        """Capture a call. Says once, as a warning, why it cannot be."""
         tensors = {
             slot: torch.empty_like(t, memory_format=torch.contiguous_format)
             for slot, t in call.tensors.items()
         }
         counts = {slot: torch.empty_like(found.counts()) for slot, found in call.lengths.items()}
         given = frame.copy()
-        recording = _Recording(tensors, counts, frame.copy(), lambda: None)
-        _fill(recording, call)
+        graph = _CapturedGraph(tensors, counts, frame.copy(), lambda: None)
+        _fill(graph, call)
         for slot, static in tensors.items():
             given[slot] = static
 
@@ -188,22 +188,22 @@ class Graphs:
                 inside[slot] = still(cache, counts[slot], longest - 1)
             self._run(inside)
             for slot in self._results:
-                recording.frame[slot] = inside[slot]
+                graph.frame[slot] = inside[slot]
 
         try:
-            replay = self._recorder.record(run)
+            replay = self._capturer.capture(run)
         except Exception as error:
             self.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             warnings.warn(
-                f"{self._program.name} is not recorded, all its calls run as usual: {self.error}",
+                f"{self._program.name} is not captured, all its calls run as usual: {self.error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
             return None
         kept = [None] * len(frame)
         for slot in self._results:
-            kept[slot] = recording.frame[slot]
-        return _Recording(tensors, counts, kept, replay)
+            kept[slot] = graph.frame[slot]
+        return _CapturedGraph(tensors, counts, kept, replay)
 
 
 def _rows(value: torch.Tensor) -> int:
@@ -211,11 +211,11 @@ def _rows(value: torch.Tensor) -> int:
     return prod(value.shape[:-1] if value.is_floating_point() else value.shape)
 
 
-def _fill(recording: _Recording, call: _Call) -> None:
-    """Copy what changes from call to call to where the recording reads it."""
-    for slot, static in recording.tensors.items():
+def _fill(graph: _CapturedGraph, call: _Call) -> None:
+    """Copy what changes from call to call to where the graph reads it."""
+    for slot, static in graph.tensors.items():
         static.copy_(call.tensors[slot], non_blocking=True)
-    for slot, static in recording.counts.items():
+    for slot, static in graph.counts.items():
         static.copy_(call.lengths[slot].counts(), non_blocking=True)
 
 

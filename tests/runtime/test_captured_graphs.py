@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded of a method's calls and when; that it is right to, the tape of `tests/kernels/test_graphs.py` shows."""
+"""What is captured of a method's calls and when; that it is right to, the tape of `tests/kernels/test_graphs.py` shows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from tape import TapeRecorder
+from tape import TapeCapture
 
 import nnfront as nn
 from nnfront.backends.cpu.backend import CpuBackend
-from nnfront.backends.cuda import graph_capture as recorder
+from nnfront.backends.cuda import graph_capture as capturer
 from nnfront.backends.cuda import graphs
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.backends.cuda.graph_capture import CudaGraphCapture
@@ -25,12 +25,12 @@ from nnfront.session import Session
 
 
 @pytest.fixture
-def tapes(monkeypatch) -> TapeRecorder:
+def tapes(monkeypatch) -> TapeCapture:
     """A CPU that captures calls as a GPU does, on a tape."""
-    found = TapeRecorder()
+    found = TapeCapture()
     for name in ("capture", "captures", "why_not_captured"):
         monkeypatch.setattr(CpuBackend, name, getattr(CudaBackend, name))
-    monkeypatch.setattr(recorder, "graph_capture_for", lambda device: found)
+    monkeypatch.setattr(capturer, "graph_capture_for", lambda device: found)
     return found
 
 
@@ -48,7 +48,7 @@ def scale(w: torch.Tensor | None = None) -> Session:
     return Session(lower(parse(SCALE)), {"w": torch.tensor([1.0, 2.0, 3.0]) if w is None else w})
 
 
-def test_the_first_call_of_a_kind_runs_the_second_is_recorded_and_others_are_played(tapes):
+def test_the_first_call_of_a_kind_runs_the_second_is_captured_and_others_are_replayed(tapes):
     run = scale()["main"]
     for i in range(5):
         x = torch.randn(2, 3)
@@ -56,7 +56,7 @@ def test_the_first_call_of_a_kind_runs_the_second_is_recorded_and_others_are_pla
         assert torch.equal(a, x * torch.tensor([1.0, 2.0, 3.0]))
         assert torch.equal(b, a * 4)
         assert (len(run.graphs), run.graphs.replays, len(tapes.tapes)) == (int(i > 0), i, int(i > 0))
-    assert str(run.graphs) == "main: recordings: 1 of at most 64, calls played: 4"
+    assert str(run.graphs) == "main: graphs: 1 of at most 64, calls replayed: 4"
 
 
 def test_numbers_sizes_and_rows_make_kinds_of_calls(tapes):
@@ -85,7 +85,7 @@ def test_a_result_belongs_to_the_caller(tapes):
         b.zero_()
 
 
-def test_a_recording_that_was_made_in_inference_mode_is_good_outside_of_it_and_the_other_way(tapes):
+def test_a_graph_that_was_made_in_inference_mode_is_good_outside_of_it_and_the_other_way(tapes):
     for is_inside in (True, False):
         run, x = scale()["main"], torch.ones(1, 3)
         for step in range(4):
@@ -94,7 +94,7 @@ def test_a_recording_that_was_made_in_inference_mode_is_good_outside_of_it_and_t
         assert run.graphs.replays == 3
 
 
-def test_new_weights_make_recordings_void(tapes):
+def test_new_weights_make_graphs_void(tapes):
     session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
     run, x = session["main"], torch.ones(1, 3)
     for _ in range(3):
@@ -105,14 +105,14 @@ def test_new_weights_make_recordings_void(tapes):
 
 
 def test_weights_that_were_replaced_are_let_go_of_before_the_next_call(monkeypatch):
-    class Forgetful(TapeRecorder):
-        """A recording has addresses and no tensors, as on a GPU."""
+    class Forgetful(TapeCapture):
+        """A graph has addresses and no tensors, as on a GPU."""
 
-        def record(self, run: Callable[[], None]) -> Callable[[], None]:
+        def capture(self, run: Callable[[], None]) -> Callable[[], None]:
             run()
             return lambda: None
 
-    monkeypatch.setattr(recorder, "graph_capture_for", lambda device: Forgetful())
+    monkeypatch.setattr(capturer, "graph_capture_for", lambda device: Forgetful())
     session = nn.compile(parse(SCALE)).load({"w": torch.ones(3)})
     for _ in range(3):
         session["main"](torch.ones(1, 3), 1)
@@ -143,8 +143,8 @@ def test_threads_get_their_own_results(tapes):
     assert run.graphs.replays >= 100
 
 
-def test_few_recordings_are_kept_those_that_were_used_last(tapes, monkeypatch):
-    monkeypatch.setattr(graphs, "RECORDINGS", 2)
+def test_few_graphs_are_kept_those_that_were_used_last(tapes, monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     run = scale()["main"]
     for rows in (1, 2, 3):
         for _ in range(2):
@@ -167,14 +167,14 @@ def test_an_error_of_a_call_is_the_callers(tapes):
     [lambda x: x.sum().item(), lambda x: x.nonzero(), lambda x: torch.tensor([1.0])],
     ids=["a value", "a size", "a constant"],
 )
-def test_a_kernel_that_needs_the_host_is_found_when_it_is_recorded(tapes, read):
+def test_a_kernel_that_needs_the_host_is_found_when_it_is_captured(tapes, read):
     nn.register_kernel("exp", "reading_exp", lambda run: lambda x: (read(x), torch.exp(x))[1], why="test")
     try:
         text = "def main[n](x: input float32[n]) -> float32[n] { y: float32[n] = exp(x) z: float32[n] = sin(y) return z }"
         run = nn.compile(parse(text)).load({})["main"]
         x = torch.ones(3)
         run(x)
-        with pytest.warns(RuntimeWarning, match="main is not recorded, all its calls run as usual"):
+        with pytest.warns(RuntimeWarning, match="main is not captured, all its calls run as usual"):
             assert torch.equal(run(x), x.exp().sin())
         assert torch.equal(run(x), x.exp().sin())
     finally:
@@ -204,31 +204,31 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items(), ids=REFUSED.values())
-def test_what_the_host_takes_part_in_is_not_recorded(text, reason):
+def test_what_the_host_takes_part_in_is_not_captured(text, reason):
     assert why_not(lower(parse(text)).methods["main"]) == reason
 
 
-def test_explain_says_what_is_recorded_on_a_gpu():
+def test_explain_says_what_is_captured_on_a_gpu():
     texts = [text.replace("def main", f"def m{i}") for i, text in enumerate([*REFUSED][:2])]
     text = "\n".join([SCALE, *texts])
     lines = nn.compile(parse(text), target="cuda:sm_90").explain().splitlines()
     assert lines[-3:] == [
-        "main: recorded, calls of up to 256 rows",
-        "m0: not recorded, the `if` is decided on the host",
-        "m1: not recorded, print_ acts on the host",
+        "main: captured, calls of up to 256 rows",
+        "m0: not captured, the `if` is decided on the host",
+        "m1: not captured, print_ acts on the host",
     ]
-    assert "recorded" not in nn.compile(parse(text)).explain()
+    assert "captured" not in nn.compile(parse(text)).explain()
 
 
-def test_a_session_says_what_it_has_recorded(tapes):
+def test_a_session_says_what_it_has_captured(tapes):
     session = scale()
     assert str(session.explain("main")) == (
-        "main: there are no special cases\nmain: recordings: 0 of at most 64, calls played: 0"
+        "main: there are no special cases\nmain: graphs: 0 of at most 64, calls replayed: 0"
     )
 
 
 class FakeCuda:
-    """The part of torch.cuda that a recorder uses, as a list of what happens."""
+    """The part of torch.cuda that a capturer uses, as a list of what happens."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -290,7 +290,7 @@ def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch
         monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
     made = CudaGraphCapture(torch.device("cuda", 0))
     with made.turn():
-        replay = made.record(lambda: log.append(f"run on {cuda.current}"))
+        replay = made.capture(lambda: log.append(f"run on {cuda.current}"))
         replay()
     with made.turn():
         replay()
@@ -309,11 +309,11 @@ def test_a_graph_is_captured_on_a_stream_that_libraries_know_already(monkeypatch
     ]
 
 
-def test_there_is_a_recorder_for_gpus_alone_and_none_where_it_is_not_wanted(monkeypatch):
-    monkeypatch.setattr(recorder, "CudaGraphCapture", lambda device: "one")
-    assert recorder.graph_capture_for(torch.device("cpu")) is None
-    assert recorder.graph_capture_for(torch.device("cuda", 0)) == "one"
+def test_there_is_a_capturer_for_gpus_alone_and_none_where_it_is_not_wanted(monkeypatch):
+    monkeypatch.setattr(capturer, "CudaGraphCapture", lambda device: "one")
+    assert capturer.graph_capture_for(torch.device("cpu")) is None
+    assert capturer.graph_capture_for(torch.device("cuda", 0)) == "one"
     for name, value in (("NNFRONT_GRAPHS", "0"), ("NNFRONT_CHECK_NAN", "1")):
         with monkeypatch.context() as context:
             context.setenv(name, value)
-            assert recorder.graph_capture_for(torch.device("cuda", 0)) is None
+            assert capturer.graph_capture_for(torch.device("cuda", 0)) is None
