@@ -139,6 +139,15 @@ def test_every_kernel_is_for_an_op_or_a_fusion():
         assert kernel.why
 
 
+@pytest.mark.parametrize("backend", [CPU, CUDA])
+def test_a_kernels_name_stands_for_one_function(backend):
+    """Programs name kernels: two functions under one name would be one of them for all."""
+    found: dict[str, set[object]] = {}
+    for kernel in backend.kernels:
+        found.setdefault(kernel.name, set()).add((kernel.bind, kernel.workspace))
+    assert {name for name, functions in found.items() if len(functions) > 1} == set()
+
+
 def test_every_region_of_a_target_has_a_kernel():
     stored_otherwise = {"experts": "interleaved_experts"}
     for backend, patterns in ((CPU, PATTERNS), (CUDA, CUDA_PATTERNS)):

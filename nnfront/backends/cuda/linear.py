@@ -346,18 +346,21 @@ _PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense)
 _GATED = Kernel("triton_gated", "interleaved_product", _gated, _TILES, _gated_accepts)
 
 
-def _quantized_kernel(name: str, op: str, module: str) -> Kernel:
-    return Kernel(name, op, _quantized(module), _NIBBLES, _quantized_accepts(module))
+def _quantized_kernels(name: str) -> tuple[Kernel, Kernel]:
+    """One kernel for a product and for a gated one."""
+    module = f"matmul_{name}"
+    plain = Kernel(
+        f"triton_{name}", f"{name}_product", _quantized(module), _NIBBLES, _quantized_accepts(module)
+    )
+    return plain, replace(plain, op=f"{name}_gated_product")
 
 
 KERNELS = (
     _GATED,
     replace(_GATED, op="gated_product", accepts=_unpacked),
     replace(_GATED, op="quantized_gated_product", accepts=_unpacked_quantized),
-    _quantized_kernel("triton_int4", "int4_product", "matmul_int4"),
-    _quantized_kernel("triton_int8", "int8_product", "matmul_int8"),
-    _quantized_kernel("triton_int4", "int4_gated_product", "matmul_int4"),
-    _quantized_kernel("triton_int8", "int8_gated_product", "matmul_int8"),
+    *_quantized_kernels("int4"),
+    *_quantized_kernels("int8"),
     *(
         Kernel("triton_fp8", op, _fp8, why, _fp8_accepts(native=native))
         for op in ("quantized_product", "fp8_gated_product")
