@@ -222,7 +222,7 @@ def test_a_broken_tokenizer_is_refused(folder: Path) -> None:
 
 
 def test_an_unknown_quantisation_or_device_is_refused() -> None:
-    with pytest.raises(PassError, match="there is no scheme 'int3' to quantise weights with"):
+    with pytest.raises(PassError, match="there is no format 'int3' to quantise weights to"):
         nn.LLM.load(FOLDER, quant="int3")
     with pytest.raises(NnfrontError, match="target 'tpu'"):
         nn.LLM.load(FOLDER, device="tpu")

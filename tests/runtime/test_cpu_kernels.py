@@ -314,7 +314,7 @@ def test_products_with_int8_weights_agree_with_float64(rows, bias, dtype):
         "quantized_product",
         (),
         Structure(),
-        {"activation": "silu", "scale": 0.5, "dtype": "float32"},
+        {"format": "int8", "activation": "silu", "scale": 0.5, "dtype": "float32"},
     )
     got = resolve(run)(x, q, scales, None, b, None, residual)
     product = x.double() @ (q.double() * scales.double()).T + (0 if b is None else b.double())
@@ -325,7 +325,13 @@ def test_products_with_int8_weights_agree_with_float64(rows, bias, dtype):
     )
     assert got.dtype == torch.float32
     gated = resolve(
-        Run("int8_gated_product", "quantized_gated_product", (), Structure(), {"activation": "relu"})
+        Run(
+            "int8_gated_product",
+            "quantized_gated_product",
+            (),
+            Structure(),
+            {"activation": "relu", "format": "int8"},
+        )
     )
     gate, up = product.split(7, -1)
     torch.testing.assert_close(
@@ -347,6 +353,6 @@ def test_a_language_model_in_int8_runs_on_int8_kernels_on_a_cpu():
 
 def test_sums_of_integers_that_float16_does_not_hold_do_not_overflow():
     x, q = torch.full((9, 64), 20.0).half(), torch.full((4, 64), 127, dtype=torch.int8)
-    run = Run("int8_product", "quantized_product", (), Structure(), {})
+    run = Run("int8_product", "quantized_product", (), Structure(), {"format": "int8"})
     got = resolve(run)(x, q, torch.full((4, 1), 1e-3).half(), None, None, None, None)
     torch.testing.assert_close(got.float(), torch.full((9, 4), 20 * 127 * 64 * 1e-3), rtol=5e-3, atol=0)
