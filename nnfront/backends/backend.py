@@ -29,7 +29,6 @@ Upload: TypeAlias = Callable[[str, Any], Any]
 Progress: TypeAlias = Callable[[int, int], None]
 """Told how many of how many are done."""
 
-
 _NOTHING = nullcontext()
 
 
@@ -47,6 +46,8 @@ class Backend:
     kernels        the first that accepts a call runs it
     numbered       whether a target may end with the number of a device, as in `cuda:1`
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
+    uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
+    ring_windows   whether a layer of a cache with a window is a ring of the window's tokens
     """
 
     name: str
@@ -54,6 +55,8 @@ class Backend:
     kernels: Sequence[Kernel] = ()
     numbered = False
     captures = False
+    uploads = False
+    ring_windows = True
 
     def passes(self, target: str) -> Sequence[Any]:
         """What it does to the IR before lowering, in order."""
@@ -66,9 +69,6 @@ class Backend:
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         """How many tokens a page of a cache may hold; None if the kernels take any number."""
         return None
-
-    ring_windows = True
-    """Whether a layer of a cache with a window is a ring of the window's tokens."""
 
     def metered(self, kernel: Kernel, target: str) -> Workspace:
         """What a kernel that does not say it allocates while it runs."""
@@ -97,9 +97,6 @@ class Backend:
     ) -> AbstractContextManager[Upload]:
         """Give a function that puts weights where the kernels read them. What it returns is there when the block has ended."""
         return nullcontext(lambda name, value: value)
-
-    uploads = False
-    """Whether `upload` does anything: weights that are mapped from files may stay so."""
 
     def compile_ahead(
         self,
