@@ -365,7 +365,7 @@ def test_nan_is_looked_for_between_all_instructions(monkeypatch, recorder):
 
 
 def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
-    writer = writers.Writer(1, {})
+    writer = writers.TapeBuilder(1, {})
     first = writer.make(0, (100,))
     writer.hold(first.place)
     writer.release(first.place)
@@ -373,7 +373,7 @@ def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
     assert second.place != first.place
     writer.release(first.place)
     assert writer.make(2, (90,)).place == first.place
-    empty = writers.Writer(1, {})
+    empty = writers.TapeBuilder(1, {})
     assert empty.take(0) != empty.take(0)
     assert writer.size == 2 * 256
     assert all(place.offset % writers.ALIGNMENT == 0 for place in (first.place, second.place))
@@ -381,7 +381,7 @@ def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
 
 def test_a_sequence_stops_at_a_kernel_that_refuses():
     ones, y = torch.ones(4).bfloat16(), torch.zeros(8)
-    writer = writers.Writer(1, {})
+    writer = writers.TapeBuilder(1, {})
     x = writers.Place(1)
     writer.call("rms_norm", 1, 4, 1e-6, x, writers.NOWHERE, writers.NOWHERE, x, writers.Place(2))
     writer.call("multiply", 0, 4, 1, 1, 1, x, x, writers.NOWHERE, writers.NOWHERE, writers.Place(2, 16))
