@@ -16,8 +16,8 @@ from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
 from nnfront.dims import Symbol, bounded_work
-from nnfront.errors import LoadError, LowerError
-from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible
+from nnfront.errors import LoadError, LowerError, VerifyError
+from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible, with_canonical_attrs
 from nnfront.lower import MethodProgram, Program, lower_weights
 from nnfront.lower.explain import explain
 from nnfront.memory.report import MemoryReport, report_memory
@@ -51,13 +51,22 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
             f"compile takes an IRModule, got a {type(ir).__name__}",
             help="export the model first: nnfront.compile(model.export(spec))",
         )
-    passes, source = backend_of(target).passes(target), ir
-    check_admissible(ir)
+    passes, source = backend_of(target).passes(target), _admissible(ir)
     with bounded_work(MAX_DIM_TERMS):
         # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
-        ir = inline(ir, [f.name for f in ir.functions if f.kind == "fused" and not f.is_outlined])
+        ir = inline(source, [f.name for f in source.functions if f.kind == "fused" and not f.is_outlined])
         ir = run_steps(ir, passes)
         return Executable(ir, lower(ir, target), source)
+
+
+def _admissible(ir: IRModule) -> IRModule:
+    """The module, if it keeps the rules as it is or with its attributes in canonical form, which text by hand need not have."""
+    try:
+        check_admissible(ir)
+    except VerifyError:
+        ir = with_canonical_attrs(ir)
+        check_admissible(ir)
+    return ir
 
 
 def check(

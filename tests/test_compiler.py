@@ -324,3 +324,19 @@ def test_what_compiling_leaves_of_equal_values_runs_once_and_names_the_authors_l
         if text.endswith("# the author's line")
     )
     assert {run.line for run in runs if run.op in ("add", "multiply")} == {f"{__file__}:{here}"}
+
+
+def test_attributes_of_text_by_hand_may_be_as_an_author_writes_them(tmp_path):
+    text = """
+    def main[n](x: input float32[n, 4], w: weight float32[4, 3]) -> float32[n, 3] {
+        t: float32[3, 4] = permute_dims(w)
+        h: float32[n, 3] = linear(x, t)
+        y: float32[n, 3] = softmax(h, axis=-1)
+        return y
+    }
+    """
+    x, w = torch.randn(2, 4), torch.randn(4, 3)
+    session = nn.compile(nn.ir.parse(text)).load({"w": w})
+    torch.testing.assert_close(session["main"](x), torch.softmax(x @ w, -1))
+    session.save(tmp_path / "a")
+    torch.testing.assert_close(nn.load(tmp_path / "a")["main"](x), torch.softmax(x @ w, -1))

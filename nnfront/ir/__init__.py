@@ -14,7 +14,7 @@ Read the files in this order; each imports only from those above it:
     module    `Function` and `IRModule`    builder  make a function
     callgraph which functions call which
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
-    narrow    what branches know of dims
+    narrow    what branches know of dims   canonical  attributes as ops store them
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
     untrusted_text  IR for other machines, and from them: parsed, verified and of bounded size (`budget`)
 """
@@ -22,6 +22,7 @@ Read the files in this order; each imports only from those above it:
 from nnfront.ir.budget import MAX_CHARACTERS, MAX_DIM_TERMS
 from nnfront.ir.builder import FunctionBuilder, Names, branch
 from nnfront.ir.callgraph import callees_first, reached
+from nnfront.ir.canonical import with_canonical_attrs
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
     NO_ATTRS,
@@ -164,4 +165,5 @@ __all__ = [
     "violations",
     "walk_bindings",
     "walk_exprs",
+    "with_canonical_attrs",
 ]

@@ -17,6 +17,8 @@ from nnfront.dims import Dim
 from nnfront.ir.budget import MAX_TEXT_CHARACTERS
 from nnfront.ir.types import Type
 
+RULE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
+"""What a type rule or normaliser, which is plain Python, raises on operands and attributes that it was not written for."""
 INT64 = range(-(2**63), 2**63)
 _TYPES = typing.get_args(Type)
 _TUPLE = "a tuple, each entry "

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 
 from nnfront.dims import Dim, Symbol, describe_facts, equal, of_symbol, same
 from nnfront.errors import NnfrontError, VerifyError
+from nnfront.ir.attributes import RULE_ERRORS
 from nnfront.ir.body import Body, Scope, Step
 from nnfront.ir.expr import Binding, Call, Expr, FunctionCall, If, MatchShape
 from nnfront.ir.infer import map_sizes, substitute_type
 from nnfront.ir.narrow import NO_FACTS, Facts, infer_within
 from nnfront.ir.print_types import TypePrinter, type_text
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
-
-# What a type rule or normaliser, which is plain Python, raises on attributes that it was not written for.
-_RULE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
 
 
 def v13_dims_are_defined(body: Body) -> Iterator[VerifyError]:
@@ -126,7 +124,7 @@ def v17_attributes_are_canonical(body: Body) -> Iterator[VerifyError]:
         except NnfrontError as error:
             yield body.error(f"V17: {error.what}", binding, details=error.details, help=error.help)
             continue
-        except _RULE_ERRORS as error:
+        except RULE_ERRORS as error:
             yield body.error(f"V17: {call.op.name} cannot take these attributes: {error}", binding)
             continue
         if body.attrs_key(canonical) != body.attrs_key(call.attrs):
@@ -217,7 +215,7 @@ def _infer(body: Body, value: Expr, step: Step, facts: Facts = NO_FACTS) -> Type
         return infer_within(value, body.functions, facts)
     except NnfrontError as error:
         return body.error(f"V18: {error.what}", step.binding, details=error.details, help=error.help)
-    except _RULE_ERRORS as error:
+    except RULE_ERRORS as error:
         return body.error(f"V18: no type for these operands and attributes: {error}", step.binding)
 
 
