@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention through torch's flash attention, where `one_token` does not take it: no matrix of scores, and no copies of keys and values for the heads
+"""Attention through torch's flash attention, where `decode_attention` does not take it: no matrix of scores, and no copies of keys and values for the heads
 that share them.
 
 Torch keeps one thread on each head of each sequence, and reads a shared key head once for each query head. With one query per
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import decode_attention
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
@@ -37,7 +37,7 @@ def cached(run: Run) -> Callable[..., Any]:
     def attention_cached(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, sinks: None
     ) -> tuple[torch.Tensor, CacheLayer]:
-        y = one_token.attend(q, k, v, layer, own_window, scale)
+        y = decode_attention.attend(q, k, v, layer, own_window, scale)
         if y is not None:
             return y, layer
         if q.shape[1] == 1 and len(q) and (seen := _append_token(k, v, layer, own_window)) is not None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu import attention
-from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import attention, decode_attention
 from nnfront.backends.cpu.rope import rope_rotated, rope_rotated_bytes, rope_tables
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
@@ -55,7 +54,7 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
         qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: CacheLayer | None, sinks: None
     ) -> Any:
         if layer is not None and qkv.shape[1] == 1:
-            y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, window, scale)
+            y = decode_attention.attend_rotated(qkv, cos, sin, heads, groups, layer, window, scale)
             if y is not None:
                 return y, layer
         parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)

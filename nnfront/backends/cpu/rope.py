@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nnfront import dtypes
-from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import decode_attention
 from nnfront.backends.kernel import Context, Kernel
 from nnfront.ir import TensorType, TupleType
 from nnfront.lower import Run
@@ -61,7 +61,7 @@ def rope_rotated(run: Run) -> Callable[..., Any]:
     """
 
     def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        if (in_c := one_token.rotate(x, cos, sin)) is not None:
+        if (in_c := decode_attention.rotate(x, cos, sin)) is not None:
             return in_c
         size = cos.shape[-1]
         rest = x.shape[-1] - size

@@ -3,7 +3,7 @@
 
 Between the products of one token each step of the interpreter costs 8 to 18 us, as products leave nothing in the caches: a tenth of the time of a
 model of half a billion weights, and a third of that of a small one. So instructions in a row that are all for kernels in C become one step: the
-first time that it meets operands of certain shapes it writes the calls down, as rows of numbers (`writers`), and from then on C runs these rows.
+first time that it meets operands of certain shapes it writes the calls down, as rows of numbers (`tape_rows`), and from then on C runs these rows.
 Where tensors lie, and how large they are, is looked up in each call, so nothing of it becomes wrong when they move. Where the kernels in C are not for the operands (many rows, a
 cache in pages, a tensor in several pieces), the instructions run one by one, as they would without this.
 """

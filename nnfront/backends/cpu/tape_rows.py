@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the calls of kernels in C are written down, for `sequence` to run many of them as one.
+"""How the calls of kernels in C are written down, for `tape` to run many of them as one.
 
 A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of the table in `c/kernels.def`. A place is
 bytes behind the begin of one of the memories that a sequence is given when it runs. There is a function for each kernel that can be written so; it says where
@@ -285,7 +285,7 @@ def _attention(
 def _qkv_attention(
     builder: TapeBuilder, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
 ) -> Sequence[Operand]:
-    """One token, by the places that `one_token.attend_rotated` has."""
+    """One token, by the places that `decode_attention.attend_rotated` has."""
     heads, groups = run.attrs["heads"], run.attrs["groups"]
     batch, seq, width = qkv.shape
     size = width // (heads + 2 * groups)
