@@ -75,7 +75,9 @@ def label(rounds: Rounds, inputs: Inputs) -> str:
     for cases in reversed(rounds):
         for name, condition in [*cases, {}][first_that_holds(cases, inputs)].items():
             parts = held.setdefault(name, [])
-            parts += [part for part in parts_of(condition) if part not in parts]
+            for part in parts_of(condition):  # a condition that is given twice is said once
+                if part not in parts:
+                    parts.append(part)
     return case_text({name: p[0] if len(p) == 1 else p for name, p in held.items()}) if held else "general"
 
 
