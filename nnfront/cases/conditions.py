@@ -248,7 +248,8 @@ def case_text(conditions: Conditions) -> str:
 def condition_text(name: str, condition: Any) -> str:
     """Return one condition in words."""
     if isinstance(condition, list):
-        return " and ".join(condition_text(name, part) for part in condition)
+        # What is given twice is said once, so that a case has one text however it was put together.
+        return " and ".join(dict.fromkeys(condition_text(name, part) for part in condition))
     if isinstance(condition, multiple_of):
         return f"{name} % {condition.divisor} == 0"
     if isinstance(condition, tuple) and len(condition) == 2:
