@@ -10,7 +10,7 @@ from numbers import Integral
 from nnfront.dims import compare, divide
 from nnfront.dims.dim import Dim, Size, form_of, of_symbol, size_of
 from nnfront.dims.extreme import extreme
-from nnfront.dims.form import ONE, ZERO, Form, add, multiply, of_atom, single_symbol, symbols
+from nnfront.dims.form import ONE, ZERO, Form, add, multiply, of_atom, scale, single_symbol, symbols
 from nnfront.dims.parse import parse_form
 from nnfront.dims.rebuild import rebuild
 from nnfront.dims.symbol import Symbol, join_facts
@@ -102,18 +102,24 @@ def mod(a: Size, b: Size) -> Size:
 
 def product(sizes: Iterable[Size]) -> Size:
     """The product of the sizes; 1 for none."""
-    result: Form = ONE
+    number, result = 1, ONE
     for size in sizes:
-        result = multiply(result, form_of(size))
-    return size_of(result)
+        if isinstance(size, int):
+            number *= size
+        else:
+            result = multiply(result, form_of(size))
+    return number if result is ONE else size_of(scale(result, number))
 
 
 def total(sizes: Iterable[Size]) -> Size:
     """The sum of the sizes; 0 for none."""
-    result: Form = ZERO
+    number, result = 0, ZERO
     for size in sizes:
-        result = add(result, form_of(size))
-    return size_of(result)
+        if isinstance(size, int):
+            number += size
+        else:
+            result = add(result, form_of(size))
+    return number if result is ZERO else size_of(add(result, form_of(number)))
 
 
 def same(a: Size, b: Size) -> bool:

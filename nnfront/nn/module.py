@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import is_
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ from nnfront.ops.rules import dtype_name
 
 Self = TypeVar("Self", bound="Module")
 Result = TypeVar("Result")
+Items: TypeAlias = list[Any] | tuple[Any, ...] | dict[Any, Any]
 
 
 def _of_a_model(method: Callable[..., Result]) -> Callable[..., Result]:
@@ -241,24 +243,22 @@ class Module:
             raise self._lacks_forward()
         specs = ModuleSpec.from_raw(spec, self)
         held = _walk(self, "")
-        module = trace(self._tree(held, share_layers), specs)
-        refuse_additions(held, _walk(self, ""), module)
+        containers = _containers(item for _, item in held if isinstance(item, Module))
+        before = [(each, tuple(_parts(each))) for each in containers]
+        module = trace(self._tree(held, containers if share_layers else ()), specs)
+        if any(len(each) != len(parts) or not all(map(is_, _parts(each), parts)) for each, parts in before):
+            refuse_additions(held, _walk(self, ""), module)
         verify(module)
         return module
 
-    def _tree(self, held: Iterable[tuple[str, Any]], share_layers: bool) -> Tree:
+    def _tree(self, held: Iterable[tuple[str, Any]], sharing: Iterable[Items]) -> Tree:
         parameters: dict[str, Parameter] = {}
         aliases: dict[str, str] = {}
         names: dict[int, str] = {}
-        modules: list[Module] = []
         effects: dict[str, Effect] = {}
         for path, item in held:
             first = names.setdefault(id(item), path)
-            if isinstance(item, Module):
-                modules.append(item)
-            elif isinstance(item, Effect) and first == path:
-                effects[path] = item
-            elif isinstance(item, Parameter):
+            if isinstance(item, Parameter):
                 other = parameters.get(aliases.get(path, path), item)
                 if other is not item:
                     raise TraceError(
@@ -270,8 +270,9 @@ class Module:
                     parameters[path] = item
                 else:
                     aliases[path] = first
-        shareable = _shareable(modules) if share_layers else frozenset()
-        return Tree(parameters, aliases, names, effects, shareable)
+            elif isinstance(item, Effect) and first == path:
+                effects[path] = item
+        return Tree(parameters, aliases, names, effects, _shareable(sharing))
 
     # Text.
 
@@ -337,17 +338,26 @@ def _walk(module: Module, prefix: str) -> list[tuple[str, Any]]:
     return found
 
 
-def _shareable(modules: Iterable[Module]) -> frozenset[int]:
+def _containers(modules: Iterable[Module]) -> list[Items]:
+    """Return the lists, tuples and dicts that modules hold, those in others as well."""
+    found = [x for module in modules for x in vars(module).values() if isinstance(x, (list, tuple, dict))]
+    for each in found:
+        found += [part for part in _parts(each) if isinstance(part, (list, tuple, dict))]
+    return found
+
+
+def _parts(container: Items) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
+
+
+def _shareable(containers: Iterable[Items]) -> frozenset[int]:
     """Return the ids of the modules that stand in a list with others of their class."""
     found: set[int] = set()
-    for module in modules:
-        for item in vars(module).values():
-            if isinstance(item, (list, tuple, dict)) and len(item) > 1:
-                parts = [
-                    p for p in (item.values() if isinstance(item, dict) else item) if isinstance(p, Module)
-                ]
-                count = Counter(map(type, parts))
-                found.update(id(p) for p in parts if count[type(p)] > 1)
+    for container in containers:
+        if len(container) > 1:
+            parts = [p for p in _parts(container) if isinstance(p, Module)]
+            count = Counter(map(type, parts))
+            found.update(id(p) for p in parts if count[type(p)] > 1)
     return frozenset(found)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from nnfront.cases.conditions import Case, Conditions, read_case
@@ -180,8 +181,10 @@ class MethodSpec:
         return list(self.arguments.values())
 
     @staticmethod
-    def from_raw(raw: Any, method: Callable[..., Any], dims: Iterable[Symbol] = ()) -> MethodSpec:
-        """Read the raw spec of one method against its Python signature; `dims` are those of the module's parameters.
+    def from_raw(
+        raw: Any, method: Callable[..., Any], dims: Callable[[], Iterable[Symbol]] = tuple
+    ) -> MethodSpec:
+        """Read the raw spec of one method against its Python signature; `dims` finds those of the module's parameters.
 
         Raises SpecError that lists every unknown, missing and ill-typed entry at once.
         """
@@ -238,7 +241,11 @@ def _modes(raw: Any, problems: list[str]) -> tuple[Mode, Mode]:
 
 
 def _special_cases(
-    raw: Any, method: str, arguments: Mapping[str, ArgumentSpec], dims: Iterable[Symbol], problems: list[str]
+    raw: Any,
+    method: str,
+    arguments: Mapping[str, ArgumentSpec],
+    dims: Callable[[], Iterable[Symbol]],
+    problems: list[str],
 ) -> tuple[Conditions, ...]:
     """Read the declared cases of a method."""
     if not isinstance(raw, (list, tuple)):
@@ -250,7 +257,7 @@ def _special_cases(
     sizes = [size for type in types.values() for size in sizes_of(type) if isinstance(size, Dim)]
     own = [symbol for size in sizes for symbol in size.symbols]
     try:
-        known = {s.name: s for s in merge_facts((s, method) for s in (*own, *dims)).values()}
+        known = {s.name: s for s in merge_facts((s, method) for s in (*own, *dims())).values()}
     except DimError:  # the trace says it in full
         return tuple(raw)
     read: list[Case] = []
@@ -290,7 +297,7 @@ class ModuleSpec:
             raise SpecError(f"the spec is {raw!r}, not a dict from method names to specs", help=_EXAMPLE)
         methods: dict[str, MethodSpec] = {}
         problems: list[str] = []
-        dims = _dims_of(module)
+        dims = cache(lambda: _dims_of(module))  # a walk of the tree, which only special cases need
         for name, method_raw in raw.items():
             method = getattr(module, name, None) if isinstance(name, str) else None
             if method is None:

@@ -24,7 +24,9 @@ def agreed(
     methods: Sequence[Function], transforms: Sequence[Function], functions: Mapping[str, Function]
 ) -> tuple[list[Function], list[Function]]:
     """Return methods and the transforms that they have in the same dims."""
-    if not any(symbol.uid for function in (*methods, *transforms) for symbol in symbols_in(function)):
+    shared = [param.type for method in methods for param in method.params if param.role != "input"]
+    shared += [param.type for transform in transforms for param in transform.params]
+    if not any(symbol for type in shared for symbol in _fresh(type)):
         return [*methods], [*transforms]  # a dim with a name is the same wherever it stands
     made = {transform.name: transform for transform in transforms}
     methods = _linked(methods, made, functions)

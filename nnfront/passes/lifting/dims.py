@@ -21,7 +21,7 @@ from nnfront.ir import (
 
 def dims_of(types: Iterable[Type]) -> Iterator[Dim]:
     """Yield every size of the types that is not an int."""
-    for type in types:
+    for type in {id(type): type for type in types}.values():
         for size in sizes_of(type):
             if isinstance(size, Dim):
                 yield size
@@ -44,9 +44,8 @@ class KnownDims:
     """The dims that values of some types determine. `whole` are sizes known only as a whole, and their names in the transform."""
 
     def __init__(self, types: Iterable[Type]) -> None:
-        types = list(types)
         sizes = list(dict.fromkeys(dims_of(types)))
-        self.symbols = definable(types)
+        self.symbols = set(determined(sizes))
         # Of this transform alone: in another, a size of the same name would be another size.
         self.whole: dict[Dim, Dim] = {
             size: of_symbol(Symbol.fresh("size"))

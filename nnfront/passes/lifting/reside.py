@@ -29,8 +29,11 @@ def choose(uses: Iterable[Value], allow_growth: bool = False) -> Residents:
     kept: set[Value] = set()
     stayed: list[tuple[Value, Size]] = []
     for group in _groups(list(uses)):
+        if allow_growth or group.is_trivial:
+            kept.update(group.read)
+            continue
         before, after = total(v.size_bytes for v in group.bases), total(v.size_bytes for v in group.read)
-        if allow_growth or group.is_trivial or less_equal(after, before) is True:
+        if less_equal(after, before) is True:
             kept.update(group.read)
             continue
         cut = _cut(group)
