@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import nnfront as nn
-from nnfront.cli import main, run
+from nnfront.cli import loading, main
 from nnfront.cli import progress as bar
 from nnfront.errors import LoadError
 from nnfront.transform.plan import TransformPlan
@@ -63,7 +63,7 @@ def test_run_says_what_loading_takes_if_it_is_much(cached: bool, tmp_path: Path,
     arguments += ["--cache", str(tmp_path / "cache")] if cached else []
     assert main(arguments) == 0
     assert "loading takes" not in capsys.readouterr().err
-    monkeypatch.setattr(run, "WORTH_SAYING_BYTES", 1)
+    monkeypatch.setattr(loading, "WORTH_SAYING_BYTES", 1)
     plans: list[TransformPlan] = []
     nn.LLM.load(FOLDER, dtype="float32", plan=plans.append)
     peak = plans[0].peak_bytes if cached else plans[0].peak_kept_bytes

@@ -6,12 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-import nnfront as nn
-from nnfront.cli.progress import progress_bar
-from nnfront.quant_format import FORMATS
-
-WORTH_SAYING_BYTES = 64 << 20
-"""A load that takes more memory than this says so before it begins."""
+from nnfront.cli import loading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,41 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
-    parser.add_argument(
-        "--device",
-        metavar="TARGET",
-        help="cpu (the default), cuda, or a GPU's architecture such as cuda:sm_90; an artefact has its own",
-    )
-    parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument(
-        "--quant", metavar="Q", help=f"store the weights of linear layers in {', '.join(FORMATS)}"
-    )
-    parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
-    parser.add_argument(
-        "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
-    )
+    loading.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    made = nn.artefact.is_artefact(args.path)
-    device = args.device or (nn.artefact.target_of(args.path) if made else "cpu")
-    llm = nn.LLM.load(
-        args.path,
-        device,
-        dtype=args.dtype,
-        quant=args.quant,
-        kv_quant=args.kv_quant,
-        model_file=args.model,
-        cache=args.cache,
-        ignored=args.ignore,
-        plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
-        progress=progress_bar("weights", "B", scale=True)
-        if nn.backend_of(device).uploads
-        else progress_bar("weights", "step"),
-    )
-    if llm.quantized is not None:
-        print(llm.quantized, file=sys.stderr)
+    llm = loading.load(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     pieces = llm.generate(
         prompt,
@@ -97,10 +63,3 @@ def main(args: argparse.Namespace) -> int:
     sys.stdout.flush()
     print(f"\n{llm.phases.table()}", file=sys.stderr)
     return 0
-
-
-def _say(peak_bytes: int) -> None:
-    if peak_bytes >= WORTH_SAYING_BYTES:
-        print(
-            f"loading takes at most {peak_bytes / 1e6:.1f} MB of memory besides mapped files", file=sys.stderr
-        )

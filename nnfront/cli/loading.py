@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a command loads a language model: its flags, what it says before and after."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import nnfront as nn
+from nnfront.cli.progress import progress_bar
+from nnfront.quant_format import FORMATS
+
+WORTH_SAYING_BYTES = 64 << 20
+"""A load that takes more memory than this says so before it begins."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that say how to load."""
+    parser.add_argument(
+        "--device",
+        metavar="TARGET",
+        help="cpu (the default), cuda, or a GPU's architecture such as cuda:sm_90; an artefact has its own",
+    )
+    parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
+    parser.add_argument(
+        "--quant", metavar="Q", help=f"store the weights of linear layers in {', '.join(FORMATS)}"
+    )
+    parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
+    parser.add_argument(
+        "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
+    )
+
+
+def load(args: argparse.Namespace) -> nn.LLM:
+    """Load what the flags say; a report of quantising and what loading takes go to stderr."""
+    made = nn.artefact.is_artefact(args.path)
+    device = args.device or (nn.artefact.target_of(args.path) if made else "cpu")
+    llm = nn.LLM.load(
+        args.path,
+        device,
+        dtype=args.dtype,
+        quant=args.quant,
+        kv_quant=args.kv_quant,
+        model_file=args.model,
+        cache=args.cache,
+        ignored=args.ignore,
+        plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
+        progress=progress_bar("weights", "B", scale=True)
+        if nn.backend_of(device).uploads
+        else progress_bar("weights", "step"),
+    )
+    if llm.quantized is not None:
+        print(llm.quantized, file=sys.stderr)
+    return llm
+
+
+def _say(peak_bytes: int) -> None:
+    if peak_bytes >= WORTH_SAYING_BYTES:
+        print(
+            f"loading takes at most {peak_bytes / 1e6:.1f} MB of memory besides mapped files", file=sys.stderr
+        )
