@@ -86,6 +86,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "compile": ("nnfront.compiler", "compile"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
+    "evaluate": ("nnfront.llm.evaluate", "evaluate"),
     "export_folder": ("nnfront.llm.model_files", "export_folder"),
     "ir": ("nnfront.ir", ""),
     "load": ("nnfront.artefact.loader", "load"),
