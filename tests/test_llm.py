@@ -317,7 +317,7 @@ def test_check_reports_sources_formulas_and_uses_from_headers_alone(
     assert main(["check", str(folder), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     use = report["tensors"]["model.layers.0.self_attn.q_proj.weight"]["uses"][0]
-    assert use["name"] == "model.layers.0.self_attn.qkv_weight"
+    assert use["name"] == "model.layers.0.self_attn.qkv.weight"
     assert set(use["methods"]) == {"logits", "prefill", "decode"}
 
 

@@ -97,7 +97,7 @@ def test_a_config_that_a_model_file_trips_over_is_an_error_about_the_config(
 ) -> None:
     shipped = Path(__file__).parents[1] / "examples" / "models" / "llama.py"
     model_file = tmp_path / "mine.py"
-    text = shipped.read_text().replace("return LlamaForCausalLM(config)", "return {}[config.hidden_act]")
+    text = shipped.read_text().replace("model = LlamaModel(config)", "return {}[config.hidden_act]")
     model_file.write_text(text)
     line = next(i for i, row in enumerate(text.splitlines(), 1) if "{}[config.hidden_act]" in row)
     with pytest.raises(LoadError) as error:

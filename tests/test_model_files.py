@@ -160,13 +160,12 @@ class TestAgain:
         before = nn.export_folder(FOLDER, file)
         written(
             file,
-            (LLAMA + OWN)
-            .replace('"prefill": {"tokens"', '"append": {"tokens"')
-            .replace("def prefill", "def append"),
+            (LLAMA + OWN).replace("def export_spec", "def whole_spec")
+            + '\n\ndef export_spec(config):\n    return {"logits": whole_spec(config)["logits"]}\n',
         )
         after = nn.export_folder(FOLDER, file)
         assert [f.name for f in before.methods] == ["logits", "prefill", "decode"]
-        assert [f.name for f in after.methods] == ["logits", "append", "decode"]
+        assert [f.name for f in after.methods] == ["logits"]
 
 
 def adder(n: int) -> Any:
@@ -225,7 +224,7 @@ def test_what_goes_wrong_in_a_model_file_is_one_message_with_its_own_lines(
 def test_what_goes_wrong_while_a_method_is_traced_is_one_message_with_its_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = LLAMA.replace("cos, sin = self.rotary_emb(positions)", "cos, sin = 1")
+    text = LLAMA.replace("rope = self.rotary_emb(op.positions(tokens_BS, cache))", "cos, sin = 1")
     file = written(tmp_path / "mine.py", text)
     line = text.splitlines().index("        cos, sin = 1") + 1
     assert main(["run", str(FOLDER), "-p", "x", "--model", str(file)]) == 1
@@ -397,6 +396,26 @@ class TestIgnored:
             nn.LLM.load(with_more, model_file=file)
         assert str(caught.value) == (
             f"IGNORED of the model file {file} is '*.rotary_emb.inv_freq', expected a tuple of names and patterns\n  file: {file}"
+        )
+
+    def test_a_model_file_names_prefixes_under_which_checkpoints_hold_its_weights(
+        self, folder: Path, tmp_path: Path
+    ) -> None:
+        path = folder / "model.safetensors"
+        expected = nn.LLM.load(folder).logits(torch.tensor([[5, 6]]))
+        tensors = safetensors.torch.load_file(path)
+        safetensors.torch.save_file({n.removeprefix("model."): t for n, t in tensors.items()}, path)
+        with pytest.raises(LoadError, match=r"embed_tokens\.weight"):
+            nn.LLM.load(folder)
+        file = written(tmp_path / "mine.py", LLAMA + '\nPREFIXES = {"": "model."}\n')
+        assert torch.equal(nn.LLM.load(folder, model_file=file).logits(torch.tensor([[5, 6]])), expected)
+        assert torch.equal(nn.LLM.load(FOLDER, model_file=file).logits(torch.tensor([[5, 6]])), expected)
+        written(file, LLAMA + '\nPREFIXES = "model."\n')
+        with pytest.raises(LoadError) as caught:
+            nn.LLM.load(folder, model_file=file)
+        assert str(caught.value) == (
+            f"PREFIXES of the model file {file} is 'model.', expected a dict from a checkpoint's prefixes to the model's\n"
+            f"  file: {file}"
         )
 
     def test_an_artefact_has_nothing_left_over(self, tmp_path: Path) -> None:

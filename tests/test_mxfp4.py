@@ -88,9 +88,9 @@ def test_a_checkpoint_is_held_in_four_and_a_quarter_bits_a_weight(loaded):
     for i in range(4):
         layer = f"model.layers.{i}"
         parts = {
-            "self_attn.qkv_weight": [f"self_attn.{n}_proj.weight" for n in "qkv"],
+            "self_attn.qkv.weight": [f"self_attn.{n}_proj.weight" for n in "qkv"],
             "self_attn.o_proj.weight": ["self_attn.o_proj.weight"],
-            "mlp.gate_up_weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
+            "mlp.gate_up.weight": ["mlp.gate_proj.weight", "mlp.up_proj.weight"],
             "mlp.down_proj.weight": ["mlp.down_proj.weight"],
         }
         for name, sources in parts.items():

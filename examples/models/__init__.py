@@ -1,2 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One file for each architecture, named as Hugging Face names its `model_type`. A file is found by its name; nothing is registered."""
+"""Model files: one flat file for each architecture, named by Hugging Face's model type."""
+
+FILES = {
+    "mistral": "llama",
+}
+"""Model types that the file of another one computes."""

@@ -62,15 +62,32 @@ class Architecture:
             with declaring_at_most(parameters, elements):
                 model: Module = self.file.build(config)
             ir = model.export(self.file.export_spec(config))
-        ignored = getattr(self.file, "IGNORED", ())
-        return IRModule(ir.functions, {**ir.attrs, "ignored": tuple(ignored)}) if ignored else ir
+        attrs = dict(ir.attrs)
+        if ignored := getattr(self.file, "IGNORED", ()):
+            attrs["ignored"] = tuple(ignored)
+        if renamed := _renamed(getattr(self.file, "PREFIXES", {}), ir):
+            attrs["aliases"] = {**ir.aliases, **renamed}
+        return IRModule(ir.functions, attrs)
 
 
-def known_architectures() -> list[str]:
-    """Return the names of the shipped model files, which are Hugging Face's model types."""
+def _renamed(prefixes: Mapping[str, str], ir: IRModule) -> dict[str, str]:
+    """Further names of a model's parameters: those that begin with another prefix."""
+    names = {p.name for f in ir.methods for p in f.params if p.role == "weight"} | {
+        *ir.attrs.get("unread", ())
+    }
+    return {
+        other + name.removeprefix(prefix): name
+        for other, prefix in prefixes.items()
+        for name in sorted(names)
+        if name.startswith(prefix) and other + name.removeprefix(prefix) not in names
+    }
+
+
+def known_architectures() -> dict[str, str]:
+    """Return the model types that shipped model files compute, in order, each with the name of its file."""
     package = importlib.import_module("nnfront_models")
     found = {path.stem for folder in package.__path__ for path in Path(folder).glob("*.py")}
-    return sorted(found - {"__init__"})
+    return dict(sorted([*package.FILES.items(), *((name, name) for name in found - {"__init__"})]))
 
 
 def find_architecture(model_type: str, model_file: str | Path | None = None) -> Architecture:
@@ -80,13 +97,14 @@ def find_architecture(model_type: str, model_file: str | Path | None = None) -> 
     """
     if model_file is not None:
         return _checked(str(model_file), _load_file(Path(model_file)))
-    if model_type not in known_architectures():
+    known = known_architectures()
+    if model_type not in known:
         raise LoadError(
             f"unknown architecture {shown(model_type)}",
-            details=[f"known: {', '.join(known_architectures())}"],
+            details=[f"known: {', '.join(known)}"],
             help="write a model file for it and name it with --model FILE (model_file= in Python)",
         )
-    return _checked(model_type, importlib.import_module(f"nnfront_models.{model_type}"))
+    return _checked(model_type, importlib.import_module(f"nnfront_models.{known[model_type]}"))
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -144,6 +162,14 @@ def _checked(name: str, file: ModuleType) -> Architecture:
     if not isinstance(ignored, list | tuple) or not all(isinstance(each, str) for each in ignored):
         raise LoadError(
             f"IGNORED of the model file {name} is {ignored!r}, expected a tuple of names and patterns",
+            details=[f"file: {file.__file__}"],
+        )
+    prefixes = getattr(file, "PREFIXES", {})
+    if not isinstance(prefixes, dict) or not all(
+        isinstance(each, str) for pair in prefixes.items() for each in pair
+    ):
+        raise LoadError(
+            f"PREFIXES of the model file {name} is {prefixes!r}, expected a dict from a checkpoint's prefixes to the model's",
             details=[f"file: {file.__file__}"],
         )
     return Architecture(name, file)

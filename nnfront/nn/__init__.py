@@ -12,11 +12,14 @@ Read the files in this order; each imports only from those above it:
     trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
+    projections linear layers multiplied as one    causal_lm   what generates text
     config      config.json, read and proved
 """
 
 from nnfront.nn.activations import ACTIVATIONS
-from nnfront.nn.config import Config
+from nnfront.nn.cache import Cache, CacheLayer
+from nnfront.nn.causal_lm import NO_CACHE, CausalLM, NoCache, causal_lm_spec
+from nnfront.nn.config import Config, DecoderConfig
 from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.eager import eager
@@ -39,21 +42,29 @@ from nnfront.nn.layers import (
 from nnfront.nn.module import Module
 from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
-from nnfront.nn.parameter import Parameter, get_default_dtype, set_default_dtype
-from nnfront.nn.rotary import RotaryEmbedding, rope_parameters
+from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
+from nnfront.nn.projections import Fused, GatedMLP
+from nnfront.nn.rotary import RotaryEmbedding, Rotation, rope_parameters
 from nnfront.nn.tensor import Tensor
 
 __all__ = [
     "ACTIVATIONS",
     "GELU",
+    "NO_CACHE",
+    "Cache",
+    "CacheLayer",
+    "CausalLM",
     "Config",
     "Conv1D",
     "Conv2D",
     "Conv3D",
     "ConvTranspose1D",
+    "DecoderConfig",
     "Dropout",
     "Effect",
     "Embedding",
+    "Fused",
+    "GatedMLP",
     "GroupNorm",
     "Identity",
     "LayerNorm",
@@ -62,6 +73,7 @@ __all__ = [
     "ModuleDict",
     "ModuleList",
     "Mutator",
+    "NoCache",
     "Object",
     "Parameter",
     "ParameterDict",
@@ -69,12 +81,15 @@ __all__ = [
     "RMSNorm",
     "ReLU",
     "RotaryEmbedding",
+    "Rotation",
     "Sequential",
     "SiLU",
     "Sigmoid",
     "Softmax",
     "Tanh",
     "Tensor",
+    "causal_lm_spec",
+    "default_dtype",
     "eager",
     "get_default_dtype",
     "rope_parameters",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_type_hints
 
@@ -110,6 +110,8 @@ class Config:
     """Keys, fields or not, that may only have some values (of a list: each of its items)."""
     unused: ClassVar[Mapping[str, str]] = {}
     """Keys without a say in what the file computes, besides `UNUSED`, each with the reason."""
+    rope_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Rotary parameters of a config.json that does not give them, where they are not `rope_theta` 10000."""
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
@@ -127,6 +129,33 @@ class Config:
                 help=reading.help,
             )
         return cls(**reading.values)
+
+
+@dataclass(frozen=True)
+class DecoderConfig(Config):
+    """The fields that every decoder with rotary positions has; a model file adds its own, and its defaults."""
+
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: rope_parameters({}))
+    dtype: str = "float32"
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
 
 
 class _Reading:
@@ -156,7 +185,7 @@ class _Reading:
     def rope(self) -> None:
         if "rope_parameters" in self.fields:
             try:
-                self.values["rope_parameters"] = rope_parameters(self.config)
+                self.values["rope_parameters"] = rope_parameters(self.config, self.cls.rope_defaults)
             except LoadError as error:
                 self.problems += [error.what, *error.details]
 

@@ -169,12 +169,31 @@ def _is_object(kind: Any) -> bool:
     return isinstance(kind, Object) or (isinstance(kind, type) and issubclass(kind, Object))
 
 
+def split_heads(x: Any, head_size: int) -> Any:
+    """[..., heads * head_size] to [..., heads, head_size]."""
+    return op.reshape(x, (*x.shape[:-1], x.shape[-1] // head_size, head_size))
+
+
+def merge_heads(x: Any) -> Any:
+    """[..., heads, head_size] to [..., heads * head_size]."""
+    return op.reshape(x, (*x.shape[:-2], x.shape[-2] * x.shape[-1]))
+
+
+def positions(tokens: Any, cache: Any) -> Any:
+    """The positions of tokens [batch, seq], counted from 0: int64 [batch, seq] after those in a cache, [1, seq] without one."""
+    layer, seq = cache[0], tokens.shape[1]
+    return op.reshape(op.arange(seq), (1, seq)) if layer is None else op.cache_positions(layer, seq)
+
+
 class Vocabulary:
     """`nnfront.op`. A namespace of its own, so that no op's name can stand for anything that this file uses."""
 
     # Names under which TVM or torch have an op that is called otherwise here.
     _aliases: ClassVar = {"permute": "permute_dims", "pow": "power"}
-    _written_out: ClassVar = {"astype": astype, "cond": cond, "extern": extern}
+    _written_out: ClassVar = {
+        function.__name__: function
+        for function in (astype, cond, extern, merge_heads, positions, split_heads)
+    }
 
     def __init__(self) -> None:
         vars(self).update(self._written_out)

@@ -34,6 +34,16 @@ def set_default_dtype(dtype: str) -> None:
     _default_dtype.set(dtype_name(dtype))
 
 
+@contextmanager
+def default_dtype(dtype: str) -> Iterator[None]:
+    """Within it, parameters get this dtype when none is given."""
+    token = _default_dtype.set(dtype_name(dtype))
+    try:
+        yield
+    finally:
+        _default_dtype.reset(token)
+
+
 @dataclass(slots=True)
 class _Budget:
     parameters: int

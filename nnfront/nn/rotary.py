@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,9 @@ from nnfront.errors import LoadError, SpecError
 from nnfront.nn.functional import op
 from nnfront.nn.module import Module
 from nnfront.nn.tensor import Tensor
+
+Rotation: TypeAlias = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles by which `op.rope` rotates."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,12 @@ ROPE_KEYS = (
 """Keys of config.json that `rope_parameters` reads."""
 
 
-def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+def rope_parameters(config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the rotary parameters of a config.json, of either generation of keys, in the newer form.
 
     The newer form is one dict with `rope_type` and `rope_theta`; the older one has `rope_theta` beside `rope_scaling`, whose type
     may be called `type`. Values that stand beside the dict (`partial_rotary_factor`, `original_max_position_embeddings`) are taken in.
-    Raises LoadError where the two generations contradict each other.
+    `defaults` are those of the model's for what is absent; of `rope_theta` 10000 if they lack it. Raises LoadError where the two generations contradict each other.
     """
     said = [(key, config[key]) for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None]
     for key, value in said:
@@ -64,11 +67,14 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
         raise LoadError(f"rope_theta is {theta!r}, but {said[0][0]} has {found['rope_theta']!r}")
     found["rope_type"] = found.pop("rope_type", None) or found.get("type") or "default"
     found.pop("type", None)
-    if found.get("rope_theta") is None:
-        found["rope_theta"] = 10000.0 if theta is None else theta
-    for key in ("partial_rotary_factor", "original_max_position_embeddings"):
-        if config.get(key) is not None:
-            found.setdefault(key, config[key])
+    beside = {
+        key: config.get(key)
+        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+    }
+    for values in (beside, defaults or {}, {"rope_theta": 10000.0}):
+        for key, value in values.items():
+            if value is not None and found.get(key) is None:
+                found[key] = value
     return found
 
 
@@ -101,7 +107,7 @@ class RotaryEmbedding(Module):
                 details=[str(error), f"got {_listed(given)}, head size {head_size}"],
             ) from None
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor) -> Rotation:
         """Integers [batch, seq] to cos and sin, each float32 [batch, seq, rotary_size / 2]."""
         frequencies = self._at(positions)
         angles = op.unsqueeze(op.astype(positions, "float32"), -1) * frequencies

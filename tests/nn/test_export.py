@@ -107,7 +107,7 @@ def test_every_binding_knows_its_module_path_and_source_line() -> None:
         for b in ir["logits"].bindings
         if getattr(b.value, "op", None) is not None and b.value.op.name == "linear"
     )
-    assert linear.provenance.module == "model.layers.0.self_attn"
+    assert linear.provenance.module == "model.layers.0.self_attn.qkv"
     assert linear.provenance.file.endswith("llama.py")
     assert linear.provenance.line > 0
     assert "# at model.layers.0.self_attn (" in ir.text(provenance=True)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers that a checkpoint stores apart and a model multiplies as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from nnfront.errors import SpecError
+from nnfront.nn.activations import ACTIVATIONS
+from nnfront.nn.functional import op
+from nnfront.nn.layers import Linear
+from nnfront.nn.mode import names_place
+from nnfront.nn.module import Module
+from nnfront.nn.tensor import Tensor
+
+
+class Fused(Module):
+    """Several linear layers of one input as one product, whose weight and bias are derived from theirs.
+
+    Calling it gives what each of them would, in order. The layers stay where they are, so the checkpoint's names are theirs.
+    """
+
+    @names_place
+    def __init__(self, *parts: Linear) -> None:
+        """Raises SpecError for less than two layers, and for layers of which some have a bias, or whose inputs differ in size."""
+        biases = [part.bias for part in parts if part.bias is not None]
+        if (
+            len(parts) < 2
+            or len({part.in_features for part in parts}) > 1
+            or len(biases) not in (0, len(parts))
+        ):
+            shown = [
+                f"[{p.in_features}] to [{p.out_features}], {'no ' * (p.bias is None)}bias" for p in parts
+            ]
+            raise SpecError(
+                "nnfront.Fused: these layers are not one product",
+                details=shown,
+                help="give two layers or more of one input, either all with a bias or none",
+            )
+        self.weight = op.concat([part.weight for part in parts], 0)
+        self.bias = op.concat(biases, 0) if biases else None
+        sizes = [part.out_features for part in parts]
+        is_halves = len(sizes) == 2 and sizes[0] == sizes[1]
+        self.splits = 2 if is_halves else tuple(accumulate(sizes[:-1]))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[..., in_features] to [..., out_features] of each layer."""
+        parts: tuple[Tensor, ...] = op.split(op.linear(x, self.weight, self.bias), self.splits, -1)
+        return parts
+
+
+class GatedMLP(Module):
+    """down(activation(gate(x)) * up(x)), gate and up as one product. Checkpoint names: gate_proj, up_proj, down_proj.
+
+    `activation`: a name in `nnfront.ACTIVATIONS`. Source: GLU variants improve Transformer (arXiv 2002.05202).
+    """
+
+    def __init__(self, size: int, inner: int, activation: str = "silu", bias: bool = False) -> None:
+        self.gate_proj = Linear(size, inner, bias)
+        self.up_proj = Linear(size, inner, bias)
+        self.down_proj = Linear(inner, size, bias)
+        self.gate_up = Fused(self.gate_proj, self.up_proj)
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] to [..., size]."""
+        gate, up = self.gate_up(x)
+        y: Tensor = self.down_proj(self.activation(gate) * up)
+        return y
