@@ -95,6 +95,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "causal": ("nnfront.passes", "causal"),
     "check": ("nnfront.compiler", "check"),
     "compile": ("nnfront.compiler", "compile"),
+    "compile_folder": ("nnfront.llm.hf_folder", "compile_folder"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
     "evaluate": ("nnfront.llm.evaluate", "evaluate"),

@@ -14,12 +14,11 @@ from nnfront.artefact.save import Extras, Options, save_stream
 from nnfront.artefact.tensor_names import place_weights
 from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
-from nnfront.backends.table import memory_policy
+from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol, bounded_work
 from nnfront.errors import LoadError, LowerError, VerifyError
 from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible, with_canonical_attrs
 from nnfront.lower import MethodProgram, Program, lower_weights
-from nnfront.lower.explain import explain
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.passes import inline
 from nnfront.passes.base import run_steps
@@ -263,14 +262,12 @@ class Executable:
             options.phase("kernels")
         save_stream(Path(folder), self.source, self.program, sources, extras, options, kernels=kernels)
 
-    def explain(self, **sizes: int) -> str:
-        """Return a table of what runs: method, op, kernel, bytes, flops and why. `sizes` gives numbers for dims.
+    def explain(self, method: str | None = None, /, **sizes: int) -> str:
+        """Return a table of what runs: method, op, kernel, bytes, flops and why; of one method if it is given. `sizes` gives numbers for dims.
 
         For a CUDA target lines below it say which methods are captured as CUDA graphs, and why others are not.
         """
-        return explain(self.program, sizes) + "".join(
-            f"{line}\n" for line in self._backend.notes(self.program)
-        )
+        return explain_kernels(self.program, sizes, method)
 
     def memory(self, **sizes: int) -> MemoryReport:
         """Return what weights, caches and calls take in memory, and what is there at the peak; it prints as a table.

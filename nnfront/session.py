@@ -13,7 +13,7 @@ import torch
 from nnfront.artefact.save import Extras, save_values
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.registry import backend_of
-from nnfront.backends.table import memory_policy
+from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
@@ -24,6 +24,8 @@ from nnfront.runtime.bind_arguments import Known
 from nnfront.runtime.cases import CaseList, Explanation
 from nnfront.runtime.load_frame import Values, learn_dims
 from nnfront.runtime.method import LoadedMethods
+from nnfront.runtime.profile import Profile
+from nnfront.runtime.random_arguments import RandomArguments
 from nnfront.state.cache import Cache
 from nnfront.state.new import Amount, new_cache
 from nnfront.state.type import describe, layout
@@ -180,13 +182,42 @@ class Session(Mapping[str, Method]):
             progress=progress,
         )
 
-    def explain(self, method: str, *args: Any, **kwargs: Any) -> Explanation | CaseList:
-        """Say which special case of a method a call with these arguments takes, which checks fail for the others and why, and what
+    def explain(self, method: str | None = None, *args: Any, **kwargs: Any) -> Explanation | CaseList | str:
+        """Without a method, return the table of what runs that `Executable.explain` gives: `explain(batch=1)` gives numbers for dims.
+
+        With one, say which special case a call with these arguments takes, which checks fail for the others and why, and what
         each check costs; nothing runs. Without arguments, list the cases and how often each was taken.
 
         Raises RunError for a method that is not there, and if the arguments do not fit its signature.
         """
-        return self[method].explain(*args, **kwargs)
+        return (
+            explain_kernels(self.program, kwargs) if method is None else self[method].explain(*args, **kwargs)
+        )
+
+    def profile(self, method: str, *args: Any, **kwargs: Any) -> Profile:
+        """Run a method with these arguments, each of its instructions by itself as well, and say where the time goes; it prints as a table.
+
+        Caches are left as they were. Raises RunError as a call does.
+        """
+        return self[method].profile(*args, **kwargs)
+
+    def random_arguments(self, method: str, *, seed: int = 0, filled: int = 3, **sizes: int) -> list[Any]:
+        """Return random arguments for a method: normal floats, indices inside their tables, caches that hold `filled` random tokens.
+
+        `sizes` are numbers for dims; others are the least that they can be, those of caches large enough. Raises RunError for a
+        name that is no dim of the method, and if there are no such arguments.
+        """
+        called = self[method]
+        names = [b.symbol.name for b in called.program.dims]
+        for name in sizes:
+            if name not in names:
+                raise RunError(
+                    f"{name!r} is not a dim of {method}", details=[f"dims are {', '.join(names) or 'none'}"]
+                )
+        drawn = RandomArguments(called, sizes, {}, seed, filled).arguments(None, 0)
+        if drawn is None:
+            raise RunError(f"{method}: no arguments were found for {sizes}")
+        return drawn[0]
 
     def hits(self, method: str) -> dict[str, int]:
         """Return how many calls took each special case of a method, by the case's text, `general` for none of them."""

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nnfront.backends.kernel import Kernel
 from nnfront.backends.registry import OWN, backend_of
-from nnfront.lower import Run, is_foreign, name_of, op_of, reference
+from nnfront.lower import Program, Run, is_foreign, name_of, op_of, reference
+from nnfront.lower.explain import explain
 from nnfront.memory.allocations import MemoryPolicy
 
 _REGISTERED: dict[str, tuple[Kernel, ...]] = {}
@@ -31,6 +32,12 @@ def memory_policy(target: str) -> MemoryPolicy:
     backend = backend_of(target)
     workspaces = {k.name: k.workspace or backend.metered(k, target) for k in reversed(kernels_of(target))}
     return MemoryPolicy(workspaces, backend.ring_windows)
+
+
+def explain_kernels(program: Program, sizes: Mapping[str, int], method: str | None = None) -> str:
+    """Return the table of what runs, of one method if it is given, and what the back end has to say of the program."""
+    notes = backend_of(program.target).notes(program) if method is None else ()
+    return explain(program, sizes, method) + "".join(f"{line}\n" for line in notes)
 
 
 def others(target: str, run: Run) -> str:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import check, eval, export, run, show
+from nnfront.cli import check, eval, explain, export, run, show
 from nnfront.errors import NnfrontError
 
-COMMANDS = {"check": check, "eval": eval, "export": export, "run": run, "show": show}
+COMMANDS = {"check": check, "eval": eval, "explain": explain, "export": export, "run": run, "show": show}
 
 # Exit codes: 0 done, 1 an error of the user's or of the files, 2 wrong arguments (argparse), 130 interrupted.
 INTERRUPTED = 130

@@ -31,10 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def compiled(args: argparse.Namespace) -> nn.Executable:
+    """Compile what the flags say, without its weights."""
+    if nn.artefact.is_artefact(args.path):
+        return nn.compile(nn.artefact.program_of(args.path), _device(args))
+    return nn.compile_folder(args.path, _device(args), args.dtype, args.model, quant=args.quant).executable
+
+
+def _device(args: argparse.Namespace) -> str:
+    made = nn.artefact.is_artefact(args.path)
+    return args.device or (nn.artefact.target_of(args.path) if made else "cpu")
+
+
 def load(args: argparse.Namespace) -> nn.LLM:
     """Load what the flags say; a report of quantising and what loading takes go to stderr."""
-    made = nn.artefact.is_artefact(args.path)
-    device = args.device or (nn.artefact.target_of(args.path) if made else "cpu")
+    device = _device(args)
     llm = nn.LLM.load(
         args.path,
         device,

@@ -13,14 +13,15 @@ from nnfront.lower.program import MethodProgram, Program
 HEADER = ("method", "op", "kernel", "bytes", "flops", "module", "why")
 
 
-def explain(program: Program, sizes: Mapping[str, int]) -> str:
-    """Return the table; `sizes` gives numbers for dims by name, other dims stay as they are.
+def explain(program: Program, sizes: Mapping[str, int], method: str | None = None) -> str:
+    """Return the table, of one method if it is given; `sizes` gives numbers for dims by name, other dims stay as they are.
 
     Instructions that differ in nothing but their module are one line with a count.
     """
     rows: list[tuple[str, ...]] = [HEADER]
-    for method in (*program.transforms.values(), *program.methods.values()):
-        rows += _grouped(method, sizes)
+    for each in (*program.transforms.values(), *program.methods.values()):
+        if method in (None, each.name):
+            rows += _grouped(each, sizes)
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     return (
         "\n".join(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,16 +15,19 @@ import torch
 from nnfront.backends.device import default_device
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import resolver
+from nnfront.dims import Symbol, substitute
 from nnfront.errors import RunError
-from nnfront.lower import Block, MethodProgram
+from nnfront.lower import Block, Instruction, MethodProgram, Run
+from nnfront.lower.cost import bytes_of, flops_of
 from nnfront.memory.free_memory import is_out_of_memory
 from nnfront.runtime.bind_arguments import Known, arrange
 from nnfront.runtime.cases import CaseList, Explanation, Hits, explain_call
 from nnfront.runtime.dispatch_tree import find_route
-from nnfront.runtime.execute import Code, Frame, execute, prepare
+from nnfront.runtime.execute import Code, Frame, Join, execute, prepare
 from nnfront.runtime.fast_check import compile_check, put
 from nnfront.runtime.load_frame import Values, left_open, loaded_frame, matched_dims
 from nnfront.runtime.out_of_memory import call_error
+from nnfront.runtime.profile import RUNS, Clock, Event, Profile
 from nnfront.runtime.results import result_maker
 from nnfront.state.cache import Use
 
@@ -75,9 +79,9 @@ class Method:
         loaded = self._finished(loaded_frame(program, weights, known, self._device))
         self._loaded_methods.loaded = {**self._loaded_methods.loaded, self.name: loaded}
 
-    def _prepared(self, block: Block) -> Code:
+    def _prepared(self, block: Block, join: Join | None = None) -> Code:
         dims = {b.symbol: b.slot for b in self.program.dims} | matched_dims(self.program)
-        resolve, join = resolver(self.program.target), self._backend.join
+        resolve, join = resolver(self.program.target), join or self._backend.join
         return prepare(
             block,
             self.program.slots,
@@ -103,6 +107,49 @@ class Method:
         frame = self._loaded_methods.loaded[self.name].template.copy()
         self._check(frame, tuple(arrange(self.program, args, kwargs)))
         return explain_call(self.program, frame, self.hits)
+
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Run it several times with these arguments, as it runs and instruction by instruction, and say where the time goes.
+
+        Caches are left as they were. Raises RunError as a call does.
+        """
+        args = tuple(arrange(self.program, args, kwargs))
+        clock = Clock(self._device)
+        slow = copy.copy(self)
+        slow._hits, slow.graphs = Hits(self.program), None
+        slow._route = find_route(self.program.body, lambda block: slow._prepared(block, clock.joined))
+        marks = [(args[i], args[i].mark()) for i in self._states]
+
+        def seconds(method: Method) -> float:
+            begin = clock.now()
+            method(*args)
+            spent = clock.now() - begin
+            for cache, mark in marks:
+                cache.restore(mark)
+            return spent
+
+        times = [seconds(self) for _ in range(RUNS + 1)][1:]
+        for _ in range(RUNS + 1):
+            clock.begin()
+            seconds(slow)
+        frame = self._loaded_methods.loaded[self.name].template.copy()
+        self._check(frame, args)
+        dims = {b.symbol: frame[b.slot] for b in self.program.dims}
+        return Profile(
+            self.name,
+            {symbol.name: number for symbol, number in dims.items()},
+            statistics.median(times),
+            tuple(self._event(*measured, dims) for measured in clock.measured()),
+        )
+
+    def _event(self, instruction: Instruction, seconds: float, dims: Mapping[Symbol, int]) -> Event:
+        if not isinstance(instruction, Run):
+            return Event("match_shape", "", instruction.module, instruction.line, seconds, 0, 0)
+        costs = (cost(instruction, self.program.slots) for cost in (bytes_of, flops_of))
+        known = [substitute(size, dims) for size in costs]
+        nbytes, flops = (size if isinstance(size, int) else None for size in known)
+        run = instruction
+        return Event(run.op, run.kernel, run.module, run.line, seconds, nbytes, flops)
 
     @property
     def _captured(self) -> str:

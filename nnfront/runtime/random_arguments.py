@@ -40,11 +40,17 @@ FILLED = 3
 
 
 class RandomArguments:
-    """Draws the arguments of a method. `dims` are numbers by name, `ranges` those of integer arguments."""
+    """Draws the arguments of a method. `dims` are numbers by name, `ranges` those of integer arguments; caches hold `filled` tokens."""
 
     def __init__(
-        self, method: Method, dims: Mapping[str, int], ranges: Mapping[str, tuple[int, int]], seed: int
+        self,
+        method: Method,
+        dims: Mapping[str, int],
+        ranges: Mapping[str, tuple[int, int]],
+        seed: int,
+        filled: int = FILLED,
     ) -> None:
+        self.filled = filled
         self.method = method
         self.program = method.program
         self.device = device_of(method.program.target)
@@ -58,10 +64,10 @@ class RandomArguments:
         symbols = {
             s.name: s for b in self.program.dims for s in (b.symbol,) if b.symbol.name not in self.given
         }
-        elsewhere = {s.name for place, size in found if place.axis != "max_seq" for s in size.symbols}
+        self.elsewhere = {s.name for place, size in found if place.axis != "max_seq" for s in size.symbols}
         # A cache is to have room for what is appended: dims that only it has are drawn last, and large.
-        self.roomy = {name: s for name, s in symbols.items() if name not in elsewhere}
-        self.symbols = {name: s for name, s in symbols.items() if name in elsewhere}
+        self.roomy = {name: s for name, s in symbols.items() if name not in self.elsewhere}
+        self.symbols = {name: s for name, s in symbols.items() if name in self.elsewhere}
         self.dims = {b.symbol.name for b in self.program.dims}
 
     def arguments(self, case: str | None, number: int) -> tuple[list[Any], dict[str, int]] | None:
@@ -95,7 +101,7 @@ class RandomArguments:
         for name, symbol in self.symbols.items():
             sizes[name] = self._number(symbol, said.get(name), number)
         for name, symbol in self.roomy.items():
-            room = FILLED + max([8, *sizes.values()])
+            room = self.filled + max([8, *sizes.values()])
             sizes[name] = self._number(symbol, said.get(name), 1, room)
         return sizes
 
@@ -137,8 +143,8 @@ class RandomArguments:
     def _cache(self, type: CacheType, sizes: Mapping[str, int]) -> Cache:
         """A cache with some tokens in it, random ones."""
         cache = make_cache(type, sizes, self.program.target)
-        appended = max([1, *(n for name, n in sizes.items() if name not in self.roomy)])
-        filled = min(FILLED, cache.max_seq - appended)
+        appended = max([1, *(n for name, n in sizes.items() if name in self.elsewhere)])
+        filled = min(self.filled, cache.max_seq - appended)
         for layer in cache if filled > 0 else ():
             shape = (layer.batch, filled, layer.type.kv_heads, layer.type.head_size)
             dtype = getattr(torch, layer.type.dtype)

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Say what runs: for each instruction its kernel, bytes, flops and why that kernel; with --profile how long it takes here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from nnfront.cli import loading
+from nnfront.errors import RunError, nearest
+
+FILLED = 3
+"""Tokens in a cache before a profiled call, if not told."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "what",
+        nargs="*",
+        metavar="METHOD|DIM=N",
+        help="a method, and numbers for dims: decode batch=1 max_seq=512",
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="load the weights and measure each instruction of the method"
+    )
+    parser.add_argument(
+        "--filled",
+        type=int,
+        default=FILLED,
+        metavar="N",
+        help="tokens in caches before the profiled call, random ones; default 3",
+    )
+    parser.add_argument("--trace", metavar="FILE", help="write the measured times as a Chrome trace")
+    loading.add_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    methods, sizes = _read(args.what)
+    if args.trace is not None and not args.profile:
+        raise RunError(
+            "--trace without --profile has nothing to write",
+            help="nnfront explain DIR METHOD --profile --trace FILE",
+        )
+    if not args.profile:
+        executable = loading.compiled(args)
+        for name in methods:
+            _check(name, executable.program.methods)
+        tables = [executable.explain(name, **sizes) for name in methods] or [executable.explain(**sizes)]
+        sys.stdout.write("".join(tables))
+        return 0
+    session = loading.load(args).session
+    if len(methods) != 1:
+        raise RunError("--profile measures one method", details=[f"methods are {', '.join(session)}"])
+    _check(methods[0], session)
+    drawn = session.random_arguments(methods[0], filled=args.filled, **sizes)
+    profile = session.profile(methods[0], *drawn)
+    sys.stdout.write(str(profile))
+    if args.trace is not None:
+        Path(args.trace).write_text(json.dumps(profile.trace()), encoding="utf-8")
+    return 0
+
+
+def _check(name: str, methods: Mapping[str, object]) -> None:
+    if name not in methods:
+        raise RunError(
+            f"there is no method {name!r}",
+            details=[f"there are {', '.join(methods)}"],
+            help=nearest(name, methods),
+        )
+
+
+def _read(words: list[str]) -> tuple[list[str], dict[str, int]]:
+    """Methods, and numbers of dims."""
+    methods, sizes = [], {}
+    for word in words:
+        name, equals, number = word.partition("=")
+        if not equals:
+            methods.append(word)
+        elif name and number.isdecimal():
+            sizes[name] = int(number)
+        else:
+            raise RunError(f"{word} gives no number for a dim", help="write the dim and its size: batch=1")
+    return methods, sizes
