@@ -10,6 +10,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     shape, join, slice, index         other shapes, parts, and elements chosen by positions
     create                            from nothing but a shape
     attention, rope, cache            transformers
+    recurrent, delta_rule             state space models and linear attention
     quant, sample                     numbers in few bits; tokens from probabilities
     control                           printing, external functions, which case it is
     constants                         constants of the IR as torch tensors, and back
@@ -42,6 +43,7 @@ from nnfront.ops.control import (
 )
 from nnfront.ops.conv import conv1d, conv1d_transpose, conv2d, conv3d
 from nnfront.ops.create import arange, dim_value, empty, full, full_like, ones, ones_like, zeros, zeros_like
+from nnfront.ops.delta_rule import gated_delta_rule
 from nnfront.ops.elementwise import (
     abs,
     add,
@@ -97,6 +99,7 @@ from nnfront.ops.matmul import einsum, linear, matmul
 from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
 from nnfront.ops.quant import dequantize, pack_int4, quantize, unpack_int4
+from nnfront.ops.recurrent import causal_conv1d, selective_scan, ssm_scan
 from nnfront.ops.reduce import (
     all,
     any,
@@ -142,6 +145,7 @@ __all__ = [
     "cache_join",
     "cache_positions",
     "cache_split",
+    "causal_conv1d",
     "ceil",
     "chunk",
     "clip",
@@ -169,6 +173,7 @@ __all__ = [
     "floor_divide",
     "full",
     "full_like",
+    "gated_delta_rule",
     "gather",
     "geglu",
     "gelu",
@@ -230,6 +235,7 @@ __all__ = [
     "scaled_dot_product_attention",
     "scatter",
     "scatter_add",
+    "selective_scan",
     "sigmoid",
     "sign",
     "silu",
@@ -241,6 +247,7 @@ __all__ = [
     "sqrt",
     "square",
     "squeeze",
+    "ssm_scan",
     "stack",
     "stop_lift_params",
     "subtract",

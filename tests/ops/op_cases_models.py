@@ -180,6 +180,66 @@ def _(draw: Draw, name: str) -> Case:
     )
 
 
+# Recurrences.
+
+
+def _floats(draw: Draw, *shape: int, sign: int = 0) -> torch.Tensor:
+    made = torch.randn(shape)
+    return (sign * made.abs() if sign else made).to(getattr(torch, dtype_of(draw, FLOATS)))
+
+
+def _state(draw: Draw, x: torch.Tensor, *shape: int) -> torch.Tensor | None:
+    """One in the dtype that x is computed in; rarely in another, or of other sizes."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    if rarely(draw):
+        dtype, shape = draw(st.sampled_from([(torch.float16, shape), (dtype, (*shape[:-1], shape[-1] + 1))]))
+    return torch.randn(shape).to(dtype) if draw(st.booleans()) else None
+
+
+@case("causal_conv1d")
+def _(draw: Draw, name: str) -> Case:
+    batch, seq, channels, width = draw(SIZES), draw(SIZES), draw(SIZES), draw(SOME)
+    bias = _floats(draw, channels) if draw(st.booleans()) else None
+    state = _floats(draw, batch, channels, width - 1) if draw(st.booleans()) else None
+    operands = _floats(draw, batch, seq, channels), _floats(draw, channels, width), bias, state
+    return Case(operands, {"activation": draw(st.sampled_from([None, "silu"]))})
+
+
+@case("ssm_scan")
+def _(draw: Draw, name: str) -> Case:
+    batch, seq, groups, states = (draw(SIZES) for _ in range(4))
+    heads = groups * draw(SOME) + (1 if rarely(draw) else 0)
+    x = _floats(draw, batch, seq, heads, draw(SIZES))
+    b, c = (_floats(draw, batch, seq, groups, states) for _ in range(2))
+    d = _floats(draw, heads) if draw(st.booleans()) else None
+    state = _state(draw, x, batch, heads, x.shape[3], states)
+    return Case(
+        (x, _floats(draw, batch, seq, heads, sign=1), _floats(draw, heads, sign=-1), b, c, d, state), {}
+    )
+
+
+@case("selective_scan")
+def _(draw: Draw, name: str) -> Case:
+    batch, seq, channels, states = (draw(SIZES) for _ in range(4))
+    x = _floats(draw, batch, seq, channels)
+    b, c = (_floats(draw, batch, seq, states + (1 if rarely(draw) else 0)) for _ in range(2))
+    d = _floats(draw, channels) if draw(st.booleans()) else None
+    state = _state(draw, x, batch, channels, states)
+    rates = _floats(draw, channels, states, sign=-1)
+    return Case((x, _floats(draw, batch, seq, channels, sign=1), rates, b, c, d, state), {})
+
+
+@case("gated_delta_rule")
+def _(draw: Draw, name: str) -> Case:
+    batch, seq, groups, key_size, value_size = (draw(SIZES) for _ in range(5))
+    heads = groups * draw(SOME) + (1 if rarely(draw) else 0)
+    q, k = (_floats(draw, batch, seq, groups, key_size) for _ in range(2))
+    v, beta = _floats(draw, batch, seq, heads, value_size), _floats(draw, batch, seq, heads, sign=1)
+    g = _floats(draw, batch, seq, heads, *draw(st.sampled_from([(), (key_size,)])), sign=-1)
+    attrs = {"scale": draw(st.sampled_from([None, 0.5])), "qk_l2norm": draw(st.booleans())}
+    return Case((q, k, v, g, beta, _state(draw, q, batch, heads, key_size, value_size)), attrs)
+
+
 def _probabilities(draw: Draw) -> torch.Tensor:
     prob = torch.rand(draw(SOME), draw(SOME))
     return (prob / prob.sum(-1, keepdim=True)).to(getattr(torch, draw(st.sampled_from(FLOATS))))

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 from op_cases import Case, type_of
 from op_strategies import CASES
+from recurrent_loops import LOOPS
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -220,8 +221,9 @@ def result_types(op: Op, types: Sequence[Any], attrs: dict[str, Any]) -> Sequenc
 
 
 def counted_by_torch(op: Op, operands: Sequence[Any], attrs: dict[str, Any]) -> int:
+    """Those of the reference; of a recurrence those of the loop over tokens, as chunks do other work for the same result."""
     with FlopCounterMode(display=False) as counter:
-        run(op, operands, attrs)
+        LOOPS[op](*operands, **op.full_attrs(attrs)) if op in LOOPS else run(op, operands, attrs)
     return int(counter.get_total_flops())
 
 
@@ -243,6 +245,14 @@ X = torch.randn
         (ops.scaled_dot_product_attention, [X(2, 3, 4, 8), X(2, 5, 2, 8), X(2, 5, 2, 6), None], {}),
         (ops.attention, [X(2, 3, 4, 8), X(2, 3, 2, 8), X(2, 3, 2, 6), None, None], {}),
         # The reference computes every expert for every token: here all are chosen.
+        (ops.causal_conv1d, [X(2, 5, 3), X(3, 4), X(3), None], {}),
+        (ops.ssm_scan, [X(2, 5, 4, 3), X(2, 5, 4), X(4), X(2, 5, 2, 6), X(2, 5, 2, 6), None, None], {}),
+        (ops.selective_scan, [X(2, 5, 4), X(2, 5, 4), X(4, 3), X(2, 5, 3), X(2, 5, 3), X(4), None], {}),
+        (
+            ops.gated_delta_rule,
+            [X(2, 5, 2, 3), X(2, 5, 2, 3), X(2, 5, 4, 6), X(2, 5, 4), X(2, 5, 4), None],
+            {},
+        ),
         (ops.moe_mlp, [X(1, 4), X(2, 12, 4), X(2, 4, 6), torch.tensor([[1, 0]]), X(1, 2)], {}),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else "",
