@@ -17,12 +17,13 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "relu": torch.relu,
+    "relu2": lambda x: torch.relu(x).square(),
 }
 
 
 def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
     """Two operations for each element of an expert's matrices, for each choice of a token."""
-    _, gate_up, down, experts, _ = operands
+    _, gate_up, down, experts, *_ = operands
     chosen = product([2, *experts.shape])
     return total([product([chosen, *matrix.shape[1:]]) for matrix in (gate_up, down)])
 
@@ -34,14 +35,25 @@ def moe_mlp(
     down: TensorType,
     experts: TensorType,
     weights: TensorType,
+    gate_up_bias: TensorType | None = None,
+    down_bias: TensorType | None = None,
     *,
     activation: str = "silu",
+    gated: bool = True,
+    interleaved: bool = False,
+    alpha: float = 1.0,
+    limit: float | None = None,
+    up_offset: float = 0.0,
 ) -> TensorType:
     """Sum over a token's experts of weight * down(activation(gate(x)) * up(x)), each expert with matrices of its own.
 
     Shapes: x [tokens, hidden]; gate_up [num_experts, 2 * size, hidden], gate above up; down [num_experts, hidden, size];
-    experts [tokens, top_k], integers in [0, num_experts), what is outside adds nothing; weights [tokens, top_k]; the result has x's
-    type. Sums over experts are in float32, in the order of the choices. activation: silu, gelu, gelu_tanh or relu.
+    experts [tokens, top_k], integers in [0, num_experts), what is outside adds nothing; weights [tokens, top_k];
+    gate_up_bias [num_experts, 2 * size] and down_bias [num_experts, hidden]; the result has x's type. Sums over experts are in float32.
+
+    activation: silu, gelu, gelu_tanh, relu or relu2 (the square of relu); alpha: silu is then gate * sigmoid(alpha * gate).
+    interleaved: rows of gate_up, and its bias, are gate, up, gate, up, and so on. limit: gate is at most that, up between -limit and limit.
+    up_offset: added to up. gated=False: down(activation(up(x))), gate_up [num_experts, size, hidden] being up alone.
     Source: the sparse layer of Mixtral (arXiv 2401.04088), section 2.1.
     """
     for name, tensor in (("x", x), ("gate_up", gate_up), ("down", down), ("weights", weights)):
@@ -58,12 +70,21 @@ def moe_mlp(
     require_same(gate_up.shape[0], down.shape[0], "gate_up has {} experts, down has {}")
     require_same(gate_up.shape[2], x.shape[1], "gate_up takes {} features, x has {}")
     require_same(down.shape[1], x.shape[1], "down gives {} features, x has {}")
-    require_same(down.shape[2] * 2, gate_up.shape[1], "twice down's input is {}, gate_up gives {}")
+    if gated:
+        require_same(down.shape[2] * 2, gate_up.shape[1], "twice down's input is {}, gate_up gives {}")
+    else:
+        require_same(down.shape[2], gate_up.shape[1], "down takes {} features, gate_up gives {}")
     for name, tensor in (("experts", experts), ("weights", weights)):
         require_same(tensor.shape[0], x.shape[0], f"{name} has {{}} tokens, x has {{}}")
     require_same(experts.shape[1], weights.shape[1], "{} experts for a token, {} weights")
     for name, tensor in (("gate_up", gate_up), ("down", down)):
         require(tensor.dtype == x.dtype, "{} is {}, x is {}", name, tensor.dtype, x.dtype)
+    for name, bias, matrix in (("gate_up", gate_up_bias, gate_up), ("down", down_bias, down)):
+        if bias is not None:
+            require(bias.dtype == x.dtype, "{}_bias is {}, x is {}", name, bias.dtype, x.dtype)
+            require(bias.ndim == 2, "{}_bias must have 2 axes, got {}", name, bias.ndim)
+            require_same(bias.shape[0], matrix.shape[0], f"{name}_bias has {{}} experts, {name} has {{}}")
+            require_same(bias.shape[1], matrix.shape[1], f"{name}_bias has {{}} elements, {name} gives {{}}")
     return x
 
 
@@ -74,8 +95,15 @@ def _(
     down: TensorType,
     experts: TensorType,
     weights: TensorType,
+    gate_up_bias: TensorType | None = None,
+    down_bias: TensorType | None = None,
     *,
     activation: Any = "silu",
+    gated: Any = True,
+    interleaved: Any = False,
+    alpha: Any = 1.0,
+    limit: Any = None,
+    up_offset: Any = 0.0,
 ) -> dict[str, Any]:
     require(
         activation in ACTIVATIONS,
@@ -83,7 +111,16 @@ def _(
         ", ".join(ACTIVATIONS),
         repr(activation),
     )
-    return {"activation": activation}
+    require(alpha == 1 or activation == "silu", "alpha is for silu, the activation is {}", activation)
+    require(limit is None or limit > 0, "limit must be positive, got {}", limit)
+    only_gated = {
+        "interleaved": bool(interleaved),
+        "limit": None if limit is None else float(limit),
+        "up_offset": float(up_offset),
+    }
+    given = [name for name, value in only_gated.items() if value]
+    require(bool(gated) or not given, "without a gate there is no {}", " and no ".join(given))
+    return {"activation": activation, "gated": bool(gated), "alpha": float(alpha), **only_gated}
 
 
 @moe_mlp.reference
@@ -93,12 +130,37 @@ def _(
     down: torch.Tensor,
     experts: torch.Tensor,
     weights: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    down_bias: torch.Tensor | None,
     activation: str,
+    gated: bool,
+    interleaved: bool,
+    alpha: float,
+    limit: float | None,
+    up_offset: float,
 ) -> torch.Tensor:
     """Every token through every expert, its share 0 where the expert was not chosen: the definition, not the way to run it."""
-    y = x.new_zeros(x.shape, dtype=wide(x.dtype))
+    of_wide = wide(x.dtype)
+
+    def product(rows: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = rows @ matrix[expert].to(of_wide).T
+        return y if bias is None else y + bias[expert].to(of_wide)
+
+    rows = x.to(of_wide)
+    y = torch.zeros_like(rows)
     for expert in range(gate_up.shape[0]):
-        gate, up = (x @ gate_up[expert].T).chunk(2, -1)
-        share = (weights.to(y.dtype) * (experts == expert)).sum(-1, keepdim=True)
-        y = y + share * ((ACTIVATIONS[activation](gate) * up) @ down[expert].T)
+        inner = product(rows, gate_up, gate_up_bias)
+        if gated:
+            gate, up = (inner[:, ::2], inner[:, 1::2]) if interleaved else inner.chunk(2, -1)
+            if limit is not None:
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            inner = _activated(gate, activation, alpha) * (up + up_offset)
+        else:
+            inner = _activated(inner, activation, alpha)
+        share = (weights.to(of_wide) * (experts == expert)).sum(-1, keepdim=True)
+        y = y + share * product(inner, down, down_bias)
     return y.to(x.dtype)
+
+
+def _activated(x: torch.Tensor, activation: str, alpha: float) -> torch.Tensor:
+    return ACTIVATIONS[activation](x) if alpha == 1 else x * (alpha * x).sigmoid()

@@ -146,6 +146,8 @@ def _packing(function: Function) -> Packing | None:
     """How a fused function's weights are to be stored; None if as they are."""
     attrs, types = function.attrs, {p.name: p.type for p in function.params}
     if attrs.get("region") == "experts":
+        if attrs.get("interleaved") or not attrs.get("gated", True):
+            return None
         return Packing("interleaved_experts", {"gate_up": _interleave_each}, {"gate_up": _apart_each})
     weight = types.get("weight")
     if not isinstance(weight, TensorType) or not all(isinstance(size, int) for size in weight.shape):

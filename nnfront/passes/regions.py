@@ -4,6 +4,7 @@
 qkv_attention      split of a fused projection, rope, append to the cache, attention
 gated_product      one product with gate and up side by side, activation, multiplication
 quantized_product  a product with a weight that is dequantised, in the `format` of its attributes, and what `product` has; quantized_gated_product likewise
+quantized_experts  a mixture of experts of which `gate_up`, `down` or both are dequantised: `gate_up_format` and the like in its attributes
 product            a product, and what can be done to its finished tiles: activation, scale, residual, cast
 norm_residual      a sum and its RMS norm or layer norm; the region returns both
 
@@ -22,7 +23,7 @@ from nnfront import ops
 from nnfront.dims import same
 from nnfront.ir import Call, TensorType
 from nnfront.passes.patterns import Either, Match, Part, Pattern, Tree, apply, field, optional
-from nnfront.quant_format import recognise
+from nnfront.quant_format import QuantFormat, recognise
 
 ACTIVATIONS = (ops.silu, ops.gelu, ops.relu)
 
@@ -61,28 +62,36 @@ def _finished(product: Part) -> tuple[Tree, ...]:
     return _cast(summed), _plus_residual(scaled), _scaled(activated), _activation(product)
 
 
-def _dequantized() -> Tree:
-    unpacked = optional(
-        lambda inner: apply(ops.unpack_int4, inner, keeps={"axis": "packing", "signed": "signed"}), "weight"
-    )
-    keeps = {"group_size": "group_size", "axis": "axis", "format": "format"}
-    return apply(ops.dequantize, unpacked, "scales", "zero_points", keeps=keeps)
+def _dequantized(matrix: str = "") -> Tree:
+    """A dequantised weight; of a region with several the names begin with that of the matrix."""
+    prefix = f"{matrix}_" if matrix else ""
+    unpacking = {"axis": f"{prefix}packing", "signed": f"{prefix}signed"}
+    unpacked = optional(lambda inner: apply(ops.unpack_int4, inner, keeps=unpacking), matrix or "weight")
+    keeps = {name: f"{prefix}{name}" for name in ("group_size", "axis", "format")}
+    return apply(ops.dequantize, unpacked, f"{prefix}scales", f"{prefix}zero_points", keeps=keeps)
 
 
 def _with_format(found: Match) -> Mapping[str, Any]:
     """The attributes of a region with a dequantised weight: its format in the place of what the calls say one by one."""
-    attrs, weight = dict(found.attrs), found.operands["weight"].type
-    assert isinstance(weight, TensorType)
-    signed = attrs.pop("signed", None)
-    format = recognise(
-        weight.dtype if signed is None else "int8" if signed else "uint8",
-        packing=attrs.pop("packing", None),
-        group_size=attrs.pop("group_size", None),
-        symmetric="zero_points" not in found.operands,
-        axis=attrs.pop("axis"),
-        format=attrs.pop("format", None),
+    attrs = dict(found.attrs)
+    return {**attrs, **_format(attrs, found, "weight", "").attrs}
+
+
+def _format(attrs: dict[str, Any], found: Match, weight: str, prefix: str) -> QuantFormat:
+    """The format of a dequantised weight, from what calls say about it, which is taken out of `attrs`; of a stack that of each matrix."""
+    type = found.operands[weight].type
+    assert isinstance(type, TensorType)
+    said = {
+        name: attrs.pop(f"{prefix}{name}", None) for name in ("signed", "packing", "group_size", "format")
+    }
+    signed, packing, stacked = said.pop("signed"), said.pop("packing"), type.ndim - 2
+    return recognise(
+        type.dtype if signed is None else "int8" if signed else "uint8",
+        packing=None if packing is None else packing - stacked,
+        symmetric=f"{prefix}zero_points" not in found.operands,
+        axis=attrs.pop(f"{prefix}axis") - stacked,
+        **said,
     )
-    return {**attrs, **format.attrs}
 
 
 def _quantized_products() -> tuple[Tree, ...]:
@@ -180,10 +189,29 @@ def _gated_activations() -> tuple[Tree, ...]:
     )
 
 
-def _experts() -> Tree:
-    return apply(
-        ops.moe_mlp, "x", "gate_up", "down", "experts", "weights", keeps={"activation": "activation"}
-    )
+_EXPERTS = ("activation", "gated", "interleaved", "alpha", "limit", "up_offset")
+
+
+def _experts(gate_up: Part, down: Part) -> Tree:
+    biases = ("gate_up_bias", "down_bias")
+    keeps = {name: name for name in _EXPERTS}
+    return apply(ops.moe_mlp, "x", gate_up, down, "experts", "weights", *biases, keeps=keeps)
+
+
+def _quantized_experts() -> tuple[Tree, ...]:
+    first, second = map(_dequantized, ("gate_up", "down"))
+    return _experts(first, second), _experts(first, "down"), _experts("gate_up", second)
+
+
+def _of_matrices(found: Match) -> Mapping[str, Any]:
+    """The format of each dequantised matrix under names that begin with the matrix's; what the op does by default is not said."""
+    attrs = dict(found.attrs)
+    for matrix in ("gate_up", "down"):
+        if f"{matrix}_scales" in found.operands:
+            format = _format(attrs, found, matrix, f"{matrix}_")
+            attrs |= {f"{matrix}_{name}": value for name, value in format.attrs.items()}
+    usual = {**ops.moe_mlp.attributes, "activation": None}
+    return {name: value for name, value in attrs.items() if name not in usual or value != usual[name]}
 
 
 def _rope_attention() -> Tree:
@@ -201,12 +229,15 @@ _ROWS = (
     Pattern("norm_residual", _norms_of_sums()),
 )
 
-PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, *_ROWS)
+_QUANTIZED_EXPERTS = Pattern("quantized_experts", _quantized_experts(), attrs=_of_matrices)
+
+PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, _QUANTIZED_EXPERTS, *_ROWS)
 CUDA_PATTERNS: tuple[Pattern, ...] = (
     _QKV,
     Pattern("rope_attention", (_rope_attention(),)),
     *_GATED,
     Pattern("gated_activation", _gated_activations(), _is_pair),
-    Pattern("experts", (_experts(),)),
+    _QUANTIZED_EXPERTS,
+    Pattern("experts", (_experts("gate_up", "down"),), attrs=_of_matrices),
     *_ROWS,
 )

@@ -149,10 +149,9 @@ def test_a_kernels_name_stands_for_one_function(backend):
 
 
 def test_every_region_of_a_target_has_a_kernel():
-    stored_otherwise = {"experts": "interleaved_experts"}
     for backend, patterns in ((CPU, PATTERNS), (CUDA, CUDA_PATTERNS)):
         ops_of = {kernel.op for kernel in backend.kernels}
-        assert {stored_otherwise.get(p.name, p.name) for p in patterns} <= ops_of
+        assert {p.name for p in patterns} <= ops_of
 
 
 GATED = """

@@ -165,18 +165,28 @@ def _(draw: Draw, name: str) -> Case:
 @case("moe_mlp")
 def _(draw: Draw, name: str) -> Case:
     tokens, hidden, size, count, top_k = draw(SIZES), draw(SOME), draw(SOME), draw(SOME), draw(SOME)
-    dtype = getattr(torch, draw(st.sampled_from(FLOATS)))
+    dtype, is_gated = getattr(torch, draw(st.sampled_from(FLOATS))), not rarely(draw)
+    width = 2 * size if is_gated else size
+    activation = draw(st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "relu2"]))
+    attrs: dict[str, Any] = {"activation": activation, "gated": is_gated}
+    if is_gated:
+        limit, offset = st.none() | st.sampled_from([0.5, 7]), st.sampled_from([0.0, 1.0])
+        attrs |= {"interleaved": draw(st.booleans()), "limit": draw(limit), "up_offset": draw(offset)}
+    if activation == "silu":
+        attrs["alpha"] = draw(st.sampled_from([1.0, 1.702]))
     return Case(
         (
             torch.randn(tokens, hidden).to(dtype),
-            torch.randn(count, 2 * size, hidden).to(dtype),
+            torch.randn(count, width, hidden).to(dtype),
             torch.randn(count, hidden, size).to(dtype),
             torch.randint(-1, count + 1, (tokens, top_k)).to(
                 getattr(torch, draw(st.sampled_from(("int32", "int64"))))
             ),
             torch.rand(tokens, top_k).to(getattr(torch, draw(st.sampled_from(FLOATS)))),
+            torch.randn(count, width).to(dtype) if draw(st.booleans()) else None,
+            torch.randn(count, hidden).to(dtype) if draw(st.booleans()) else None,
         ),
-        {"activation": draw(st.sampled_from(["silu", "gelu", "gelu_tanh", "relu"]))},
+        attrs,
     )
 
 

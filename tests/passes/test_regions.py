@@ -156,6 +156,42 @@ CASES = {
         "experts",
         {"activation": "relu"},
     ),
+    "experts in 4 and in 8 bits": (
+        lambda x, q, s, p, t, e, w: op.moe_mlp(
+            x, op.dequantize(op.unpack_int4(q), s, group_size=4), op.dequantize(p, t), e, w, limit=7.0
+        ),
+        {
+            "x": X,
+            "q": spec.Tensor([3, 2 * F, D // 2], "uint8"),
+            "s": spec.Tensor([3, 2 * F, D // 4], "float32"),
+            "p": spec.Tensor([3, D, F], "int8"),
+            "t": spec.Tensor([3, D, 1], "float32"),
+            "e": spec.Tensor([N, 2], "int64"),
+            "w": spec.Tensor([N, 2], "float32"),
+        },
+        "quantized_experts",
+        {
+            "activation": "silu",
+            "limit": 7.0,
+            "gate_up_format": "int4",
+            "gate_up_group_size": 4,
+            "down_format": "int8",
+        },
+    ),
+    "experts one of whose matrices is quantised, with zero points": (
+        lambda x, g, p, t, z, e, w: op.moe_mlp(x, g, op.dequantize(p, t, z, group_size=2), e, w),
+        {
+            "x": X,
+            "g": spec.Tensor([3, 2 * F, D], "float32"),
+            "p": spec.Tensor([3, D, F], "uint8"),
+            "t": spec.Tensor([3, D, F // 2], "float32"),
+            "z": spec.Tensor([3, D, F // 2], "uint8"),
+            "e": spec.Tensor([N, 2], "int64"),
+            "w": spec.Tensor([N, 2], "float32"),
+        },
+        "quantized_experts",
+        {"activation": "silu", "down_format": "uint8", "down_group_size": 2},
+    ),
 }
 
 

@@ -194,7 +194,7 @@ def gated_small_batch(run: Run) -> Callable[..., torch.Tensor] | None:
     return SMALL_BATCH.gated.get(activation_name(run))
 
 
-def _gated_product(run: Run) -> Callable[..., Any]:
+def gated_product(run: Run) -> Callable[..., Any]:
     """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight.
 
     Few rows go to a kernel that does all of it, if there is one. Else rows are multiplied with one half after the other: elementwise calls on
@@ -206,7 +206,7 @@ def _gated_product(run: Run) -> Callable[..., Any]:
     )
     few, gated = SMALL_BATCH, gated_small_batch(run)
 
-    def gated_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         if few and gated and few.takes(x, weight, bias):
             return gated(x, weight, bias)
         half = weight.shape[0] // 2
@@ -216,7 +216,7 @@ def _gated_product(run: Run) -> Callable[..., Any]:
         gate_bias, up_bias = (None, None) if bias is None else (bias[:half], bias[half:])
         return activate(multiply(x, weight[:half], gate_bias)).mul_(multiply(x, weight[half:], up_bias))
 
-    return gated_product
+    return multiply_gated
 
 
 def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
@@ -285,7 +285,7 @@ KERNELS = (
     Kernel(
         "gated_product",
         "gated_product",
-        _gated_product,
+        gated_product,
         "gate and up in tensors of their own, multiplied in place",
         _gates_linear,
         _as_gated,

@@ -1,75 +1,265 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures of experts on a CPU: one product for each expert that was chosen."""
+"""Mixtures of experts on a CPU: products with the matrices of the experts that were chosen, each with its tokens at once.
+
+Nothing is done for an expert that no token chose: neither are its weights read nor, where they are quantised, decoded. The same loop serves other devices,
+with products of their own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import ACTIVATIONS
-from nnfront.backends.cpu.linear import linear_bfloat16
-from nnfront.backends.kernel import Kernel
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.linear import gated_product, linear_bfloat16
+from nnfront.backends.cpu.quantized_gemv import find
+from nnfront.backends.cpu.quantized_pieces import (
+    BY_OPS,
+    DECODINGS,
+    Decoding,
+    Multiply,
+    dequantized_by_ops,
+    in_pieces,
+)
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
-from nnfront.memory.layout import Layout
+from nnfront.memory.layout import Layout, contiguous
+from nnfront.quant_format import QuantFormat
+
+Stack: TypeAlias = tuple["torch.Tensor | None", ...]
+"""The matrices of all experts, their scales and zero points, if they are quantised, and their biases, if they have some."""
+Products: TypeAlias = Callable[[Run, str], Multiply]
+"""Gives the product with the matrix of an instruction, by its name: (x, weight, scales, zeros, bias) -> product."""
+Gated: TypeAlias = Callable[[Run, Multiply], Multiply]
+"""Makes of the product with gate and up what is multiplied with `down`."""
 
 
-def sorted_by_expert(multiply: Callable[[Run], Callable[..., Any]], run: Run) -> Callable[..., Any]:
-    """One product for each expert that was chosen, over the tokens that chose it; shares are added in the order of the choices."""
-    activate, linear = ACTIVATIONS[run.attrs.get("activation", "silu")], multiply(run)
+def sorted_by_expert(products: Products, gated: Gated, run: Run) -> Callable[..., Any]:
+    """Return the function of an instruction, either of `moe_mlp` or of its region with quantised matrices."""
+    inner, outer = gated(run, products(run, "gate_up")), products(run, "down")
 
-    def moe_mlp_sorted(
+    def through_experts(
+        x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Stack, down: Stack
+    ) -> torch.Tensor:
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        y, weight = torch.zeros_like(x, dtype=wide), weights.to(wide).view(-1, 1)
+        assert gate_up[0] is not None
+        for expert, slots in _by_expert(experts, len(gate_up[0])):
+            tokens = slots // experts.shape[1]
+            hidden = inner(x[tokens], *_of(expert, gate_up))
+            share = outer(hidden, *_of(expert, down))
+            y.index_add_(0, tokens, share.to(wide).mul_(weight[slots]))
+        return y.to(x.dtype)
+
+    def quantized_experts(
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        gate_up_scales: torch.Tensor | None,
+        gate_up_zero_points: torch.Tensor | None,
+        down: torch.Tensor,
+        down_scales: torch.Tensor | None,
+        down_zero_points: torch.Tensor | None,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        gate_up_bias: torch.Tensor | None,
+        down_bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        first = (gate_up, gate_up_scales, gate_up_zero_points, gate_up_bias)
+        return through_experts(x, experts, weights, first, (down, down_scales, down_zero_points, down_bias))
+
+    def moe_mlp(
         x: torch.Tensor,
         gate_up: torch.Tensor,
         down: torch.Tensor,
         experts: torch.Tensor,
         weights: torch.Tensor,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        tokens, top_k = experts.shape
-        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        shares = x.new_zeros(tokens * top_k, x.shape[1], dtype=wide)
-        chosen, order = experts.reshape(-1).sort(stable=True)
-        first = 0
-        for expert, count in enumerate(torch.bincount(chosen.clamp(-1, len(gate_up)) + 1).tolist(), -1):
-            slots, first = order[first : first + count], first + count
-            if count and 0 <= expert < len(gate_up):
-                gate, up = linear(x[slots // top_k], gate_up[expert], None).chunk(2, -1)
-                shares[slots] = linear(activate(gate).mul_(up), down[expert], None).to(wide)
-        return shares.view(tokens, top_k, x.shape[1]).mul_(weights.to(wide).unsqueeze(-1)).sum(1).to(x.dtype)
+        first = (gate_up, None, None, gate_up_bias)
+        return through_experts(x, experts, weights, first, (down, None, None, down_bias))
 
-    return moe_mlp_sorted
+    return quantized_experts if run.op == "quantized_experts" else moe_mlp
 
 
-def _moe_mlp_sorted_bytes(
-    run: Run, x: Layout, gate_up: Layout, down: Layout, experts: Layout, weights: Layout
+def format_of(run: Run, matrix: str) -> QuantFormat | None:
+    """Return how `gate_up` or `down` is stored, if it is quantised."""
+    prefix = f"{matrix}_"
+    own = {key.removeprefix(prefix): value for key, value in run.attrs.items() if key.startswith(prefix)}
+    return QuantFormat.of(own) if own else None
+
+
+def _by_expert(experts: torch.Tensor, count: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each expert that was chosen, and the choices of it, numbered token * top_k + choice."""
+    chosen, order = experts.reshape(-1).sort(stable=True)
+    first = 0
+    for expert, found in enumerate(torch.bincount(chosen.clamp_(-1, count) + 1).tolist(), -1):
+        first += found
+        if found and 0 <= expert < count:
+            yield expert, order[first - found : first]
+
+
+def _of(expert: int, stack: Stack) -> Iterator[torch.Tensor | None]:
+    return (None if each is None else each[expert] for each in stack)
+
+
+def gated_by_torch(run: Run, multiply: Multiply) -> Multiply:
+    """activation(gate) * up after their product, whose memory is taken for it."""
+    options = _options(run)
+    activation, alpha, limit, offset = (options[n] for n in ("activation", "alpha", "limit", "up_offset"))
+    activate = ACTIVATIONS[activation] if alpha == 1 else partial(_swish, alpha)
+
+    def gated(x: torch.Tensor, *matrix: torch.Tensor | None) -> torch.Tensor:
+        both = multiply(x, *matrix)
+        if not options["gated"]:
+            return activate(both)
+        gate, up = (both[:, ::2], both[:, 1::2]) if options["interleaved"] else both.chunk(2, -1)
+        gate = gate.contiguous()  # kernels for few rows take nothing else
+        if limit is not None:
+            gate, up = gate.clamp_(max=limit), up.clamp_(-limit, limit)
+        return activate(gate).mul_(up.add_(offset) if offset else up)
+
+    return gated
+
+
+def _options(run: Run) -> dict[str, Any]:
+    """The attributes of the op, those too that are at their defaults."""
+    return {name: run.attrs.get(name, value) for name, value in OPS["moe_mlp"].attributes.items()}
+
+
+def _swish(alpha: float, x: torch.Tensor) -> torch.Tensor:
+    return x.mul_((x * alpha).sigmoid_())
+
+
+def _gated(run: Run, multiply: Multiply) -> Multiply:
+    """As in a gated product of one weight, where it is one: few rows of bfloat16 in C, else gate and up one after the other."""
+    options = _options(run)
+    product = {"activation": options.pop("activation"), "product": "linear_bfloat16"}
+    is_plain = all(OPS["moe_mlp"].attributes[name] == value for name, value in options.items())
+    others = gated_by_torch(run, multiply)
+    if not is_plain or format_of(run, "gate_up") is not None:
+        return others
+    of_bfloat16 = gated_product(replace(run, attrs=product))
+
+    def gated(x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
+        return of_bfloat16(x, weight, rest[-1]) if x.dtype == torch.bfloat16 else others(x, weight, *rest)
+
+    return gated
+
+
+def by_torch(run: Run, matrix: str) -> Multiply:
+    """Torch's product, on any device; of a quantised matrix piece by piece."""
+    format = format_of(run, matrix)
+    return _plain(F.linear) if format is None else in_pieces(partial(dequantized_by_ops, format))
+
+
+def _plain(linear: Callable[..., torch.Tensor]) -> Multiply:
+    def multiply(
+        x: torch.Tensor, weight: torch.Tensor, scales: None, zeros: None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        return linear(x, weight, bias)
+
+    return multiply
+
+
+def _products(run: Run, matrix: str) -> Multiply:
+    """Few rows in the kernels for them, many by the fastest way to decode a format."""
+    format, others = format_of(run, matrix), by_torch(run, matrix)
+    if format is None:
+        of_bfloat16 = _plain(linear_bfloat16(run))
+
+        def product(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
+            return (of_bfloat16 if x.dtype == torch.bfloat16 else others)(x, *stored)
+
+        return product
+    few, decoding, own = find(NATIVE, format), _decoding(format), format.scale_dtype
+    decoded = others if decoding is None else decoding.multiply(format)
+
+    def quantized_product(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if few and few.takes(x, weight, scales, zeros, bias):
+            return few.multiply(x, weight, scales, zeros, bias)
+        is_usual = scales.dtype == (getattr(torch, own) if own else x.dtype)
+        return (decoded if is_usual else others)(x, weight, scales, zeros, bias)
+
+    return quantized_product
+
+
+def _decoding(format: QuantFormat) -> Decoding | None:
+    return next((each for each in DECODINGS if not each.refusal(format)), None)
+
+
+def _in_order(run: Run, context: Context) -> str:
+    """Matrices whose outputs can be taken apart: pieces of them are dequantised."""
+    formats = {name: format_of(run, name) for name in ("gate_up", "down")}
+    across = [name for name, f in formats.items() if f is not None and (f.axis != 1 or f.packing == 0)]
+    return f"scales or packing of {' and '.join(across)} go across outputs" if across else ACCEPTED
+
+
+def _moe_mlp_bytes(
+    run: Run,
+    x: Layout,
+    gate_up: Layout,
+    down: Layout,
+    experts: Layout,
+    weights: Layout,
+    *biases: Layout | None,
 ) -> int:
-    """All shares in float32, the order of the slots, and what one expert takes, to which all tokens may go."""
-    slots, hidden, size = experts.count, x.shape[-1], down.shape[-1]
-    one_expert = slots * (x.item * (hidden + 2 * size + hidden) + (4 * hidden if x.is_half else 0))
-    return slots * (4 * hidden + 3 * 8) + one_expert
+    """The sum in float32, the order of the choices, and what one expert takes, to which all tokens may go."""
+    tokens, hidden, size = x.shape[0], x.shape[-1], down.shape[-1]
+    summed = (4 if x.is_half else 0) * x.count + weights.count * (0 if weights.dtype == "float32" else 4)
+    product = x.item * gate_up.shape[1] + (0 if gate_up.shape[1] == size else x.item * size)
+    share = hidden * (x.item + (4 if x.is_half else 0)) + x.item * size
+    return summed + 4 * 8 * experts.count + tokens * (x.item * hidden + max(product, share))
 
 
-def _linear(run: Run) -> Callable[..., Any]:
-    """Few tokens of an expert in bfloat16 in the kernel for them."""
-    of_bfloat16 = linear_bfloat16(run)
+def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
+    """The same, and pieces of a matrix."""
+    gate_up, gate_up_scales, _, down, down_scales, _, experts, weights, *biases = operands
+    held = [0]
+    for name, matrix, scales, columns in (
+        ("gate_up", gate_up, gate_up_scales, x.shape[-1]),
+        ("down", down, down_scales, gate_up.shape[1] // (2 if _options(run)["gated"] else 1)),
+    ):
+        format = format_of(run, name)
+        if format is not None:
+            rows, decoding = contiguous((x.shape[0], columns), x.dtype), _decoding(format) or BY_OPS
+            of_one = contiguous(scales.shape[1:], scales.dtype)
+            held.append(decoding.held(format, rows, of_one, matrix.shape[1]))
+    return _moe_mlp_bytes(run, x, gate_up, down, experts, weights, *biases) + max(held)
 
-    def linear(x: torch.Tensor, weight: torch.Tensor, bias: None) -> torch.Tensor:
-        return (of_bfloat16 if x.dtype == torch.bfloat16 else F.linear)(x, weight, bias)
 
-    return linear
-
-
+_SORTED = "the experts that were chosen, each with its tokens at once"
+_DECODED = "the experts that were chosen, each with its tokens at once; their matrices are decoded piece by piece as they are multiplied"
 KERNELS = (
     Kernel(
         "moe_mlp_sorted",
         "moe_mlp",
-        partial(sorted_by_expert, _linear),
-        "the experts that were chosen, each with its tokens at once",
-        workspace=Workspace(_moe_mlp_sorted_bytes),
+        partial(sorted_by_expert, _products, _gated),
+        _SORTED,
+        workspace=Workspace(_moe_mlp_bytes),
+        reads_back=True,
+    ),
+    Kernel(
+        "quantized_experts_sorted",
+        "quantized_experts",
+        partial(sorted_by_expert, _products, _gated),
+        _DECODED,
+        _in_order,
+        workspace=Workspace(_quantized_experts_bytes),
         reads_back=True,
     ),
 )

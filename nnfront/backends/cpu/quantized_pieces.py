@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu import float8
+from nnfront.ir import OPS
 from nnfront.memory.layout import Layout
 from nnfront.quant_format import FORMATS, QuantFormat
 
@@ -169,6 +170,31 @@ def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
     return pairs.view(torch.int8).bitwise_xor_(8).sub_(8)
 
 
+def dequantized_by_ops(
+    format: QuantFormat,
+    weight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """What the ops' references give, for any format, scales of any dtype, on any device."""
+    if format.packing is not None:
+        signed = {"axis": format.packing, "signed": format.dtype == "int8"}
+        weight = OPS["unpack_int4"].run((weight,), signed)
+    name = format.name if format.values else None
+    attrs = {"group_size": format.group_size, "axis": format.axis, "format": name}
+    y: torch.Tensor = OPS["dequantize"].run(
+        (weight, scales, zeros), {**attrs, "dtype": str(dtype).removeprefix("torch.")}
+    )
+    return y
+
+
+def _by_ops_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
+    """Elements, found values and scales in float32, and what they are unpacked to and rounded to."""
+    decoded, product = _piece_elements(x, outputs)
+    return (4 * 4 + 2 + x.item) * decoded + x.item * product
+
+
 def _from_tables(format: QuantFormat) -> Multiply:
     """Two elements in a byte, with a scale for each group of columns, both places in tables."""
     return in_pieces(partial(looked_up, format))
@@ -253,3 +279,11 @@ DECODINGS = (
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
     Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
 )
+BY_OPS = Decoding(
+    "by_ops",
+    (),
+    "dequantised piece by piece",
+    lambda format: in_pieces(partial(dequantized_by_ops, format)),
+    _by_ops_pieces,
+)
+"""For formats that none of these takes; no product of one weight is made so."""

@@ -170,7 +170,11 @@ def _fp8_accepts(*, native: bool) -> Accepts:
 
 
 def _experts_accepts(run: Run, context: Context) -> str:
-    x, gate_up, down, experts, _ = run.inputs
+    x, gate_up, down, experts, _, *biases = run.inputs
+    if more := [name for name in ("gated", "alpha", "limit", "up_offset") if name in run.attrs]:
+        return f"the kernel has no {' and no '.join(more)}"
+    if not all(map(context.is_none, biases)):
+        return "experts have biases"
     hidden, top_k = context.tensor(x).shape[1], context.tensor(experts).shape[1]
     count, size, _ = context.tensor(gate_up).shape
     if not all(isinstance(n, int) for n in (hidden, count, size, top_k)):
@@ -186,6 +190,15 @@ def _experts_accepts(run: Run, context: Context) -> str:
     reasons = [module.accepts(shape, dtype, arch) for shape in shapes]
     reasons.append(routing.accepts(routing.RoutingShape(1, top_k, count), "int32", arch))
     return next((reason for reason in reasons if reason), ACCEPTED)
+
+
+def _interleaved(run: Run, context: Context) -> str:
+    """Experts whose gate and up alternate as they are, or why they do not in a copy."""
+    return _experts_accepts(run, context) or (
+        ACCEPTED
+        if "interleaved" in run.attrs
+        else "gate_up is no weight, or something else reads it as it is"
+    )
 
 
 _SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
@@ -326,6 +339,7 @@ def _experts(run: Run) -> Callable[..., Any]:
         down: torch.Tensor,
         experts: torch.Tensor,
         weights: torch.Tensor,
+        *biases: None,
     ) -> torch.Tensor:
         count, size, hidden = gate_up.shape
         chosen = experts.to(torch.int32).contiguous()
@@ -342,6 +356,7 @@ def _experts(run: Run) -> Callable[..., Any]:
     return triton_experts
 
 
+_EXPERTS = Kernel("triton_experts", "interleaved_experts", _experts, _SEGMENTS, _experts_accepts)
 _PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense)
 _GATED = Kernel("triton_gated", "interleaved_product", _gated, _TILES, _gated_accepts)
 
@@ -366,7 +381,8 @@ KERNELS = (
         for op in ("quantized_product", "fp8_gated_product")
         for why, native in ((_FLOAT8, True), (_DECODED, False))
     ),
-    Kernel("triton_experts", "interleaved_experts", _experts, _SEGMENTS, _experts_accepts),
+    _EXPERTS,
+    replace(_EXPERTS, op="experts", accepts=_interleaved),
     _PRODUCT,
     _PRODUCT.of("linear", _as_product),
     _PRODUCT.of("matmul", _as_product),

@@ -6,8 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from torch.nn import functional as F
-
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import host, moe, rope
 from nnfront.backends.cuda import attention, linear, rowwise
@@ -15,7 +13,6 @@ from nnfront.backends.cuda import attention, linear, rowwise
 ON_DEVICE = (*linear.KERNELS, *attention.KERNELS, *rowwise.KERNELS)
 """Kernels that launch those of `nnfront_kernels`."""
 
-_EXPERTS = tuple(
-    replace(kernel, bind=partial(moe.sorted_by_expert, lambda run: F.linear)) for kernel in moe.KERNELS
-)
+_BY_TORCH = partial(moe.sorted_by_expert, moe.by_torch, moe.gated_by_torch)
+_EXPERTS = tuple(replace(kernel, bind=_BY_TORCH) for kernel in moe.KERNELS)
 KERNELS = (*ON_DEVICE, *_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *host.KERNELS)
