@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -44,11 +46,13 @@ class Gated(nn.Module):
 class Experts(nn.Module):
     """Sixteen experts of which each token chooses some."""
 
-    def __init__(self, dtype: str) -> None:
-        self.gate_up, self.down = nn.Parameter((16, 256, 64), dtype), nn.Parameter((16, 64, 128), dtype)
+    def __init__(self, dtype: str, bias: bool = False, **options: Any) -> None:
+        width = 256 if options.get("gated", True) else 128
+        self.gate_up, self.down = nn.Parameter((16, width, 64), dtype), nn.Parameter((16, 64, 128), dtype)
+        self.bias, self.options = nn.Parameter((16, 64), dtype) if bias else None, options
 
     def forward(self, x: nn.Tensor, experts: nn.Tensor, shares: nn.Tensor) -> nn.Tensor:
-        return op.moe_mlp(x, self.gate_up, self.down, experts, shares)
+        return op.moe_mlp(x, self.gate_up, self.down, experts, shares, None, self.bias, **self.options)
 
 
 def compiled(model: nn.Module, inputs: dict[str, spec.Tensor], target: str = SM_90) -> Executable:
@@ -60,9 +64,9 @@ def gated(activation: str) -> Executable:
     return compiled(Gated(activation), {"x": spec.Tensor(["n", 64], "float16")})
 
 
-def experts(dtype: str, top_k: int, target: str = SM_90) -> Executable:
+def experts(dtype: str, top_k: int, target: str = SM_90, **options: Any) -> Executable:
     choice = {"experts": spec.Tensor(["n", top_k], "int64"), "shares": spec.Tensor(["n", top_k], dtype)}
-    return compiled(Experts(dtype), {"x": spec.Tensor(["n", 64], dtype), **choice}, target)
+    return compiled(Experts(dtype, **options), {"x": spec.Tensor(["n", 64], dtype), **choice}, target)
 
 
 def elements(method: MethodProgram, slot: int) -> int:
@@ -107,6 +111,32 @@ def test_experts_that_no_kernel_takes_are_sorted_and_not_all_computed() -> None:
     assert "moe_mlp_sorted" in experts("float32", 2).explain(n=4)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (
+            {"limit": 7.0, "alpha": 1.702, "up_offset": 1.0},
+            "the kernel has no alpha and no limit and no up_offset",
+        ),
+        ({"gated": False}, "the kernel has no gated"),
+        ({"activation": "relu2"}, "there is no relu2 in the kernel"),
+        ({"bias": True}, "experts have biases"),
+    ],
+    ids=str,
+)
+def test_a_kernel_says_what_it_does_not_know_about_experts(options: dict[str, Any], reason: str) -> None:
+    told = experts("bfloat16", 8, **options).explain(n=4)
+    assert "moe_mlp_sorted" in told
+    assert f"triton_experts: {reason}" in told
+
+
+def test_experts_whose_rows_alternate_as_they_are_stored_are_not_stored_again() -> None:
+    made = experts("bfloat16", 8, interleaved=True)
+    assert "triton_experts" in made.explain(n=4)
+    (method,) = made.program.methods.values()
+    assert {weight.name for weight in method.weights} == {"gate_up", "down"}
+
+
 def test_the_sorted_experts_of_a_gpu_agree_with_the_definition() -> None:
     """By the function that a GPU would run, on tensors of the CPU."""
     from nnfront.backends.table import resolver
@@ -116,7 +146,7 @@ def test_the_sorted_experts_of_a_gpu_agree_with_the_definition() -> None:
     x, gate_up, down = torch.randn(5, 64), torch.randn(16, 256, 64), torch.randn(16, 64, 128)
     chosen, shares = torch.randint(0, 16, (5, 2)), torch.rand(5, 2)
     wanted = reference(Run("moe_mlp", "moe_mlp", run.inputs, run.result, run.attrs))(
-        x, gate_up, down, chosen, shares
+        x, gate_up, down, chosen, shares, None, None
     )
     found = resolver("cuda")(run)(x, gate_up, down, chosen, shares)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -174,6 +175,40 @@ def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, r
     peak = measured_peak(lambda: run(x))
     plan = executable.memory().methods[name].plan
     assert plan.peak <= peak <= plan.peak + library_scratch(dtype, x.shape[0])
+
+
+class Experts(nn.Module):
+    """Two experts, plain or quantised."""
+
+    def __init__(self, quant: str | None, **options: Any) -> None:
+        width = 2048 if options.get("gated", True) else 1024
+        self.quant, self.options = quant, options
+        self.weights = [nn.Parameter([2, width, 512]), nn.Parameter([2, 512, 1024])]
+        if quant:
+            self.stored = [op.quantize(w, axis=-1, format=quant) for w in self.weights]
+            self.stored = [(op.pack_int4(q), scale) for q, scale in self.stored]
+
+    def forward(self, x: nn.Tensor, chosen: nn.Tensor, shares: nn.Tensor) -> nn.Tensor:
+        matrices = self.weights
+        if self.quant:
+            parts = [(op.unpack_int4(q, signed=self.quant == "int4"), s) for q, s in self.stored]
+            matrices = [op.dequantize(q, s, format=self.quant, dtype="float32") for q, s in parts]
+        return op.moe_mlp(x, *matrices, chosen, shares, **self.options)
+
+
+@pytest.mark.parametrize("options", [{}, {"limit": 1.0, "interleaved": True}, {"gated": False}], ids=str)
+@pytest.mark.parametrize("quant", [None, "int4", "mxfp4"])
+def test_experts_hold_what_the_table_says_when_one_has_all_tokens(quant, options):
+    module = Experts(quant, **options)
+    of_tokens = {"chosen": spec.Tensor([512, 1], "int64"), "shares": spec.Tensor([512, 1])}
+    ir = module.export({"forward": {"x": spec.Tensor([512, 512]), **of_tokens}})
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    run = executable.load({n: torch.randn(p.shape) for n, p in module.named_parameters()})["forward"]
+    operands = torch.randn(512, 512), torch.zeros(512, 1, dtype=torch.int64), torch.rand(512, 1)
+    run(*operands)
+    peak = measured_peak(lambda: run(*operands))
+    plan = executable.memory().methods["forward"].plan
+    assert plan.peak <= peak <= plan.peak + SCRATCH
 
 
 def test_every_kernel_says_what_it_holds():

@@ -244,7 +244,6 @@ X = torch.randn
         (ops.conv1d_transpose, [X(2, 4, 9), X(4, 3, 3), None], {"stride": (2,)}),
         (ops.scaled_dot_product_attention, [X(2, 3, 4, 8), X(2, 5, 2, 8), X(2, 5, 2, 6), None], {}),
         (ops.attention, [X(2, 3, 4, 8), X(2, 3, 2, 8), X(2, 3, 2, 6), None, None], {}),
-        # The reference computes every expert for every token: here all are chosen.
         (ops.causal_conv1d, [X(2, 5, 3), X(3, 4), X(3), None], {}),
         (ops.ssm_scan, [X(2, 5, 4, 3), X(2, 5, 4), X(4), X(2, 5, 2, 6), X(2, 5, 2, 6), None, None], {}),
         (ops.selective_scan, [X(2, 5, 4), X(2, 5, 4), X(4, 3), X(2, 5, 3), X(2, 5, 3), X(4), None], {}),
@@ -253,7 +252,8 @@ X = torch.randn
             [X(2, 5, 2, 3), X(2, 5, 2, 3), X(2, 5, 4, 6), X(2, 5, 4), X(2, 5, 4), None],
             {},
         ),
-        (ops.moe_mlp, [X(1, 4), X(2, 12, 4), X(2, 4, 6), torch.tensor([[1, 0]]), X(1, 2)], {}),
+        # The reference computes every expert for every token: here all are chosen.
+        (ops.moe_mlp, [X(1, 4), X(2, 12, 4), X(2, 4, 6), torch.tensor([[1, 0]]), X(1, 2), None, None], {}),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else "",
 )

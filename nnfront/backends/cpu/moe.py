@@ -141,18 +141,22 @@ def _swish(alpha: float, x: torch.Tensor) -> torch.Tensor:
 
 def _gated(run: Run, multiply: Multiply) -> Multiply:
     """As in a gated product of one weight, where it is one: few rows of bfloat16 in C, else gate and up one after the other."""
-    options = _options(run)
-    product = {"activation": options.pop("activation"), "product": "linear_bfloat16"}
-    is_plain = all(OPS["moe_mlp"].attributes[name] == value for name, value in options.items())
     others = gated_by_torch(run, multiply)
-    if not is_plain or format_of(run, "gate_up") is not None:
+    if not _is_product(run):
         return others
+    product = {"activation": _options(run)["activation"], "product": "linear_bfloat16"}
     of_bfloat16 = gated_product(replace(run, attrs=product))
 
     def gated(x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
         return of_bfloat16(x, weight, rest[-1]) if x.dtype == torch.bfloat16 else others(x, weight, *rest)
 
     return gated
+
+
+def _is_product(run: Run) -> bool:
+    """Whether what comes before `down` is a gated product with one weight."""
+    usual = {**OPS["moe_mlp"].attributes, "activation": _options(run)["activation"]}
+    return _options(run) == usual and format_of(run, "gate_up") is None
 
 
 def by_torch(run: Run, matrix: str) -> Multiply:
@@ -217,29 +221,36 @@ def _moe_mlp_bytes(
     experts: Layout,
     weights: Layout,
     *biases: Layout | None,
+    held: tuple[int, int] = (0, 0),
 ) -> int:
-    """The sum in float32, the order of the choices, and what one expert takes, to which all tokens may go."""
-    tokens, hidden, size = x.shape[0], x.shape[-1], down.shape[-1]
-    summed = (4 if x.is_half else 0) * x.count + weights.count * (0 if weights.dtype == "float32" else 4)
-    product = x.item * gate_up.shape[1] + (0 if gate_up.shape[1] == size else x.item * size)
-    share = hidden * (x.item + (4 if x.is_half else 0)) + x.item * size
-    return summed + 4 * 8 * experts.count + tokens * (x.item * hidden + max(product, share))
+    """The sum in float32, the order of the choices, and what one expert takes, to which all tokens may go; `held` by its two products."""
+    rows, hidden, size, wide = x.shape[0], x.shape[-1], down.shape[-1], 4 if x.is_half else 0
+    gate = 0 if not _options(run)["gated"] or (_is_product(run) and x.dtype == "bfloat16") else size
+    first = x.item * rows * (hidden + gate_up.shape[1]) + max(held[0], x.item * rows * gate)
+    second = x.item * rows * (size + hidden) + max(held[1], wide * x.count)
+    return wide * x.count + 3 * 8 * experts.count + max(first, second)
 
 
 def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
-    """The same, and pieces of a matrix."""
-    gate_up, gate_up_scales, _, down, down_scales, _, experts, weights, *biases = operands
-    held = [0]
+    """The same, and pieces of matrices."""
+    gate_up, gate_up_scales, _, down, down_scales, _, *rest = operands
+    held = []
     for name, matrix, scales, columns in (
         ("gate_up", gate_up, gate_up_scales, x.shape[-1]),
         ("down", down, down_scales, gate_up.shape[1] // (2 if _options(run)["gated"] else 1)),
     ):
-        format = format_of(run, name)
-        if format is not None:
-            rows, decoding = contiguous((x.shape[0], columns), x.dtype), _decoding(format) or BY_OPS
-            of_one = contiguous(scales.shape[1:], scales.dtype)
-            held.append(decoding.held(format, rows, of_one, matrix.shape[1]))
-    return _moe_mlp_bytes(run, x, gate_up, down, experts, weights, *biases) + max(held)
+        format, rows = format_of(run, name), contiguous((x.shape[0], columns), x.dtype)
+        if format is None:
+            held.append(0)
+            continue
+        few = find(NATIVE, format)
+        is_few = few is not None and x.dtype == "bfloat16" and 0 < x.shape[0] <= few.most
+        of_one = contiguous(scales.shape[1:], scales.dtype)
+        pieces = (_decoding(format) or BY_OPS).held(format, rows, of_one, matrix.shape[1])
+        held.append(0 if is_few else pieces)
+    return _moe_mlp_bytes(
+        run, x, gate_up, contiguous((*down.shape[:2], columns), x.dtype), *rest, held=(held[0], held[1])
+    )
 
 
 _SORTED = "the experts that were chosen, each with its tokens at once"
