@@ -23,6 +23,8 @@ Amount: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = int | str | Sequence[int | Sequence[int]]
 
 _UNEVEN = "{} channels do not divide into {} groups"
+# Torch multiplies strides and dilations with sizes in 64 bits and does not look whether the product fits: a larger one makes it read outside its operands.
+_MOST = 2**31 - 1
 _FLOATS_ONLY = "integers are refused, which torch convolves on a CPU only"
 
 
@@ -33,6 +35,7 @@ def _amounts(value: Any, count: int, name: str, least: int) -> tuple[int, ...]:
     require(len(found) == count, "{} has {} numbers for {} spatial axes", name, len(found), count)
     for amount in found:
         require(amount >= least, "{} must be at least {}, got {}", name, least, amount)
+        require(amount <= _MOST, "{} must be at most {}, got {}", name, _MOST, amount)
     return found
 
 

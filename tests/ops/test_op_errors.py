@@ -115,6 +115,8 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.conv1d, [t(2, 5), t(3, 2, 3)], {}, "x must have 3 axes, got 2"),
     (ops.conv1d, [t(1, 2, 5), t(3, 2, 3)], {"groups": 0}, "groups must be positive, got 0"),
     (ops.conv1d, [t(1, 2, 5), t(3, 2, 3)], {"stride": (1, 1)}, "stride has 2 numbers for 1 spatial axes"),
+    (ops.conv1d, [t(1, 2, 5), t(3, 2, 3)], {"stride": 2**31}, "stride must be at most 2147483647, got 2147483648"),
+    (ops.conv1d_transpose, [t(1, 2, 5), t(2, 3, 3)], {"dilation": 2**63 - 1}, "dilation must be at most 2147483647, got 9223372036854775807"),
     (ops.conv1d, [t(1, 2, 5), t(3, 2, 3)], {"dilation": 0}, "dilation must be at least 1, got 0"),
     (ops.conv1d, [t(1, 2, 5), t(3, 2, 3)], {"padding": "full"}, "padding must be numbers, 'same' or 'valid', got 'full'"),
     (ops.conv1d, [t(1, 2, 5), t(3, 2, 3)], {"padding": "same", "stride": 2}, "padding 'same' needs stride 1, got (2,)"),
