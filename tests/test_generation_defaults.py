@@ -159,12 +159,48 @@ def test_a_kernel_for_a_mistyped_op_is_refused_with_the_nearest() -> None:
 
 def test_what_is_quantised_is_said(llm: nn.LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = (
-        "quantised to int8: 16 weights, 4.72 MB to 2.38 MB; as they are: 2.1 MB of embeddings and lm_head (by its name),"
-        " 4.61 kB of vectors; all weights: 6.82 MB to 4.48 MB"
+        "quantised: 17 weights to int8, 6.82 MB to 3.43 MB; as they are: 4.61 kB of vectors;"
+        " all weights: 6.82 MB to 3.44 MB"
     )
     assert llm.quantized is None
     assert str(nn.LLM.load(FOLDER, quant="int8").quantized) == line
     assert main(["run", str(FOLDER), "-p", "x", "-n", "1", "--quant", "int8"]) == 0
     assert capsys.readouterr().err.startswith(line + "\n")
     assert main(["export", str(FOLDER), "-o", str(tmp_path / "out"), "--quant", "int8"]) == 0
-    assert capsys.readouterr().out.startswith(line + "\n")
+    assert capsys.readouterr().err.startswith(line + "\n")
+
+
+def test_what_weights_are_stored_in_can_be_said_by_module_and_all_of_it_reported(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = ["run", str(FOLDER), "-p", "x", "-n", "1"]
+    rules = ["--keep", "*.o_proj", "--quant-rule", "model.layers.0=int4:64", "--quant-head", "fp8"]
+    assert main([*said, "--quant", "int8", *rules, "--quant-report"]) == 0
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert ["model.embed_tokens.weight", "embedding", "and", "head", "fp8", "2097152", "1064960"] in lines
+    assert ["model.layers.0.self_attn.o_proj.weight", "product", "int4:64", "131072", "34816"] in lines
+    assert ["model.layers.1.mlp.down_proj.weight", "product", "int8", "262144", "131584"] in lines
+    assert [
+        "model.layers.1.self_attn.o_proj.weight",
+        "product",
+        "as",
+        "it",
+        "is",
+        "131072",
+        "131072",
+        "kept",
+        "by",
+        "'*.o_proj'",
+    ] in lines
+    for wrong, error in (
+        (
+            ["--keep", "x"],
+            "it is said how weights are to be quantised, but not to what\n  help: add --quant int8, or leave it out",
+        ),
+        (
+            ["--quant", "int8", "--quant-rule", "x"],
+            "--quant-rule x is no rule\n  help: write the modules and the format: --quant-rule '*.o_proj=int8'",
+        ),
+    ):
+        assert main([*said, *wrong]) == 1
+        assert capsys.readouterr().err == f"error: {error}\n"

@@ -10,6 +10,7 @@ from nnfront.artefact.save import Options
 from nnfront.errors import LoadError
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.timings import Timings
+from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.weights.checkpoint import is_artefact
 
 
@@ -19,19 +20,20 @@ def export(
     *,
     target: str = "cpu",
     dtype: str | None = None,
-    quant: str | None = None,
+    quant: str | QuantScheme | None = None,
     model_file: str | Path | None = None,
     ignored: Sequence[str] = (),
     sizes: Mapping[str, Sequence[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     compiled: Callable[[int, int], None] | None = None,
     plan: Callable[[str], None] = lambda text: None,
+    quantized: Callable[[QuantizeReport], None] = lambda report: None,
 ) -> Timings:
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
     target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
     checkpoint's dtype. quant, ignored: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
-    anything is, what it will take. Raises LoadError if the folder is not what it should be or the output cannot be written.
+    anything is, what it will take, `quantized` what becomes of which weight. Raises LoadError if the folder is not what it should be or the output cannot be written.
     """
     if is_artefact(path):
         raise LoadError(
@@ -41,7 +43,7 @@ def export(
     folder = compile_folder(path, target, dtype, model_file, phases, quant)
     size = folder.checkpoint.size_bytes
     if folder.quantized is not None:
-        plan(str(folder.quantized))
+        quantized(folder.quantized)
 
     def tell(peak_bytes: int) -> None:
         plan(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
+from nnfront.cli.quant_arguments import add_quant_arguments, say, scheme
 from nnfront.errors import LoadError
-from nnfront.quant_format import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compile kernels for these sizes only, such as batch=1,8; may be given for several dims",
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument(
-        "--quant", metavar="Q", help=f"store the weights of linear layers in {', '.join(FORMATS)}"
-    )
+    add_quant_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -50,12 +48,13 @@ def main(args: argparse.Namespace) -> int:
         target=args.device,
         sizes=_sizes(args.sizes),
         dtype=args.dtype,
-        quant=args.quant,
+        quant=scheme(args),
         model_file=args.model,
         ignored=args.ignore,
         progress=bar,
         compiled=progress_bar("kernels", "kernel"),
         plan=_say,
+        quantized=lambda report: say(report, args),
     )
     size = sum(file.stat().st_size for file in Path(args.output).rglob("*") if file.is_file())
     _say(f"{args.output}: {size / 1e6:.1f} MB\n\n{phases.table()}")

@@ -8,7 +8,7 @@ import sys
 
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
-from nnfront.quant_format import FORMATS
+from nnfront.cli.quant_arguments import add_quant_arguments, say, scheme
 
 WORTH_SAYING_BYTES = 64 << 20
 """A load that takes more memory than this says so before it begins."""
@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cpu (the default), cuda, or a GPU's architecture such as cuda:sm_90; an artefact has its own",
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
-    parser.add_argument(
-        "--quant", metavar="Q", help=f"store the weights of linear layers in {', '.join(FORMATS)}"
-    )
+    add_quant_arguments(parser)
     parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
     parser.add_argument(
         "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
@@ -35,7 +33,7 @@ def compiled(args: argparse.Namespace) -> nn.Executable:
     """Compile what the flags say, without its weights."""
     if nn.artefact.is_artefact(args.path):
         return nn.compile(nn.artefact.program_of(args.path), _device(args))
-    return nn.compile_folder(args.path, _device(args), args.dtype, args.model, quant=args.quant).executable
+    return nn.compile_folder(args.path, _device(args), args.dtype, args.model, quant=scheme(args)).executable
 
 
 def _device(args: argparse.Namespace) -> str:
@@ -50,7 +48,7 @@ def load(args: argparse.Namespace) -> nn.LLM:
         args.path,
         device,
         dtype=args.dtype,
-        quant=args.quant,
+        quant=scheme(args),
         kv_quant=args.kv_quant,
         model_file=args.model,
         cache=args.cache,
@@ -60,8 +58,7 @@ def load(args: argparse.Namespace) -> nn.LLM:
         if nn.backend_of(device).uploads
         else progress_bar("weights", "step"),
     )
-    if llm.quantized is not None:
-        print(llm.quantized, file=sys.stderr)
+    say(llm.quantized, args)
     return llm
 
 

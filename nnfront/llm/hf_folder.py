@@ -17,7 +17,7 @@ from nnfront.files import File, Folder, shown
 from nnfront.ir import CacheType, IRModule, TensorType, type_text
 from nnfront.llm.model_files import open_folder, read_folder, read_json
 from nnfront.llm.timings import Timings
-from nnfront.passes import QuantizeReport
+from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.weights import Checkpoint
 
 GENERATION = "generation_config.json"
@@ -65,11 +65,11 @@ def compile_folder(
     dtype: str | None = None,
     model_file: str | Path | None = None,
     phases: Timings | None = None,
-    quant: str | None = None,
+    quant: str | QuantScheme | None = None,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant: store the weights of linear layers in a format of `nnfront.quant_format`. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant: as for `LLM.load`. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()

@@ -23,7 +23,7 @@ from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, until
-from nnfront.passes import QuantizeReport
+from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 from nnfront.transform.plan import TransformPlan
@@ -77,7 +77,7 @@ class LLM:
         path: str | Path,
         device: str = "cpu",
         dtype: str | None = None,
-        quant: str | None = None,
+        quant: str | QuantScheme | None = None,
         *,
         kv_quant: str | None = None,
         model_file: str | Path | None = None,
@@ -89,7 +89,7 @@ class LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
-        quant: store the weights of linear layers in a format of `nnfront.quant_format`: 4 bits (`int4`, a scale for 32 of them), 8 (`int8` or, in floats, `fp8`) ...
+        quant: store weights in a format of `nnfront.quant_format`: 4 bits (`int4`, a scale for 32 of them), 8 (`int8` or, in floats, `fp8`) ..., or as a `QuantScheme` says.
         kv_quant: keep keys and values in 8 bits (`fp8`: a float, with a scale for each token and head).
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.

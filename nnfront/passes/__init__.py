@@ -25,7 +25,9 @@ from nnfront.passes.lift_transform_params import lift_transform_params
 from nnfront.passes.outline import outline
 from nnfront.passes.pack_weights import pack_weights
 from nnfront.passes.patterns import Pattern
-from nnfront.passes.quantize_weights import QuantizeReport, quantize_weights
+from nnfront.passes.quantize_weights import quantize_weights
+from nnfront.passes.quantizing.report import QuantizeReport
+from nnfront.passes.quantizing.scheme import QuantScheme
 from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
 from nnfront.passes.special_cases import special_cases
 from nnfront.passes.turn_weights import turn_weights
@@ -60,6 +62,7 @@ __all__ = [
     "PIPELINES",
     "Pass",
     "Pattern",
+    "QuantScheme",
     "QuantizeReport",
     "apply_dtype_policy",
     "bind_dims",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Store the weights of linear products in few bits: quantising them is one more formula, which lifting moves to load time.
 
-example: quantize_weights(ir, "int4", group_size=2)
+example: quantize_weights(ir, "int4:2")
 before:
     def main[n](x: input float32[n, 4], w: weight float32[6, 4]) -> float32[n, 6] {
         y: float32[n, 6] = linear(x, w)
@@ -19,311 +19,243 @@ after:
         return y
     }
 
-The formats are those of `nnfront.quant_format`; `group_size` is for those that come in any groups along the input axis. Elements of float8 have exponents of
-their own, so scales for smaller blocks would gain little, and rows can still be joined, reordered and shared out, which blocks of 128 x 128 cannot.
+Run it before lifting, which keeps the stored values as it keeps tensors that a module derives. Taken are weights of products, of experts (`moe_mlp`), and tables
+whose rows are taken: rows are gathered as they are stored, and then dequantised, so an embedding that is the head's weight too is stored once. `nnfront.passes.quantizing` decides
+which, and in which format. `matmul` with a matrix of weights becomes `linear` with its transpose.
 
-Run it before lifting, which keeps the stored values as it keeps tensors that a module derives. A weight is taken if it depends on weights alone, has constant sizes, and its input axis divides into groups; `skip` are
-module paths, with `*`, whose products stay as they are. `matmul` with a matrix of weights is taken for `linear` with its transpose, unless something else reads the
-weight, as an embedding does that is the head's weight too.
+A function that several layers share becomes several where their weights differ in format.
 
-leaves:  products whose weight is dequantised already; so twice is once.
-raises:  PassError for a format that does not exist, and for groups that it does not come in.
+leaves:  routers, whose products choose experts; vectors; weights that other ops read, or in two orders; what is dequantised already, so twice is once.
+raises:  PassError for a format that does not exist, for groups that it does not come in, and for a pattern that fits no weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from math import prod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from nnfront import dtypes, ops
-from nnfront.errors import PassError
+from nnfront import ops
 from nnfront.ir import (
     Atom,
     Binding,
     Block,
     Call,
-    Expr,
     Function,
     FunctionBuilder,
+    FunctionCall,
     IRModule,
     Mutator,
     Names,
     Projection,
     TensorType,
-    Type,
     Var,
-    used_vars,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.inline import inline
+from nnfront.passes.quantizing.choose import choose
+from nnfront.passes.quantizing.reads import taken
+from nnfront.passes.quantizing.report import QuantizeReport
+from nnfront.passes.quantizing.scheme import QuantScheme, scheme_of
 from nnfront.passes.turn_weights import turned
-from nnfront.passes.weight_values import read_as_they_are, weight_values
 from nnfront.quant_format import FORMATS, QuantFormat
 
-SKIPPED = ("lm_head", "*.lm_head", "gate", "*.gate", "router", "*.router")
-"""Heads, and routers to experts: small errors in their results change which token or expert is the likeliest."""
+Formats = tuple[QuantFormat | None, ...]
+"""For each of the operands `taken` in a function and in those that it calls, in order: what it is stored in, None if it stays."""
 
 
 @module_pass()
-def quantize_weights(
-    ir: IRModule, scheme: str, group_size: int | None = None, skip: Sequence[str] = SKIPPED
-) -> IRModule:
-    """Quantise the weights of `linear` products; `scheme` is the name of a format."""
-    chosen = _chosen(scheme, group_size)
-    kept = read_as_they_are(ir, lambda binding: _right(binding.value))
-    functions = [
-        _Quantizing(f, chosen, skip, kept).function(f) if f.kind in ("public", "private") else f
-        for f in ir.functions
-    ]
-    if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
+def quantize_weights(ir: IRModule, scheme: str | QuantScheme) -> IRModule:
+    """Quantise weights as a scheme says, or to one format; `quantize_weights.report(ir, scheme)` says beforehand what becomes of each."""
+    chosen = choose(ir, scheme_of(scheme)).in_order
+    if not any(map(any, chosen.values())):
         return ir
-    return ir.with_functions(functions)
+    variants = _Variants(ir)
+    for method in ir.methods:
+        variants.function(method, chosen[method.name])
+    return ir.with_functions(variants.functions())
 
 
-def _chosen(name: str, group_size: int | None) -> QuantFormat:
-    if name not in FORMATS:
-        raise PassError(
-            f"there is no format {name!r} to quantise weights to",
-            help=f"use one of {', '.join(map(repr, FORMATS))}",
-        )
-    found = FORMATS[name]
-    if found.fixed_groups and group_size not in (None, found.group_size):
-        each = "output channel" if found.group_size is None else f"group of {found.group_size}"
-        others = ", ".join(other.name for other in FORMATS.values() if not other.fixed_groups)
-        raise PassError(
-            f"{name} has a scale for each {each}, got group_size={group_size}",
-            help=f"leave group_size out, or use one of {others}",
-        )
-    return replace(found, group_size=group_size or found.group_size)
+@quantize_weights.reports
+def _report(ir: IRModule, scheme: str | QuantScheme) -> QuantizeReport:
+    """Say what becomes of each weight that stays in memory, and its bytes. Printable."""
+    scheme = scheme_of(scheme)
+    return QuantizeReport(scheme, choose(ir, scheme).weights)
+
+
+class _Variants:
+    """The functions of a module, each once for each choice of formats among its callers."""
+
+    def __init__(self, ir: IRModule) -> None:
+        self.ir = ir
+        self.names = Names(ir)
+        self.counts: dict[str, int] = {}
+        self.made: dict[tuple[str, Formats], Function] = {}
+
+    def function(self, function: Function, formats: Formats) -> Function:
+        """Return a function with its weights in these formats."""
+        key = function.name, formats
+        if key not in self.made:
+            is_first = all(name != function.name for name, _ in self.made)
+            new = _Quantizing(function, iter(formats), self).function(function) if any(formats) else function
+            self.made[key] = new if is_first else new.with_(name=self.names.unique(function.name))
+        return self.made[key]
+
+    def called(self, name: str, formats: Iterator[QuantFormat | None]) -> str:
+        """Return the name of a private function with its weights in the next of these formats."""
+        callee = self.ir[name]
+        if callee.kind != "private":
+            return name
+        return self.function(callee, tuple(next(formats) for _ in range(self.count(callee)))).name
+
+    def count(self, function: Function) -> int:
+        """Return how many operands are `taken` in a function and in those that it calls."""
+        if function.name not in self.counts:
+            values = [binding.value for binding in walk_bindings(function.bindings)]
+            calls = [self.ir[v.function] for v in values if isinstance(v, FunctionCall)]
+            inside = sum(self.count(callee) for callee in calls if callee.kind == "private")
+            self.counts[function.name] = sum(len(taken(value)) for value in values) + inside
+        return self.counts[function.name]
+
+    def functions(self) -> Iterator[Function]:
+        """Yield all functions in the order of the module."""
+        variants: dict[str, list[Function]] = {}
+        for (name, _), function in self.made.items():
+            variants.setdefault(name, []).append(function)
+        for function in self.ir.functions:
+            yield from variants.get(function.name, [function])
 
 
 @dataclass(frozen=True)
-class QuantizedWeight:
-    """A value made of weights alone that stays in memory: its bytes before and after, and why it is not quantised, empty if it is."""
+class _Stored:
+    """A weight as it is stored: its elements, packed or not, scales and zero points; and the dtype that it has been."""
 
-    name: str
-    bytes_before: int
-    bytes_after: int
-    reason: str = ""
+    format: QuantFormat
+    elements: Var
+    others: tuple[Var, ...]
+    dtype: str
 
+    def read(self, builder: FunctionBuilder) -> Var:
+        """What is stored, dequantised."""
+        assert isinstance(self.elements.type, TensorType)
+        axis, format, q = self.elements.type.ndim - 1, self.format, self.elements
+        if format.packing is not None:
+            q = builder.call(ops.unpack_int4, q, axis=axis, signed=format.dtype == "int8")
+        scales, zeros = (*self.others, None)[:2]
+        attrs = {"group_size": _group(format, q), "axis": axis, "format": format.name, "dtype": self.dtype}
+        return builder.call(ops.dequantize, q, scales, zeros, **attrs)
 
-@dataclass(frozen=True)
-class QuantizeReport:
-    """What `quantize_weights` does to the weights of a module. `str` is one line."""
-
-    scheme: str
-    weights: tuple[QuantizedWeight, ...]
-
-    @property
-    def quantized(self) -> tuple[QuantizedWeight, ...]:
-        """The weights that are quantised."""
-        return tuple(w for w in self.weights if not w.reason)
-
-    def __str__(self) -> str:
-        left: dict[str, list[QuantizedWeight]] = {}
-        for weight in self.weights:
-            if weight.reason:
-                left.setdefault(weight.reason, []).append(weight)
-        others = [f"{_size(w.bytes_before for w in found)} of {reason}" for reason, found in left.items()]
-        return (
-            f"quantised to {self.scheme}: {len(self.quantized)} weights, {_change(self.quantized)};"
-            f" as they are: {', '.join(others) or 'none'}; all weights: {_change(self.weights)}"
+    def rows(self, builder: FunctionBuilder, places: Atom) -> _Stored:
+        """Some rows."""
+        elements, *others = (
+            builder.call(ops.take, part, places, axis=0) for part in (self.elements, *self.others)
         )
+        return _Stored(self.format, elements, tuple(others), self.dtype)
 
 
-READERS = {ops.take: "embeddings", ops.moe_mlp: "experts (whose product takes no quantised weights)"}
-"""What reads weights in a way for which they cannot be quantised, and what these weights are."""
-
-
-def _report(
-    ir: IRModule, scheme: str, group_size: int | None = None, skip: Sequence[str] = SKIPPED
-) -> QuantizeReport:
-    """Say which weights the pass would quantise, which not and why, and the bytes that stay in memory. Printable."""
-    chosen = _chosen(scheme, group_size)
-    ir = inline(quantize_weights(ir, scheme, group_size, skip))
-    kept = read_as_they_are(ir, lambda binding: _right(binding.value))
-    types: dict[str, TensorType] = {}
-    reasons: dict[str, dict[str, None]] = {}
-    stored: dict[str, int] = {}
-    for function in ir.methods:
-        pass_ = _Quantizing(function, chosen, skip, kept)
-        for binding in walk_bindings(function.bindings):
-            for var in used_vars(binding.value) if binding.var not in pass_.weights else ():
-                if var not in pass_.weights or not isinstance(var.type, TensorType):
-                    continue
-                source, codes = _stored(var, pass_.made)
-                name = pass_.weight_names.get(source, source.name)
-                types[name] = var.type
-                if codes:
-                    stored[name] = sum(map(_bytes, codes))
-                else:
-                    reason = pass_.reason_for(var, binding) or "weights that are left out"
-                    reasons.setdefault(name, {})[reason] = None
-    return QuantizeReport(
-        scheme,
-        tuple(
-            QuantizedWeight(
-                name,
-                _bytes(type),
-                stored.get(name, 0) + (_bytes(type) if name in reasons else 0),
-                " and ".join(reasons.get(name, ())),
-            )
-            for name, type in types.items()
-        ),
-    )
-
-
-def _stored(var: Var, made: Mapping[Var, Binding]) -> tuple[Var, list[Type]]:
-    """The weight that a value was quantised from, and the types of what is stored of it; itself and none if it is as it was."""
-    value = made[var].value if var in made else None
-    if not isinstance(value, Call) or value.op is not ops.dequantize:
-        return var, []
-    codes = [atom for atom in value.args if isinstance(atom, Var)]
-    source: Atom | None = codes[0]
-    while isinstance(source, Var) and source in made:
-        value = made[source].value
-        if isinstance(value, Call) and value.op is ops.unpack_int4 and isinstance(value.args[0], Var):
-            codes[0] = value.args[0]
-        if isinstance(value, Call) and value.op is ops.quantize and isinstance(value.args[0], Var):
-            return value.args[0], [code.type for code in codes]
-        source = (
-            value.tuple
-            if isinstance(value, Projection)
-            else value.args[0]
-            if isinstance(value, Call)
-            else None
-        )
-    return var, []
-
-
-def _bytes(type: Type) -> int:
-    """Bytes of a tensor; 0 where the checkpoint says its sizes."""
-    assert isinstance(type, TensorType)
-    sizes = [size if isinstance(size, int) else 0 for size in type.shape]
-    return prod(sizes) * dtypes.size_bytes(type.dtype)
-
-
-def _change(weights: Sequence[QuantizedWeight]) -> str:
-    return f"{_size(w.bytes_before for w in weights)} to {_size(w.bytes_after for w in weights)}"
-
-
-def _size(sizes: Iterable[int]) -> str:
-    total = sum(sizes)
-    power = next((power for power in (9, 6, 3) if total >= 10**power), 0)
-    return f"{total / 10**power:.3g} {UNITS[power]}"
-
-
-UNITS = {0: "bytes", 3: "kB", 6: "MB", 9: "GB"}
-
-
-quantize_weights.report = _report
-
-
-def _right(value: Expr) -> Sequence[Atom | None]:
-    """The matrix that a product has on its right."""
-    return value.args[1:2] if isinstance(value, Call) and value.op in (ops.linear, ops.matmul) else ()
+def _group(format: QuantFormat, weight: Var) -> int | None:
+    """The size of groups, one for each output being said as one of all inputs where None would be the size of the format."""
+    assert isinstance(weight.type, TensorType)
+    depth = weight.type.shape[-1]
+    assert isinstance(depth, int)
+    return format.group_size or (depth if FORMATS[format.name].group_size else None)
 
 
 class _Quantizing(Mutator):
     """Rewrites one function."""
 
-    def __init__(self, function: Function, format: QuantFormat, skip: Sequence[str], kept: set[str]) -> None:
+    def __init__(
+        self, function: Function, formats: Iterator[QuantFormat | None], variants: _Variants
+    ) -> None:
         super().__init__()
-        self.format = format
-        self.skip = skip
+        self.formats, self.variants = formats, variants
         bound = [b.var.name for b in walk_bindings(function.bindings)]
         self.names = Names([*(p.name for p in function.params), *bound])
-        values = weight_values(function)
-        self.weights, self.weight_names = values.all, values.names
-        self.turnable = {v for v in values.all if values.names.get(v) not in kept}
         self.made = {b.var: b for b in walk_bindings(function.bindings)}
-        self.known: dict[Var, Var] = {}
+        self.stored: dict[Var, _Stored] = {}
+        self.read: dict[Var, Var] = {}
         self.turned: dict[Var, Var] = {}
         self.derived: list[str] = []
 
     def function(self, function: Function) -> Function:
         new = super().function(function)
-        if new is function:
-            return function
+        if not self.derived:
+            return new
         derived = (*function.attrs.get("derived", ()), *sorted(self.derived))
         return new.with_(attrs={**function.attrs, "derived": derived})
 
     def block(self, block: Block) -> Block:
-        outside = dict(self.known), dict(self.turned)
+        outside = dict(self.stored), dict(self.read), dict(self.turned)
         new = super().block(block)
-        self.known, self.turned = outside
+        self.stored, self.read, self.turned = outside
         return new
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         call = binding.value
-        if not isinstance(call, Call) or not _right(call) or self.reason_against(call, binding):
+        if isinstance(call, FunctionCall):
+            name = self.variants.called(call.function, self.formats)
+            new = (
+                binding
+                if name == call.function
+                else Binding(binding.var, FunctionCall(name, call.args), binding.provenance)
+            )
+            return super().binding(new)
+        wanted = [(operand, next(self.formats)) for operand in taken(call)]
+        if not any(format for _, format in wanted):
             return super().binding(binding)
-        x, weight, *rest = call.args
-        assert isinstance(weight, Var)
+        assert isinstance(call, Call)
         builder = FunctionBuilder("")
-        builder.names = self.names
-        builder.place = binding.provenance
-        matrix = weight
-        if call.op is ops.matmul:
-            if weight not in self.turned:
-                self.turned[weight] = turned(builder, weight, self.made)
-            matrix, rest = self.turned[weight], [None]
-        if matrix not in self.known:
-            self.known[matrix] = self._stored(builder, matrix, weight.name)
-        stored = self.known[matrix]
-        new = Call(ops.linear, (x, stored, *rest), call.attrs)
-        return [*builder.finish(stored).bindings, Binding(binding.var, new, binding.provenance)]
+        builder.names, builder.place = self.names, binding.provenance
+        if call.op is ops.take:
+            ((table, format),) = wanted
+            places = call.args[1]
+            assert isinstance(table, Var) and format is not None and places is not None
+            found = self._stored(builder, table, format).rows(builder, places).read(builder)
+            *bindings, last = builder.finish(found).bindings
+            return [*bindings, Binding(binding.var, last.value, binding.provenance)]
+        read: dict[Var, Var] = {}
+        for weight, format in wanted:
+            if format is not None:
+                assert isinstance(weight, Var)
+                read[weight] = self._dequantized(builder, self._matrix(builder, weight, call), format)
+        args = tuple([read.get(arg, arg) if isinstance(arg, Var) else arg for arg in call.args])
+        new_call = (
+            Call(ops.linear, (*args, None), call.attrs)
+            if call.op is ops.matmul
+            else Call(call.op, args, call.attrs)
+        )
+        bindings = builder.finish(binding.var).bindings
+        return [*bindings, Binding(binding.var, new_call, binding.provenance)]
 
-    def reason_for(self, var: Var, binding: Binding) -> str:
-        """Why a weight that a binding reads stays as it is there; empty if it is to be quantised."""
-        call = binding.value
-        if isinstance(call, Call) and var in _right(call):
-            return self.reason_against(call, binding)
-        if isinstance(var.type, TensorType) and var.type.ndim < 2:
-            return "vectors"
-        if not isinstance(call, Call):
-            return "weights that a function takes"
-        return READERS.get(call.op, f"weights that {call.op.name} reads")
+    def _matrix(self, builder: FunctionBuilder, weight: Var, call: Call) -> Var:
+        """The weight in the order [outputs, inputs]."""
+        if call.op is not ops.matmul:
+            return weight
+        if weight not in self.turned:
+            self.turned[weight] = turned(builder, weight, self.made)
+        return self.turned[weight]
 
-    def reason_against(self, call: Call, binding: Binding) -> str:
-        """Why the weight of a product stays as it is; empty if it is to be quantised."""
-        weight, is_linear = call.args[1], call.op is ops.linear
-        if not isinstance(weight, Var) or weight not in self.weights:
-            return "values that are no weights"
-        if not isinstance(weight.type, TensorType) or weight.type.ndim != 2:
-            return "weights that are no matrices"
-        if not is_linear and weight not in self.turnable:
-            return "weights that are also read in another order"
-        made = self.made.get(weight)
-        if made is not None and isinstance(made.value, Call) and made.value.op is ops.dequantize:
-            return "weights that are quantised already"
-        module = "" if binding.provenance is None else binding.provenance.module
-        if any(fnmatchcase(module, pattern) for pattern in self.skip):
-            return f"{module.rpartition('.')[2]} (by its name)"
-        rows, depth = weight.type.shape if is_linear else weight.type.shape[::-1]
-        if not isinstance(rows, int) or not isinstance(depth, int):
-            return "weights whose sizes the checkpoint says"
-        group = self.format.group_size or 1
-        fits = depth % group == 0 and (self.format.packing is None or depth % 2 == 0)
-        return "" if fits else f"weights whose {depth} inputs do not divide by {max(group, 2)}"
+    def _dequantized(self, builder: FunctionBuilder, weight: Var, format: QuantFormat) -> Var:
+        """The weight after it has been stored and read back."""
+        if weight not in self.read:
+            self.read[weight] = self._stored(builder, weight, format).read(builder)
+        return self.read[weight]
 
-    def _stored(self, builder: FunctionBuilder, weight: Var, name: str) -> Var:
-        """The weight after it has been stored, under names that begin with `name`, and read back."""
+    def _stored(self, builder: FunctionBuilder, weight: Var, format: QuantFormat) -> _Stored:
+        """The weight as it is stored, under names that begin with its own."""
+        if weight in self.stored:
+            return self.stored[weight]
         assert isinstance(weight.type, TensorType)
-        format, own = self.format, f"{name}.{self.format.name}"
-        attrs = {"group_size": format.group_size, "axis": 1, "format": format.name}
-        found = builder.call(ops.quantize, weight, **attrs)
-        stored = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
-        others = [builder.emit(Projection(found, 1), f"{name}.scales")]
+        axis, own = weight.type.ndim - 1, f"{weight.name}.{format.name}"
+        found = builder.call(
+            ops.quantize, weight, group_size=_group(format, weight), axis=axis, format=format.name
+        )
+        elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
+        others = [builder.emit(Projection(found, 1), f"{weight.name}.scales")]
         if not format.symmetric:
-            others.append(builder.emit(Projection(found, 2), f"{name}.zero_points"))
+            others.append(builder.emit(Projection(found, 2), f"{weight.name}.zero_points"))
         if format.packing is not None:
-            along = ops.pack_int4.canonical_attrs([q.type], {"axis": 1})
-            stored = builder.emit(Call(ops.pack_int4, (q,), along), own)
-            q = builder.call(ops.unpack_int4, stored, axis=1, signed=format.dtype == "int8")
-        self.derived += [stored.name, *(other.name for other in others)]
-        zeros = others[1] if len(others) > 1 else None
-        return builder.call(ops.dequantize, q, others[0], zeros, **attrs, dtype=weight.type.dtype)
+            along = ops.pack_int4.canonical_attrs([q.type], {"axis": axis})
+            elements = builder.emit(Call(ops.pack_int4, (q,), along), own)
+        self.derived += [part.name for part in (elements, *others)]
+        self.stored[weight] = _Stored(format, elements, tuple(others), weight.type.dtype)
+        return self.stored[weight]

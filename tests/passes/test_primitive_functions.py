@@ -69,9 +69,9 @@ def modules(name: str, kind: str) -> IRModule:
         {CALLED}
         {kind} def kernel[n]({params}) -> float32[n, 4] {{{BODY}}}
         {"" if is_public else "private "}def elsewhere[n]({params}) -> float32[n, 4] {{{BODY}}}
-        def main[n]({params.replace("m: weight", "m: input")}) -> float32[n, 4] {{
+        def main[n]({params.replace("m: weight", "m: input")}, e: weight float32[4, 4]) -> float32[n, 4] {{
             a: float32[n, 4] = @kernel(x, w, m)
-            {"" if is_public else "b: float32[n, 4] = @elsewhere(a, w, m)"}
+            {"" if is_public else "b: float32[n, 4] = @elsewhere(a, e, m)"}
             return {"a" if is_public else "b"}
         }}
         """

@@ -12,9 +12,10 @@ from nnfront_models import llama, qwen3_moe
 from pass_checks import module
 
 import nnfront as nn
-from nnfront import dtypes, op, spec
+from nnfront import dtypes, op, ops, spec
 from nnfront.errors import PassError
-from nnfront.passes import lift_transform_params, quantize_weights
+from nnfront.passes import QuantScheme, lift_transform_params, quantize_weights
+from nnfront.passes.quantizing.scheme import format_of
 from nnfront.quant_format import FORMATS, QuantFormat
 
 D, F = 64, 96
@@ -35,6 +36,23 @@ class Model(nn.Module):
         return self.lm_head(self.back(self.one(x)))
 
 
+def stands_for(weight: torch.Tensor, format: str) -> torch.Tensor:
+    """What is left of a weight in a format, by the references of the ops."""
+    found = format_of(format)
+    attrs = {"group_size": found.group_size, "axis": 1, "format": found.name}
+    given = ops.quantize.full_attrs(
+        ops.quantize.canonical_attrs([nn.ir.TensorType(weight.shape, "float32")], attrs)
+    )
+    q, scales, *zeros = ops.quantize.run((weight,), given)
+    back = {
+        "group_size": found.group_size,
+        "axis": 1,
+        "dtype": "float32",
+        "format": found.name if found.values else None,
+    }
+    return ops.dequantize.run((q, scales, *(zeros or [None])), back)
+
+
 def exported():
     x = spec.Tensor(["n", D], "float32")
     return Model().export({"both": {"x": x}, "plain": {"x": x}})
@@ -49,7 +67,9 @@ def weights() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("group", [None, 16])
 def test_results_are_off_by_no_more_than_rounding_to_so_many_levels(scheme, levels, group):
     given = weights()
-    ir = quantize_weights(exported(), scheme, group)
+    ir = quantize_weights(
+        exported(), QuantScheme(scheme if group is None else f"{scheme}:{group}", head="keep")
+    )
     session = nn.compile(lift_transform_params(ir, shared_transform=True)).load(given)
     size = group or (32 if scheme == "int4" else None)
 
@@ -74,7 +94,7 @@ def test_float8_weights_have_one_float32_scale_for_each_row_and_are_off_by_a_six
     model = Model()
     model.to(dtype)
     x = spec.Tensor(["n", D], dtype)
-    ir = quantize_weights(model.export({"plain": {"x": x}}), "fp8")
+    ir = quantize_weights(model.export({"plain": {"x": x}}), QuantScheme("fp8", head="keep"))
     given = {name: w.to(getattr(torch, dtype)) for name, w in weights().items()}
     session = nn.compile(lift_transform_params(ir, shared_transform=True)).load(given)
     held = session.weights
@@ -103,16 +123,16 @@ def test_float8_weights_have_one_float32_scale_for_each_row_and_are_off_by_a_six
 
 def test_float8_has_no_groups():
     with pytest.raises(PassError) as caught:
-        quantize_weights(exported(), "fp8", 32)
-    assert (
-        str(caught.value)
-        == "fp8 has a scale for each output channel, got group_size=32\n  help: leave group_size out, or use one of int4, int8, uint4, uint8"
+        quantize_weights(exported(), "fp8:32")
+    assert str(caught.value) == (
+        "fp8 has a scale for each output, got 'fp8:32'\n  help: write fp8, or use one of int4, int8, uint4, uint8"
     )
 
 
-def test_fused_weights_are_stored_once_in_few_bits_and_the_head_as_it_is():
+def test_fused_weights_are_stored_once_in_few_bits_and_the_head_as_it_is_if_the_scheme_says_so():
+    scheme = QuantScheme("int4", head="keep")
     executable = nn.compile(
-        lift_transform_params(quantize_weights(exported(), "int4"), shared_transform=True)
+        lift_transform_params(quantize_weights(exported(), scheme), shared_transform=True)
     )
     held = executable.load(weights()).weights
     kept = {name: str(t.dtype).removeprefix("torch.") for name, t in held.items()}
@@ -133,9 +153,9 @@ def test_twice_is_once(scheme):
     [
         "def main[n](x: input float32[n, 4], w: input float32[6, 4]) -> float32[n, 6] { y: float32[n, 6] = linear(x, w) return y }",
         "def main[n](x: input float32[n, 4], w: weight float32[n, 4]) -> float32[n, n] { y: float32[n, n] = linear(x, w) return y }",
-        "def main[n](x: input float32[n, 4], w: weight float32[6, 4]) -> float32[n, 6] { y: float32[n, 6] = linear(x, w) return y }",
+        "def main[n](x: input float32[n, 4], w: weight float32[6, 1]) -> float32[n, 4] { y: float32[n, 4] = multiply(x, x) return y }",
     ],
-    ids=["an input", "sizes that are not known", "an axis that groups do not divide"],
+    ids=["an input", "sizes that are not known", "no product"],
 )
 def test_what_is_left_as_it_is(text):
     ir = module(text)
@@ -144,8 +164,8 @@ def test_what_is_left_as_it_is(text):
 
 def test_modules_can_be_left_out():
     ir = exported()
-    assert quantize_weights(ir, "int8", skip=["*", ""]) is ir
-    some = quantize_weights(ir, "int8", skip=["back", "lm_head"])
+    assert quantize_weights(ir, QuantScheme("int8", rules=(("*", "keep"),))) is ir
+    some = quantize_weights(ir, QuantScheme("int8", "keep", (("back", "keep"),)))
     kept = lift_transform_params(some, shared_transform=True)["plain"].weights
     assert {"back.weight", "lm_head.weight"} < {p.name for p in kept}
 
@@ -163,7 +183,9 @@ def test_an_unknown_format_is_answered_with_those_that_there_are():
 def test_zero_points_let_each_group_reach_from_its_least_to_its_greatest(name, levels):
     given = {key: w + 1 for key, w in weights().items()}
     session = nn.compile(
-        lift_transform_params(quantize_weights(exported(), name, 16), shared_transform=True)
+        lift_transform_params(
+            quantize_weights(exported(), QuantScheme(f"{name}:16", "keep")), shared_transform=True
+        )
     ).load(given)
     held = session.weights
     zeros = held["back.weight.zero_points"]
@@ -208,7 +230,9 @@ def test_a_format_whose_elements_are_looked_up_is_one_more_entry_of_the_table(mo
     looked_up = QuantFormat("nf4", 4, "uint8", group_size=32, packing=1, values=NF4)
     monkeypatch.setitem(FORMATS, "nf4", looked_up)
     given = weights()
-    executable = nn.compile(lift_transform_params(quantize_weights(exported(), "nf4"), shared_transform=True))
+    executable = nn.compile(
+        lift_transform_params(quantize_weights(exported(), QuantScheme("nf4", "keep")), shared_transform=True)
+    )
     session = executable.load(given)
     assert session.weights["back.weight.nf4"].shape == (D, F // 2)
 
@@ -230,7 +254,7 @@ def test_a_format_whose_elements_are_looked_up_is_one_more_entry_of_the_table(mo
 
 
 class TestReport:
-    def held(self, ir: nn.ir.IRModule, scheme: str) -> dict[str, int]:
+    def held(self, ir: nn.ir.IRModule, scheme: str | QuantScheme) -> dict[str, int]:
         """Bytes of what a session holds, by name."""
         lifted = lift_transform_params(quantize_weights(ir, scheme), shared_transform=True)
         return {
@@ -239,78 +263,261 @@ class TestReport:
             for p in function.weights
         }
 
-    @pytest.mark.parametrize("scheme", ["int4", "int8", "fp8"])
+    @pytest.mark.parametrize(
+        "scheme", ["int4", "int8:16", "uint4:64", "fp8", "mxfp4", QuantScheme("int4", "keep")], ids=str
+    )
     @pytest.mark.parametrize("file", [llama, qwen3_moe], ids=["llama", "qwen3_moe"])
     def test_it_says_what_is_quantised_and_all_bytes_as_a_session_holds_them(self, file, scheme: str):
         ir = file.build(file.TINY).export(file.export_spec(file.TINY))
         report = quantize_weights.report(ir, scheme)
         held = self.held(ir, scheme)
-        taken = {name.removesuffix(f".{scheme}") for name in held if name.endswith(f".{scheme}")}
+        taken = {name.removesuffix(".scales") for name in held if name.endswith(".scales")}
         assert {w.name for w in report.quantized} == taken
         assert sum(w.bytes_after for w in report.weights) == sum(held.values())
         before = lift_transform_params(ir, shared_transform=True)
         assert {w.name for w in report.weights} == {p.name for f in before.methods for p in f.weights}
 
-    def test_experts_heads_routers_and_embeddings_are_named_with_their_reasons(self):
+    def test_all_is_said_in_a_line_and_of_each_weight_what_it_is(self):
         ir = qwen3_moe.build(qwen3_moe.TINY).export(qwen3_moe.export_spec(qwen3_moe.TINY))
         report = quantize_weights.report(ir, "int4")
-        reasons = {w.name: w.reason for w in report.weights}
-        assert reasons["lm_head.weight"] == "lm_head (by its name)"
-        assert reasons["model.layers.1.mlp.gate.weight"] == "gate (by its name)"
-        assert (
-            reasons["model.layers.1.mlp.down_weight"] == "experts (whose product takes no quantised weights)"
-        )
-        assert reasons["model.embed_tokens.weight"] == "embeddings"
-        assert reasons["model.layers.0.self_attn.qkv_weight"] == ""
         assert str(report) == (
-            "quantised to int4: 6 weights, 172 kB to 26.9 kB; as they are: 66.3 kB of embeddings, 1.54 kB of vectors,"
-            " 1.02 kB of gate (by its name), 98.3 kB of experts (whose product takes no quantised weights),"
-            " 66.3 kB of lm_head (by its name); all weights: 406 kB to 260 kB"
+            "quantised: 2 weights to int8, 133 kB to 35.2 kB; 8 weights to int4, 270 kB to 42.2 kB;"
+            " as they are: 1.54 kB of vectors, 1.02 kB of router (chooses experts); all weights: 406 kB to 80 kB"
         )
+        found = {w.name: (w.role, w.stored, w.reason) for w in report.weights}
+        assert found["lm_head.weight"] == ("head", "int8", "")
+        assert found["model.embed_tokens.weight"] == ("embedding", "int8", "")
+        assert found["model.layers.1.mlp.gate.weight"] == ("router", "keep", "chooses experts")
+        assert found["model.layers.1.mlp.down_weight"] == ("experts", "int4", "")
+        assert found["model.layers.0.self_attn.qkv_weight"] == ("product", "int4", "")
+        lines = report.text().splitlines()
+        assert (lines[0], len(lines)) == (str(report), 2 + len(report.weights))
+        assert lines[1].split() == ["weight", "read", "as", "stored", "in", "bytes", "then", "why"]
+        assert lines[-2].split() == ["model.norm.weight", "as", "it", "is", "256", "256", "vectors"]
 
-    def test_a_tied_head_has_both_reasons(self):
-        config = replace(llama.TINY, tie_word_embeddings=True)
-        report = quantize_weights.report(llama.build(config).export(llama.export_spec(config)), "int8")
-        (tied,) = (w for w in report.weights if w.name == "model.embed_tokens.weight")
-        assert tied.reason == "embeddings and lm_head (by its name)"
-        assert tied.bytes_after == tied.bytes_before
-
-    def test_depths_that_do_not_divide_and_other_readers_are_said(self):
+    def test_sizes_that_groups_do_not_divide_and_other_readers_are_said(self):
         class Odd(nn.Module):
             def __init__(self) -> None:
-                self.odd = nn.Linear(30, 4, bias=False)
-                self.table = nn.Parameter([30, 4])
+                self.small, self.even, self.odd = (nn.Linear(n, 64, bias=False) for n in (48, 30, 15))
+                self.table, self.both = nn.Parameter([48, 4]), nn.Linear(48, 48, bias=False)
 
             def forward(self, x: nn.Tensor) -> nn.Tensor:
-                return self.odd(x) + op.sum(self.table * x[0, 0])
+                read = op.sum(self.table * x[0, 0]) + op.sum(self.both.weight * x[0, 0])
+                return self.small(x) + self.even(x[:, :30]) + self.odd(self.both(x)[:, :15]) + read
 
-        report = quantize_weights.report(Odd().export({"forward": {"x": spec.Tensor(["n", 30])}}), "int4")
-        assert {w.name: w.reason for w in report.weights} == {
-            "odd.weight": "weights whose 30 inputs do not divide by 32",
-            "table": "weights that multiply reads",
+        ir = Odd().export({"forward": {"x": spec.Tensor(["n", 48])}})
+        report = quantize_weights.report(ir, "int4")
+        assert {w.name: (w.stored, w.reason) for w in report.weights} == {
+            "small.weight": ("int4:16", "48 inputs do not divide into int4"),
+            "even.weight": ("int4:channel", "30 inputs do not divide into int4"),
+            "odd.weight": ("int8", "15 inputs do not divide into int4"),
+            "table": ("keep", "read by multiply"),
+            "both.weight": ("keep", "read by multiply as well"),
         }
-        assert str(report).startswith("quantised to int4: 0 weights, 0 bytes to 0 bytes; as they are: ")
+        found = {w.name: w.stored for w in quantize_weights.report(ir, "mxfp4").weights}
+        assert found["small.weight"] == found["even.weight"] == found["odd.weight"] == "int8"
+        for scheme in ("int4", "mxfp4", "uint4:128"):
+            lifted = lift_transform_params(quantize_weights(ir, scheme), shared_transform=True)
+            session = nn.compile(lifted).load(
+                {n: torch.zeros(tuple(p.shape)) + 1 for n, p in Odd().named_parameters()}
+            )
+            torch.testing.assert_close(
+                session["forward"](torch.ones(2, 48)),
+                torch.full((2, 64), 48 + 30 + 48 * 15 + 48 * 4 + 48 * 48.0),
+            )
 
-    def test_it_says_what_the_pass_does_where_layers_share_a_function(self):
-        ir = llama.build(llama.TINY).export(llama.export_spec(llama.TINY))
-        skip = ["lm_head", "model.layers.0.*", "*.o_proj"]
-        report = quantize_weights.report(ir, "int8", skip=skip)
-        lifted = lift_transform_params(quantize_weights(ir, "int8", skip=skip), shared_transform=True)
-        names = {p.name for f in lifted.methods for p in f.weights}
-        assert {w.name for w in report.quantized} == {
-            name.removesuffix(".int8") for name in names if name.endswith(".int8")
-        }
-        assert not [w for w in report.quantized if "o_proj" in w.name]
-
-    def test_what_a_model_quantises_itself_is_counted_by_what_it_stores(self):
+    def test_what_a_model_quantises_itself_stays(self):
         class Own(nn.Module):
             def __init__(self) -> None:
                 self.weight = nn.Parameter([4, 64])
                 self.q, self.scale = op.quantize(self.weight, bits=8)
+                self.plain = nn.Linear(4, 64, bias=False)
+                self.f8 = nn.Parameter([64, 64], dtype="float8_e4m3fn")
 
             def forward(self, x: nn.Tensor) -> nn.Tensor:
-                return op.linear(x, op.dequantize(self.q, self.scale))
+                y = self.plain(op.linear(x, op.dequantize(self.q, self.scale)))
+                return op.linear(y, op.permute_dims(op.astype(self.f8, "float32")))
 
         ir = Own().export({"forward": {"x": spec.Tensor(["n", 64])}})
-        (weight,) = quantize_weights.report(ir, "int4").weights
-        assert (weight.bytes_before, weight.bytes_after) == (4 * 64 * 4, 4 * 64 + 4 * 4)
+        once = quantize_weights(ir, "int8")
+        assert quantize_weights(once, "int4") is once
+        found = {w.name: w for w in quantize_weights.report(ir, "int8").weights}
+        assert found["plain.weight"].stored == "int8"
+        assert {w.reason for w in found.values()} == {"", "quantised already"}
+
+
+class Embedded(nn.Module):
+    """An embedding and a head, of one weight or of two."""
+
+    def __init__(self, tied: bool, by_matmul: bool = False) -> None:
+        self.embed, self.layer = nn.Embedding(40, D), nn.Linear(D, D, bias=False)
+        self.out = nn.Linear(D, 40, bias=False)
+        self.by_matmul = by_matmul
+        if tied:
+            self.out.weight = self.embed.weight
+
+    def forward(self, tokens: nn.Tensor) -> nn.Tensor:
+        x = self.layer(self.embed(tokens))
+        return op.matmul(x, op.permute_dims(self.out.weight)) if self.by_matmul else self.out(x)
+
+
+@pytest.mark.parametrize("by_matmul", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", ["int8", "int8:16", "int4", "uint4", "fp8", "mxfp4", "uint8"])
+def test_a_head_and_an_embedding_are_stored_once_where_they_are_tied_and_compute_what_they_stand_for(
+    head, tied, by_matmul
+):
+    model = Embedded(tied, by_matmul)
+    ir = model.export({"forward": {"tokens": spec.Tensor(["n"], "int64")}})
+    scheme = QuantScheme("int4", head)
+    report = quantize_weights.report(ir, scheme)
+    roles = {w.name: (w.role, w.stored) for w in report.quantized}
+    expected = (
+        {"embed.weight": "embedding and head"}
+        if tied
+        else {"embed.weight": "embedding", "out.weight": "head"}
+    )
+    assert roles == {"layer.weight": ("product", "int4"), **{k: (v, head) for k, v in expected.items()}}
+    given = {name: torch.randn(tuple(map(int, p.shape))) for name, p in model.named_parameters()}
+    session = nn.compile(lift_transform_params(quantize_weights(ir, scheme), shared_transform=True)).load(
+        given
+    )
+    assert sum(w.bytes_after for w in report.weights) == sum(t.nbytes for t in session.weights.values())
+
+    tokens = torch.tensor([3, 0, 39, 3])
+    rows = stands_for(given["embed.weight"], head)[tokens]
+    out = stands_for(given["embed.weight" if tied else "out.weight"], head)
+    expected_y = rows @ stands_for(given["layer.weight"], "int4").T @ out.T
+    torch.testing.assert_close(session["forward"](tokens), expected_y, rtol=1e-4, atol=1e-3)
+
+
+class TestRouters:
+    def roles(self, model: nn.Module, scheme: str | QuantScheme = "int4") -> dict[str, tuple[str, str]]:
+        ir = model.export({"forward": {"x": spec.Tensor(["n", D])}})
+        return {w.name: (w.role, w.stored) for w in quantize_weights.report(ir, scheme).weights}
+
+    def test_they_are_found_by_what_they_feed_not_by_their_name(self):
+        class Mixture(nn.Module):
+            def __init__(self) -> None:
+                self.chooses, self.gate = nn.Linear(D, 8, bias=False), nn.Linear(D, D, bias=False)
+                self.up, self.down = nn.Parameter([8, 2 * F, D]), nn.Parameter([8, D, F])
+
+            def forward(self, x: nn.Tensor) -> nn.Tensor:
+                logits = op.astype(self.chooses(x), "float32")
+                share, chosen = op.topk(op.sigmoid(logits) + 1.0, 2)
+                return op.moe_mlp(x * op.sigmoid(self.gate(x)), self.up, self.down, chosen, share)
+
+        assert self.roles(Mixture()) == {
+            "chooses.weight": ("router", "keep"),
+            "gate.weight": ("product", "int4"),
+            "up": ("experts", "int4"),
+            "down": ("experts", "int4"),
+        }
+        everything = QuantScheme("int4", rules=(("*", "int8"),))
+        assert self.roles(Mixture(), everything)["chooses.weight"] == ("router", "keep")
+
+    def test_a_head_whose_logits_are_drawn_from_is_no_router(self):
+        class Draws(nn.Module):
+            def __init__(self) -> None:
+                self.lm_head = nn.Linear(D, 64, bias=False)
+
+            def forward(self, x: nn.Tensor) -> nn.Tensor:
+                return op.argmax(self.lm_head(x), -1)
+
+        assert self.roles(Draws()) == {"lm_head.weight": ("head", "int8")}
+
+
+class TestRules:
+    def stored(self, *rules: tuple[str, str], head: str | None = None) -> dict[str, str]:
+        ir = llama.build(llama.TINY).export(llama.export_spec(llama.TINY))
+        scheme = QuantScheme("int4", head, rules)
+        lifted = lift_transform_params(quantize_weights(ir, scheme), shared_transform=True)
+        held = {p.name for f in lifted.methods for p in f.weights}
+        report = quantize_weights.report(ir, scheme)
+        for w in report.weights:
+            assert (w.name in held) == (w.format is None)
+            assert (f"{w.name}.scales" in held) == (w.format is not None)
+        nn.compile(lifted)
+        return {w.name.removeprefix("model."): w.stored for w in report.weights if w.role}
+
+    def test_they_are_for_full_paths_where_layers_share_a_function(self):
+        found = self.stored(("model.layers.0.*", "int8"))
+        assert {found[f"layers.0.{n}"] for n in ("self_attn.qkv_weight", "mlp.down_proj.weight")} == {"int8"}
+        assert {found[f"layers.1.{n}"] for n in ("self_attn.qkv_weight", "mlp.down_proj.weight")} == {"int4"}
+        assert self.stored(("model.layers.0", "int8")) == found
+
+    def test_the_last_that_fits_counts(self):
+        found = self.stored(("*.o_proj", "keep"), ("model.layers.1", "int8:16"))
+        assert found["layers.0.self_attn.o_proj.weight"] == "keep"
+        assert found["layers.1.self_attn.o_proj.weight"] == "int8:16"
+        found = self.stored(("model.layers.1", "int8:16"), ("*.o_proj", "keep"))
+        assert found["layers.1.self_attn.o_proj.weight"] == "keep"
+
+    def test_a_fused_weight_goes_by_its_parts_and_a_tied_one_by_both_names(self):
+        assert (
+            self.stored(("model.layers.0.self_attn.k_proj", "uint4"))["layers.0.self_attn.qkv_weight"]
+            == "uint4"
+        )
+        config = replace(llama.TINY, tie_word_embeddings=True)
+        ir = llama.build(config).export(llama.export_spec(config))
+        (tied,) = (
+            w
+            for w in quantize_weights.report(ir, QuantScheme("int4", rules=(("lm_head", "fp8"),))).weights
+            if w.name == "model.embed_tokens.weight"
+        )
+        assert (tied.role, tied.stored) == ("embedding and head", "fp8")
+
+    def test_a_pattern_that_fits_nothing_is_an_error_that_names_the_nearest(self):
+        with pytest.raises(PassError) as caught:
+            self.stored(("*.o_prj", "keep"))
+        assert str(caught.value) == (
+            "no weight that can be quantised is in a module '*.o_prj'\n  help: did you mean '*.o_proj'?"
+        )
+        with pytest.raises(PassError) as caught:
+            self.stored(("xyz", "keep"))
+        assert (
+            caught.value.help == "patterns are for paths of modules, such as '*.o_proj' or 'model.layers.0'"
+        )
+
+    def test_results_are_those_of_each_layer_in_its_format(self):
+        config = replace(llama.TINY, tie_word_embeddings=True)
+        model = llama.build(config)
+        torch.manual_seed(0)
+        given = {n: torch.randn(tuple(map(int, p.shape))) * 0.2 for n, p in model.named_parameters()}
+        ir = model.export(llama.export_spec(config))
+        rules = (("model.layers.0", "int8:32"), ("*.down_proj", "keep"))
+        ir_q = quantize_weights(ir, QuantScheme("int4", "uint8", rules))
+        session = nn.compile(lift_transform_params(ir_q, shared_transform=True)).load(given)
+        rounded = dict(given)
+        for name, w in given.items():
+            if w.ndim < 2 or "down_proj" in name:
+                continue
+            rounded[name] = stands_for(
+                w, "uint8" if "embed" in name else "int8:32" if ".0." in name else "int4"
+            )
+        plain = nn.compile(lift_transform_params(ir, shared_transform=True)).load(rounded)
+        tokens = torch.randint(0, 259, (2, 9))
+        torch.testing.assert_close(session["logits"](tokens), plain["logits"](tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "int4:x",
+            "'int4:x' does not say how many neighbours share a scale\n  help: write int4:64, or int4:channel for one scale for each output",
+        ),
+        (
+            "int4:0",
+            "'int4:0' does not say how many neighbours share a scale\n  help: write int4:64, or int4:channel for one scale for each output",
+        ),
+        (
+            "keep",
+            "the format of a scheme is 'keep'\n  help: say what weights are to be quantised to, such as 'int8'",
+        ),
+    ],
+)
+def test_formats_that_are_not_well_said(text, error):
+    with pytest.raises(PassError) as caught:
+        QuantScheme(text)
+    assert str(caught.value) == error

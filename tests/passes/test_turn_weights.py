@@ -103,6 +103,12 @@ def test_quantising_takes_a_product_in_the_other_order_for_one_with_the_transpos
     assert [p.type.dtype for p in held].count("int8") == products
 
 
-def test_quantising_leaves_a_table_alone_that_is_turned_for_a_head():
-    ir = Model().export({"plain": X, "rows": {"indices": spec.Tensor(["m"], "int64")}})
-    assert quantize_weights(ir, "int8") is ir
+def test_quantising_stores_a_table_in_both_orders_only_if_that_is_less():
+    model = Model()
+    specs = {"plain": X, "rows": {"indices": spec.Tensor(["m"], "int64")}}
+    (table,) = (w for w in quantize_weights.report(model.export(specs), "int8").weights if w.name == "w")
+    assert (table.stored, table.bytes_after) == ("int8", 2 * 32 * 48 + 4 * (32 + 48))
+    model.to("bfloat16")
+    half = model.export({"plain": {"x": spec.Tensor(["n", 32], "bfloat16")}, "rows": specs["rows"]})
+    (table,) = (w for w in quantize_weights.report(half, "int8").weights if w.name == "w")
+    assert (table.stored, table.reason) == ("keep", "would take no fewer bytes")

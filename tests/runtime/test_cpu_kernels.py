@@ -348,7 +348,7 @@ def test_a_language_model_in_int8_runs_on_int8_kernels_on_a_cpu():
     executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
     runs = [i for m in executable.program.methods.values() for i in m.body.walk() if isinstance(i, Run)]
     assert {"int8_product", "int8_gated_product"} <= {run.kernel for run in runs}
-    assert not [run for run in runs if run.op == "dequantize"]
+    assert not [run for run in runs if run.op == "dequantize" and run.module != "model.embed_tokens"]
 
 
 def test_sums_of_integers_that_float16_does_not_hold_do_not_overflow():

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reads which weight of a method, and what it is by that: an embedding, a head, a router, or the weight of some other product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from nnfront import ops
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Call,
+    Expr,
+    Function,
+    IRModule,
+    Op,
+    TensorType,
+    Var,
+    variables_of,
+    walk_bindings,
+)
+from nnfront.passes.inline import inline
+from nnfront.passes.weight_values import weight_values
+
+TAKEN: dict[Op, tuple[int, ...]] = {
+    ops.linear: (1,),
+    ops.matmul: (1,),
+    ops.take: (0,),
+    ops.moe_mlp: (1, 2),
+}
+"""Operands that can be quantised weights, by the op that reads them."""
+
+CHOOSING = (ops.topk, ops.sort, ops.argsort, ops.argmax, ops.argmin)
+"""What makes a choice of its operand, as of experts."""
+
+HEADS = ("lm_head",)
+
+
+def taken(value: Expr) -> tuple[Atom | None, ...]:
+    """The operands of a call that can be quantised weights."""
+    places = TAKEN.get(value.op, ()) if isinstance(value, Call) else ()
+    return tuple(value.args[place] for place in places) if isinstance(value, Call) else ()
+
+
+@dataclass(frozen=True)
+class Read:
+    """One of the `taken` operands of a method's calls.
+
+    weight      what is read; None if it is none, or if its reader is a weight itself
+    key         the weight's name; those of one key are one weight, in all methods
+    is_turned   whether the stored weight is the transpose of the matrix [outputs, inputs]
+    role        "product", "embedding", "experts", "head" or "router"
+    paths       of the module that reads it, and of the checkpoint's weights that it is made of, and their modules
+    """
+
+    weight: Var | None
+    key: str = ""
+    is_turned: bool = False
+    role: str = ""
+    paths: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """[outputs, inputs], or [experts, outputs, inputs]; None if the checkpoint says its sizes."""
+        assert self.weight is not None and isinstance(self.weight.type, TensorType)
+        sizes = self.weight.type.shape[::-1] if self.is_turned else self.weight.type.shape
+        found = tuple(size for size in sizes if isinstance(size, int))
+        return found if len(found) == len(sizes) else None
+
+
+@dataclass
+class Reads:
+    """What methods read. in_order: for each method its reads in the order of its bindings, calls followed; others: ops that read a weight otherwise, by key."""
+
+    in_order: dict[str, list[Read]] = field(default_factory=dict)
+    others: dict[str, dict[str, None]] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
+    stored: set[str] = field(default_factory=set)
+    """Keys of weights that are quantised already."""
+
+
+def find_reads(ir: IRModule) -> Reads:
+    """Find who reads which weight."""
+    found = Reads()
+    # Not the pass: it would verify primitive functions, which are withheld here.
+    flat = inline.rewrite(ir, [f.name for f in ir.functions if f.kind == "private"])
+    aliases: dict[str, list[str]] = {}
+    for alias, name in ir.attrs.get("aliases", {}).items():
+        aliases.setdefault(name, []).append(alias)
+    for method in flat.methods:
+        found.in_order[method.name] = list(_Method(method, aliases, found).reads())
+    return found
+
+
+class _Method:
+    """One method, calls inlined."""
+
+    def __init__(self, function: Function, aliases: dict[str, list[str]], found: Reads) -> None:
+        self.function, self.aliases, self.found = function, aliases, found
+        self.values = weight_values(function)
+        self.made = {b.var: b for b in walk_bindings(function.bindings)}
+        self.declared = set(function.attrs.get("derived", ()))
+        choices = [b for b in self.made.values() if isinstance(b.value, Call) and b.value.op in CHOOSING]
+        self.chosen_by = self._products_behind(var for b in choices for var in variables_of(b.value))
+        self.last = self._products_behind([function.result] if isinstance(function.result, Var) else [])
+        self.tables = {
+            b.value.args[0].type.shape[0]
+            for b in self.made.values()
+            if isinstance(b.value, Call) and _is_embedding(b.value) and isinstance(b.value.args[0], Var)
+            if isinstance(b.value.args[0].type, TensorType)
+        }
+
+    def reads(self) -> Iterator[Read]:
+        for binding in self.made.values():
+            operands = taken(binding.value)
+            is_weight = binding.var in self.values.all
+            for operand in operands:
+                read = None if is_weight else self._read(binding, operand)
+                yield read or Read(None)
+            if not is_weight:
+                known = {var for var in operands if isinstance(var, Var) and self._read(binding, var)}
+                for var in variables_of(binding.value):
+                    if var in self.values.all and var not in known:
+                        self._other(var, binding)
+
+    def _other(self, var: Var, binding: Binding) -> None:
+        if isinstance(var.type, TensorType):
+            reader = binding.value.op.name if isinstance(binding.value, Call) else "a function"
+            self.found.others.setdefault(self._key(var), {})[reader] = None
+            self.found.types.setdefault(self._key(var), var.type)
+
+    def _read(self, binding: Binding, operand: Atom | None) -> Read | None:
+        call = binding.value
+        if not isinstance(operand, Var) or operand not in self.values.all or not isinstance(call, Call):
+            return None
+        if not isinstance(operand.type, TensorType):
+            return None
+        if call.op is ops.take and not _is_embedding(call):
+            return None
+        if call.op in (ops.linear, ops.matmul) and operand.type.ndim != 2:
+            return None
+        weight, is_turned = operand, call.op is ops.matmul
+        if is_turned and (source := self._transposed(operand)):
+            weight, is_turned = source, False
+        module = "" if binding.provenance is None else binding.provenance.module
+        made_of = [name for param in self._params(weight) for name in (param, *self.aliases.get(param, ()))]
+        paths = dict.fromkeys(
+            (module, *(path for name in made_of for path in (name, name.rpartition(".")[0])))
+        )
+        key = self._key(weight)
+        assert isinstance(weight.type, TensorType)
+        self.found.types.setdefault(key, weight.type)
+        if self._is_stored(weight):
+            self.found.stored.add(key)
+        return Read(weight, key, is_turned, self._role(binding, call, operand), tuple(paths))
+
+    def _role(self, binding: Binding, call: Call, weight: Var) -> str:
+        if call.op is ops.take:
+            return "embedding"
+        if call.op is ops.moe_mlp:
+            return "experts"
+        assert isinstance(binding.var.type, TensorType)
+        outputs = binding.var.type.shape[-1]
+        module = "" if binding.provenance is None else binding.provenance.module
+        if binding.var in self.last and (
+            module.rpartition(".")[2] in HEADS or (isinstance(outputs, int) and outputs in self.tables)
+        ):
+            return "head"
+        return "router" if binding.var in self.chosen_by else "product"
+
+    def _key(self, var: Var) -> str:
+        name = self.values.names.get(var)
+        if name is not None:
+            return name
+        return var.name if var.name in self.declared else f"{self.function.name}: {var.name}"
+
+    def _transposed(self, var: Var) -> Var | None:
+        value = self.made[var].value if var in self.made else None
+        if not isinstance(value, Call) or value.op is not ops.permute_dims or value.attrs["axes"] != (1, 0):
+            return None
+        return value.args[0] if isinstance(value.args[0], Var) else None
+
+    def _params(self, var: Var) -> list[str]:
+        """Names of the weights that a value is made of."""
+        return [v.name for v in self._behind([var]) if v not in self.made]
+
+    def _is_stored(self, var: Var) -> bool:
+        """Whether a value is made of numbers in few bits."""
+        return any(
+            isinstance(value := self.made[v].value, Call) and value.op is ops.dequantize
+            for v in self._behind([var])
+            if v in self.made
+        )
+
+    def _behind(self, start: Iterable[Var]) -> list[Var]:
+        """All that some values are made of, these included, each once."""
+        found: dict[Var, None] = {}
+        left = list(start)[::-1]
+        while left:
+            var = left.pop()
+            if var not in found:
+                found[var] = None
+                left += list(variables_of(self.made[var].value))[::-1] if var in self.made else []
+        return list(found)
+
+    def _products_behind(self, start: Iterable[Var]) -> set[Var]:
+        """The products that values are made of, with no other product in between."""
+        found: set[Var] = set()
+        seen: set[Var] = set()
+        left = list(start)
+        while left:
+            var = left.pop()
+            if var in seen or var not in self.made:
+                continue
+            seen.add(var)
+            value = self.made[var].value
+            if isinstance(value, Call) and (value.op in TAKEN or value.op is ops.attention):
+                found.add(var)
+            else:
+                left += variables_of(value)
+        return found
+
+
+def _is_embedding(call: Call) -> bool:
+    """Whether rows of a matrix are taken."""
+    if call.op is not ops.take or call.attrs["axis"] != 0:
+        return False
+    table = call.args[0]
+    return table is not None and isinstance(table.type, TensorType) and table.type.ndim == 2

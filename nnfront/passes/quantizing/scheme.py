@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What weights are to be quantised to: formats as text, and rules by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from nnfront.errors import PassError, nearest
+from nnfront.quant_format import FORMATS, QuantFormat
+
+KEEP = "keep"
+HEAD = "int8"
+"""What the head and the embedding are stored in where other weights have fewer bits."""
+
+
+@dataclass(frozen=True)
+class QuantScheme:
+    """What weights are to be quantised to.
+
+    format  of all weights that nothing else is said of: the name of a format of `nnfront.quant_format`, with `:` and how many neighbours share a
+            scale, such as `int4:64`, or `:channel`, one scale for each output
+    head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
+    rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
+    """
+
+    format: str
+    head: str | None = None
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for text in (
+            self.format,
+            *(() if self.head is None else (self.head,)),
+            *(to for _, to in self.rules),
+        ):
+            format_of(text)
+        if self.format == KEEP:
+            raise PassError(
+                "the format of a scheme is 'keep'",
+                help="say what weights are to be quantised to, such as 'int8'",
+            )
+
+    @property
+    def body_format(self) -> QuantFormat:
+        """The format of most weights."""
+        found = format_of(self.format)
+        assert found is not None
+        return found
+
+    @property
+    def head_format(self) -> QuantFormat | None:
+        """The format of the head and the embedding; None if they stay as they are."""
+        if self.head is not None:
+            return format_of(self.head)
+        return FORMATS[HEAD] if self.body_format.bits < FORMATS[HEAD].bits else self.body_format
+
+    def rule_for(self, paths: Sequence[str]) -> tuple[str, QuantFormat | None] | None:
+        """Return the last rule that fits one of the paths: its pattern and its format, None if they are to stay as they are."""
+        found = [(pattern, to) for pattern, to in self.rules if any(fits(pattern, path) for path in paths)]
+        return (found[-1][0], format_of(found[-1][1])) if found else None
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raise PassError for a pattern that fits none of the paths."""
+        known = list(paths)
+        ends = dict.fromkeys(f"*.{path.rpartition('.')[2]}" for path in known)
+        for pattern, _ in self.rules:
+            if not any(fits(pattern, path) for path in known):
+                raise PassError(
+                    f"no weight that can be quantised is in a module {pattern!r}",
+                    help=nearest(pattern, [*ends, *known])
+                    or "patterns are for paths of modules, such as '*.o_proj' or 'model.layers.0'",
+                )
+
+
+def scheme_of(given: str | QuantScheme) -> QuantScheme:
+    """Return a scheme as it is, the name of a format as the scheme of that format."""
+    return given if isinstance(given, QuantScheme) else QuantScheme(given)
+
+
+def fits(pattern: str, path: str) -> bool:
+    """Whether a path is that of the modules of a pattern, or of one inside them."""
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
+
+
+def format_of(text: str) -> QuantFormat | None:
+    """Return the format of a text such as `int4`, `int4:64` or `int4:channel`; None for `keep`.
+
+    Raises PassError for a format that does not exist, and for groups that it does not come in.
+    """
+    if text == KEEP:
+        return None
+    name, _, group = text.partition(":")
+    if name not in FORMATS:
+        raise PassError(
+            f"there is no format {name!r} to quantise weights to",
+            help=f"use one of {', '.join(map(repr, FORMATS))}",
+        )
+    found = FORMATS[name]
+    if not group:
+        return found
+    size = None if group == "channel" else int(group) if group.isdecimal() else 0
+    if size == found.group_size:
+        return found
+    if size == 0:
+        raise PassError(
+            f"{text!r} does not say how many neighbours share a scale",
+            help=f"write {name}:64, or {name}:channel for one scale for each output",
+        )
+    if found.fixed_groups:
+        each = "output" if found.group_size is None else f"group of {found.group_size}"
+        others = ", ".join(other.name for other in FORMATS.values() if not other.fixed_groups)
+        raise PassError(
+            f"{name} has a scale for each {each}, got {text!r}",
+            help=f"write {name}, or use one of {others}",
+        )
+    return replace(found, group_size=size)
+
+
+def text_of(format: QuantFormat) -> str:
+    """Return the text of which `format_of` makes a format."""
+    if format.group_size == FORMATS[format.name].group_size:
+        return format.name
+    return f"{format.name}:{format.group_size or 'channel'}"
+
+
+def fitted(format: QuantFormat, depth: int) -> QuantFormat:
+    """Return the format in which so many inputs are stored: where its groups do not divide them, smaller groups, else one scale for each output, else 8 bits."""
+    if format.packing is not None and depth % 2:
+        return FORMATS["int8"]
+    group = format.group_size
+    if group is None or depth % group == 0:
+        return format
+    if format.fixed_groups:
+        return FORMATS["int8"]
+    return replace(format, group_size=next((g for g in SMALLER if g < group and depth % g == 0), None))
+
+
+SMALLER = (64, 32, 16)
+"""Groups that are tried where larger ones do not divide a size."""
