@@ -223,8 +223,8 @@ class _Quantizing(Mutator):
             if call.op is ops.matmul
             else Call(call.op, args, call.attrs)
         )
-        bindings = builder.finish(binding.var).bindings
-        return [*bindings, Binding(binding.var, new_call, binding.provenance)]
+        made = builder.finish(binding.var).bindings
+        return [*made, Binding(binding.var, new_call, binding.provenance)]
 
     def _matrix(self, builder: FunctionBuilder, weight: Var, call: Call) -> Var:
         """The weight in the order [outputs, inputs]."""

@@ -14,6 +14,7 @@ from pass_checks import module
 import nnfront as nn
 from nnfront import dtypes, op, ops, spec
 from nnfront.errors import PassError
+from nnfront.lower import Run
 from nnfront.passes import QuantScheme, lift_transform_params, quantize_weights
 from nnfront.passes.quantizing.scheme import format_of
 from nnfront.quant_format import FORMATS, QuantFormat
@@ -289,7 +290,7 @@ class TestReport:
         assert found["model.embed_tokens.weight"] == ("embedding", "int8", "")
         assert found["model.layers.1.mlp.gate.weight"] == ("router", "keep", "chooses experts")
         assert found["model.layers.1.mlp.down_weight"] == ("experts", "int4", "")
-        assert found["model.layers.0.self_attn.qkv_weight"] == ("product", "int4", "")
+        assert found["model.layers.0.self_attn.o_proj.weight"] == ("product", "int4", "")
         lines = report.text().splitlines()
         assert (lines[0], len(lines)) == (str(report), 2 + len(report.weights))
         assert lines[1].split() == ["weight", "read", "as", "stored", "in", "bytes", "then", "why"]
@@ -391,6 +392,25 @@ def test_a_head_and_an_embedding_are_stored_once_where_they_are_tied_and_compute
     torch.testing.assert_close(session["forward"](tokens), expected_y, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("scheme", ["int4", "int8", "uint4:16", "int8:16", "fp8", "mxfp4"])
+def test_experts_are_stored_in_few_bits_and_run_as_they_are_stored(scheme):
+    model = qwen3_moe.build(qwen3_moe.TINY)
+    ir = model.export(qwen3_moe.export_spec(qwen3_moe.TINY))
+    ir_q = quantize_weights(ir, QuantScheme(scheme, "keep"))
+    executable = nn.compile(lift_transform_params(ir_q, shared_transform=True))
+    runs = [run for run in executable.program.methods["decode"].body.walk() if isinstance(run, Run)]
+    assert "quantized_experts_sorted" in {run.kernel for run in runs}
+    assert not {"dequantize", "unpack_int4"} & {run.op for run in runs}
+    torch.manual_seed(0)
+    given = {n: torch.randn(tuple(map(int, p.shape))) * 0.2 for n, p in model.named_parameters()}
+    kept = {w.name for w in quantize_weights.report(ir, QuantScheme(scheme, "keep")).weights if not w.format}
+    rounded = {n: w if n in kept else stands_for(w, scheme) for n, w in given.items()}
+    plain = nn.compile(lift_transform_params(ir, shared_transform=True)).load(rounded)
+    tokens = torch.randint(0, 259, (2, 9))
+    found = executable.load(given)["logits"](tokens)
+    torch.testing.assert_close(found, plain["logits"](tokens), rtol=1e-3, atol=1e-3)
+
+
 class TestRouters:
     def roles(self, model: nn.Module, scheme: str | QuantScheme = "int4") -> dict[str, tuple[str, str]]:
         ir = model.export({"forward": {"x": spec.Tensor(["n", D])}})
@@ -442,8 +462,8 @@ class TestRules:
 
     def test_they_are_for_full_paths_where_layers_share_a_function(self):
         found = self.stored(("model.layers.0.*", "int8"))
-        assert {found[f"layers.0.{n}"] for n in ("self_attn.qkv_weight", "mlp.down_proj.weight")} == {"int8"}
-        assert {found[f"layers.1.{n}"] for n in ("self_attn.qkv_weight", "mlp.down_proj.weight")} == {"int4"}
+        assert {found[f"layers.0.{n}"] for n in ("self_attn.qkv.weight", "mlp.down_proj.weight")} == {"int8"}
+        assert {found[f"layers.1.{n}"] for n in ("self_attn.qkv.weight", "mlp.down_proj.weight")} == {"int4"}
         assert self.stored(("model.layers.0", "int8")) == found
 
     def test_the_last_that_fits_counts(self):
@@ -455,7 +475,7 @@ class TestRules:
 
     def test_a_fused_weight_goes_by_its_parts_and_a_tied_one_by_both_names(self):
         assert (
-            self.stored(("model.layers.0.self_attn.k_proj", "uint4"))["layers.0.self_attn.qkv_weight"]
+            self.stored(("model.layers.0.self_attn.k_proj", "uint4"))["layers.0.self_attn.qkv.weight"]
             == "uint4"
         )
         config = replace(llama.TINY, tie_word_embeddings=True)
