@@ -17,7 +17,7 @@ from nnfront.dims import Size, divides, floordiv, less, product
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import integer, require, require_float, require_same
+from nnfront.ops.rules import integer, require, require_float, require_same, wide
 
 Amount: TypeAlias = int | Sequence[int]
 Padding: TypeAlias = int | str | Sequence[int | Sequence[int]]
@@ -368,6 +368,10 @@ def _(
     dilation: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    before, after = padding[0]
-    whole = F.conv_transpose1d(x, weight, bias, stride, 0, output_padding, groups, dilation)
-    return whole.narrow(2, before, whole.shape[2] - before - after)
+    # In float32, rounded once: torch's own of bfloat16 dies on processors with AMX where a stride is 64 or more (torch 2.13).
+    dtype, (before, after) = wide(x.dtype), padding[0]
+    offset = None if bias is None else bias.to(dtype)
+    whole = F.conv_transpose1d(
+        x.to(dtype), weight.to(dtype), offset, stride, 0, output_padding, groups, dilation
+    )
+    return whole.narrow(2, before, whole.shape[2] - before - after).to(x.dtype)

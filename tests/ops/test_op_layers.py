@@ -213,3 +213,10 @@ def test_a_dilation_of_one_element_says_nothing() -> None:
     assert torch.equal(
         run(ops.conv2d, x, weight, dilation=2, **layout), run(ops.conv2d, x, weight, dilation=1, **layout)
     )
+
+
+def test_a_transposed_convolution_of_bfloat16_takes_wide_strides() -> None:
+    x, weight = torch.randn(2, 3, 5).bfloat16(), torch.randn(3, 2, 2).bfloat16()
+    y = run(ops.conv1d_transpose, x, weight, stride=64)
+    expected = F.conv_transpose1d(x.float(), weight.float(), stride=64)
+    assert torch.equal(y, expected.bfloat16())
