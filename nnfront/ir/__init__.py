@@ -5,9 +5,10 @@ Read the files in this order; each imports only from those above it:
 
     types     the types of values          budget   how much a text may say
     attributes  what an op's may be        op       one entry of the vocabulary
-    expr      expressions and bindings     infer    the type of an expression
+    expr      expressions and bindings
     interfaces  what functions and modules show to those who print and compare them
-    walk      iterate over bindings        visit    rewrite
+    walk      iterate over bindings        infer    the type of an expression
+    visit     rewrite
     scope     the dims of a function       literals names and numbers as text
     printer   IR -> text, and the grammar, with `print_types`
     equal     the first difference         summary  a module on two screens
@@ -21,7 +22,7 @@ Read the files in this order; each imports only from those above it:
 
 from nnfront.ir.budget import MAX_CHARACTERS, MAX_DIM_TERMS
 from nnfront.ir.builder import FunctionBuilder, Names, branch
-from nnfront.ir.callgraph import callees_first, reached
+from nnfront.ir.callgraph import callees_first, given_to_ops, reached
 from nnfront.ir.canonical import with_canonical_attrs
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import (
@@ -66,6 +67,7 @@ from nnfront.ir.summary import summarize
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
+    FunctionName,
     FunctionType,
     ObjectType,
     ScalarType,
@@ -79,7 +81,15 @@ from nnfront.ir.types import (
 from nnfront.ir.untrusted_text import admit, check_admissible, release
 from nnfront.ir.verify import verify, violations
 from nnfront.ir.visit import Mutator, map_expr, substitute_atoms, used_vars
-from nnfront.ir.walk import atoms_of, dims_in, undefined_symbols, variables_of, walk_bindings, walk_exprs
+from nnfront.ir.walk import (
+    atoms_of,
+    dims_in,
+    functions_of,
+    undefined_symbols,
+    variables_of,
+    walk_bindings,
+    walk_exprs,
+)
 
 __all__ = [
     "KINDS",
@@ -102,6 +112,7 @@ __all__ = [
     "Function",
     "FunctionBuilder",
     "FunctionCall",
+    "FunctionName",
     "FunctionType",
     "IRModule",
     "If",
@@ -136,6 +147,8 @@ __all__ = [
     "dims_in",
     "facts_where",
     "first_difference",
+    "functions_of",
+    "given_to_ops",
     "infer",
     "infer_known",
     "is_true",

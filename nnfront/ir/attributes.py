@@ -8,6 +8,7 @@ may write, are brought to that form by the op before.
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from types import NoneType, UnionType
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, Union
 
 from nnfront.dims import Dim
 from nnfront.ir.budget import MAX_TEXT_CHARACTERS
-from nnfront.ir.types import Type
+from nnfront.ir.types import FunctionName, Type
 
 RULE_ERRORS = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
 """What a type rule or normaliser, which is plain Python, raises on operands and attributes that it was not written for."""
@@ -29,6 +30,17 @@ class Kind(NamedTuple):
 
     fits: Callable[[Any], bool]
     words: str
+
+
+def annotation_of(parameter: inspect.Parameter) -> str:
+    """The annotation as it is written, whether the file postpones the evaluation of annotations or not."""
+    if isinstance(parameter.annotation, str):
+        return parameter.annotation
+    return (
+        inspect.formatannotation(parameter.annotation)
+        .replace("nnfront.ir.types.", "")
+        .replace("collections.abc.", "")
+    )
 
 
 def kinds_of(rule: Callable[..., Any], names: Iterable[str]) -> dict[str, Kind]:
@@ -96,6 +108,7 @@ _WORDS = {
     str: "a text",
     Dim: "a dim",
     NoneType: "None",
+    FunctionName: "the name of a function",
 }
 _TESTS: dict[Any, Callable[[Any], bool]] = {
     bool: lambda value: type(value) is bool,
@@ -104,6 +117,7 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
     str: _is_text,
     Dim: lambda value: type(value) is Dim,
     NoneType: lambda value: value is None,
+    FunctionName: lambda value: isinstance(value, FunctionName),
 }
 _KINDS: dict[Any, Kind] = {
     Any: Kind(_is_plain, "numbers, texts, dims, types, None, or tuples of those"),

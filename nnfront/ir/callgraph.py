@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from nnfront.ir.expr import Call
 from nnfront.ir.module import Function, IRModule
+from nnfront.ir.walk import functions_of, walk_exprs
 
 
 def reached(ir: IRModule, functions: Iterable[Function]) -> set[str]:
@@ -17,6 +19,13 @@ def reached(ir: IRModule, functions: Iterable[Function]) -> set[str]:
         found |= new
         pending += [ir[name] for name in new]
     return found
+
+
+def given_to_ops(ir: IRModule) -> set[str]:
+    """Return the names of the functions that ops are given, and of those that these call: what calls them is no expression that a pass could rewrite."""
+    calls = (e for f in ir.functions for e in walk_exprs(f) if isinstance(e, Call) and e.attrs)
+    named = [ir[name] for call in calls for name in functions_of(call)]
+    return reached(ir, named) | {f.name for f in named}
 
 
 def callees_first(ir: IRModule) -> Iterator[Function]:

@@ -32,6 +32,7 @@ from nnfront.ir.types import (
     Type,
     sizes_of,
 )
+from nnfront.ir.walk import functions_of
 
 if TYPE_CHECKING:
     from nnfront.ir.module import Function
@@ -48,7 +49,12 @@ def infer(expr: Expr, functions: Mapping[str, Function]) -> Type:
         case Var() | Constant() | Scalar():
             return expr.type
         case Call():
-            return expr.op.result_type([None if a is None else a.type for a in expr.args], expr.attrs)
+            types = [None if a is None else a.type for a in expr.args]
+            result = expr.op.result_type(types, expr.attrs)
+            called = expr.op.called_as(types, expr.attrs)
+            if called is not None:
+                _check_called(expr, called, functions)
+            return result
         case FunctionCall():
             return call_type(functions[expr.function], [a.type for a in expr.args])
         case Tuple():
@@ -72,6 +78,16 @@ def infer(expr: Expr, functions: Mapping[str, Function]) -> Type:
             return joined
         case MatchShape():
             return expr.type
+
+
+def _check_called(call: Call, called: FunctionType, functions: Mapping[str, Function]) -> None:
+    """Raise InferError unless the functions that an op is given take and return what it calls them with and takes back."""
+    for name in functions_of(call):
+        result = call_type(functions[name], called.params)
+        if result != called.result:
+            raise InferError(
+                f"{call.op.name}: {name} returns {type_text(result)}, expected {type_text(called.result)}"
+            )
 
 
 def call_type(function: Function, args: Sequence[Type]) -> Type:

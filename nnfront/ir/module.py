@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 from nnfront.dims import Symbol
 from nnfront.ir.equal import first_difference
-from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, FunctionCall, Param
+from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, Param
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.summary import summarize
 from nnfront.ir.types import FunctionType, Type, type_symbols
-from nnfront.ir.walk import walk_exprs
+from nnfront.ir.walk import functions_of, walk_exprs
 
 # public: callable from outside. private: called by other functions only. transform: runs once, over weights.
 # fused: primitive, made by outlining, may be refined by passes that ask. external: primitive, never touched.
@@ -77,7 +77,7 @@ class Function:
     @property
     def callees(self) -> tuple[str, ...]:
         """The functions that it calls, each once, in order."""
-        return tuple(dict.fromkeys(e.function for e in walk_exprs(self) if isinstance(e, FunctionCall)))
+        return tuple(dict.fromkeys(name for expr in walk_exprs(self) for name in functions_of(expr)))
 
     @property
     def symbols(self) -> tuple[Symbol, ...]:

@@ -27,8 +27,8 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, TraceError
-from nnfront.ir.attributes import Kind, kinds_of, shown
-from nnfront.ir.same_code import same_code
+from nnfront.ir.attributes import Kind, annotation_of, kinds_of, shown
+from nnfront.ir.same_code import place_of, same_code
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
@@ -125,6 +125,7 @@ class Op:
     dtype_policy: DtypePolicy = "kept"
     _reference: Callable[..., Any] | None = field(default=None, repr=False)
     _normalize: Callable[..., dict[str, Any]] | None = field(default=None, repr=False)
+    _calls: Callable[..., FunctionType] | None = field(default=None, repr=False)
     _says: Callable[..., list[SaidOfSize]] | None = field(default=None, repr=False)
 
     @property
@@ -157,6 +158,15 @@ class Op:
         """Declare what a true result says about sizes, for branches: same parameters as the rule; see `said_where_true`."""
         self._says = self._again("statement about sizes", self._says, function)
         return function
+
+    def calls(self, function: Callable[..., FunctionType]) -> Callable[..., FunctionType]:
+        """Declare as what an op calls the function that it is given: same parameters as the rule, returns the arguments' and result's types."""
+        self._calls = self._again("way to call a function", self._calls, function)
+        return function
+
+    def called_as(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> FunctionType | None:
+        """Return the types with which the op calls the function that it is given, and what it takes back; None for an op that is given none."""
+        return None if self._calls is None else self._ask(self._calls, types, {**self._defaults, **attrs})
 
     def _again(
         self, what: str, known: Callable[..., Any] | None, function: Callable[..., Any]
@@ -320,7 +330,7 @@ def op(
         signature = inspect.signature(rule)
         operands, attributes = [], {}
         for parameter in signature.parameters.values():
-            annotation = _annotation(parameter)
+            annotation = annotation_of(parameter)
             if "Type" in annotation:
                 operands.append(_operand(parameter, annotation))
             else:
@@ -346,24 +356,8 @@ def op(
 
 
 def _taken(what: str, known: Callable[..., Any], function: Callable[..., Any]) -> InferError:
-    details = [f"declared at {_place(known)}", f"and, otherwise, at {_place(function)}"]
+    details = [f"declared at {place_of(known)}", f"and, otherwise, at {place_of(function)}"]
     return InferError(what, details=details, help="choose another name, or start the process again")
-
-
-def _place(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
-
-
-def _annotation(parameter: inspect.Parameter) -> str:
-    """The annotation as it is written, whether the file postpones the evaluation of annotations or not."""
-    if isinstance(parameter.annotation, str):
-        return parameter.annotation
-    return (
-        inspect.formatannotation(parameter.annotation)
-        .replace("nnfront.ir.types.", "")
-        .replace("collections.abc.", "")
-    )
 
 
 def _operand(parameter: inspect.Parameter, annotation: str) -> Operand:

@@ -15,6 +15,7 @@ from nnfront.ir.tokens import Tokens
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
+    FunctionName,
     FunctionType,
     ObjectType,
     ScalarType,
@@ -248,6 +249,9 @@ class TypeParser(DimParser):
         kind, token, after = tokens.kind, tokens.next, tokens.after()
         if kind == "string":
             return tokens.string()
+        if token == "@" and kind == "sign":
+            tokens.index += 1
+            return FunctionName(tokens.name("the name of a function"))
         if token == "{" or (token == "(" and self._is_tuple()):
             tokens.enter()
             fields, names = self.fields(self.item)

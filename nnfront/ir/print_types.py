@@ -12,6 +12,7 @@ from nnfront.ir.scope import DimTexts
 from nnfront.ir.types import (
     CacheLayerType,
     CacheType,
+    FunctionName,
     FunctionType,
     ObjectType,
     ScalarType,
@@ -62,6 +63,8 @@ class TypePrinter:
             case Dim():
                 text = self.dims.size(value)
                 return f"dim({text})" if text in KEYWORDS else text
+            case FunctionName():
+                return f"@{name_text(value.name)}"
             case tuple() | list():
                 return bracketed(*tuple_parts([self.item(item) for item in value], None))
             case Mapping():

@@ -24,6 +24,7 @@
     attrs       "(" attr % "," ")"
     attr        NAME "=" item
     item        "None" | number | STRING | SIZE | "dim" "(" SIZE ")" | "type" "(" type ")"
+              | "@" NAME                                                 a function of the module, which the op calls
               | "(" item % "," ")"  |  "{" (NAME ":" item) % "," "}"
 
     type        dtype "[" SIZE % "," "]"                                 tensor

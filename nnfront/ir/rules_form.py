@@ -27,6 +27,7 @@ from nnfront.ir.types import (
     Type,
     sizes_of,
 )
+from nnfront.ir.walk import functions_of
 
 _KINDS = ("public", "private", "transform", "fused", "external")
 _SCALARS = ("bool", "int64", "float64")
@@ -230,13 +231,13 @@ def v11_called_functions_exist(body: Body) -> Iterator[VerifyError]:
     """A function that is called is in the module, takes as many arguments as it gets, and is not public."""
     for step in body.steps:
         call = step.binding.value
-        if not isinstance(call, FunctionCall):
-            continue
-        callee = body.functions.get(call.function)
-        if callee is None:
-            yield body.error(f"V11: there is no function {call.function!r}", step.binding)
-        elif callee.kind == "public":
-            yield body.error(f"V11: {call.function!r} is public, so no function calls it", step.binding)
-        elif len(callee.params) != len(call.args):
+        for name in functions_of(call):
+            callee = body.functions.get(name)
+            if callee is None:
+                yield body.error(f"V11: there is no function {name!r}", step.binding)
+            elif callee.kind == "public":
+                yield body.error(f"V11: {name!r} is public, so no function calls it", step.binding)
+        callee = body.functions.get(call.function) if isinstance(call, FunctionCall) else None
+        if isinstance(call, FunctionCall) and callee is not None and len(callee.params) != len(call.args):
             what = f"V11: {call.function!r} takes {len(callee.params)} arguments, got {len(call.args)}"
             yield body.error(what, step.binding)

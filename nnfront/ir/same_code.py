@@ -20,6 +20,12 @@ def same_code(one: Any, two: Any) -> bool:
     return _same(one, two, set())
 
 
+def place_of(function: Any) -> str:
+    """Say where a callable is written."""
+    code = getattr(function, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(function)
+
+
 def _same(one: Any, two: Any, seen: set[tuple[int, int]]) -> bool:
     if one is two or (id(one), id(two)) in seen:
         return True

@@ -14,12 +14,12 @@ from typing import TypeAlias
 
 from nnfront import dtypes
 from nnfront.dims import determined
-from nnfront.ir.expr import Call, FunctionCall, Param
+from nnfront.ir.expr import Call, Param
 from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.scope import DimTexts, symbols_in
 from nnfront.ir.types import CacheType, TensorType, TupleType, Type, sizes_of, type_symbols
-from nnfront.ir.walk import walk_exprs
+from nnfront.ir.walk import functions_of, walk_exprs
 
 _COLUMNS = 120
 # Rows of each table, which with headings and blank lines make 100 lines.
@@ -96,8 +96,9 @@ def _ops(module: ModuleLike) -> dict[str, Counter[str]]:
             for expr in walk_exprs(module[name]):
                 if isinstance(expr, Call):
                     known[name][expr.op.name] += 1
-                elif isinstance(expr, FunctionCall) and expr.function in module:
-                    known[name].update(count(expr.function))
+                for callee in functions_of(expr):
+                    if callee in module:
+                        known[name].update(count(callee))
         return known[name]
 
     return {name: count(name) for name in module}
@@ -233,10 +234,10 @@ def _binary(count: int) -> str:
 def _functions(module: ModuleLike, ops: dict[str, Counter[str]]) -> Iterator[str]:
     """Functions that are no methods: how large they are, and how often they are called."""
     calls = Counter(
-        (expr.function, function.name)
+        (callee, function.name)
         for function in module.functions
         for expr in walk_exprs(function)
-        if isinstance(expr, FunctionCall)
+        for callee in functions_of(expr)
     )
     rows: list[Row] = []
     for function in module.functions:

@@ -127,6 +127,13 @@ class FunctionType:
     result: Type
 
 
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """A function of the module as the attribute of an op, which calls it: `@step` in text."""
+
+    name: str
+
+
 Type: TypeAlias = (
     TensorType | ShapeType | ScalarType | TupleType | CacheLayerType | CacheType | ObjectType | FunctionType
 )

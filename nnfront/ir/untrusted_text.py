@@ -18,11 +18,12 @@ from typing import Any
 from nnfront.errors import VerifyError
 from nnfront.ir.budget import MAX_BINDINGS, MAX_DEPTH
 from nnfront.ir.callgraph import callees_first
-from nnfront.ir.expr import Binding, Block, FunctionCall, If
+from nnfront.ir.expr import Binding, Block, If
 from nnfront.ir.module import IRModule
 from nnfront.ir.parser import parse
 from nnfront.ir.types import TupleType
 from nnfront.ir.verify import verify
+from nnfront.ir.walk import functions_of
 
 
 def admit(text: str) -> IRModule:
@@ -113,10 +114,10 @@ def _measure(block: Block, sizes: dict[str, tuple[int, int]]) -> tuple[int, int]
         match binding.value:
             case If():
                 inner = [_measure(branch, sizes) for branch in (binding.value.then, binding.value.otherwise)]
-            case FunctionCall():
-                inner = [sizes[binding.value.function]]
-            case _:
-                continue
+            case value:
+                inner = [sizes[name] for name in functions_of(value)]
+        if not inner:
+            continue
         count += sum(size for size, _ in inner)
         depth = max(depth, 1 + max(levels for _, levels in inner))
     return count, depth

@@ -14,7 +14,6 @@ from nnfront.dims import Dim, bounded_work
 from nnfront.errors import VerifyError
 from nnfront.ir.body import Body
 from nnfront.ir.budget import MAX_DIM_TERMS
-from nnfront.ir.expr import FunctionCall
 from nnfront.ir.infer import map_sizes
 from nnfront.ir.print_types import type_text
 from nnfront.ir.rules_form import (
@@ -39,7 +38,7 @@ from nnfront.ir.rules_types import (
     v18_types_follow_from_operands,
 )
 from nnfront.ir.types import Type
-from nnfront.ir.walk import walk_exprs
+from nnfront.ir.walk import functions_of, walk_exprs
 
 if TYPE_CHECKING:
     from nnfront.ir.module import IRModule
@@ -124,7 +123,7 @@ def v1_functions_are_under_their_names(module: IRModule) -> Iterator[VerifyError
 def v12_no_function_calls_itself(module: IRModule) -> Iterator[VerifyError]:
     """No function calls itself, directly or through others."""
     calls = {
-        name: list(dict.fromkeys(e.function for e in walk_exprs(function) if isinstance(e, FunctionCall)))
+        name: list(dict.fromkeys(callee for e in walk_exprs(function) for callee in functions_of(e)))
         for name, function in module.items()
     }
     done: set[str] = set()

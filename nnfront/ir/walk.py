@@ -21,7 +21,7 @@ from nnfront.ir.expr import (
     Var,
 )
 from nnfront.ir.interfaces import FunctionLike
-from nnfront.ir.types import Type, sizes_of, type_symbols
+from nnfront.ir.types import FunctionName, Type, sizes_of, type_symbols
 
 
 def walk_bindings(bindings: Iterable[Binding]) -> Iterator[Binding]:
@@ -59,6 +59,14 @@ def undefined_symbols(function: FunctionLike) -> list[Symbol] | None:
             if isinstance(size, Dim):
                 missing.update((s, None) for s in size.symbols if s not in defined)
     return list(missing)
+
+
+def functions_of(expr: Expr) -> Iterator[str]:
+    """Yield the functions that an expression calls: a call of one, or an op that is given some."""
+    if isinstance(expr, FunctionCall):
+        yield expr.function
+    elif isinstance(expr, Call) and expr.attrs:
+        yield from (value.name for value in expr.attrs.values() if isinstance(value, FunctionName))
 
 
 def atoms_of(expr: Expr) -> tuple[Atom | None, ...]:

@@ -24,6 +24,7 @@ from nnfront.ir import (
     Facts,
     Function,
     FunctionCall,
+    FunctionName,
     If,
     IRModule,
     MatchShape,
@@ -40,6 +41,7 @@ from nnfront.ir import (
     type_symbols,
 )
 from nnfront.lower.cache_layers import check_layers
+from nnfront.lower.function_value import FunctionValue
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
 from nnfront.lower.program import Argument, MethodProgram, Place, Program
 from nnfront.lower.schedule import finish
@@ -231,7 +233,7 @@ class _Lowering:
                 inputs.append(self.frame.constant(None))
             else:
                 inputs.append(self._packed(self._atom(arg, scope)))
-        attrs = {name: scope.size(value) for name, value in call.attrs.items()}
+        attrs = {name: self._attr(value, scope) for name, value in call.attrs.items()}
         sized = {
             name: self.frame.size(value)
             for name, value in attrs.items()
@@ -247,12 +249,19 @@ class _Lowering:
                 result=result,
                 attrs={name: value for name, value in attrs.items() if name not in sized},
                 sized=sized,
-                is_pure=call.op.is_pure_for(call.args),
+                is_pure=call.op.is_pure_for(call.args)
+                and all(value.is_pure for value in attrs.values() if isinstance(value, FunctionValue)),
                 module=module,
                 line=line,
             )
         )
         return result
+
+    def _attr(self, value: Any, scope: _Scope) -> Any:
+        """An attribute as the op's reference takes it: a function as one that can be called, dims as the caller's."""
+        if isinstance(value, FunctionName):
+            return FunctionValue(self.functions[value.name], self.functions)
+        return scope.size(value)
 
     def _packed(self, value: Structure) -> int:
         """The slot of a value; a tuple that an op takes as one operand is put together first."""

@@ -11,6 +11,7 @@ import torch
 from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import NnfrontError, RunError
 from nnfront.ir import Op, TensorType, TupleType, Type, Var
+from nnfront.nn.loop import run_scan
 from nnfront.nn.mode import active_mode
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_place
@@ -52,6 +53,10 @@ class Eager:
         return (
             then() if bool(predicate.torch() if isinstance(predicate, Tensor) else predicate) else otherwise()
         )
+
+    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
+        """Run the loop."""
+        return run_scan(body, carry, xs, axis)
 
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a module."""

@@ -14,11 +14,12 @@ from torch.overrides import resolve_name
 from nnfront import ops
 from nnfront.dims import Dim
 from nnfront.dtypes import DTYPES
-from nnfront.errors import TraceError, UnknownName, WrongUse
-from nnfront.ir import Op
+from nnfront.errors import NnfrontError, TraceError, UnknownName, WrongUse
+from nnfront.ir import Op, Provenance
 from nnfront.nn import elsewhere
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.mode import outside_place
+from nnfront.nn.place import raising_frame, user_frame
 
 BINARY: dict[str, Op] = {
     "add": ops.add,
@@ -83,6 +84,25 @@ def refuse_torch(name: str, item: Any) -> None:
             where=outside_place(),
             help=f"use {instead}; load_state_dict binds values",
         )
+
+
+def explain(error: Exception, path: str, method: str, definition: Provenance | None = None) -> None:
+    """Give an error that comes out of the author's code its place: module path, method and the author's innermost line.
+
+    `definition` is where the method is defined, for an error that no line of the author's led to. Raises a TraceError for what
+    Python or a library has said of a traced value; other errors that are not ours get the place as a note.
+    """
+    file, line = raising_frame(error)
+    if not file:
+        file, line = (definition.file, definition.line) if definition else user_frame()
+    place = f"{path}{' in ' if path else ''}method {method!r} ({file}:{line})"
+    if isinstance(error, NnfrontError):
+        error.where = error.where or place
+    elif (ours := as_trace_error(error)) is not None:
+        ours.where = place
+        raise ours from error
+    elif not hasattr(error, "__notes__"):
+        error.add_note(f"  at {place}")
 
 
 def as_trace_error(error: Exception) -> TraceError | None:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nnfront.ir import FunctionBuilder, Var
+from nnfront.errors import TraceError
+from nnfront.ir import CacheLayerType, CacheType, FunctionBuilder, Var
 from nnfront.nn.cache import CacheLayer
 from nnfront.nn.effect import Effect
 from nnfront.nn.parameter import Parameter
+from nnfront.nn.share import CannotShare
 from nnfront.nn.tensor import Tensor
 
 
@@ -31,7 +33,7 @@ class Tree:
 
 @dataclass
 class Frame:
-    """One function while it is built: a method, or (with a `parent`) the private function of a shared module."""
+    """One function while it is built: a method, or (with a `parent`) the private function of a shared module or of a loop's body."""
 
     builder: FunctionBuilder
     parent: Frame | None = None
@@ -42,4 +44,22 @@ class Frame:
     derived: list[str] = field(
         default_factory=list
     )  # variables of derived tensors that are attributes of a module
+    captured: dict[Var, Var] | None = None  # of the body of a loop: the parameters for what is around it
     kept: list[Any] = field(default_factory=list)  # alive while their ids are keys
+
+    def stand_in(self, var: Var) -> Var | None:
+        """Return what stands here for a variable of this function or of one around it; None for a variable of no such function."""
+        if self.builder.sees(var):
+            return var
+        outside = None if self.parent is None else self.parent.stand_in(var)
+        if outside is None:
+            return None
+        if self.captured is None:
+            raise CannotShare
+        if isinstance(outside.type, (CacheLayerType, CacheType)):
+            raise TraceError(
+                "op.scan: the body uses a cache", help="compute in the loop, and write the cache after it"
+            )
+        if outside not in self.captured:
+            self.captured[outside] = self.builder.param(outside.name, outside.type, "input")
+        return self.captured[outside]

@@ -19,6 +19,7 @@ from nnfront.ir import OPS, Op
 from nnfront.nn import elsewhere
 from nnfront.nn.eager import eager
 from nnfront.nn.elsewhere import signature_text
+from nnfront.nn.loop import scan
 from nnfront.nn.mode import active_mode, outside_place
 from nnfront.nn.object import Object
 from nnfront.nn.place import user_place
@@ -192,7 +193,7 @@ class Vocabulary:
     _aliases: ClassVar = {"permute": "permute_dims", "pow": "power"}
     _written_out: ClassVar = {
         function.__name__: function
-        for function in (astype, cond, extern, merge_heads, positions, split_heads)
+        for function in (astype, cond, extern, merge_heads, positions, scan, split_heads)
     }
 
     def __init__(self) -> None:

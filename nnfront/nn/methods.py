@@ -20,13 +20,11 @@ from nnfront.ir import (
     Atom,
     Function,
     FunctionBuilder,
-    FunctionCall,
     IRModule,
     Provenance,
     Tuple,
     Var,
     walk_bindings,
-    walk_exprs,
 )
 from nnfront.nn import spec as specs
 from nnfront.nn.arguments import known_facts, with_facts_type
@@ -210,10 +208,9 @@ def _called(methods: Sequence[Function], functions: Mapping[str, Function]) -> s
     called: set[str] = set()
     pending = list(methods)
     while pending:
-        for expr in walk_exprs(pending.pop()):
-            if isinstance(expr, FunctionCall) and expr.function not in called:
-                called.add(expr.function)
-                pending.append(functions[expr.function])
+        new = set(pending.pop().callees) - called
+        called |= new
+        pending += [functions[name] for name in new]
     return called
 
 

@@ -33,6 +33,10 @@ class Mode(Protocol):
         """Choose between two branches by a boolean known when the method runs."""
         ...
 
+    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
+        """Call `body(carry, x)` for each slice of `xs` along an axis, counted from the front; return the last carry and what steps made."""
+        ...
+
     def allow_change(self, owner: Any, what: str) -> None:
         """Raise TraceError if `what` of a parameter or module must not be set now."""
         ...

@@ -28,6 +28,7 @@ from nnfront.ir import (
 )
 from nnfront.nn.cache import CacheLayer
 from nnfront.nn.frame import Frame
+from nnfront.nn.loop import trace_scan
 from nnfront.nn.object import Object, kind_of
 from nnfront.nn.share import (
     CannotShare,
@@ -94,6 +95,10 @@ class Subroutines:
             return False, None
         known.append(subroutine)
         return True, self._emit_call(subroutine, leaves, subroutine.reads.tensors)
+
+    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
+        """Trace the body of a loop into a private function and emit the loop."""
+        return trace_scan(self.trace, body, carry, xs, axis)
 
     def _trace_shared(
         self, module: Any, path: str, structure: Any, leaves: list[Any], names: list[str]

@@ -15,7 +15,7 @@ import torch
 
 from nnfront import ops
 from nnfront.dims import Symbol, with_facts
-from nnfront.errors import InferError, NnfrontError, TraceError
+from nnfront.errors import InferError, TraceError
 from nnfront.ir import (
     Atom,
     CacheLayerType,
@@ -39,13 +39,12 @@ from nnfront.ir import (
 )
 from nnfront.nn.arguments import with_facts_attr
 from nnfront.nn.cache import Cache, CacheLayer
-from nnfront.nn.foreign import as_trace_error
+from nnfront.nn.foreign import explain
 from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.mode import located
 from nnfront.nn.object import Object, kind_of
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.place import raising_frame, user_frame
-from nnfront.nn.share import CannotShare
+from nnfront.nn.place import user_frame
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, out_of_trace
 from nnfront.ops.constants import constant
@@ -58,6 +57,9 @@ class Sharing(Protocol):
 
     def call(self, module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Call a module through the private function of one that agrees with it; (False, None) where that cannot be."""
+
+    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
+        """Trace the body of a loop into a private function and emit the loop."""
 
 
 class Trace:
@@ -210,6 +212,10 @@ class Trace:
             handles[i][0].handle = part
         return unflatten(structure, [self.wrap(p, p.type, k) for p, k in zip(parts, kinds, strict=False)])
 
+    def scan(self, body: Callable[[Any, Any], Any], carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
+        """Emit a loop."""
+        return self.subroutines.scan(body, carry, xs, axis)
+
     # Modules.
 
     def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -258,13 +264,14 @@ class Trace:
         return None if x is None else Scalar(with_facts_attr(x, self.facts))
 
     def _foreign(self, x: Any, var: Var) -> Var:
-        """Refuse a variable that is not of this function. One of the function around a shared body: the body is not shared then."""
-        frame = self.frame.parent
-        while frame is not None:
-            if frame.builder.sees(var):
-                raise CannotShare
-            frame = frame.parent
-        raise out_of_trace(x)
+        """Return what stands for a variable of a function around this one: the body of a loop takes it as one more parameter.
+
+        A shared body does not, and is not shared then. A variable of no function around is refused.
+        """
+        found = self.frame.stand_in(var)
+        if found is None:
+            raise out_of_trace(x)
+        return found
 
     def weight(self, tensor: Tensor, frame: Frame | None = None) -> Var:
         """Return the variable of a parameter or derived tensor in `frame`, made when it is first asked for."""
@@ -273,9 +280,13 @@ class Trace:
         if known is not None:
             return known
         name = self.tree.names.get(id(tensor), "")
-        if frame.parent is not None:
+        if frame.parent is not None and frame.captured is not None:
+            found = frame.stand_in(self.weight(tensor, frame.parent))
+            assert found is not None
+            var: Var = found
+        elif frame.parent is not None:
             local = name.removeprefix(f"{frame.prefix}.") or "derived"
-            var: Var = frame.builder.param(local, self.with_facts(tensor.type), "weight")
+            var = frame.builder.param(local, self.with_facts(tensor.type), "weight")
             frame.reads.append(tensor)
         elif isinstance(tensor.content, Formula):
             var = self._formula(tensor.content, name, frame)
@@ -362,23 +373,8 @@ class Trace:
         return Provenance(self.path, file, line)
 
     def explain(self, error: Exception, definition: Provenance | None = None) -> None:
-        """Give an error that comes out of the author's code its place: module path, method and the author's innermost line.
-
-        `definition` is where the method is defined, for an error that no line of the author's led to. Raises a TraceError for what
-        Python or a library has said of a traced value; other errors that are not ours get the place as a note.
-        """
-        file, line = raising_frame(error)
-        if not file:
-            file, line = (definition.file, definition.line) if definition else user_frame()
-        path = f"{self.frame.prefix}.{self.path}".strip(".")
-        place = f"{path}{' in ' if path else ''}method {self.method!r} ({file}:{line})"
-        if isinstance(error, NnfrontError):
-            error.where = error.where or place
-        elif (ours := as_trace_error(error)) is not None:
-            ours.where = place
-            raise ours from error
-        elif not hasattr(error, "__notes__"):
-            error.add_note(f"  at {place}")
+        """Give an error that comes out of the author's code its place, as `foreign.explain` does."""
+        explain(error, f"{self.frame.prefix}.{self.path}".strip("."), self.method, definition)
 
     def allow_change(self, owner: Any, what: str) -> None:
         """Refuse to change what the tree holds."""

@@ -12,6 +12,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     attention, rope, cache            transformers
     recurrent, delta_rule             state space models and linear attention
     quant, sample                     numbers in few bits; tokens from probabilities
+    loop                              steps along an axis that carry values
     control                           printing, external functions, which case it is
     constants                         constants of the IR as torch tensors, and back
 """
@@ -95,6 +96,7 @@ from nnfront.ops.logic import (
     right_shift,
     where,
 )
+from nnfront.ops.loop import scan
 from nnfront.ops.matmul import einsum, linear, matmul
 from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
@@ -233,6 +235,7 @@ __all__ = [
     "rsqrt",
     "sample_top_p_top_k_from_sorted_prob",
     "scaled_dot_product_attention",
+    "scan",
     "scatter",
     "scatter_add",
     "selective_scan",

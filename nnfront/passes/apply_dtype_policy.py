@@ -60,6 +60,7 @@ from nnfront.ir import (
     TupleType,
     Type,
     Var,
+    given_to_ops,
     infer,
     map_expr,
     reached,
@@ -109,6 +110,7 @@ class _Versions:
         self._new: dict[str, Function] = {}  # by its own name
         # What functions call that stay as they are stays as well.
         self._kept = reached(ir, (f for f in ir.functions if f.kind != "private" and f.name not in chosen))
+        self._kept |= given_to_ops(ir)
 
     def add(self, function: Function, keep_interface: bool) -> None:
         """Make the new version of a public function."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nnfront.ir import Binding, Call, Function, FunctionCall, If, IRModule, Var, walk_exprs
+from nnfront.ir import Binding, Call, Expr, Function, If, IRModule, Var, functions_of, walk_exprs
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +41,20 @@ def has_own_effect(function: Function) -> bool:
     return any(isinstance(e, Call) and not e.op.is_pure_for(e.args) for e in walk_exprs(function))
 
 
+def is_pure(value: Expr, impure: set[str]) -> bool:
+    """Whether an expression has no effect, by its op or by a function that it calls; blocks of an `if` are not looked into."""
+    if isinstance(value, Call) and not value.op.is_pure_for(value.args):
+        return False
+    return impure.isdisjoint(functions_of(value))
+
+
 def is_alive(binding: Binding, needs: set[Var], impure: set[str]) -> bool:
     """Whether a binding's value is needed, or it has an effect."""
     if binding.var in needs:
         return True
     value = binding.value
-    if isinstance(value, Call):
-        return not value.op.is_pure_for(value.args)
-    if isinstance(value, FunctionCall):
-        return value.function in impure
+    if not is_pure(value, impure):
+        return True
     if isinstance(value, If):
         return any(
             is_alive(b, set(), impure) for branch in (value.then, value.otherwise) for b in branch.bindings

@@ -23,9 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from nnfront.ir import Binding, Block, Call, Expr, FunctionCall, If, IRModule, Mutator, Var, atoms_of
+from nnfront.ir import Binding, Block, If, IRModule, Mutator, Var, atoms_of
 from nnfront.passes.base import module_pass
-from nnfront.passes.effects import impure_functions
+from nnfront.passes.effects import impure_functions, is_pure
 from nnfront.passes.keys import atom_key, expr_key
 
 
@@ -55,7 +55,7 @@ class _Sharing(Mutator):
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
-        if self._is_pure(value):
+        if not isinstance(value, If) and is_pure(value, self.impure):
             key = expr_key(value, [a if isinstance(a, Var) else atom_key(a) for a in atoms_of(value)])
             first = None if key is None else self.seen.get(key)
             if first is not None and first.type == binding.var.type:
@@ -65,10 +65,3 @@ class _Sharing(Mutator):
                 self.seen[key] = binding.var
                 self.own.append(key)
         return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
-
-    def _is_pure(self, value: Expr) -> bool:
-        if isinstance(value, Call):
-            return value.op.is_pure_for(value.args)
-        if isinstance(value, FunctionCall):
-            return value.function not in self.impure
-        return not isinstance(value, If)

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront.errors import PassError
-from nnfront.ir import Function, IRModule, Names, reached
+from nnfront.ir import Function, IRModule, Names, given_to_ops, reached
 from nnfront.passes.base import module_pass
 from nnfront.passes.lifting.analyse import Analyzer
 from nnfront.passes.lifting.assemble import Assembly, Group
@@ -62,7 +62,7 @@ def lift_transform_params(
     lifted = {name for methods in plan.values() for name in methods}
     others = [f for f in ir.functions if f.name not in lifted and f.kind not in ("private", "transform")]
     in_use = {f.attrs["transform"] for f in others if "transform" in f.attrs}
-    pinned = reached(ir, [*others, *(ir[name] for name in in_use)])
+    pinned = reached(ir, [*others, *(ir[name] for name in in_use)]) | given_to_ops(ir)
     names = Names(f.name for f in ir.functions if f.kind != "transform" or f.name in in_use)
     splitter = Splitter(analyzer, names, pinned)
     methods: dict[str, Function] = {}

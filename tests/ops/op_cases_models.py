@@ -27,7 +27,7 @@ from op_cases import (
 
 from nnfront import ops
 from nnfront.dtypes import DTYPES
-from nnfront.ir.types import CacheLayerType
+from nnfront.ir.types import CacheLayerType, FunctionName, TupleType
 from nnfront.quant_format import FORMATS
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -278,6 +278,28 @@ def _(draw: Draw, name: str) -> Case:
     return Case(
         (ordered, index.to(getattr(torch, draw(st.sampled_from(INTEGERS)))), *limits, *_samples(draw, prob)),
         {},
+    )
+
+
+# Loops.
+
+
+class Sums(FunctionName):
+    """A body as verified IR has it, by name, and as references get it: running sums, and the slices as they come."""
+
+    def __call__(self, total: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return total + x, x
+
+
+@case("scan")
+def _(draw: Draw, name: str) -> Case:
+    shape, dtype = list(shape_of(draw, 1)), draw(st.sampled_from(FLOATS))
+    axis = draw(st.integers(0, len(shape) - 1))
+    start = make([*shape[:axis], *shape[axis + 1 :]], dtype_of(draw, FLOATS) if rarely(draw) else dtype)
+    x = make(shape, dtype)
+    out = TupleType((type_of(start), type_of(x)))
+    return Case(
+        (start, x), {"body": Sums("sums"), "out": out, "carried": 1, "sliced": 1, "axis": axis}, ("out",)
     )
 
 

@@ -72,6 +72,8 @@ def with_dims(value: Any, dims: dict[int, Dim]) -> Any:
     match value:
         case TensorType():
             return TensorType(tuple(symbolic(s, dims) for s in value.shape), value.dtype)
+        case TupleType():
+            return TupleType(tuple(with_dims(field, dims) for field in value.fields))
         case CacheLayerType():
             return CacheLayerType(
                 value.kv_heads,

@@ -10,7 +10,7 @@ from nnfront import ops
 from nnfront.dims import Dim
 from nnfront.errors import InferError
 from nnfront.ir.op import Op
-from nnfront.ir.types import CacheLayerType, CacheType, ObjectType
+from nnfront.ir.types import CacheLayerType, CacheType, FunctionName, ObjectType, TupleType
 from nnfront.quant_format import FORMATS
 
 N, M = Dim("n"), Dim("m")
@@ -19,6 +19,7 @@ LAYER = CacheLayerType(2, 8, "float32", 3, 16)
 Q, K = t(3, 5, 4, 8), t(3, 5, 2, 8)
 PROB, COLUMN, INTS = t(2, 9), t(2, 1), t(2, 1, dtype=I64)
 U8 = t(4, 6, dtype="uint8")
+LOOP: dict[str, Any] = {"body": FunctionName("step"), "carried": 1, "sliced": 1, "axis": 0}
 
 REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     # what all ops share
@@ -87,6 +88,15 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.gated_delta_rule, [t(2, N, 2, 3), t(2, N, 2, 3), t(2, N, 3, 4), t(2, N, 3), t(2, N, 3)], {}, "3 heads do not divide into 2 groups"),
     (ops.gated_delta_rule, [t(2, N, 2, 0), t(2, N, 2, 0), t(2, N, 2, 4), t(2, N, 2), t(2, N, 2)], {}, "a key has no features"),
     (ops.gated_delta_rule, [t(2, N, 2, 3), t(2, N, 2, 3), t(2, N, 4, 4), t(2, N, 4, 5), t(2, N, 4)], {}, "axis 3 of g is 5, expected 3"),
+    # loops
+    (ops.scan, [t(4), t(2, 4)], LOOP | {"out": TupleType((t(5), t(2, 4)))}, "value 0 is carried as float32[5], given as float32[4]"),
+    (ops.scan, [t(4), t(2, 4)], LOOP | {"out": TupleType((t(4), t(3, 4)))}, "the result has size 3 on the axis where the loop has 2"),
+    (ops.scan, [t(4), t(N, 4), t(M, 4)], LOOP | {"sliced": 2, "out": TupleType((t(4),))}, "what is sliced has n and m elements on axis 0"),
+    (ops.scan, [t(4), t(2, 4)], LOOP | {"out": TupleType((t(4), t()))}, "a step makes tensors, of 0 axes or more"),
+    (ops.scan, [t(4), t(2, 4)], LOOP | {"carried": 2, "out": TupleType((t(4), t(2, 4)))}, "2 values cannot be 2 carried and 1 sliced ones along axis 0"),
+    (ops.scan, [t(4), INT], LOOP | {"out": TupleType((t(4),))}, "only tensors have slices"),
+    (ops.scan, [t(4), t(2, 4)], LOOP | {"out": t(4)}, "out is the type of a tuple"),
+    (ops.scan, [t(4), t(2, 4)], LOOP | {"body": "step", "out": TupleType((t(4),))}, "attribute 'body' must be the name of a function, got 'step'"),
     (ops.moe_mlp, [t(2, 4), t(3, 6, 4), t(3, 4, 4), t(2, 1, dtype=I64), t(2, 1)], {}, "twice down's input is 8, gate_up gives 6"),
     (ops.moe_mlp, [t(2, 4), t(3, 6, 4), t(2, 4, 3), t(2, 1, dtype=I64), t(2, 1)], {}, "gate_up has 3 experts, down has 2"),
     (ops.moe_mlp, [t(2, 4), t(3, 6, 5), t(3, 4, 3), t(2, 1, dtype=I64), t(2, 1)], {}, "gate_up takes 5 features, x has 4"),

@@ -42,7 +42,7 @@ from nnfront.ir import (
     sizes_of,
     walk_bindings,
 )
-from nnfront.passes.effects import Declaration, impure_functions
+from nnfront.passes.effects import Declaration, impure_functions, is_pure
 from nnfront.passes.lifting.branches import Branch, general_type
 from nnfront.passes.lifting.dims import KnownDims, definable
 from nnfront.passes.lifting.scope import Refusal, Scope, Site, collect_uses
@@ -204,7 +204,7 @@ class _Forward:
         if type is None:
             return "it is defined in a special case only"
         if isinstance(value, Call):
-            if not value.op.is_pure_for(value.args):
+            if not is_pure(value, self.analyzer.impure):
                 return "it has an effect"
             if value.op.name == "stop_lift_params":
                 return "stop_lift_params keeps it"
