@@ -42,7 +42,9 @@ def test_no_op_changes_the_ops_that_are_used_after_it() -> None:
 def test_every_op_is_found_under_its_name() -> None:
     for name, declared in OPS.items():
         function = getattr(op, name)
-        assert name in ("astype", "extern", "scan") or (isinstance(function, OpFunction) and function.op is declared)
+        assert name in ("astype", "extern", "scan") or (
+            isinstance(function, OpFunction) and function.op is declared
+        )
 
 
 # State.
