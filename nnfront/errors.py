@@ -15,6 +15,7 @@
       LowerError     no kernel or reference for a call
       LoadError      weights or files do not match what the model declares
       RunError       inputs do not match the signature of the method that was called
+        Busy         a server has as many requests waiting as it takes
 
 A message has up to four parts: *what* is wrong in one sentence, *details* (got, expected; one line each), *where* (module
 path, method, source line) and *help* (what to do about it).
@@ -105,6 +106,10 @@ class LoadError(NnfrontError):
 
 class RunError(NnfrontError):
     """Inputs do not match the signature of the method that was called."""
+
+
+class Busy(RunError):
+    """A server has as many requests waiting as it takes."""
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

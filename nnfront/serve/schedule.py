@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine does next, decided from numbers alone: no tensor, no clock, no thread.
+
+One rule: a sequence has tokens, and a count of those that are computed; a step computes some of the missing ones. Sequences that answer compute
+one token each. Then come chunks of prompts, oldest first, one of each prompt, within a budget. Admission, prefixes that others have computed,
+pre-emption and recomputing all follow from it.
+
+    chunks        lie on a grid: [0, chunk), [chunk, 2 * chunk) ... of the prompt, whatever else runs. What has been answered is computed token by
+                  token, again too, if its sequence had been pre-empted. So what is computed of a request, and in which calls, does not depend
+                  on others
+    prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end
+    pages         a sequence is admitted if its tokens fit beside a page for each that runs. If pages run out, the sequence remembered for the
+                  longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
+    order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from nnfront.errors import Busy, RunError
+from nnfront.serve.pages import Pages
+from nnfront.serve.prefixes import Prefixes
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much is done at a time.
+
+    max_num_seqs: sequences that run at a time; max_queued: requests that wait for a place before others are refused; max_model_len: tokens
+    of a sequence, prompt and answer; pages, page_size: what sequences share; chunk: tokens of a prompt in one call, a multiple of the
+    page size; step_tokens: tokens of prompts in one step, at least a chunk; remembered: sequences whose pages are kept after their end.
+    reuse_answers: share the pages of answers as well, and pages that are not whole chunks: faster in long chats, but then what a request
+    computes depends on what was there, in the last bits.
+    """
+
+    max_model_len: int
+    pages: int
+    max_num_seqs: int = 16
+    max_queued: int = 256
+    page_size: int = 16
+    chunk: int = 128
+    step_tokens: int = 256
+    remembered: int = 32
+    reuse_answers: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {value!r}, expected an int >= 1"
+            for name in self.__slots__
+            if type(value := getattr(self, name)) is not bool
+            and name != "remembered"
+            and (type(value) is not int or value < 1)
+        ]
+        if not problems and self.chunk % self.page_size:
+            problems.append(f"chunk is {self.chunk}, expected a multiple of page_size = {self.page_size}")
+        if not problems and self.step_tokens < self.chunk:
+            problems.append(f"step_tokens is {self.step_tokens}, expected at least chunk = {self.chunk}")
+        if problems:
+            raise RunError("the limits are out of range", details=problems)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, of which the first `prompt` were given and the first `computed` are in the cache; it ends with at most `most`.
+
+    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed.
+    """
+
+    arrival: int
+    tokens: list[int]
+    prompt: int
+    most: int
+    salt: str = ""
+    computed: int = 0
+    cached: int = 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether its prompt is computed, so that it goes on token by token."""
+        return self.computed >= self.prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """Begin a sequence in the cache, with the first `length` tokens of another if there is a `source`."""
+
+    sequence: int
+    source: int | None = None
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Keep the first tokens of a sequence in the cache."""
+
+    sequence: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Forget a sequence in the cache."""
+
+    sequence: int
+
+
+Change: TypeAlias = Make | Cut | Drop
+
+
+@dataclass(slots=True)
+class Step:
+    """What to do: change the cache, in this order; compute a token of each of some sequences, and so many of the prompts of others."""
+
+    changes: list[Change] = field(default_factory=list)
+    decode: list[Sequence] = field(default_factory=list)
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Sequences that wait, run and are remembered, and what is to be done for them next."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pages = Pages(limits.pages, limits.page_size)
+        self.prefixes = Prefixes(limits.page_size if limits.reuse_answers else limits.chunk)
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self.remembered: OrderedDict[int, Sequence] = OrderedDict()
+        self.preemptions = 0
+        self._changes: list[Change] = []
+
+    def submit(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn. Raises Busy if too many do, RunError for one that can never have enough pages."""
+        if len(self.waiting) >= self.limits.max_queued:
+            raise Busy(
+                f"{len(self.waiting)} requests are waiting, no more are taken",
+                help="ask again later, or serve with a larger --max-queued",
+            )
+        room = self.limits.pages * self.limits.page_size
+        if sequence.most > min(room, self.limits.max_model_len):
+            raise RunError(
+                "the request does not fit",
+                details=[
+                    f"got {sequence.prompt} tokens and {sequence.most - sequence.prompt} new ones, there is room for {min(room, self.limits.max_model_len)}"
+                ],
+                help="shorten the prompt, or ask for fewer new tokens",
+            )
+        self.waiting.append(sequence)
+
+    def step(self) -> Step:
+        """Say what to do next, and count it as reserved; `computed` is to be told when it is done."""
+        step, before = Step(self._changes), self.preemptions
+        self._changes = []
+        step.decode = [sequence for sequence in self.running if sequence.answers]
+        for sequence in list(step.decode):
+            if sequence in self.running and not self._reserve(sequence, 1, step):
+                break
+        if self.preemptions == before:
+            self._admit(step)
+        budget = self.limits.step_tokens
+        for sequence in [s for s in self.running if not s.answers]:
+            count = self._chunk(sequence)
+            if count > budget or sequence not in self.running or not self._reserve(sequence, count, step):
+                break
+            step.chunks.append((sequence, count))
+            budget -= count
+        return step
+
+    def computed(self, step: Step) -> Iterator[Sequence]:
+        """Count what a step has computed; yield the sequences whose next token can be drawn."""
+        for sequence, count in [*((sequence, 1) for sequence in step.decode), *step.chunks]:
+            sequence.computed += count
+            known = sequence.computed
+            if not self.limits.reuse_answers:
+                known = min(known, sequence.prompt)
+            self.prefixes.add(sequence.arrival, sequence.tokens, known, sequence.salt)
+            if sequence.computed == len(sequence.tokens):
+                yield sequence
+
+    def finish(self, sequence: Sequence) -> None:
+        """Take a sequence out, whether it waits or runs; what others may use of it is remembered."""
+        if sequence not in self.running:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        mine = sequence.arrival
+        known = self.prefixes.length(mine)
+        others = {other for other in self.prefixes.within(mine) if other in self.remembered}
+        if not known or not self.limits.remembered:
+            self._forget(mine)
+            return
+        for other in others:
+            del self.remembered[other]
+            self._forget(other)
+        self.pages.truncate(mine, known)
+        self._changes.append(Cut(mine, known))
+        self.remembered[mine] = sequence
+        while len(self.remembered) > self.limits.remembered:
+            self._evict()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.waiting or self.running)
+
+    def _chunk(self, sequence: Sequence) -> int:
+        """How many tokens of its prompt come next: up to the grid's next line."""
+        at, chunk = sequence.computed, self.limits.chunk
+        return min((at // chunk + 1) * chunk, sequence.prompt) - at
+
+    def _admit(self, step: Step) -> None:
+        while self.waiting and len(self.running) < self.limits.max_num_seqs:
+            sequence = self.waiting[0]
+            found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.salt)
+            source, length = found or (None, 0)
+            margin = len(self.running)
+            missing = self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
+            while self.pages.free < missing + margin and self._evict(step, but=source):
+                pass
+            if self.pages.free < missing + margin:
+                if self.running or source is None:
+                    return
+                self._evict(step)  # the one whose pages it would share holds what it needs
+                continue
+            self.waiting.popleft()
+            self.running.append(sequence)
+            sequence.computed = length
+            if source is None:
+                self.pages.add(sequence.arrival)
+            else:
+                self.pages.fork(source, length, sequence.arrival)
+                if source in self.remembered:
+                    self.remembered.move_to_end(source)
+            sequence.cached = max(sequence.cached, length)
+            step.changes.append(Make(sequence.arrival, source, length))
+
+    def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
+        """Give a sequence places for more tokens, others' if need be; False if it had to give back its own."""
+        while self.pages.need(sequence.arrival, count) > self.pages.free:
+            if self._evict(step):
+                continue
+            victim = self.running.pop()
+            self.preemptions += 1
+            victim.computed = 0
+            step.decode = [sequence for sequence in step.decode if sequence is not victim]
+            step.chunks = [(sequence, count) for sequence, count in step.chunks if sequence is not victim]
+            self._forget(victim.arrival, step)
+            insort(self.waiting, victim, key=lambda waiting: waiting.arrival)
+            if victim is sequence:
+                return False
+        self.pages.append(sequence.arrival, count)
+        return True
+
+    def _evict(self, step: Step | None = None, but: int | None = None) -> bool:
+        """Forget the sequence that was remembered for the longest time; False if there is none."""
+        oldest = next((arrival for arrival in self.remembered if arrival != but), None)
+        if oldest is None:
+            return False
+        del self.remembered[oldest]
+        self._forget(oldest, step)
+        return True
+
+    def _forget(self, sequence: int, step: Step | None = None) -> None:
+        self.pages.drop(sequence)
+        self.prefixes.remove(sequence)
+        (self._changes if step is None else step.changes).append(Drop(sequence))

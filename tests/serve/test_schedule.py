@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler against every order of events: nothing is lost, leaked, shared wrongly or starved, and first come is first served."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnfront.errors import Busy, RunError
+from nnfront.serve.pages import Pages
+from nnfront.serve.schedule import Cut, Drop, Limits, Make, Scheduler, Sequence, Step
+
+
+class Cache:
+    """What a cache would hold: for each sequence the tokens themselves, which a fork takes along."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.rows: dict[int, list[int]] = {}
+        self.most_rows = limits.max_num_seqs + limits.remembered + 1
+
+    def apply(self, step: Step) -> None:
+        for change in step.changes:
+            match change:
+                case Make(new, source, length):
+                    assert new not in self.rows
+                    self.rows[new] = list(self.rows[source][:length]) if source is not None else []
+                    assert len(self.rows[new]) == length
+                    assert len(self.rows) <= self.most_rows
+                case Cut(cut, length):
+                    del self.rows[cut][length:]
+                case Drop(dropped):
+                    del self.rows[dropped]
+        for sequence, count in [*((s, 1) for s in step.decode), *step.chunks]:
+            row = self.rows[sequence.arrival]
+            assert len(row) == sequence.computed
+            row += sequence.tokens[sequence.computed : sequence.computed + count]
+
+
+class Simulation:
+    """An engine without a model: what it draws is a function of the tokens before, so that a wrong prefix shows in what follows."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.scheduler = Scheduler(limits)
+        self.cache = Cache(limits)
+        self.live: dict[int, Sequence] = {}
+        self.admitted: list[int] = []
+        self.idle_steps: dict[int, int] = {}
+        self.arrivals = 0
+
+    def submit(self, prompt: list[int], new: int) -> None:
+        sequence = Sequence(self.arrivals, list(prompt), len(prompt), len(prompt) + new)
+        try:
+            self.scheduler.submit(sequence)
+        except Busy:
+            assert len(self.scheduler.waiting) >= self.scheduler.limits.max_queued  # those pre-empted wait, too
+            return
+        self.live[self.arrivals] = sequence
+        self.arrivals += 1
+
+    def cancel(self, which: int) -> None:
+        if self.live:
+            arrival = sorted(self.live)[which % len(self.live)]
+            self.scheduler.finish(self.live.pop(arrival))
+
+    def step(self) -> None:
+        scheduler, limits = self.scheduler, self.scheduler.limits
+        step = scheduler.step()
+        self.cache.apply(step)
+        assert sum(count for _, count in step.chunks) <= limits.step_tokens
+        for sequence, count in step.chunks:
+            assert sequence.computed // limits.chunk == (sequence.computed + count - 1) // limits.chunk
+        if self.live:
+            assert step.decode or step.chunks
+            oldest = min(self.live)
+            assert self.live[oldest] in scheduler.running
+        for sequence in list(scheduler.computed(step)):
+            row = self.cache.rows[sequence.arrival]
+            assert row == sequence.tokens
+            sequence.tokens.append(sum(row[-3:]) % 5)
+            if len(sequence.tokens) == sequence.most:
+                scheduler.finish(self.live.pop(sequence.arrival))
+        self.check()
+
+    def check(self) -> None:
+        scheduler = self.scheduler
+        held = [sequence.arrival for sequence in scheduler.running] + list(scheduler.remembered)
+        assert sorted(held) == sorted(scheduler.pages._held)
+        counts = [0] * scheduler.limits.pages
+        for holding in scheduler.pages._held.values():
+            assert len(holding.pages) == scheduler.pages.of(holding.length)
+            for page in holding.pages:
+                counts[page] += 1
+        assert counts == scheduler.pages._holders
+        assert scheduler.pages.free == counts.count(0)
+        running = [sequence.arrival for sequence in scheduler.running]
+        waiting = [sequence.arrival for sequence in scheduler.waiting]
+        assert running == sorted(running)
+        assert waiting == sorted(waiting)
+        assert not running or not waiting or running[-1] < waiting[0]
+
+    def drain(self) -> None:
+        steps = 0
+        while self.live:
+            self.step()
+            steps += 1
+            assert steps < 20_000
+        step = self.scheduler.step()
+        self.cache.apply(step)
+        while self.scheduler._evict():
+            pass
+        self.cache.apply(self.scheduler.step())
+        assert self.scheduler.pages.free == self.scheduler.limits.pages
+        assert not self.cache.rows
+        assert not self.scheduler.prefixes._roots
+
+
+LIMITS = st.builds(
+    lambda pages, seqs, page, chunk, step, remembered, queued, answers: Limits(
+        max_model_len=40,
+        pages=pages,
+        max_num_seqs=seqs,
+        max_queued=queued,
+        page_size=page,
+        chunk=page * chunk,
+        step_tokens=page * chunk * step,
+        remembered=remembered,
+        reuse_answers=answers,
+    ),
+    st.integers(4, 30),
+    st.integers(1, 5),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(0, 4),
+    st.integers(1, 20),
+    st.booleans(),
+)
+
+
+def play(limits: Limits, random_: random.Random, events: int) -> Simulation:
+    simulation = Simulation(limits)
+    room = min(limits.pages * limits.page_size, limits.max_model_len)
+    stems = [[random_.randrange(3) for _ in range(room)] for _ in range(3)]
+    for _ in range(events):
+        kind = random_.random()
+        if kind < 0.3:
+            length = random_.randint(1, room - 1)
+            prompt = random_.choice(stems)[: random_.randint(0, length)]
+            prompt = prompt + [random_.randrange(3) for _ in range(length - len(prompt))]
+            simulation.submit(prompt, random_.randint(1, room - length))
+        elif kind < 0.37:
+            simulation.cancel(random_.randrange(100))
+        else:
+            simulation.step()
+    simulation.drain()
+    return simulation
+
+
+@settings(max_examples=60)
+@given(LIMITS, st.integers(0, 2**32))
+def test_no_page_leaks_nobody_starves_and_every_answer_is_computed_on_its_own_tokens(
+    limits: Limits, seed: int
+) -> None:
+    play(limits, random.Random(seed), 60)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_events() -> None:
+    random_ = random.Random(1)
+    limits = Limits(max_model_len=40, pages=24, max_num_seqs=5, page_size=2, chunk=4, step_tokens=8)
+    simulation = play(limits, random_, 100_000)
+    assert simulation.scheduler.preemptions > 1000
+
+
+def run(scheduler: Scheduler, *sequences: Sequence) -> list[Step]:
+    """The steps until all are answered."""
+    left, steps = list(sequences), []
+    for sequence in sequences:
+        scheduler.submit(sequence)
+    while left:
+        steps.append(scheduler.step())
+        for sequence in list(scheduler.computed(steps[-1])):
+            sequence.tokens.append(7)
+            if len(sequence.tokens) == sequence.most:
+                scheduler.finish(sequence)
+                left.remove(sequence)
+    return steps
+
+
+def limits(**given: int) -> Limits:
+    known = {
+        "max_model_len": 64,
+        "pages": 32,
+        "max_num_seqs": 4,
+        "page_size": 2,
+        "chunk": 4,
+        "step_tokens": 8,
+    }
+    return Limits(**{**known, **given})
+
+
+def sequence(arrival: int, prompt: int, new: int, first: int = 0) -> Sequence:
+    return Sequence(arrival, [first + i for i in range(prompt)], prompt, prompt + new)
+
+
+def test_a_long_prompt_comes_in_chunks_between_the_tokens_of_others() -> None:
+    scheduler = Scheduler(limits(max_num_seqs=2))
+    short, long = sequence(0, 2, 6), sequence(1, 18, 1, first=50)
+    steps = run(scheduler, short, long)
+    assert [[(s.arrival, n) for s, n in step.chunks] for step in steps[:6]] == [
+        [(0, 2), (1, 4)],
+        [(1, 4)],
+        [(1, 4)],
+        [(1, 4)],
+        [(1, 2)],
+        [],
+    ]
+    assert [[s.arrival for s in step.decode] for step in steps[:6]] == [[], [0], [0], [0], [0], [0]]
+
+
+def test_whole_chunks_of_a_prompt_are_computed_once() -> None:
+    scheduler = Scheduler(limits())
+    first, second = sequence(0, 11, 2), sequence(1, 11, 2)
+    run(scheduler, first)
+    steps = run(scheduler, second)
+    assert second.cached == 8
+    assert [count for step in steps for _, count in step.chunks] == [3]
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    scheduler = Scheduler(limits())
+    run(scheduler, sequence(0, 8, 1))
+    second = sequence(1, 8, 1)
+    run(scheduler, second)
+    assert second.cached == 4
+
+
+def test_texts_with_another_salt_share_nothing() -> None:
+    scheduler = Scheduler(limits())
+    run(scheduler, sequence(0, 11, 2))
+    other = sequence(1, 11, 2)
+    other.salt = "mine"
+    run(scheduler, other)
+    assert other.cached == 0
+
+
+def test_when_pages_run_out_the_youngest_gives_its_own_back_and_is_computed_again() -> None:
+    scheduler = Scheduler(limits(pages=8))
+    old, young = sequence(0, 4, 8), sequence(1, 4, 8, first=50)
+    steps = run(scheduler, old, young)
+    assert scheduler.preemptions == 1
+    assert len(old.tokens) == len(young.tokens) == 12
+    assert [s.arrival for s in steps[-1].decode] == [1]
+    # What had been answered is computed token by token again, as it was.
+    assert all(count == 4 for step in steps for s, count in step.chunks)
+
+
+def test_more_than_may_wait_are_refused() -> None:
+    scheduler = Scheduler(limits(max_queued=1))
+    scheduler.submit(sequence(0, 2, 2))
+    with pytest.raises(Busy, match="1 requests are waiting, no more are taken") as error:
+        scheduler.submit(sequence(1, 2, 2))
+    assert error.value.help == "ask again later, or serve with a larger --max-queued"
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    scheduler = Scheduler(limits(pages=4))
+    with pytest.raises(RunError, match="the request does not fit") as error:
+        scheduler.submit(sequence(0, 6, 3))
+    assert error.value.details == ("got 6 tokens and 3 new ones, there is room for 8",)
+
+
+def test_limits_say_all_that_is_wrong_with_them() -> None:
+    with pytest.raises(RunError, match="the limits are out of range") as error:
+        Limits(max_model_len=0, pages=True)
+    assert error.value.details == ("max_model_len is 0, expected an int >= 1",)
+    with pytest.raises(RunError) as error:
+        Limits(max_model_len=8, pages=8, page_size=16, chunk=24)
+    assert error.value.details == ("chunk is 24, expected a multiple of page_size = 16",)
+    with pytest.raises(RunError) as error:
+        Limits(max_model_len=8, pages=8, chunk=32, step_tokens=16)
+    assert error.value.details == ("step_tokens is 16, expected at least chunk = 32",)
+
+
+def test_pages_copy_what_a_fork_writes_to() -> None:
+    pages = Pages(4, 2)
+    pages.add(0)
+    pages.append(0, 3)
+    pages.fork(0, 3, 1)
+    assert (pages.free, pages.need(1, 1), pages.need(0, 1)) == (2, 1, 1)
+    pages.append(1, 1)
+    assert (pages.free, pages.need(0, 1)) == (1, 0)
