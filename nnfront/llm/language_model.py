@@ -42,7 +42,8 @@ class LLM:
 
     `session` runs the methods `logits`, `prefill` and `decode`; `config` is the model file's, or what an artefact keeps of it: at
     least `max_position_embeddings` and `vocab_size`; `phases` are times so far; `sampling` is how `generate` chooses tokens if it is not
-    told; `quantized` says what `quant` did, None where it was not given.
+    told; `quantized` says what `quant` did, None where it was not given; `files` is the folder, held open; `stored_as` is how caches keep keys
+    and values, for `make_cache`.
     """
 
     def __init__(
@@ -61,12 +62,12 @@ class LLM:
                 f"kv_quant is {kv_quant!r}, expected {' or '.join(map(repr, KV_QUANTS))}, or nothing"
             )
         self.session = session
-        self._stored_as = None if kv_quant is None else KV_QUANTS[kv_quant]
+        self.stored_as = None if kv_quant is None else KV_QUANTS[kv_quant]
         self.config = config
         self.path = path
         self.eos_token_ids = text.eos_token_ids
-        self._files = files or Folder(path)
-        self.sampling = sampling_of(self._files)
+        self.files = files or Folder(path)
+        self.sampling = sampling_of(self.files)
         self.quantized: QuantizeReport | None = None
         self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
@@ -142,12 +143,12 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises LoadError if it has none."""
         if self._tokenizer is None:
-            if not self._files.has(TOKENIZER):
+            if not self.files.has(TOKENIZER):
                 raise LoadError(
                     f"{self.path} has no tokenizer.json, so it takes no text",
                     help="use generate_ids with token ids, or add the model's tokenizer.json to the folder",
                 )
-            self._tokenizer = Tokenizer(File(self._files, TOKENIZER))
+            self._tokenizer = Tokenizer(File(self.files, TOKENIZER))
         return self._tokenizer
 
     @property
@@ -303,13 +304,13 @@ class LLM:
         On a GPU it is that of the generation before, if that is over and it will do: steps are captured for the memory of one cache.
         """
         if not self.session.backend.captures:
-            yield self.session.make_cache(batch=batch, max_seq=length, stored_as=self._stored_as)
+            yield self.session.make_cache(batch=batch, max_seq=length, stored_as=self.stored_as)
             return
         cache, self._spare = self._spare, None
         if cache is None or cache.batch != batch or cache.max_seq < length:
             cache = None  # its memory may be needed for the next one
             room = min(-(-length // SPARE_TOKENS) * SPARE_TOKENS, self.context)
-            cache = self.session.make_cache(batch=batch, max_seq=room, stored_as=self._stored_as)
+            cache = self.session.make_cache(batch=batch, max_seq=room, stored_as=self.stored_as)
         cache.reset()
         try:
             yield cache

@@ -7,7 +7,7 @@ On a GPU one kernel does all of it (`nnfront.backends.cuda.sampling`), and no nu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,21 +39,22 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        problems = []
-        if not _is_number(self.temperature) or self.temperature < 0:
-            problems.append(f"temperature is {shown(self.temperature)}, expected a number >= 0")
-        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
-            problems.append(f"top_k is {shown(self.top_k)}, expected an int >= 1")
-        if self.top_p is not None and not (_is_number(self.top_p) and 0 < self.top_p <= 1):
-            problems.append(f"top_p is {shown(self.top_p)}, expected a number in (0, 1]")
-        if self.min_p is not None and not (_is_number(self.min_p) and 0 <= self.min_p <= 1):
-            problems.append(f"min_p is {shown(self.min_p)}, expected a number in [0, 1]")
-        if self.seed is not None and type(self.seed) is not int:
-            problems.append(f"seed is {shown(self.seed)}, expected an int")
-        if not _is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
-            problems.append(f"repetition_penalty is {shown(self.repetition_penalty)}, expected a number > 0")
-        if problems:
+        if problems := list(self._problems()):
             raise RunError("the sampling parameters are out of range", details=problems)
+
+    def _problems(self) -> Iterator[str]:
+        if not is_number(self.temperature) or self.temperature < 0:
+            yield f"temperature is {shown(self.temperature)}, expected a number >= 0"
+        if self.top_k is not None and (type(self.top_k) is not int or self.top_k < 1):
+            yield f"top_k is {shown(self.top_k)}, expected an int >= 1"
+        if self.top_p is not None and not (is_number(self.top_p) and 0 < self.top_p <= 1):
+            yield f"top_p is {shown(self.top_p)}, expected a number in (0, 1]"
+        if self.min_p is not None and not (is_number(self.min_p) and 0 <= self.min_p <= 1):
+            yield f"min_p is {shown(self.min_p)}, expected a number in [0, 1]"
+        if self.seed is not None and type(self.seed) is not int:
+            yield f"seed is {shown(self.seed)}, expected an int"
+        if not is_number(self.repetition_penalty) or self.repetition_penalty <= 0:
+            yield f"repetition_penalty is {shown(self.repetition_penalty)}, expected a number > 0"
 
 
 def sampling_of(folder: Folder) -> Sampling:
@@ -184,5 +185,6 @@ def tokens_of(drawn: torch.Tensor) -> list[int]:
 _HELP = "check the weights, or use a wider dtype"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -38,16 +38,19 @@ class Tokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = {token for token, how in added.items() if how.special}
 
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, with the special tokens that the tokenizer adds. Raises RunError if it has none for it."""
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Return the tokens of a text, with the special tokens that the tokenizer adds unless `special` is false.
+
+        Raises RunError if it has none for it.
+        """
         with _refused(RunError, "the tokenizer cannot encode this text"):
-            ids: list[int] = self._tokenizer.encode(text).ids
+            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones. Raises RunError if the tokenizer has none for them."""
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Return the text of tokens, with special ones if `special`. Raises RunError if the tokenizer has none for them."""
         with _refused(RunError, "the tokenizer cannot decode these tokens"):
-            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
 
     def stream(self, ids: Iterable[int]) -> Iterator[str]:
@@ -55,29 +58,65 @@ class Tokenizer:
 
         A character that spans tokens comes when it is whole; what is still none at the end comes as `decode` has it.
         """
-        seen: list[int] = []
-        # The tokens from `settled` on are decoded again, since a decoder may treat the first one in its own way;
-        # the text of those before `given` has been yielded.
-        settled = given = 0
-        text = ""
+        text = TextStream(self)
         for token in ids:
-            if token in self._special:
-                continue
-            seen.append(token)
-            before, now = self.decode(seen[settled:given]), self.decode(seen[settled:])
-            if now.endswith(UNKNOWN) or self._is_byte(token) or not now.startswith(before):
-                continue
-            if piece := now.removeprefix(before):
-                settled, given = given, len(seen)
-                text += piece
+            if piece := text.push(token):
                 yield piece
-        whole = self.decode(seen)
-        if len(whole) > len(text):
-            yield whole[len(text) :]
+        if piece := text.end():
+            yield piece
 
-    def _is_byte(self, token: int) -> bool:
+    def is_special(self, token: int) -> bool:
+        """Whether a token is one that texts are shown without."""
+        return token in self._special
+
+    def is_byte(self, token: int) -> bool:
         """Whether a token is one byte of a character that the vocabulary lacks: a run of them is decoded as one."""
         return BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
+
+    def token_id(self, text: str) -> int | None:
+        """The token that is written like this in the vocabulary, if there is one."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
+    def json(self) -> str:
+        """What its file says."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+
+class TextStream:
+    """The text of tokens that come one by one; with `special`, of special ones too."""
+
+    def __init__(self, tokenizer: Tokenizer, *, special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+        self._seen: list[int] = []
+        # The tokens from `settled` on are decoded again, since a decoder may treat the first one in its own way;
+        # the text of those before `given` has been given.
+        self._settled = self._given = 0
+        self._text = ""
+
+    def push(self, token: int) -> str:
+        """Return the text that is sure with one more token, which may be none."""
+        if not self._special and self._tokenizer.is_special(token):
+            return ""
+        self._seen.append(token)
+        before = self._decode(self._seen[self._settled : self._given])
+        now = self._decode(self._seen[self._settled :])
+        if now.endswith(UNKNOWN) or self._tokenizer.is_byte(token) or not now.startswith(before):
+            return ""
+        if piece := now.removeprefix(before):
+            self._settled, self._given = self._given, len(self._seen)
+            self._text += piece
+        return piece
+
+    def end(self) -> str:
+        """Return what is left of the text when no more tokens come."""
+        whole = self._decode(self._seen)
+        return whole[len(self._text) :]
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, special=self._special)
 
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -118,20 +157,34 @@ def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
 
     What might be the beginning of a stop string is held back until it is clear that it is not.
     """
-    pending = ""
+    text = Stops(stops)
     for piece in pieces:
-        pending += piece
-        found = [at for at in (pending.find(stop) for stop in stops) if at >= 0]
-        if found:
-            if min(found):
-                yield pending[: min(found)]
-            return
-        keep = max((_overlap(pending, stop) for stop in stops), default=0)
-        ready, pending = pending[: len(pending) - keep], pending[len(pending) - keep :]
-        if ready:
+        if ready := text.push(piece):
             yield ready
-    if pending:
-        yield pending
+        if text.found is not None:
+            return
+    if text.held:
+        yield text.held
+
+
+class Stops:
+    """Text that comes in pieces, up to the first of the stop strings; `found` is that one, `held` what might be the beginning of one."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self.held = ""
+        self.found: str | None = None
+
+    def push(self, piece: str) -> str:
+        """Return the text that is sure with one more piece."""
+        self.held += piece
+        places = [(at, stop) for stop in self._stops if (at := self.held.find(stop)) >= 0]
+        if places:
+            at, self.found = min(places)
+        else:
+            at = len(self.held) - max((_overlap(self.held, stop) for stop in self._stops), default=0)
+        ready, self.held = self.held[:at], self.held[at:]
+        return ready
 
 
 def _overlap(text: str, stop: str) -> int:

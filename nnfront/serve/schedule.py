@@ -203,6 +203,11 @@ class Scheduler:
         while len(self.remembered) > self.limits.remembered:
             self._evict()
 
+    def forget(self) -> None:
+        """Forget all sequences that are remembered after their end."""
+        while self._evict():
+            pass
+
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""

@@ -109,8 +109,7 @@ class Simulation:
             assert steps < 20_000
         step = self.scheduler.step()
         self.cache.apply(step)
-        while self.scheduler._evict():
-            pass
+        self.scheduler.forget()
         self.cache.apply(self.scheduler.step())
         assert self.scheduler.pages.free == self.scheduler.limits.pages
         assert not self.cache.rows

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: one thread that owns a model and its cache, and answers all requests together, step by step.
+
+Requests come from any thread. Tokens go to a request's `sink`, which is called in the engine's thread and must only pass them on: text, JSON and
+sockets are others' work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from nnfront.errors import RunError
+from nnfront.llm.language_model import LLM
+from nnfront.serve.draw import Draw, Logprobs, Row
+from nnfront.serve.params import Params
+from nnfront.serve.pool import Pool
+from nnfront.serve.schedule import Limits, Scheduler, Sequence, Step
+from nnfront.serve.stats import Stats
+
+DECODE_ROWS = 8
+"""Rows of one decoding call: up to so many, kernels of a CPU add in one order, and they are the fastest there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a request: a token, its end, or both.
+
+    finish: "stop" at an end token, which is not among the tokens; "length"; "cancelled"; "deadline"; "error", of which `error` says what.
+    cached: how many tokens of the prompt had been computed for others.
+    """
+
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    finish: str | None = None
+    error: str = ""
+    cached: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    sequence: Sequence
+    draw: Draw
+    ends: frozenset[int]
+    sink: Callable[[Event], None]
+    deadline: float | None
+    began: float
+    last: float = 0.0
+
+
+class Engine:
+    """A model that answers many requests at once. `close` it, or use it in a `with`."""
+
+    def __init__(self, llm: LLM, limits: Limits, *, decode_rows: int = DECODE_ROWS) -> None:
+        """Makes the cache. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
+        self.llm = llm
+        self.limits = limits
+        self.stats = Stats()
+        self._decode_rows = decode_rows
+        self._scheduler = Scheduler(limits)
+        self._pool = Pool(llm.session, limits, llm.stored_as)
+        self._requests: dict[int, _Request] = {}
+        self._cancelled: dict[int, str] = {}
+        self._arrivals = itertools.count()
+        self._changed = threading.Condition()
+        self._is_closing = self._is_draining = False
+        self._thread = threading.Thread(target=self._run, name="nnfront-engine", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        prompt: Iterable[int],
+        params: Params,
+        sink: Callable[[Event], None],
+        *,
+        seconds: float | None = None,
+        salt: str = "",
+    ) -> int:
+        """Ask for an answer; return the request's number. `seconds`: how long it may take, waiting included.
+
+        `salt`: prompts with another one share no pages with it.
+        Raises Busy if too many requests wait, RunError for a prompt or tokens that do not fit the model.
+        """
+        tokens = list(prompt)
+        sequence = self._sequence(tokens, params, salt)
+        eos = () if params.ignore_eos else self.llm.eos_token_ids
+        draw = Draw(params, tokens, eos)
+        now = time.monotonic()
+        deadline = None if seconds is None else now + seconds
+        with self._changed:
+            if self._is_draining:
+                raise RunError("the engine is being closed, and takes no more requests")
+            self._scheduler.submit(sequence)
+            ends = frozenset((*eos, *params.stop_tokens))
+            self._requests[sequence.arrival] = _Request(sequence, draw, ends, sink, deadline, now)
+            self._changed.notify()
+        return sequence.arrival
+
+    def cancel(self, request: int, reason: str = "cancelled") -> None:
+        """End a request at the next step, if it has not ended."""
+        with self._changed:
+            self._cancelled[request] = reason
+            self._changed.notify()
+
+    def close(self, *, drain: bool = False) -> None:
+        """Stop; with `drain` when all requests are answered, else they are cancelled."""
+        with self._changed:
+            self._is_draining = True
+            self._is_closing = self._is_closing or not drain
+            self._changed.notify()
+        self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it takes requests."""
+        return self._thread.is_alive() and not self._is_draining
+
+    def counts(self) -> dict[str, float]:
+        """How much there is to do, and how full the cache is."""
+        scheduler = self._scheduler
+        kept = self.limits.pages - scheduler.pages.free
+        return {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "remembered": len(scheduler.remembered),
+            "pages_used": kept,
+            "pages": self.limits.pages,
+            "preemptions": scheduler.preemptions,
+        }
+
+    def forget(self) -> None:
+        """Forget what is remembered of requests that have ended."""
+        with self._changed:
+            self._scheduler.forget()
+
+    def _sequence(self, tokens: list[int], params: Params, salt: str) -> Sequence:
+        if not tokens:
+            raise RunError("the prompt is empty", help="give at least one token")
+        vocab = int(self.llm.config.vocab_size)
+        named = [*params.logit_bias, *params.stop_tokens]
+        for which, given in (("the prompt", tokens), ("the request", named)):
+            if given and not 0 <= min(given) <= max(given) < vocab:
+                raise RunError(f"{which} holds a token outside the vocabulary of {vocab}")
+        room = min(self.limits.max_model_len, self.limits.pages * self.limits.page_size)
+        new = max(room - len(tokens), 1) if params.max_tokens is None else params.max_tokens
+        return Sequence(next(self._arrivals), tokens, len(tokens), len(tokens) + new, salt)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while self._scheduler.is_idle and not self._is_draining:
+                    self._changed.wait()
+                for reason in ["cancelled"] if self._is_closing else []:
+                    self._cancelled.update(dict.fromkeys(self._requests, reason))
+                ended = self._end_cancelled()
+                if self._scheduler.is_idle and self._is_draining:
+                    step = None
+                else:
+                    step = self._scheduler.step()
+            for request, event in ended:
+                request.sink(event)
+            if step is None:
+                return
+            try:
+                self._pool.apply(step.changes)
+                logits = self._logits(step)
+            except Exception as error:  # whatever it is, who waits for an answer must hear of it
+                self._fail(error)
+            else:
+                self._answer(step, logits)
+
+    def _end_cancelled(self) -> list[tuple[_Request, Event]]:
+        """Take out the requests that are not wanted any more."""
+        now = time.monotonic()
+        late = {n: "deadline" for n, r in self._requests.items() if r.deadline and now > r.deadline}
+        ended = []
+        for number, reason in {**late, **self._cancelled}.items():
+            if (request := self._requests.pop(number, None)) is not None:
+                self._scheduler.finish(request.sequence)
+                self.stats.ended(reason, now - request.began)
+                ended.append((request, Event(finish=reason)))
+        self._cancelled.clear()
+        return ended
+
+    def _logits(self, step: Step) -> dict[int, Row]:
+        """Compute what a step says; return the logits behind each sequence's last token so far."""
+        session, found = self.llm.session, {}
+        tokens = {s.arrival: s.tokens[s.computed] for s in step.decode}
+        for numbers, rows in self._pool.rows(list(tokens), self._decode_rows):
+            ids = torch.tensor([[tokens[n]] for n in numbers], device=session.device)
+            logits = session["decode"](ids, rows)[:, -1].cpu().numpy()
+            found.update(zip(numbers, logits, strict=True))
+        for sequence, count in step.chunks:
+            chunk = sequence.tokens[sequence.computed : sequence.computed + count]
+            ids = torch.tensor([chunk], device=session.device)
+            logits = session["prefill"](ids, self._pool.row(sequence.arrival))[0, -1]
+            found[sequence.arrival] = logits.cpu().numpy()
+        self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
+        return found
+
+    def _answer(self, step: Step, logits: dict[int, Row]) -> None:
+        """Draw what can be drawn, and pass it on."""
+        for sequence in self._scheduler.computed(step):
+            request = self._requests[sequence.arrival]
+            row = logits[sequence.arrival]
+            try:
+                token = request.draw(row)
+            except RunError as error:
+                self._finish(request, Event(finish="error", error=str(error)))
+                continue
+            sequence.tokens.append(token)
+            self._time(request)
+            if token in request.ends:
+                self._finish(request, Event(finish="stop", cached=sequence.cached))
+                continue
+            is_last = len(sequence.tokens) == sequence.most
+            event = Event(
+                token,
+                request.draw.logprobs(row, token),
+                "length" if is_last else None,
+                cached=sequence.cached,
+            )
+            if is_last:
+                self._finish(request, event)
+            else:
+                request.sink(event)
+
+    def _finish(self, request: _Request, event: Event) -> None:
+        with self._changed:
+            self._scheduler.finish(request.sequence)
+            del self._requests[request.sequence.arrival]
+        self.stats.ended(event.finish or "", time.monotonic() - request.began)
+        request.sink(event)
+
+    def _time(self, request: _Request) -> None:
+        """Book when a token came."""
+        now = time.monotonic()
+        if request.last:
+            self.stats.between.observe(now - request.last)
+        else:
+            self.stats.first(request.sequence, now - request.began)
+        request.last = now
+        self.stats.generation_tokens += 1
+
+    def _fail(self, error: Exception) -> None:
+        """Tell all that run of an error, and go on with an empty cache."""
+        with self._changed:
+            lost = [self._requests.pop(s.arrival) for s in self._scheduler.running]
+            waiting = self._scheduler.waiting
+            self._scheduler = Scheduler(self.limits)
+            self._scheduler.waiting = waiting
+        for request in lost:
+            self.stats.ended("error", time.monotonic() - request.began)
+            request.sink(Event(finish="error", error=str(error)))
+        self._pool.reset()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine over a real model: each request gets the answer that it would get alone, and gives back what it took."""
+
+from __future__ import annotations
+
+import queue
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import nnfront as nn
+from nnfront.serve.engine import Engine, Event
+from nnfront.serve.params import Params
+from nnfront.serve.schedule import Limits
+
+FOLDER = Path(nn.__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
+LIMITS = Limits(
+    max_model_len=256, pages=160, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64, remembered=8
+)
+
+
+@pytest.fixture(scope="module")
+def llm() -> nn.LLM:
+    return nn.LLM.load(FOLDER, dtype="float32")
+
+
+@pytest.fixture
+def engine(llm: nn.LLM) -> Iterator[Engine]:
+    with Engine(llm, LIMITS) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def text(llm: nn.LLM) -> list[int]:
+    return llm.tokenizer.encode((FOLDER / "heldout.txt").read_text())
+
+
+class Answer:
+    """What came of a request."""
+
+    def __init__(self, engine: Engine, prompt: list[int], params: Params, **more: object) -> None:
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.number = engine.submit(prompt, params, self.events.put, **more)  # type: ignore[arg-type]
+        self.cached = 0
+
+    def wait(self) -> tuple[list[int], str]:
+        tokens = []
+        while True:
+            event = self.events.get(timeout=60)
+            self.cached = event.cached
+            if event.token is not None:
+                tokens.append(event.token)
+            if event.finish is not None:
+                return tokens, event.finish + event.error
+
+
+def requests(text: list[int], count: int) -> list[tuple[list[int], Params]]:
+    """Prompts of many lengths, some with the same beginning, greedy and drawn."""
+    random_ = random.Random(3)
+    found = []
+    for i in range(count):
+        first = random_.choice([0, 0, random_.randrange(4000)])
+        prompt = text[first : first + random_.randint(1, 120)]
+        params = Params(
+            temperature=random_.choice([0.0, 0.8, 1.3]),
+            top_k=random_.choice([None, 20]),
+            top_p=random_.choice([None, 0.9]),
+            seed=i,
+            max_tokens=random_.randint(1, 40),
+            repetition_penalty=random_.choice([1.0, 1.2]),
+            presence_penalty=random_.choice([0.0, 0.5]),
+        )
+        found.append((prompt, params))
+    return found
+
+
+def alone(llm: nn.LLM, wanted: list[tuple[list[int], Params]]) -> list[tuple[list[int], str]]:
+    """Each request's answer by an engine that never had another."""
+    found = []
+    for prompt, params in wanted:
+        with Engine(llm, LIMITS) as engine:
+            found.append(Answer(engine, prompt, params).wait())
+    return found
+
+
+def test_a_greedy_answer_is_that_of_generate(llm: nn.LLM, engine: Engine, text: list[int]) -> None:
+    expected = llm.generate_ids(torch.tensor([text[:50]]), max_new_tokens=20)[0].tolist()
+    assert Answer(engine, text[:50], Params(max_tokens=20, ignore_eos=True)).wait() == (expected, "length")
+
+
+def test_answers_do_not_depend_on_neighbours(llm: nn.LLM, text: list[int]) -> None:
+    wanted = requests(text, 24)
+    expected = alone(llm, wanted)
+    with Engine(llm, LIMITS) as engine:
+        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        assert [answer.wait() for answer in answers] == expected
+        assert any(answer.cached for answer in answers)
+
+
+def test_answers_do_not_depend_on_pre_emption(llm: nn.LLM, text: list[int]) -> None:
+    wanted = requests(text, 12)
+    expected = alone(llm, wanted)
+    few = Limits(max_model_len=256, pages=32, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64)
+    with Engine(llm, few) as engine:
+        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        assert [answer.wait() for answer in answers] == expected
+        assert engine.counts()["preemptions"] > 0
+
+
+def test_the_count_of_pages_is_the_caches(llm: nn.LLM, text: list[int]) -> None:
+    with Engine(llm, LIMITS) as engine:
+        answers = [Answer(engine, prompt, params) for prompt, params in requests(text, 12)]
+        for i, answer in enumerate(answers):
+            if i % 3 == 0:
+                engine.cancel(answer.number)
+        ends = [answer.wait()[1] for answer in answers]
+        assert {"cancelled", "length"} <= set(ends)
+        Answer(engine, text[:9], Params(max_tokens=1)).wait()
+        assert engine._pool.cache.used_pages >= engine.counts()["pages_used"] > 0
+        engine.forget()
+        Answer(engine, text[:9], Params(max_tokens=1)).wait()
+    assert engine._scheduler.pages.free == LIMITS.pages
+
+
+def test_a_model_that_fails_tells_all_that_run_and_the_engine_goes_on(
+    llm: nn.LLM, engine: Engine, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine._pool, "row", lambda _: 1 / 0)
+    tokens, end = Answer(engine, text[:9], Params(max_tokens=3)).wait()
+    assert (tokens, end) == ([], "errordivision by zero")
+    monkeypatch.undo()
+    assert Answer(engine, text[:9], Params(max_tokens=3)).wait()[1] == "length"
+
+
+def test_a_request_that_takes_too_long_ends(engine: Engine, text: list[int]) -> None:
+    tokens, end = Answer(engine, text[:9], Params(max_tokens=200, ignore_eos=True), seconds=0.05).wait()
+    assert end == "deadline"
+    assert len(tokens) < 200
+
+
+def test_closing_waits_for_answers_only_if_asked_to(llm: nn.LLM, text: list[int]) -> None:
+    engine = Engine(llm, LIMITS)
+    answers = [Answer(engine, text[:9], Params(max_tokens=20, ignore_eos=True)) for _ in range(9)]
+    engine.close(drain=True)
+    assert [answer.wait()[1] for answer in answers] == ["length"] * 9
+    with pytest.raises(nn.errors.RunError, match="the engine is being closed, and takes no more requests"):
+        engine.submit(text[:3], Params(), print)
+    engine = Engine(llm, LIMITS)
+    answers = [Answer(engine, text[:9], Params(max_tokens=200, ignore_eos=True)) for _ in range(9)]
+    engine.close()
+    assert "cancelled" in {answer.wait()[1] for answer in answers}
