@@ -55,7 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm": ALL | {"backends.cuda", "artefact.loader", "llm.timings", "llm.model_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
-    "cli": BASE,
+    "serve": BASE | {"state", "session", "llm", "llm.model_files"},
+    "cli": BASE | {"serve"},
 }
 READ = [
     "ir",
@@ -72,6 +73,7 @@ READ = [
     "weights",
     "artefact",
     "llm",
+    "serve",
     "cli",
 ]
 

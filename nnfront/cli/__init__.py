@@ -8,10 +8,18 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import check, eval, explain, export, run, show
+from nnfront.cli import check, eval, explain, export, run, serve, show
 from nnfront.errors import NnfrontError
 
-COMMANDS = {"check": check, "eval": eval, "explain": explain, "export": export, "run": run, "show": show}
+COMMANDS = {
+    "check": check,
+    "eval": eval,
+    "explain": explain,
+    "export": export,
+    "run": run,
+    "serve": serve,
+    "show": show,
+}
 
 # Exit codes: 0 done, 1 an error of the user's or of the files, 2 wrong arguments (argparse), 130 interrupted.
 INTERRUPTED = 130

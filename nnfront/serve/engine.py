@@ -169,7 +169,7 @@ class Engine:
                 else:
                     step = self._scheduler.step()
             for request, event in ended:
-                request.sink(event)
+                self._tell(request, event)
             if step is None:
                 return
             try:
@@ -195,7 +195,8 @@ class Engine:
 
     def _logits(self, step: Step) -> dict[int, Row]:
         """Compute what a step says; return the logits behind each sequence's last token so far."""
-        session, found = self.llm.session, {}
+        session = self.llm.session
+        found: dict[int, Row] = {}
         tokens = {s.arrival: s.tokens[s.computed] for s in step.decode}
         for numbers, rows in self._pool.rows(list(tokens), self._decode_rows):
             ids = torch.tensor([[tokens[n]] for n in numbers], device=session.device)
@@ -234,14 +235,20 @@ class Engine:
             if is_last:
                 self._finish(request, event)
             else:
-                request.sink(event)
+                self._tell(request, event)
 
     def _finish(self, request: _Request, event: Event) -> None:
         with self._changed:
             self._scheduler.finish(request.sequence)
             del self._requests[request.sequence.arrival]
         self.stats.ended(event.finish or "", time.monotonic() - request.began)
-        request.sink(event)
+        self._tell(request, event)
+
+    def _tell(self, request: _Request, event: Event) -> None:
+        try:
+            request.sink(event)
+        except Exception:  # whoever asked is gone; others are not to suffer from it
+            self.cancel(request.sequence.arrival)
 
     def _time(self, request: _Request) -> None:
         """Book when a token came."""
@@ -262,5 +269,5 @@ class Engine:
             self._scheduler.waiting = waiting
         for request in lost:
             self.stats.ended("error", time.monotonic() - request.began)
-            request.sink(Event(finish="error", error=str(error)))
+            self._tell(request, Event(finish="error", error=str(error)))
         self._pool.reset()

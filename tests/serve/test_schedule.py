@@ -55,7 +55,9 @@ class Simulation:
         try:
             self.scheduler.submit(sequence)
         except Busy:
-            assert len(self.scheduler.waiting) >= self.scheduler.limits.max_queued  # those pre-empted wait, too
+            assert (
+                len(self.scheduler.waiting) >= self.scheduler.limits.max_queued
+            )  # those pre-empted wait, too
             return
         self.live[self.arrivals] = sequence
         self.arrivals += 1

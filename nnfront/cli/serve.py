@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serve a language model to many clients at once, over OpenAI's API."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from nnfront.cli import loading
+from nnfront.errors import LoadError
+
+KEY_VARIABLE = "NNFRONT_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="where to listen; default 127.0.0.1, this machine alone"
+    )
+    parser.add_argument("--port", type=int, default=8000, help="default 8000; 0 takes a free one")
+    parser.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help=f"ask requests for this key, or one of several; the variable {KEY_VARIABLE} adds one that no list of processes shows",
+    )  # fmt: skip
+    parser.add_argument(
+        "--served-model-name", metavar="NAME", help="the model's name for clients; default the folder's"
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="a template in Jinja, instead of the folder's"
+    )
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=16, metavar="N", help="answers at a time; default 16"
+    )
+    parser.add_argument(
+        "--max-queued", type=int, default=256, metavar="N", help="requests that may wait; default 256"
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="tokens of a prompt and its answer; default the model's context",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="tokens that all have room for together; default as many as 4 of the longest",
+    )
+    parser.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens of a page; default 16")
+    parser.add_argument(
+        "--chunk",
+        type=int,
+        default=128,
+        metavar="N",
+        help="tokens of a prompt that are computed in one call; default 128",
+    )
+    parser.add_argument(
+        "--reuse-answers",
+        action="store_true",
+        help="share what was computed of answers, too: faster in long chats, but texts may then depend on what was asked before",
+    )
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the longest an answer may take")
+    loading.add_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    try:
+        import uvicorn
+
+        from nnfront.serve.app import app
+        from nnfront.serve.chat import template_of
+    except ImportError as error:
+        raise LoadError(
+            f"the package {error.name!r} is not installed", help="pip install 'nnfront[serve]'"
+        ) from None
+    from nnfront.serve.engine import Engine
+    from nnfront.serve.schedule import Limits
+
+    llm = loading.load(args)
+    longest = min(args.max_model_len or llm.context, llm.context)
+    tokens = args.max_tokens or 4 * longest
+    limits = Limits(
+        max_model_len=longest,
+        pages=-(-tokens // max(args.page_size, 1)),
+        max_num_seqs=args.max_num_seqs,
+        max_queued=args.max_queued,
+        page_size=args.page_size,
+        chunk=args.chunk,
+        step_tokens=2 * args.chunk,
+        reuse_answers=args.reuse_answers,
+    )
+    source = None if args.chat_template is None else _read(args.chat_template)
+    template = template_of(llm.files, source)
+    name = args.served_model_name or Path(args.path).resolve().name
+    keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    with Engine(llm, limits) as engine:
+        served = app(engine, name, template=template, keys=keys, seconds=args.timeout)
+        print(
+            f"serving {name!r}: {limits.max_num_seqs} answers at a time, {limits.pages} pages of {limits.page_size} tokens"
+            + ("" if template else "; without a chat template it takes texts only, at /v1/completions"),
+            file=sys.stderr,
+        )
+        # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        uvicorn.run(served, host=args.host, port=args.port, log_level="info", access_log=False)
+        engine.close(drain=True)
+    return 0
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise LoadError(f"the chat template {path} cannot be read: {error}") from None

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `/metrics` shows, in the text form of Prometheus; names and meanings are those of other servers of language models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from nnfront.serve.engine import Engine
+from nnfront.serve.stats import Histogram
+
+PREFIX = "nnfront:"
+
+
+class EngineMetrics(Collector):
+    """Reads an engine's counts when it is asked for them."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def text(self) -> bytes:
+        """All metrics as they are now."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield each metric."""
+        now, stats, label = self._engine.counts(), self._engine.stats, [self._model]
+        gauges = [
+            ("num_requests_running", "Requests that are being answered", now["running"]),
+            ("num_requests_waiting", "Requests that wait for their turn", now["waiting"]),
+            ("kv_cache_usage_perc", "Share of the pages that are in use", now["pages_used"] / now["pages"]),
+        ]
+        for name, about, value in gauges:
+            gauge = GaugeMetricFamily(PREFIX + name, about, labels=["model_name"])
+            gauge.add_metric(label, value)
+            yield gauge
+        counters = [
+            ("num_preemptions", "Requests that gave their pages back and began again", now["preemptions"]),
+            (
+                "prefix_cache_queries",
+                "Tokens of prompts that were looked for among those computed",
+                stats.prefix_queries,
+            ),
+            ("prefix_cache_hits", "Tokens of prompts that were found there", stats.prefix_hits),
+            ("prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
+            ("generation_tokens", "Tokens that were drawn", stats.generation_tokens),
+        ]
+        for name, about, value in counters:
+            counter = CounterMetricFamily(PREFIX + name, about, labels=["model_name"])
+            counter.add_metric(label, value)
+            yield counter
+        ends = CounterMetricFamily(
+            PREFIX + "request_success", "Requests that ended", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in dict(stats.ends).items():
+            ends.add_metric([*label, reason], count)
+        yield ends
+        for name, about, histogram in [
+            ("time_to_first_token_seconds", "From a request to its first token", stats.first_token),
+            ("inter_token_latency_seconds", "From a token to the next", stats.between),
+            ("e2e_request_latency_seconds", "From a request to its end", stats.whole),
+            ("iteration_tokens_total", "Tokens computed in a step", stats.step_tokens),
+        ]:
+            family = HistogramMetricFamily(PREFIX + name, about, labels=["model_name"])
+            family.add_metric(label, list(_cumulated(histogram)), histogram.sum)
+            yield family
+
+
+def _cumulated(histogram: Histogram) -> Iterator[tuple[str, float]]:
+    total = 0
+    for bound, count in zip([*map(float, histogram.bounds), float("inf")], histogram.counts, strict=True):
+        total += count
+        yield ("+Inf" if bound == float("inf") else str(bound)), total

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the endpoints do, as functions from requests to replies: a dict, or the chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from nnfront.serve.answers import Answer, Piece, Wanted, together
+from nnfront.serve.chat import ChatTemplate
+from nnfront.serve.engine import Engine
+from nnfront.serve.failures import Failure
+from nnfront.serve.params import Params
+from nnfront.serve.protocol import ChatRequest, CompletionRequest
+from nnfront.serve.replies import Drawn, Head, chat_logprobs, completion_logprobs, usage
+
+Chunks: TypeAlias = AsyncGenerator[dict[str, Any], None]
+COMPLETION_TOKENS = 16
+"""Of a completion that does not say how many, as in OpenAI's API."""
+
+
+@dataclass
+class Service:
+    """A model that is served: its engine, the name by which clients ask for it, its chat template; `seconds`: the longest that an answer may take."""
+
+    engine: Engine
+    name: str
+    template: ChatTemplate | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        self.tokenizer = self.engine.llm.tokenizer
+
+    def check_model(self, name: str | None) -> None:
+        """Raise Failure for another model than the one that there is."""
+        if name is not None and name != self.name:
+            raise Failure(
+                404,
+                f"there is no model {name!r}, this server has {self.name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def completion(self, request: CompletionRequest, number: str) -> Chunks:
+        """Continue texts; the last chunk of a stream, or the only one of a whole reply."""
+        self.check_model(request.model)
+        prompts = self._prompts(request.prompt)
+        max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
+        head = Head("text_completion", f"cmpl-{number}", self.name)
+        sampling = self.engine.llm.sampling
+        params = request.params(sampling, max_tokens=max_tokens, logprobs=request.logprobs)
+        answers = self._answers(request, prompts, params)
+        echoed = [self.tokenizer.decode(ids) if request.echo else "" for ids in prompts]
+        count = len(answers) // len(prompts)
+        texts = [echoed[i // count] for i in range(len(answers))]
+
+        def choice(i: int, text: str, drawn: Drawn, finish: str | None, offset: int) -> dict[str, Any]:
+            logprobs = None
+            if request.logprobs is not None and drawn:
+                logprobs = completion_logprobs(self.tokenizer, drawn, offset)
+            return {
+                "index": i,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": finish,
+                "stop_reason": None,
+            }
+
+        lengths = [len(ids) for ids in prompts]
+        if request.stream:
+            return self._stream_completion(request, head, lengths, answers, texts, choice)
+        return self._whole(head, lengths, answers, texts, choice)
+
+    async def _whole(
+        self, head: Head, prompts: Sequence[int], answers: Sequence[Answer], texts: list[str], choice: Any
+    ) -> Chunks:
+        drawn: list[list[Any]] = [[] for _ in answers]
+        finish: list[str | None] = [None for _ in answers]
+        offsets = [len(text) for text in texts]
+        async with aclosing(together(answers)) as pieces:
+            async for i, piece in pieces:
+                texts[i] += piece.text
+                drawn[i] += piece.tokens
+                finish[i] = piece.finish
+        choices = [choice(i, texts[i], drawn[i], finish[i], offsets[i]) for i in range(len(answers))]
+        yield head.reply(choices, is_chunk=False, usage=usage(prompts, answers))
+
+    async def _stream_completion(
+        self,
+        request: CompletionRequest,
+        head: Head,
+        prompts: Sequence[int],
+        answers: Sequence[Answer],
+        texts: list[str],
+        choice: Any,
+    ) -> Chunks:
+        options, written = request.stream_options, [0 for _ in answers]
+        more: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
+        async with aclosing(together(answers)) as pieces:
+            async for i, piece in pieces:
+                text = piece.text if written[i] else texts[i] + piece.text
+                offset = written[i] or len(texts[i])
+                written[i] += len(text)
+                if options and options.continuous_usage_stats:
+                    more = {"usage": usage(prompts, answers)}
+                yield head.reply([choice(i, text, piece.tokens, piece.finish, offset)], is_chunk=True, **more)
+        if options and options.include_usage:
+            yield head.reply([], is_chunk=True, usage=usage(prompts, answers))
+
+    def chat(self, request: ChatRequest, number: str) -> Chunks:
+        """Answer a conversation; chunks as `completion` gives them."""
+        self.check_model(request.model)
+        prompt = self.chat_prompt(request)
+        head = Head("chat.completion", f"chatcmpl-{number}", self.name)
+        if request.top_logprobs is not None and not request.logprobs:
+            raise Failure(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
+        given = (
+            request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        )
+        params = request.params(
+            self.engine.llm.sampling,
+            max_tokens=given,
+            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+        )
+        answers = self._answers(request, [prompt], params)
+        if request.stream:
+            return self._stream_chat(request, head, [len(prompt)], answers)
+
+        def choice(i: int, text: str, drawn: Drawn, finish: str | None, offset: int) -> dict[str, Any]:
+            return {
+                "index": i,
+                "message": {"role": "assistant", "content": text, "refusal": None},
+                "logprobs": chat_logprobs(self.tokenizer, drawn) if request.logprobs else None,
+                "finish_reason": finish,
+            }
+
+        return self._whole(head, [len(prompt)], answers, [""] * len(answers), choice)
+
+    async def _stream_chat(
+        self, request: ChatRequest, head: Head, prompts: Sequence[int], answers: Sequence[Answer]
+    ) -> Chunks:
+        options = request.stream_options
+        more: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
+
+        def chunk(
+            i: int, delta: dict[str, Any], piece: Piece | None = None, finish: str | None = None
+        ) -> dict[str, Any]:
+            logprobs = None
+            if request.logprobs and piece is not None and piece.tokens:
+                logprobs = chat_logprobs(self.tokenizer, piece.tokens)
+            choice = {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+            return head.reply([choice], is_chunk=True, **more)
+
+        begun: set[int] = set()
+        async with aclosing(together(answers)) as pieces:
+            async for i, piece in pieces:
+                if options and options.continuous_usage_stats:
+                    more = {"usage": usage(prompts, answers)}
+                if i not in begun:
+                    begun.add(i)
+                    yield chunk(i, {"role": "assistant", "content": ""})
+                if piece.text or piece.tokens:
+                    yield chunk(i, {"content": piece.text}, piece)
+                if piece.finish:
+                    yield chunk(i, {}, finish=piece.finish)
+        if options and options.include_usage:
+            yield head.reply([], is_chunk=True, usage=usage(prompts, answers))
+
+    def chat_prompt(self, request: ChatRequest) -> list[int]:
+        """The tokens of a conversation. Raises Failure for a model without a chat template, RunError for messages that it refuses."""
+        if self.template is None:
+            raise Failure(
+                400,
+                "this model has no chat template, so it takes no messages; /v1/completions takes a text, "
+                "and the server a template: nnfront serve --chat-template FILE",
+            )
+        more = dict(request.chat_template_kwargs or {})
+        if request.reasoning_effort is not None:
+            more.setdefault("reasoning_effort", request.reasoning_effort)
+        text = self.template.render(
+            request.messages,
+            tools=request.tools,
+            add_generation_prompt=not request.continue_final_message
+            if request.add_generation_prompt is None
+            else request.add_generation_prompt,
+            continue_final_message=bool(request.continue_final_message),
+            **more,
+        )
+        return self.tokenizer.encode(text, special=False)
+
+    def _prompts(self, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:
+        if isinstance(prompt, str):
+            return [self.tokenizer.encode(prompt)]
+        if not prompt:
+            raise Failure(400, "the prompt is empty", param="prompt")
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompt]
+
+    def _answers(
+        self, request: CompletionRequest | ChatRequest, prompts: Sequence[list[int]], params: Params
+    ) -> list[Answer]:
+        """The answers to be: `n` of each prompt, each with a seed of its own."""
+        stops, count = request.stops(), request.n or 1
+        if count > 1 and params.seed is not None:
+            seeds: list[int | None] = [params.seed + i for i in range(count)]
+        else:
+            seeds = [params.seed] * count
+        return [
+            Answer(
+                self.engine,
+                self.tokenizer,
+                Wanted(
+                    ids,
+                    replace(params, seed=seed),
+                    stops,
+                    bool(request.include_stop_str_in_output),
+                    request.skip_special_tokens is False,
+                    self.seconds,
+                    request.cache_salt or "",
+                ),
+            )
+            for ids in prompts
+            for seed in seeds
+        ]
