@@ -99,7 +99,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
     "evaluate": ("nnfront.llm.evaluate", "evaluate"),
-    "export_folder": ("nnfront.llm.model_files", "export_folder"),
+    "export_folder": ("nnfront.llm.hf_folder", "export_folder"),
     "ir": ("nnfront.ir", ""),
     "load": ("nnfront.artefact.loader", "load"),
     "multiple_of": ("nnfront.passes", "multiple_of"),

@@ -21,7 +21,7 @@ BASE = {"errors", "dims", "dtypes", "quant_format", "files"}
 CORE = BASE | {"ir", "lower", "memory", "backends"}
 RUN = CORE | {"state", "runtime"}
 BELOW_SESSION = RUN | {"transform", "weights", "artefact"}
-ALL = BELOW_SESSION | {"ops", "cases", "nn", "passes", "session", "compiler"}
+ALL = BELOW_SESSION | {"ops", "cases", "nn", "passes", "quantized", "session", "compiler"}
 
 # A room, or a part of one that stands above it, and what it may import; each may import itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ir": BASE,
     "ops": BASE | {"ir"},
     "cases": BASE | {"ir", "ops"},
+    "quantized": BASE | {"ir", "ops"},
     "nn": BASE | {"ir", "ops", "cases"},
     "passes": BASE | {"ir", "ops", "cases"},
     "lower": BASE | {"ir", "ops"},
@@ -49,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler": BELOW_SESSION | {"passes", "session"},
     "artefact.loader": ALL | {"backends.cuda"},
     "llm.timings": set(),
-    "llm.model_files": BASE | {"ir", "nn"},
+    "llm.model_files": BASE | {"ir", "nn", "quantized"},
     "llm.hf_folder": ALL | {"llm.timings", "llm.model_files"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder"},
     "llm": ALL | {"backends.cuda", "artefact.loader", "llm.timings", "llm.model_files", "llm.hf_folder"},
@@ -64,6 +65,7 @@ READ = [
     "cases",
     "nn",
     "passes",
+    "quantized",
     "lower",
     "memory",
     "backends",

@@ -42,6 +42,8 @@ def export(
     phases = Timings()
     folder = compile_folder(path, target, dtype, model_file, phases, quant)
     size = folder.checkpoint.size_bytes
+    if folder.stored is not None:
+        plan(str(folder.stored))
     if folder.quantized is not None:
         quantized(folder.quantized)
 

@@ -18,6 +18,7 @@ from nnfront.backends.workspace import metered
 from nnfront.dims import Symbol
 from nnfront.lower import Instruction, MethodProgram, Program, Slot
 from nnfront.memory.allocations import Workspace
+from nnfront.quant_format import QuantFormat
 
 Frame: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[Frame], None]
@@ -65,6 +66,10 @@ class Backend:
     def device(self, target: str) -> torch.device:
         """Where the tensors of a target's programs live. Raises LoadError if there is no such device here."""
         return torch.device("cpu")
+
+    def reads(self, format: QuantFormat) -> bool:
+        """Whether products read weights in a format as they are stored, if sizes and dtypes allow it."""
+        return False
 
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         """How many tokens a page of a cache may hold; None if the kernels take any number."""

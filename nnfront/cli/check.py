@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
     if nn.artefact.is_artefact(args.path):
         return _check_artefact(args)
     checkpoint = nn.Checkpoint(args.path, headers_only=True)
-    exported = nn.export_folder(args.path, args.model, checkpoint.infos)
+    exported = nn.export_folder(args.path, args.model, checkpoint)
     module = nn.passes.lift_transform_params(exported, shared_transform=True)
     report = nn.check(module, checkpoint, ignored=args.ignore)
     sys.stdout.write((json.dumps(report.json(), indent=1) if args.json else report.text()) + "\n")

@@ -58,6 +58,8 @@ def load(args: argparse.Namespace) -> nn.LLM:
         if nn.backend_of(device).uploads
         else progress_bar("weights", "step"),
     )
+    if llm.stored is not None:
+        print(llm.stored, file=sys.stderr)
     say(llm.quantized, args)
     return llm
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from nnfront import dtypes, passes
 from nnfront.artefact.manifest import TextModel
 from nnfront.artefact.save import Extras
+from nnfront.backends.registry import backend_of
 from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown
@@ -18,7 +19,11 @@ from nnfront.ir import CacheType, IRModule, TensorType, type_text
 from nnfront.llm.model_files import open_folder, read_folder, read_json
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
+from nnfront.quantized import Held, StoredReport, quantization_of
 from nnfront.weights import Checkpoint
+
+SMALL_BYTES = 1 << 20
+"""Tensors that describe others are not larger."""
 
 GENERATION = "generation_config.json"
 
@@ -42,7 +47,8 @@ _COPIED = (
 class CompiledFolder:
     """A folder's model without weights: the executable, the model file's config, the checkpoint, and the folder, held open.
 
-    `text` is what generating text needs; None if it is no language model, then `lacks` says why. `quantized` is what `quant` did.
+    `text` is what generating text needs; None if it is no language model, then `lacks` says why. `quantized` is what `quant` did, `stored` what
+    became of weights that were quantised before.
     """
 
     executable: Executable
@@ -52,11 +58,52 @@ class CompiledFolder:
     text: TextModel | None
     lacks: tuple[str, ...] = ()
     quantized: QuantizeReport | None = None
+    stored: StoredReport | None = None
 
     @property
     def extras(self) -> Extras:
         """What an artefact of it has besides the program and the weights."""
         return Extras(self.text, tuple(File(self.held, name) for name in _COPIED if self.held.has(name)))
+
+
+def export_folder(
+    path: str | Path,
+    model_file: str | Path | None = None,
+    checkpoint: Checkpoint | None = None,
+    target: str = "cpu",
+) -> IRModule:
+    """Export the methods of a Hugging Face folder's model.
+
+    Reads config.json, and of `checkpoint` the headers: a model of many times more tensors is not built to its end. Where weights are quantised, headers say which; those that products
+    read as they are on `target` stay so. Raises LoadError if the folder or its architecture are not what they should be.
+    """
+    folder = open_folder(path)
+    architecture, config, hf_config = read_folder(folder, model_file)
+    if checkpoint is None and quantization_of(hf_config) is not None:
+        checkpoint = Checkpoint(path, folder=folder, headers_only=True)
+    module = architecture.export(config, None if checkpoint is None else checkpoint.infos)
+    return _derived(module, hf_config, checkpoint, target)[0]
+
+
+def _derived(
+    module: IRModule, hf_config: dict[str, Any], checkpoint: Checkpoint | None, target: str
+) -> tuple[IRModule, StoredReport | None]:
+    """The module with formulas in the place of weights that are quantised in the checkpoint, if that is what config.json says."""
+    quantization = quantization_of(hf_config)
+    if quantization is None or checkpoint is None:
+        return module, None
+    held = Held(checkpoint.infos, None if checkpoint.headers_only else _small(checkpoint))
+    return quantization.derive(module, held, backend_of(target).reads)
+
+
+def _small(checkpoint: Checkpoint) -> Callable[[str], bytes | None]:
+    """Read tensors that describe others."""
+
+    def read(name: str) -> bytes | None:
+        info = checkpoint.info(name)
+        return b"".join(map(bytes, checkpoint.blocks(name))) if info.size_bytes <= SMALL_BYTES else None
+
+    return read
 
 
 def compile_folder(
@@ -79,6 +126,7 @@ def compile_folder(
     checkpoint = Checkpoint(path, folder=folder)
     phases.end("read")
     module = architecture.export(config, checkpoint.infos)
+    module, stored = _derived(module, hf_config, checkpoint, target)
     lacks = tuple(_lacks_for_text(module, config))
     text = None
     if not lacks:
@@ -97,7 +145,7 @@ def compile_folder(
     phases.end("lift")
     executable = compile(module, target=target)
     phases.end("compile")
-    return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized)
+    return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized, stored)
 
 
 def _computing_in(dtype: str, config: Any) -> Any:

@@ -24,6 +24,7 @@ from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, until
 from nnfront.passes import QuantizeReport, QuantScheme
+from nnfront.quantized import StoredReport
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 from nnfront.transform.plan import TransformPlan
@@ -43,7 +44,8 @@ class LLM:
     `session` runs the methods `logits`, `prefill` and `decode`; `config` is the model file's, or what an artefact keeps of it: at
     least `max_position_embeddings` and `vocab_size`; `phases` are times so far; `sampling` is how `generate` chooses tokens if it is not
     told; `quantized` says what `quant` did, None where it was not given; `files` is the folder, held open; `stored_as` is how caches keep keys
-    and values, for `make_cache`.
+    and values, for `make_cache`; `stored` says what became of
+    weights that the checkpoint holds in few bits, None where its config.json says of none.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class LLM:
         self.files = files or Folder(path)
         self.sampling = sampling_of(self.files)
         self.quantized: QuantizeReport | None = None
+        self.stored: StoredReport | None = None
         self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
         self._spare: Cache | None = None
@@ -132,7 +135,7 @@ class LLM:
             file.name for file in model.checkpoint.files
         )  # weights are mapped, or made of what was read
         llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.held)
-        llm.quantized = model.quantized
+        llm.quantized, llm.stored = model.quantized, model.stored
         return llm
 
     def save(self, folder: str | Path) -> None:

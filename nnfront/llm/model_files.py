@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.files import Folder, shown, shown_text
 from nnfront.ir import IRModule
+from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
     from nnfront.nn import Module
@@ -181,15 +182,10 @@ def read_folder(
     """Return a folder's architecture, its Config, and its config.json as it stands. Reads no weights."""
     hf_config = read_json(folder, "config.json")
     architecture = find_architecture(str(hf_config.get("model_type")), model_file)
-    return architecture, architecture.config(hf_config), hf_config
-
-
-def export_folder(
-    path: str | Path, model_file: str | Path | None = None, stored: Mapping[str, Stored] | None = None
-) -> IRModule:
-    """Export the methods of a Hugging Face folder's model. Reads config.json only; `stored` as for `Architecture.export`."""
-    architecture, config, _ = read_folder(open_folder(path), model_file)
-    return architecture.export(config, stored)
+    model = {
+        key: value for key, value in hf_config.items() if key not in KEYS
+    }  # how weights are stored is no model's affair
+    return architecture, architecture.config(model), hf_config
 
 
 def open_folder(path: str | Path) -> Folder:

@@ -125,7 +125,17 @@ from nnfront.ops.sample import (
     renormalize_top_p_top_k_prob,
     sample_top_p_top_k_from_sorted_prob,
 )
-from nnfront.ops.shape import broadcast_to, flip, permute_dims, repeat, reshape, squeeze, tile, unsqueeze
+from nnfront.ops.shape import (
+    bitcast,
+    broadcast_to,
+    flip,
+    permute_dims,
+    repeat,
+    reshape,
+    squeeze,
+    tile,
+    unsqueeze,
+)
 from nnfront.ops.slice import getitem, pad
 
 __all__ = [
@@ -139,6 +149,7 @@ __all__ = [
     "argsort",
     "astype",
     "attention",
+    "bitcast",
     "bitwise_and",
     "bitwise_not",
     "bitwise_or",

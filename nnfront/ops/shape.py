@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same elements in another shape or order, and tensors put together or taken apart."""
+"""The same elements in another shape or order, or the same bytes as elements of another dtype."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from nnfront.dims import Dim, Size, equal, floordiv, product, same, to_size
+from nnfront import dtypes
+from nnfront.dims import Dim, Size, divides, equal, floordiv, product, same, to_size
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
@@ -19,6 +20,7 @@ from nnfront.ops.rules import (
     axes_of,
     axis_of,
     differ_help,
+    dtype_name,
     require,
     require_not_negative,
     require_same,
@@ -246,3 +248,39 @@ def _(x: TensorType, axis: Any = None) -> dict[str, Any]:
 @flip.reference
 def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
     return torch.flip(x, tuple(axis))
+
+
+@op(stricter=NO_AXIS, view="by strides", scratch=False, dtype_policy="given")
+def bitcast(x: TensorType, dtype: str) -> TensorType:
+    """Read the bytes of x, little-endian along the last axis, as elements of another dtype.
+
+    Shapes: x [..., n], result [..., n * bytes of an element of x / bytes of one of `dtype`]. Numbers only, no bool.
+    """
+    require(x.ndim > 0, "x has no axis")
+    for each in (x.dtype, dtype):
+        require(each != "bool", "not defined for bool", help="cast with astype first")
+    mine, its = dtypes.size_bytes(x.dtype), dtypes.size_bytes(dtype)
+    size = x.shape[-1] * mine
+    require(
+        divides(its, size) is True,
+        "the last axis has {} bytes, which are no whole number of {}",
+        size,
+        dtype,
+    )
+    return TensorType((*x.shape[:-1], floordiv(size, its)), dtype)
+
+
+@bitcast.normalize
+def _(x: TensorType, dtype: str) -> dict[str, Any]:
+    return {"dtype": dtype_name(dtype)}
+
+
+@bitcast.reference
+def _(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    wanted: torch.dtype = getattr(torch, dtype)
+    flat = x.reshape(-1)
+    if (
+        flat.storage_offset() * x.itemsize % wanted.itemsize
+    ):  # torch views no element that begins inside of one
+        flat = flat.clone()
+    return flat.view(wanted).reshape(*x.shape[:-1], x.shape[-1] * x.itemsize // wanted.itemsize)

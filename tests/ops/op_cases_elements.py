@@ -105,6 +105,12 @@ def _(draw: Draw, name: str) -> Case:
     return Case((make(shape_of(draw), dtype_of(draw, DTYPES), 0),), {"dtype": dtype_of(draw, DTYPES)})
 
 
+@case("bitcast")
+def _(draw: Draw, name: str) -> Case:
+    x = make(shape_of(draw, 1, 3), dtype_of(draw, DTYPES))
+    return Case((x,), {"dtype": dtype_of(draw, DTYPES)})
+
+
 # Products.
 
 

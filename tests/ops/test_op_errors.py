@@ -295,6 +295,9 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.pack_int4, [t(4)], {}, "x must be int8 or uint8, got float32"),
     (ops.pack_int4, [t(5, dtype="int8")], {}, "axis 0 of size 5 is not even"),
     (ops.unpack_int4, [t(4, dtype="int8")], {}, "x must be uint8, got int8"),
+    (ops.bitcast, [t(3, dtype="uint8")], {"dtype": "int32"}, "the last axis has 3 bytes, which are no whole number of int32"),
+    (ops.bitcast, [t(3, dtype="bool")], {"dtype": "int8"}, "not defined for bool"),
+    (ops.bitcast, [t()], {"dtype": "int8"}, "x has no axis"),
     # sampling
     (ops.multinomial_from_uniform, [t(9), t(2, 1)], {}, "the probabilities must be [batch, vocab], got 1 axes"),
     (ops.multinomial_from_uniform, [t(2, 0), t(2, 1)], {}, "the vocabulary is empty"),

@@ -256,5 +256,16 @@ def test_creation_fills() -> None:
     assert run(ops.dim_value, dim=7).item() == 7
 
 
+def test_bitcast_reads_bytes_little_endian() -> None:
+    words = torch.tensor([[0x04030201, -1]], dtype=torch.int32)
+    assert run(ops.bitcast, words, dtype="uint8").tolist() == [[1, 2, 3, 4, 255, 255, 255, 255]]
+    assert run(ops.bitcast, torch.tensor([0, 0x3C], dtype=torch.uint8), dtype="float16").tolist() == [1]
+    assert run(ops.bitcast, torch.arange(5, dtype=torch.uint8)[1:], dtype="int16").tolist() == [
+        0x0201,
+        0x0403,
+    ]
+    assert run(ops.bitcast, words.T, dtype="int16").tolist() == [[0x0201, 0x0403], [-1, -1]]
+
+
 def test_astype_drops_the_fraction() -> None:
     assert run(ops.astype, torch.tensor([1.9, -1.9]), dtype="int8").tolist() == [1, -1]

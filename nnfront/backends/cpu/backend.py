@@ -18,8 +18,10 @@ from nnfront.backends.cpu import (
     rope,
     tape,
 )
+from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Slot
 from nnfront.passes import PIPELINES
+from nnfront.quant_format import QuantFormat
 
 KERNELS = (
     *qkv_attention.KERNELS,
@@ -41,6 +43,9 @@ class CpuBackend(Backend):
 
     def passes(self, target: str) -> Sequence[Any]:
         return PIPELINES["cpu"]
+
+    def reads(self, format: QuantFormat) -> bool:
+        return any(not decoding.refusal(format) for decoding in DECODINGS)
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         return tape.join(pairs, slots, method)

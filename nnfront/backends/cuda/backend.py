@@ -17,6 +17,7 @@ from nnfront.backends.cuda.ahead import enumerate_kernels, launcher
 from nnfront.backends.cuda.ahead.launcher import launching
 from nnfront.backends.cuda.graphs import Graphs
 from nnfront.backends.cuda.kernel_package import kernel_module
+from nnfront.backends.cuda.linear import reads
 from nnfront.backends.cuda.table import KERNELS
 from nnfront.backends.cuda.workspace import launching_nothing, without_data
 from nnfront.backends.device import CPU, stand_in
@@ -29,6 +30,7 @@ from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Program
 from nnfront.memory.allocations import Workspace
 from nnfront.passes import PIPELINES, pack_weights
+from nnfront.quant_format import QuantFormat
 
 
 class CudaBackend(Backend):
@@ -46,6 +48,9 @@ class CudaBackend(Backend):
         """Kernels are chosen first: a region's weights are packed only if a kernel takes it so."""
         chosen = partial(pack_weights, takes=partial(takes, target))
         return [chosen if step is pack_weights else step for step in PIPELINES["cuda"]]
+
+    def reads(self, format: QuantFormat) -> bool:
+        return reads(format)
 
     def device(self, target: str) -> torch.device:
         """The GPU of the target's number, or the current one; the CPU under Triton's interpreter (TRITON_INTERPRET=1).

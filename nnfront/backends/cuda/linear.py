@@ -123,6 +123,16 @@ def _unpacked_quantized(run: Run, context: Context) -> str:
     return _unpacked(run, context) + f", or no kernel reads {format}"
 
 
+def reads(format: QuantFormat) -> bool:
+    """Whether a kernel reads a format, in groups of this size."""
+    known = FORMATS[format.name]
+    if format.name not in FORMATS_READ or not format.is_like(known) or format.symmetric != known.symmetric:
+        return False
+    if known.group_size is None and format.group_size is None:
+        return True
+    return not known.fixed_groups and format.group_size in kernel_module("quantized").GROUPS
+
+
 def _quantized_accepts(kernel: str) -> Accepts:
     def accepts(run: Run, context: Context) -> str:
         x, weight, scales, zeros, bias, *ends = run.inputs

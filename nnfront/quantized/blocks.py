@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders of float8 (`fp8`: a scale for each block of a weight, or for all of it) and of OCP's microscaling floats (`mxfp4`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nnfront import ops
+from nnfront.ir import FunctionBuilder, TensorType, Var
+from nnfront.quant_format import FORMATS
+from nnfront.quantized.formula import Encoded, Formula
+from nnfront.quantized.held import Held, Layout, for_outputs, matrix, over_blocks
+from nnfront.quantized.settings import Settings
+
+
+def fp8(settings: Settings) -> Layout:
+    """Read the settings of float8: `weight` float8_e4m3fn [out, in], `weight_scale_inv`, one factor for each block, or `weight_scale`."""
+    block = settings.get("weight_block_size")
+    if block is not None and not (
+        isinstance(block, list) and len(block) == 2 and all(type(size) is int and size >= 1 for size in block)
+    ):
+        settings.problems.append(f"weight_block_size is {block!r}, expected [outputs, inputs]")
+        block = None
+    settings.get("fmt", "e4m3", only=("e4m3",))
+    # How inputs were to be rounded; here they are not. How scales were rounded; they are as they are.
+    settings.unused(
+        "activation_scheme", "scale_fmt", "modules_to_not_convert", "ignored_layers", "dequantize"
+    )
+    settings.ignored += ["*.input_scale", "*.activation_scale", "*.k_scale", "*.v_scale"]
+
+    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+        sizes = matrix(type)
+        if sizes is None or name not in held or held.stored[name].dtype != "float8_e4m3fn":
+            return None
+        scale = next((n for n in (f"{name}_scale_inv", f"{name}_scale") if n in held), f"{name}_scale_inv")
+        return float8(held, name, scale, sizes, tuple(block) if block else None)
+
+    return layout
+
+
+def float8(
+    held: Held, name: str, scale: str, sizes: tuple[int, int], block: tuple[int, int] | None
+) -> Formula:
+    """A weight float8_e4m3fn [out, in] with one scale, one for each output, or one for each block."""
+    outputs, inputs = sizes
+    weight = TensorType((outputs, inputs), "float8_e4m3fn")
+    if block is None:
+        kind = held.scale_type(scale, outputs)
+
+        def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
+            return Encoded(FORMATS["fp8"], found[0], for_outputs(b, found[1], outputs))
+
+        return Formula("float8", {name: weight, scale: kind}, make, FORMATS["fp8"], kind.dtype)
+    rows, columns = block
+    kind = held.type(scale, (-(-outputs // rows), -(-inputs // columns)), "float32")
+
+    def make_blocks(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
+        return over_blocks(b, found[0], found[1], (rows, columns), outputs, inputs)
+
+    return Formula(f"float8 in blocks of {rows} x {columns}", {name: weight, scale: kind}, make_blocks)
+
+
+def mxfp4(settings: Settings) -> Layout:
+    """Read the settings of MXFP4: `NAME_blocks` uint8 [..., groups, 16] and `NAME_scales` uint8 [..., groups] in the place of NAME.
+
+    A matrix of experts [experts, in, out] is stored turned, [experts, out, ...].
+    """
+    settings.unused("modules_to_not_convert", "dequantize", "use_kernels")
+
+    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+        blocks, scales = f"{name}_blocks", f"{name}_scales"
+        shape = [size for size in type.shape if isinstance(size, int)]
+        if blocks not in held or len(shape) != type.ndim or type.ndim not in (2, 3):
+            return None
+        is_turned = type.ndim == 3
+        outer, inputs = (shape[:1] + shape[2:], shape[1]) if is_turned else (shape[:1], shape[1])
+        groups = inputs // 32
+        sources = {
+            blocks: TensorType((*outer, groups, 16), "uint8"),
+            scales: TensorType((*outer, groups), "uint8"),
+        }
+
+        def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
+            packed = b.call(ops.reshape, found[0], shape=(*outer, groups * 16))
+            if not is_turned:
+                return Encoded(FORMATS["mxfp4"], packed, found[1])
+            codes = b.call(ops.unpack_int4, packed, axis=2, signed=False)
+            dense = b.call(
+                ops.dequantize, codes, found[1], None, axis=2, group_size=32, dtype=type.dtype, format="mxfp4"
+            )
+            return b.call(ops.permute_dims, dense, axes=(0, 2, 1))
+
+        return Formula("MXFP4", sources, make, None if is_turned else FORMATS["mxfp4"], "uint8")
+
+    return layout

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Put formulas over what a checkpoint holds in the place of a model's weights.
+
+before:
+    def main(x: input float32[n, 4], a.weight: weight float32[6, 4], b.weight: weight float32[2, 4]) {
+        ab: float32[8, 4] = concat(a.weight, b.weight)
+        y: float32[n, 8] = linear(x, ab)
+after, where the checkpoint holds both as int8 with a scale for each output:
+    def main(x: input float32[n, 4], a.weight: weight int8[6, 4], a.weight_scale: weight float32[6, 1], b.weight: ...) {
+        ab.int8: int8[8, 4] = concat(a.weight, b.weight)
+        ab.scales: float32[8, 1] = concat(a.weight_scale, b.weight_scale)
+        dequantize: float32[8, 4] = dequantize(ab.int8, ab.scales, axis=1)
+        y: float32[n, 8] = linear(x, dequantize)
+
+A weight stays in few bits if nothing but products read it, joined to others of its format or not, in the method or in a private function that it is
+given to; and if a kernel takes the format. All others are dequantised by the formula, which lifting moves to load time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from nnfront import ops
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Block,
+    Call,
+    Expr,
+    Function,
+    FunctionBuilder,
+    FunctionCall,
+    IRModule,
+    Mutator,
+    Names,
+    Param,
+    TensorType,
+    Var,
+    callees_first,
+    substitute_atoms,
+    used_vars,
+    walk_bindings,
+)
+from nnfront.quant_format import QuantFormat
+from nnfront.quantized.formula import Encoded, Formula, cast
+from nnfront.quantized.report import StoredReport, report_of
+
+Takes = Callable[[QuantFormat], bool]
+"""Whether a target has a kernel for products with weights in a format."""
+
+
+def derive_weights(
+    ir: IRModule, formulas: Mapping[str, Formula], takes: Takes
+) -> tuple[IRModule, StoredReport]:
+    """Return the module with formulas, by the names of weights, in the place of these, and what became of each.
+
+    `ir` is not lifted yet.
+    """
+    reasons = _reasons(ir, formulas, takes)
+    deriving = _Deriving(ir, formulas, {name for name, reason in reasons.items() if not reason})
+    return deriving.module(), report_of(formulas, _types(ir, formulas), reasons)
+
+
+def _types(ir: IRModule, formulas: Mapping[str, Formula]) -> dict[str, TensorType]:
+    """The types that methods want of weights that have a formula."""
+    found = {p.name: p.type for f in ir.methods for p in f.weights if p.name in formulas}
+    return {name: type for name, type in found.items() if isinstance(type, TensorType)}
+
+
+def _reasons(ir: IRModule, formulas: Mapping[str, Formula], takes: Takes) -> dict[str, str]:
+    """For each weight that is read, why it is dequantised when it is loaded; empty if it stays as it is stored."""
+    types = _types(ir, formulas)
+    reasons = {name: formulas[name].reason_against(type.dtype, takes) for name, type in types.items()}
+    into_products: dict[str, frozenset[int]] = {}
+    for function in callees_first(ir):
+        if function.kind == "private":
+            others = _read_otherwise(function, {}, into_products)
+            into_products[function.name] = frozenset(
+                i for i, param in enumerate(function.params) if param not in others
+            )
+    is_settled = False
+    while not is_settled:  # what is joined to a weight that is dequantised is dequantised as well
+        is_settled = True
+        for function in ir.methods:
+            kept = {
+                p: formulas[p.name].format
+                for p in function.weights
+                if p.name in types and not reasons[p.name]
+            }
+            found = {v: format for v, format in kept.items() if format is not None}
+            others = _read_otherwise(function, found, into_products)
+            for param in others.intersection(kept):
+                reasons[param.name] = "not only products of one format read them"
+                is_settled = False
+    return reasons
+
+
+def _read_otherwise(
+    function: Function,
+    formats: Mapping[Var, QuantFormat],
+    into_products: Mapping[str, frozenset[int]],
+) -> set[Var]:
+    """What is read by anything but a product, here or in a private function; weights with a format may be joined to others that have it."""
+    joined = dict(formats)
+    for binding in function.bindings:
+        parts = _joined(binding.value)
+        own = {joined.get(part) for part in parts}
+        if parts and len(own) == 1 and (format := own.pop()) is not None:
+            joined[binding.var] = format
+    others: set[Var] = {function.result} if isinstance(function.result, Var) else set()
+    for binding in reversed(function.bindings):
+        value = binding.value
+        good: set[Atom | None] = set()
+        if isinstance(value, Call) and value.op is ops.linear and value.attrs.get("out_dtype") is None:
+            good = {value.args[1]} - {value.args[0], *value.args[2:]}
+        elif isinstance(value, FunctionCall):
+            inside = into_products.get(value.function, frozenset())
+            good = {a for i, a in enumerate(value.args) if i in inside}
+            good -= {a for i, a in enumerate(value.args) if i not in inside}
+        elif binding.var in joined and binding.var not in others:
+            good = set(_joined(value))
+        others.update(var for var in used_vars(value) if var not in good)
+    return others
+
+
+def _joined(value: Expr) -> tuple[Var, ...]:
+    """What a value is the outputs of, one after another; nothing if it is something else."""
+    if (
+        not isinstance(value, Call)
+        or value.op is not ops.concat
+        or value.op.full_attrs(value.attrs)["dim"] != 0
+    ):
+        return ()
+    return tuple(a for a in value.args if isinstance(a, Var))
+
+
+class _Deriving:
+    """Rewrites a module; weights in `kept` stay in few bits."""
+
+    def __init__(self, ir: IRModule, formulas: Mapping[str, Formula], kept: set[str]) -> None:
+        self.ir, self.formulas, self.kept = ir, formulas, kept
+        self.names = Names(ir)
+        self.made: dict[
+            tuple[str, tuple[tuple[int, QuantFormat, tuple[TensorType, ...]], ...]], Function
+        ] = {}
+
+    def module(self) -> IRModule:
+        """The methods first: they say how private functions are called."""
+        new = {f.name: self._method(f) for f in self.ir.methods}
+        if all(new[f.name] is f for f in self.ir.methods):
+            return self.ir
+        specialised: dict[str, list[Function]] = {}
+        for (name, _), made in self.made.items():
+            specialised.setdefault(name, []).append(made)
+        functions = [
+            function
+            for f in self.ir.functions
+            for function in (*specialised.get(f.name, ()), new.get(f.name, f))
+        ]
+        called = {callee for f in functions for callee in f.callees}
+        dropped = {name for name in specialised if name not in called}
+        return self.ir.with_functions(f for f in functions if f.name not in dropped)
+
+    def _method(self, function: Function) -> Function:
+        weights = {p: self.formulas[p.name] for p in function.weights if p.name in self.formulas}
+        if not weights:
+            return function
+        body = _Body(function, self)
+        sources: dict[str, Param] = {}
+        for formula in weights.values():
+            for name, type in formula.sources.items():
+                sources.setdefault(name, Param(name, type, "weight"))
+        first = function.params.index(next(iter(weights)))
+        params = [*function.params[:first], *sources.values(), *function.params[first:]]
+        params = [p for p in params if p not in weights]
+        body.take_names(p.name for p in params)
+        for weight, formula in weights.items():
+            body.weight(
+                weight, formula, [sources[name] for name in formula.sources], weight.name in self.kept
+            )
+        new = body.function(replace(function, params=tuple(params)))
+        derived = (*function.attrs.get("derived", ()), *body.derived)
+        return new.with_(
+            bindings=(*body.head, *new.bindings),
+            attrs={**function.attrs, "derived": tuple(dict.fromkeys(derived))},
+        )
+
+    def specialised(self, name: str, encoded: Mapping[int, Encoded]) -> str:
+        """The name of a private function that takes some of its weights, by position, as they are encoded."""
+        kinds = tuple(
+            (i, e.format, tuple(p.type for p in e.parts if isinstance(p.type, TensorType)))
+            for i, e in encoded.items()
+        )
+        if (name, kinds) not in self.made:
+            function = self.ir[name]
+            body = _Body(function, self)
+            params: list[Param] = []
+            for i, param in enumerate(function.params):
+                if i not in encoded:
+                    params.append(param)
+                    continue
+                own = [
+                    Param(f"{param.name}.{suffix}", part.type, "weight")
+                    for suffix, part in zip(_suffixes(encoded[i].format), encoded[i].parts, strict=False)
+                ]
+                body.encoded[param] = encoded[i].with_parts(own)
+                params += own
+            body.take_names(p.name for p in params)
+            new = body.function(replace(function, params=tuple(params)))
+            self.made[name, kinds] = new.with_(name=self.names.unique(name))
+        return self.made[name, kinds].name
+
+
+def _suffixes(format: QuantFormat) -> tuple[str, str, str]:
+    """What the names of elements, scales and zero points end with."""
+    return format.name, "scales", "zero_points"
+
+
+def _var(atom: Atom) -> Var:
+    assert isinstance(atom, Var)
+    return atom
+
+
+class _Body(Mutator):
+    """Rewrites one function. `encoded` are values in few bits, `head` is what comes before the function's own bindings."""
+
+    def __init__(self, function: Function, deriving: _Deriving) -> None:
+        super().__init__()
+        self.deriving = deriving
+        self.names = Names(b.var.name for b in walk_bindings(function.bindings))
+        self.encoded: dict[Var, Encoded] = {}
+        self.known: dict[Var, Var] = {}
+        self.head: list[Binding] = []
+        self.derived: list[str] = []
+
+    def take_names(self, names: Iterable[str]) -> None:
+        """Let no binding that is made have one of these names."""
+        for name in names:
+            self.names.unique(name)
+
+    def builder(self, binding: Binding | None = None) -> FunctionBuilder:
+        builder = FunctionBuilder("")
+        builder.names = self.names
+        builder.place = None if binding is None else binding.provenance
+        return builder
+
+    def weight(self, weight: Param, formula: Formula, sources: Sequence[Var], is_kept: bool) -> None:
+        """Make a weight in front of everything else."""
+        assert isinstance(weight.type, TensorType)
+        builder = self.builder()
+        made = formula.make(builder, sources)
+        names: dict[Var, Atom] = {}
+        if isinstance(made, Encoded) and is_kept:
+            scales = cast(builder, made.scales, formula.wanted_scales(weight.type.dtype))
+            made = replace(made, scales=scales)
+            for suffix, part in zip(_suffixes(made.format), made.parts, strict=False):
+                is_stored = isinstance(part, Param)  # and has its name
+                names[part] = (
+                    part if is_stored else Var(self.names.unique(f"{weight.name}.{suffix}"), part.type)
+                )
+            self.encoded[weight] = made.with_parts([_var(names[part]) for part in made.parts])
+        else:
+            dense = made.dense(builder, weight.type.dtype) if isinstance(made, Encoded) else made
+            dense = cast(builder, dense, weight.type.dtype)
+            self.replaced[weight] = dense
+            self.derived.append(dense.name)
+        for b in builder.finish(sources[0]).bindings:
+            self.head.append(
+                Binding(_var(names.get(b.var, b.var)), substitute_atoms(b.value, names), b.provenance)
+            )
+
+    def block(self, block: Block) -> Block:
+        outside = dict(self.known)
+        new = super().block(block)
+        self.known = outside
+        return new
+
+    def binding(self, binding: Binding) -> Sequence[Binding]:
+        value = binding.value
+        parts = [self.encoded[v] for v in _joined(value) if v in self.encoded]
+        if parts:
+            return self.join(binding, parts)
+        if isinstance(value, FunctionCall):
+            return self.call(binding, value)
+        if not isinstance(value, Call) or value.op is not ops.linear or value.args[1] not in self.encoded:
+            return super().binding(binding)
+        weight = value.args[1]
+        assert isinstance(weight, Var) and isinstance(weight.type, TensorType)
+        builder = self.builder(binding)
+        if weight not in self.known:
+            self.keep(self.encoded[weight])
+            self.known[weight] = self.encoded[weight].dense(builder, weight.type.dtype)
+        args = (self.known[weight] if a is weight else a if a is None else self.atom(a) for a in value.args)
+        new = Binding(binding.var, Call(value.op, tuple(args), value.attrs), binding.provenance)
+        return [*builder.finish(weight).bindings, new]
+
+    def keep(self, encoded: Encoded) -> None:
+        """Let lifting keep what is made of weights for it."""
+        self.derived += [part.name for part in encoded.parts if not isinstance(part, Param)]
+
+    def join(self, binding: Binding, parts: Sequence[Encoded]) -> Sequence[Binding]:
+        """Join elements, scales and zero points, each on their own."""
+        builder = self.builder(binding)
+        columns = zip(*(each.parts for each in parts), strict=True)
+        made = []
+        for suffix, column in zip(_suffixes(parts[0].format), columns, strict=False):
+            types = [part.type for part in column]
+            call = Call(ops.concat, tuple(column), ops.concat.canonical_attrs(types, {"dim": 0}))
+            made.append(builder.emit(call, f"{binding.var.name}.{suffix}"))
+        self.encoded[binding.var] = parts[0].with_parts(made)
+        return builder.finish(made[0]).bindings
+
+    def call(self, binding: Binding, call: FunctionCall) -> Sequence[Binding]:
+        """Give a private function what is encoded, part by part."""
+        encoded = {
+            i: self.encoded[a] for i, a in enumerate(call.args) if isinstance(a, Var) and a in self.encoded
+        }
+        if not encoded:
+            return super().binding(binding)
+        args: list[Atom] = []
+        for i, atom in enumerate(call.args):
+            if i in encoded:
+                self.keep(encoded[i])
+            args += encoded[i].parts if i in encoded else [self.atom(atom)]
+        name = self.deriving.specialised(call.function, encoded)
+        return [Binding(binding.var, FunctionCall(name, tuple(args)), binding.provenance)]

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reader of a format says of one weight: which tensors of the checkpoint hold it, and how it is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from nnfront import dtypes, ops
+from nnfront.ir import FunctionBuilder, TensorType, Var
+from nnfront.quant_format import QuantFormat
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A weight [out, in] as products take it: elements, packed as the format says, and for each group of inputs a scale and maybe a zero point.
+
+    Shapes: elements [out, in] or, in 4 bits, [out, in / 2]; scales and zeros [out, groups].
+    """
+
+    format: QuantFormat
+    elements: Var
+    scales: Var
+    zeros: Var | None = None
+
+    @property
+    def parts(self) -> tuple[Var, ...]:
+        """What is stored."""
+        return tuple(part for part in (self.elements, self.scales, self.zeros) if part is not None)
+
+    def with_parts(self, parts: Sequence[Var]) -> Encoded:
+        """The same of other values."""
+        return Encoded(self.format, *parts)
+
+    def dense(self, builder: FunctionBuilder, dtype: str) -> Var:
+        """Emit what it stands for: multiplied in float32, rounded once."""
+        q = self.elements
+        if self.format.packing is not None:
+            q = builder.call(ops.unpack_int4, q, axis=self.format.packing, signed=self.format.dtype == "int8")
+        return builder.call(
+            ops.dequantize,
+            q,
+            self.scales,
+            self.zeros,
+            group_size=self.format.group_size,
+            axis=self.format.axis,
+            dtype=dtype,
+            format=self.format.name if self.format.values else None,
+        )
+
+
+Make: TypeAlias = Callable[[FunctionBuilder, Sequence[Var]], Encoded | Var]
+"""Emits what makes a weight, given its sources in order: as a product takes it, or as it is, in any float dtype."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """How a weight is made of what a checkpoint holds.
+
+    scheme       what the report calls the way in which it is stored
+    sources      the tensors that hold it, by name, with the types that they must have
+    make         emits it
+    format       as which `make` gives it, if that is a format of ours
+    scale_dtype  the dtype in which it gives scales
+    """
+
+    scheme: str
+    sources: Mapping[str, TensorType]
+    make: Make
+    format: QuantFormat | None = None
+    scale_dtype: str = "float32"
+
+    def reason_against(self, dtype: str, takes: Callable[[QuantFormat], bool]) -> str:
+        """Why products of a dtype cannot take it as it is stored; empty if they can."""
+        if self.format is None:
+            return "no kernel reads them as they are stored"
+        if not takes(self.format):
+            return f"no kernel reads {self.format}"
+        if not holds(self.wanted_scales(dtype), self.scale_dtype):
+            return f"their scales are {self.scale_dtype}, which {self.wanted_scales(dtype)} does not hold"
+        return ""
+
+    def wanted_scales(self, dtype: str) -> str:
+        """The dtype that scales have in products of a dtype."""
+        assert self.format is not None
+        return self.format.scale_dtype or dtype
+
+
+def holds(wide: str, narrow: str) -> bool:
+    """Whether a dtype holds every value of another."""
+    if wide == narrow:
+        return True
+    is_byte = dtypes.size_bytes(narrow) == 1
+    if is_byte:
+        return dtypes.is_float(narrow) and dtypes.size_bytes(wide) > 1
+    return dtypes.promote(wide, narrow) == wide
+
+
+def cast(builder: FunctionBuilder, value: Var, dtype: str) -> Var:
+    """Emit a value in a dtype; the value itself if it is in that."""
+    assert isinstance(value.type, TensorType)
+    return value if value.type.dtype == dtype else builder.call(ops.astype, value, dtype=dtype)

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA's floats: 4 bits (e2m1) with a scale of float8_e4m3fn for 16 inputs and one of float32 for all (NVFP4), or float8, in ModelOpt's folders.
+
+Shapes: weight uint8 [out, in / 2], two to a byte, the first in the low half; weight_scale float8_e4m3fn [out, in / 16]; weight_scale_2 float32, one.
+The same in compressed-tensors' folders, where the factor of all is stored as one by which scales were multiplied.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from nnfront import ops
+from nnfront.ir import Constant, FunctionBuilder, TensorType, Var
+from nnfront.quant_format import E2M1, FORMATS
+from nnfront.quantized.blocks import float8
+from nnfront.quantized.formula import Encoded, Formula, cast
+from nnfront.quantized.held import Held, Layout, looked_up, matrix, over_blocks, unpacked
+from nnfront.quantized.settings import Settings
+
+GROUP = 16
+
+
+def modelopt(settings: Settings) -> Layout:
+    """Read ModelOpt's settings."""
+    algorithm = settings.get("quant_algo", only=("NVFP4", "FP8"))
+    settings.get("group_size", GROUP, only=(GROUP,))
+    settings.unused(
+        "producer", "ignore", "exclude_modules", "config_groups", "kv_cache_scheme", "kv_cache_quant_algo"
+    )
+    settings.unused("has_zero_point", "pre_quant_scale", "quantization_status")
+    settings.ignored += ["*.input_scale", "*.k_scale", "*.v_scale"]
+
+    def layout(held: Held, name: str, type: TensorType) -> Formula | None:
+        sizes = matrix(type)
+        if sizes is None or f"{name}_scale" not in held:
+            return None
+        if algorithm == "FP8":
+            return float8(held, name, f"{name}_scale", sizes, None)
+        return nvfp4_packed(held, name, f"{name}_scale", f"{name}_scale_2", sizes, is_inverse=False)
+
+    return layout
+
+
+def nvfp4_packed(
+    held: Held, weight: str, scale: str, factor: str, sizes: tuple[int, int], *, is_inverse: bool
+) -> Formula:
+    """NVFP4 in tensors of these names. `is_inverse`: scales are divided by the factor of all."""
+    outputs, inputs = sizes
+    sources = {
+        weight: TensorType((outputs, inputs // 2), "uint8"),
+        scale: TensorType((outputs, inputs // GROUP), "float8_e4m3fn"),
+        factor: held.scale_type(factor, 1),
+    }
+
+    def make(b: FunctionBuilder, found: Sequence[Var]) -> Var:
+        q = looked_up(b, table(E2M1), unpacked(b, found[0], 4))
+        whole = b.call(ops.reshape, cast(b, found[2], "float32"), shape=(1, 1))
+        scales = b.call(ops.divide if is_inverse else ops.multiply, cast(b, found[1], "float32"), whole)
+        return over_blocks(b, q, scales, (1, GROUP), outputs, inputs)
+
+    return Formula("NVFP4", sources, make)
+
+
+def mxfp4_packed(weight: str, scale: str, sizes: tuple[int, int]) -> Formula:
+    """MXFP4 in tensors of these names."""
+    outputs, inputs = sizes
+    sources = {
+        weight: TensorType((outputs, inputs // 2), "uint8"),
+        scale: TensorType((outputs, inputs // 32), "uint8"),
+    }
+    return Formula(
+        "MXFP4", sources, lambda b, found: Encoded(FORMATS["mxfp4"], *found), FORMATS["mxfp4"], "uint8"
+    )
+
+
+def table(values: Sequence[float]) -> Constant:
+    """A constant of float32."""
+    return Constant(TensorType((len(values),), "float32"), struct.pack(f"<{len(values)}f", *values))

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of the weights of a checkpoint that others have stored in their own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from nnfront import dtypes
+from nnfront.ir import TensorType
+from nnfront.quantized.formula import Formula
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight: the scheme by which it is stored and its bytes there, the dtype that products compute in, and what it is in memory.
+
+    format   as which it stays; empty if it is dequantised
+    reason   why it is dequantised
+    """
+
+    name: str
+    scheme: str
+    bytes_stored: int
+    dtype: str
+    format: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class StoredReport:
+    """What was found and what is made of it. `str` is one line."""
+
+    weights: tuple[StoredWeight, ...]
+
+    def __str__(self) -> str:
+        texts = []
+        for scheme, found in _grouped((w.scheme, w) for w in self.weights).items():
+            ways = _grouped((_way(weight), weight) for weight in found)
+            texts.append(f"{scheme}: " + ", ".join(f"{len(ws)} weights {way}" for way, ws in ways.items()))
+        return "stored as " + "; ".join(texts) if texts else "stored as they are"
+
+
+def _way(weight: StoredWeight) -> str:
+    if weight.format:
+        return f"kept as {weight.format}"
+    return f"made {weight.dtype}" + (f" ({weight.reason})" if weight.reason else "")
+
+
+def _grouped(pairs: Iterable[tuple[str, StoredWeight]]) -> dict[str, list[StoredWeight]]:
+    found: dict[str, list[StoredWeight]] = {}
+    for key, weight in pairs:
+        found.setdefault(key, []).append(weight)
+    return found
+
+
+def report_of(
+    formulas: Mapping[str, Formula], types: Mapping[str, TensorType], reasons: Mapping[str, str]
+) -> StoredReport:
+    """Return the report on weights that have a formula, with the reason for each that is dequantised."""
+    return StoredReport(
+        tuple(
+            StoredWeight(
+                name,
+                formulas[name].scheme,
+                sum(map(_bytes, formulas[name].sources.values())),
+                type.dtype,
+                "" if reasons[name] else str(formulas[name].format),
+                reasons[name],
+            )
+            for name, type in types.items()
+        )
+    )
+
+
+def _bytes(type: TensorType) -> int:
+    return prod(size for size in type.shape if isinstance(size, int)) * dtypes.size_bytes(type.dtype)
