@@ -100,17 +100,15 @@ def _state(held: Held, name: str, sizes: tuple[int, int]) -> dict[str, Any]:
             said = parse_json(data)
         except ValueError as error:
             raise LoadError(f"{name} is no JSON: {error}") from None
-    said = said if isinstance(said, dict) else {"": said}
-    found = {
-        "blocksize": BLOCK,
-        "nested_blocksize": NESTED_BLOCK,
-        "nested_offset": 0.0,
-        "shape": [*sizes],
-    } | said
-    numbers = [found["blocksize"], found["nested_blocksize"]]
+    found: dict[str, Any] = {"blocksize": BLOCK, "nested_blocksize": NESTED_BLOCK, "nested_offset": 0.0}
+    found |= {"shape": [*sizes], **(said if isinstance(said, dict) else {})}
     offset = found["nested_offset"]
     if (
-        not all(type(n) is int and 1 <= n <= 1 << 20 for n in numbers)
+        not isinstance(said, dict)
+        or not all(
+            type(found[key]) is int and 1 <= found[key] <= 1 << 20
+            for key in ("blocksize", "nested_blocksize")
+        )
         or type(offset) not in (int, float)
         or not isfinite(offset)
         or found["shape"] != [*sizes]

@@ -65,7 +65,9 @@ def write(
         else:
             found[name] = parameter.detach().to(torch_dtype)
             parameter.data = found[name].float()
-    save_file({name: tensor.contiguous() for name, tensor in found.items()}, folder / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in found.items()}, folder / "model.safetensors"
+    )
     said = {**model.config.to_dict(), "dtype": dtype, key: dict(quantization)}
     (folder / "config.json").write_text(json.dumps(said, default=str))
     return model
