@@ -44,13 +44,13 @@ def awq(settings: Settings) -> Layout:
             f"{base}qzeros": TensorType((groups, outputs // 8), "int32"),
             f"{base}scales": held.type(f"{base}scales", (groups, outputs), "float16"),
         }
+        format = grouped("uint4", None if each == inputs else each)
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded:
             words, zero_words, scales = found
             packed = b.call(ops.pack_int4, turned(b, _in_order(b, words)), axis=1)
             return Encoded(format, packed, turned(b, scales), turned(b, _in_order(b, zero_words)))
 
-        format = grouped("uint4", None if each == inputs else each)
         return Formula("AWQ of 4 bits", sources, make, format, sources[f"{base}scales"].dtype)
 
     return layout

@@ -83,14 +83,16 @@ def _reasons(ir: IRModule, formulas: Mapping[str, Formula], takes: Takes) -> dic
     while not is_settled:  # what is joined to a weight that is dequantised is dequantised as well
         is_settled = True
         for function in ir.methods:
-            kept = {
+            kept: dict[Var, QuantFormat | None] = {
                 p: formulas[p.name].format
                 for p in function.weights
                 if p.name in types and not reasons[p.name]
             }
             found = {v: format for v, format in kept.items() if format is not None}
             others = _read_otherwise(function, found, into_products)
-            for param in others.intersection(kept):
+            for param in function.weights:
+                if param not in kept or param not in others:
+                    continue
                 reasons[param.name] = "not only products of one format read them"
                 is_settled = False
     return reasons

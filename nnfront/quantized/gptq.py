@@ -70,6 +70,9 @@ def gptq(settings: Settings) -> Layout:
         if is_ordered:
             sources[f"{base}g_idx"] = TensorType((inputs,), "int32")
 
+        is_plain = not is_ordered and inputs % each == 0 and bits in FORMATS_BY_BITS
+        format = grouped(FORMATS_BY_BITS[bits], None if each == inputs else each) if is_plain else None
+
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
             words, zero_words, scales, *places = found
             packed = as_bytes(b, turned(b, words))
@@ -82,8 +85,6 @@ def gptq(settings: Settings) -> Layout:
             q = unpacked(b, packed, bits)
             return ungrouped(b, q, turned(b, zeros), turned(b, scales), each, places[0] if places else None)
 
-        is_plain = not is_ordered and inputs % each == 0 and bits in FORMATS_BY_BITS
-        format = grouped(FORMATS_BY_BITS[bits], None if each == inputs else each) if is_plain else None
         scheme = f"GPTQ of {bits} bits" + (", in the order of activations" if is_ordered else "")
         return Formula(scheme, sources, make, format, sources[f"{base}scales"].dtype)
 

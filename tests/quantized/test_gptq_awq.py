@@ -76,7 +76,7 @@ def test_gptq_is_what_its_words_say(
     is_kept = bits == 4 and not is_ordered
     assert kinds(llm) == ({kept[group].strip(): 14} if is_kept else {"float32": 14})
     if is_kept:
-        assert llm.session.weights["model.layers.0.mlp.gate_up_weight.uint4"].dtype == torch.uint8
+        assert sum(name.endswith(".uint4") for name in llm.session.weights) == 8
         runs = {i.kernel for i in llm.session.program.methods["decode"].body.walk() if hasattr(i, "kernel")}
         assert {"int4_product", "int4_gated_product"} <= runs
 
