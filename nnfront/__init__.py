@@ -109,6 +109,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "register_kernel": ("nnfront.plugins", "register_kernel"),
     "unregister_kernel": ("nnfront.plugins", "unregister_kernel"),
     "spec": ("nnfront.nn.spec", ""),
+    "verify": ("nnfront.llm.verify", "verify"),
     "verify_variants": ("nnfront.verify_special_cases", "verify_variants"),
     "zeros": ("nnfront.passes", "zeros"),
 }

@@ -209,7 +209,7 @@ class Executable:
                 "this module has no weight transform",
                 help="lift it first: nn.passes.lift_transform_params(ir)",
             )
-        sources = self._checked(weights, ignored, cast)
+        sources = self.named(weights, ignored, cast)
         results = {name: run_transform(t, sources, progress=progress) for name, t in transforms.items()}
         found = next(iter(results.values())) if len(results) == 1 else results
         return TransformedWeights(found, sources.found.dims)
@@ -248,7 +248,7 @@ class Executable:
         For a target that names a GPU's architecture the kernels are compiled as well. `extras` goes into the artefact too; `options` says
         how to write, and who is told of the progress. Raises LoadError like both.
         """
-        sources = self._checked(weights, ignored, cast)
+        sources = self.named(weights, ignored, cast)
         options = options or Options()
         extras = extras or Extras()
         kernels = self._backend.compile_ahead(
@@ -293,10 +293,13 @@ class Executable:
     def _ignored(self, ignored: Sequence[str]) -> list[str]:
         return _allowed(self.ir, ignored)
 
-    def _checked(
-        self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
+    def named(
+        self,
+        weights: Checkpoint | Mapping[str, torch.Tensor],
+        ignored: Sequence[str] = (),
+        cast: bool = False,
     ) -> BoundWeights:
-        """Prove that the weights are what the module wants."""
+        """Return weights by the model's names. Raises LoadError like `load` if they are not what the module wants."""
         bound = self._bound(weights, ignored, cast)
         bound.check_ties()
         return bound

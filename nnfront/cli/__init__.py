@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import check, eval, explain, export, run, serve, show
+from nnfront.cli import check, eval, explain, export, run, serve, show, verify
 from nnfront.errors import NnfrontError
 
 COMMANDS = {
@@ -19,6 +19,7 @@ COMMANDS = {
     "run": run,
     "serve": serve,
     "show": show,
+    "verify": verify,
 }
 
 # Exit codes: 0 done, 1 an error of the user's or of the files, 2 wrong arguments (argparse), 130 interrupted.

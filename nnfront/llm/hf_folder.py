@@ -122,7 +122,7 @@ def compile_folder(
     folder, phases = open_folder(path), phases or Timings()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
-        config = _computing_in(dtype, config)
+        config = computing_in(dtype, config)
     checkpoint = Checkpoint(path, folder=folder)
     phases.end("read")
     module = architecture.export(config, checkpoint.infos)
@@ -148,7 +148,7 @@ def compile_folder(
     return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized, stored)
 
 
-def _computing_in(dtype: str, config: Any) -> Any:
+def computing_in(dtype: str, config: Any) -> Any:
     """The config of a model that computes in another dtype."""
     if dtype not in dtypes.COMPUTED:
         raise LoadError(f"dtype is {dtype!r}, expected one of {', '.join(dtypes.COMPUTED)}")

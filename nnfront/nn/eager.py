@@ -125,10 +125,16 @@ def eager(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """
     if active_mode.get() is not None:
         return function(*args, **kwargs)
+    return run_in(Eager(), function, args, kwargs)
+
+
+def run_in(
+    mode: Eager, function: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Result:
+    """Call `function` eagerly in a mode: torch tensors in, torch tensors out."""
     leaves: list[Any] = []
     structure = flatten((args, kwargs), lambda x: isinstance(x, torch.Tensor), leaves)
     inner_args, inner_kwargs = unflatten(structure, [value(x) for x in leaves]) if leaves else structure
-    mode = Eager()
     token = active_mode.set(mode)
     try:
         with torch.no_grad():

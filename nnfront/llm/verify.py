@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model file against transformers: both run the same folder on the same tokens, and are compared after every module that both have.
+
+Module paths are checkpoint names, so they are the same on both sides. The fault is sought from the inside out: a module is at
+fault if what it was given agrees and what it gives does not; one that was given something else says that the fault is in the module around it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnfront.errors import LoadError
+from nnfront.llm.hf_folder import compile_folder, computing_in
+from nnfront.llm.model_files import open_folder, read_folder
+from nnfront.nn.eager import Eager, run_in
+from nnfront.nn.module import Module
+from nnfront.nn.parameter import Parameter
+from nnfront.nn.projections import Fused
+from nnfront.nn.tensor import Formula, Tensor
+
+TOLERANCE = 1e-4
+"""The largest difference in float32, as a share of the largest number of a tensor: sums in another order stay far below it."""
+TOKENS = 48
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a module was given first, and what it gave: the tensors among both."""
+
+    given: Tensors
+    gave: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The innermost module that is given what transformers' is given, and gives something else.
+
+    kind: "weights" if it is what the weight transform makes of them, "computation" otherwise. `formulas` are those of the
+    derived weights that the module reads, with the line of each.
+    """
+
+    path: str
+    kind: str
+    difference: float
+    where: str
+    formulas: tuple[str, ...] = ()
+    details: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"first divergence: {self.path or 'the model'} ({self.kind}), {self.difference:.1e} of the largest",
+            *self.details,
+        ]
+        lines += [f"where: {self.where}"] * bool(self.where)
+        return "\n  ".join([*lines, *(f"formula: {formula}" for formula in self.formulas)])
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """`compared`: the modules that both sides have; `differences`: of logits, run eagerly and compiled; `fault`: None if all agrees."""
+
+    compared: tuple[str, ...]
+    eager: float
+    compiled: float
+    fault: Fault | None
+
+    def __str__(self) -> str:
+        head = (
+            f"{len(self.compared)} modules compared; logits differ by {self.eager:.1e} (op by op) and"
+            f" {self.compiled:.1e} (compiled) of the largest"
+        )
+        return head + f"\n{self.fault or 'equal to transformers'}\n"
+
+
+def verify(
+    path: str | Path,
+    model_file: str | Path | None = None,
+    tokens: Sequence[int] | None = None,
+    *,
+    ignored: Sequence[str] = (),
+    device: str = "cpu",
+) -> Verification:
+    """Compare a folder's model with transformers' in float32, on `tokens` or some that differ.
+
+    Raises LoadError without transformers, for a folder that either of them cannot load, and for weights that the model file does not take.
+    """
+    folder = open_folder(path)
+    architecture, config, _ = read_folder(folder, model_file)
+    config = computing_in("float32", config)
+    compiled = compile_folder(path, device, "float32", model_file)
+    if compiled.stored is not None:
+        raise LoadError(
+            f"{path} holds weights in few bits, and what transformers makes of these depends on other packages",
+            help="verify the folder that it was made of",
+        )
+    weights = compiled.executable.named(compiled.checkpoint, ignored, cast=True)
+    model: Any = architecture.file.build(config)
+    ids = torch.tensor(
+        [_some(int(config.vocab_size), int(config.max_position_embeddings)) if tokens is None else [*tokens]]
+    )
+    theirs, expected, classes = _run_theirs(Path(path), ids)
+    model.load_state_dict(
+        {name: weights.tensor(name) for name, _ in model.named_parameters() if name in weights}, strict=False
+    )
+    watch = _Watch(model)
+    logits: torch.Tensor = run_in(watch, model.logits, (ids,), {})
+    session = compiled.executable.load(compiled.checkpoint, ignored=ignored, cast=True)
+    made: torch.Tensor = session["logits"](ids.to(session.device)).cpu()
+    both = [call for call in watch.calls if call[0] in theirs]
+    eager, fast = _difference(logits, expected), _difference(made, expected)
+    fault = None
+    if eager > TOLERANCE:
+        fault = _find(model, both, theirs, watch, classes) or Fault(
+            "", "computation", eager, _line_of(type(model).logits)
+        )
+    elif fast > TOLERANCE:
+        fault = _of_the_transform(model, session.weights, fast)
+    return Verification(tuple(dict.fromkeys(path for path, _ in both)), eager, fast, fault)
+
+
+def _some(vocabulary: int, context: int) -> list[int]:
+    """Tokens from all over the vocabulary, no two neighbours alike."""
+    return [(7 + 7919 * i) % vocabulary for i in range(min(TOKENS, context))]
+
+
+def _run_theirs(path: Path, ids: torch.Tensor) -> tuple[dict[str, Call], torch.Tensor, dict[str, str]]:
+    """The first call of each of transformers' modules, its logits, and the class of each module."""
+    try:
+        import transformers
+    except ImportError:
+        raise LoadError(
+            "the package 'transformers' is not installed", help="pip install 'nnfront[transformers]'"
+        ) from None
+    package: Any = transformers
+    package.utils.logging.disable_progress_bar()
+    try:
+        model = package.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()
+    except Exception as error:
+        text = next(iter(str(error).splitlines()), "")
+        raise LoadError(
+            f"transformers cannot load {path}", details=[f"{type(error).__name__}: {text}"]
+        ) from error
+    calls: dict[str, Call] = {}
+
+    def noted(name: str) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
+            given = (*args, *kwargs.values())
+            calls.setdefault(name, Call(_tensors(given[:1]) or _tensors(given)[:1], _tensors(result)))
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(noted(name), with_kwargs=True)
+    with torch.no_grad():
+        logits: torch.Tensor = model(ids).logits
+    return calls, logits, {name: type(module).__name__ for name, module in model.named_modules()}
+
+
+class _Watch(Eager):
+    """Notes what each module is given and gives, inner ones before outer ones, and the results of the ops in each."""
+
+    def __init__(self, model: Module) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, Call]] = []
+        self.products: dict[str, list[torch.Tensor]] = {}
+        self.parts = _parts(model)
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._inside: list[str] = [""]
+
+    def call(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module, and note it. A fused product is a call of each of its parts."""
+        path = self._paths.get(id(module), self._inside[-1])
+        self._inside.append(path)
+        result = super().call(module, args, kwargs)
+        self._inside.pop()
+        given = self._values((*args, *kwargs.values()))[:1]
+        if isinstance(module, Fused):
+            for part, gave in zip(self.parts[path], self._values(result), strict=True):
+                self.calls.append((part, Call(given, (gave,))))
+        else:
+            self.calls.append((path, Call(given, self._values(result))))
+        return result
+
+    def apply(self, op: Any, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
+        """Run an op, and note what it gives if it is a product."""
+        result = super().apply(op, args, attrs)
+        if op.name in ("linear", "matmul"):
+            self.products.setdefault(self._inside[-1], []).extend(self._values(result))
+        return result
+
+    def _values(self, tree: Any) -> Tensors:
+        if isinstance(tree, Tensor):
+            return (self._evaluate(tree),)
+        if isinstance(tree, Mapping):
+            tree = tuple(tree.values())
+        return tuple(x for part in tree for x in self._values(part)) if isinstance(tree, tuple | list) else ()
+
+
+def _parts(model: Module) -> dict[str, list[str]]:
+    """The linear layers of each fused product, by its path: those whose weights its formula reads."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {}
+    for path, module in model.named_modules():
+        if isinstance(module, Fused):
+            assert isinstance(module.weight.content, Formula)
+            read = [arg for arg in module.weight.content.call.args if isinstance(arg, Parameter)]
+            found[path] = [names[id(parameter)].rpartition(".")[0] for parameter in read]
+    return found
+
+
+def _tensors(tree: Any) -> Tensors:
+    if isinstance(tree, torch.Tensor):
+        return (tree,)
+    if isinstance(tree, Mapping):
+        tree = tuple(tree.values())
+    return tuple(x for part in tree for x in _tensors(part)) if isinstance(tree, tuple | list) else ()
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """The largest difference, as a share of the largest number."""
+    difference = (ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30)
+    return float("inf") if torch.isnan(difference) else float(difference)
+
+
+def _apart(ours: Tensors, theirs: Tensors) -> float:
+    """How far the first tensor is from the one of theirs that is nearest; 0 where none has its size, so that nothing can be said."""
+    found = []
+    for other in theirs if ours else ():
+        mine = ours[0]
+        if mine.shape[-1] * 2 == other.shape[-1] and mine.numel() * 2 == other.numel():
+            other = other[..., : mine.shape[-1]]  # tables of angles, of which transformers has each twice
+        if mine.is_floating_point() and mine.numel() == other.numel() and mine.shape[-1:] == other.shape[-1:]:
+            found.append(_difference(mine, other.reshape(mine.shape)))
+    return min(found, default=0.0)
+
+
+def _find(
+    model: Module,
+    calls: Sequence[tuple[str, Call]],
+    theirs: Mapping[str, Call],
+    watch: _Watch,
+    classes: Mapping[str, str],
+) -> Fault | None:
+    """The first module whose result diverges, and that of all modules around it; else the module around it."""
+    apart = {path: _apart(call.gave, theirs[path].gave) for path, call in reversed(calls)}
+    modules = dict(model.named_modules())
+    for path, _ in calls:
+        around = [p for p in _around(path) if p in apart]
+        if any(apart[p] <= TOLERANCE for p in (path, *around)):
+            continue
+        given = {p: _apart(c.given, theirs[p].given) for p, c in reversed(calls) if p in (path, *around)}
+        path = next((p for p in (path, *around) if given[p] <= TOLERANCE), "")
+        module = modules[path]
+        lost = list(_lost_products(path, theirs, watch, classes))
+        is_part = any(path in parts for parts in watch.parts.values())
+        kind = "weights" if lost or is_part else "computation"
+        owner = modules[path.rpartition(".")[0]] if is_part else module
+        details = [f"no product gives what {name} gives" for name in lost]
+        return Fault(
+            path,
+            kind,
+            apart.get(path, 0.0),
+            _line_of(type(owner).forward),
+            tuple(_formulas(owner, model)),
+            tuple(details),
+        )
+    return None
+
+
+def _around(path: str) -> Iterator[str]:
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
+
+
+def _lost_products(
+    path: str, theirs: Mapping[str, Call], watch: _Watch, classes: Mapping[str, str]
+) -> Iterator[str]:
+    """Linear layers of transformers' module whose result is no part of any product of ours, though both were given the same."""
+    products = watch.products.get(path, [])
+    for name, call in theirs.items():
+        is_own = name.startswith(f"{path}.") and "." not in name.removeprefix(f"{path}.")
+        if not (is_own and classes[name] == "Linear" and call.gave and products):
+            continue
+        if any(name == ours for ours, _ in watch.calls):
+            continue
+        wanted = call.gave[0].reshape(-1, call.gave[0].shape[-1])
+        if not any(_holds(product.reshape(-1, product.shape[-1]), wanted) for product in products):
+            yield name
+
+
+def _holds(product: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether some columns of a product that follow one another are the wanted ones."""
+    if len(product) != len(wanted) or product.shape[1] < wanted.shape[1]:
+        return False
+    near = (
+        product[0, : product.shape[1] - wanted.shape[1] + 1] - wanted[0, 0]
+    ).abs() <= TOLERANCE * wanted.abs().max()
+    return any(
+        _difference(product[:, i : i + wanted.shape[1]], wanted) <= TOLERANCE
+        for i in near.nonzero().flatten().tolist()
+    )
+
+
+def _line_of(function: Any) -> str:
+    code = inspect.unwrap(function).__code__
+    return f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _formulas(module: Module, model: Module) -> Iterator[str]:
+    """The derived weights of a module, and of the fused products in it, as an author writes them, each with its line."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for owner in (module, *(child for child in module.children() if isinstance(child, Fused))):
+        for name, item in vars(owner).items():
+            if isinstance(item, Tensor) and isinstance(item.content, Formula):
+                yield f"{name} = {_text(item, names)} ({item.content.call.where})"
+
+
+def _text(value: Any, names: Mapping[int, str]) -> str:
+    if isinstance(value, Parameter):
+        return names.get(id(value), "a parameter")
+    if isinstance(value, Tensor):
+        if not isinstance(value.content, Formula):
+            return "a value"
+        call, index = value.content.call, value.content.index
+        args = [_text(arg, names) for arg in call.args if arg is not None]
+        shown = [f"{key}={attr!r}" for key, attr in call.attrs.items() if attr is not None]
+        return f"{call.op.name}({', '.join([*args, *shown])})" + ("" if index is None else f"[{index}]")
+    return str(value)
+
+
+def _of_the_transform(model: Module, weights: Mapping[str, Any], difference: float) -> Fault:
+    """What the author's code computes is right op by op, so what was compiled of it is not: which transformed weights differ."""
+    reference, different = Eager(), []
+    for path, module in model.named_modules():
+        for name, item in vars(module).items():
+            key = f"{path}.{name}" if path else name
+            if isinstance(item, Tensor) and isinstance(item.content, Formula) and key in weights:
+                value, made = reference._evaluate(item), weights[key]
+                if (
+                    isinstance(made, torch.Tensor)
+                    and made.shape == value.shape
+                    and _difference(made.cpu(), value) > TOLERANCE
+                ):
+                    different.append(key)
+    kind = "weights" if different else "computation"
+    details = tuple(f"{key} is not what its formula gives op by op" for key in different)
+    return Fault(
+        different[0].rpartition(".")[0] if different else "",
+        kind,
+        difference,
+        "",
+        (),
+        details or ("only what is compiled differs",),
+    )
