@@ -59,6 +59,11 @@ class Draw:
         """The tokens that the next one is drawn from, and how likely each is."""
         return self._probabilities(self._scores(logits))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the request's grammar has come to its end."""
+        return self.params.grammar is not None and self.params.grammar.is_over
+
     def logprobs(self, logits: Row, token: int) -> Logprobs | None:
         """What the request wants to know of a token that was drawn from these logits."""
         count = self.params.logprobs

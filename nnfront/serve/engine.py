@@ -225,14 +225,15 @@ class Engine:
             if token in request.ends:
                 self._finish(request, Event(finish="stop", cached=sequence.cached))
                 continue
-            is_last = len(sequence.tokens) == sequence.most
-            event = Event(
-                token,
-                request.draw.logprobs(row, token),
-                "length" if is_last else None,
-                cached=sequence.cached,
+            finish = (
+                "stop"
+                if request.draw.is_over
+                else "length"
+                if len(sequence.tokens) == sequence.most
+                else None
             )
-            if is_last:
+            event = Event(token, request.draw.logprobs(row, token), finish, cached=sequence.cached)
+            if finish is not None:
                 self._finish(request, event)
             else:
                 self._tell(request, event)

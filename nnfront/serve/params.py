@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from nnfront.llm.sampling import Sampling, is_number
 
@@ -17,7 +18,11 @@ MOST_LOGPROBS = 20
 class Grammar(Protocol):
     """What says which tokens may come next; it belongs to one request."""
 
-    def allowed(self, vocab: int) -> np.ndarray:
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing can come any more."""
+
+    def allowed(self, vocab: int) -> npt.NDArray[np.bool_]:
         """Which of `vocab` tokens may come next: bool [vocab]."""
 
     def took(self, token: int) -> None:
@@ -57,5 +62,7 @@ class Params(Sampling):
                 yield f"{name} is {value!r}, expected a number in [-2, 2]"
         if not all(is_number(bias) and -100 <= bias <= 100 for bias in self.logit_bias.values()):
             yield "logit_bias has a value that is no number in [-100, 100]"
+        if self.grammar is not None and (self.min_tokens or self.ignore_eos):
+            yield "min_tokens and ignore_eos cannot be kept where a grammar says when an answer ends"
         if self.logprobs is not None and not 0 <= self.logprobs <= MOST_LOGPROBS:
             yield f"logprobs is {self.logprobs}, expected an int in [0, {MOST_LOGPROBS}]"

@@ -12,8 +12,9 @@ from nnfront.serve.answers import Answer, Piece, Wanted, together
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
+from nnfront.serve.grammar import Grammars, Matcher
 from nnfront.serve.params import Params
-from nnfront.serve.protocol import ChatRequest, CompletionRequest
+from nnfront.serve.protocol import ChatRequest, CompletionRequest, ResponseFormat, StructuredOutputs
 from nnfront.serve.replies import Drawn, Head, chat_logprobs, completion_logprobs, usage
 
 Chunks: TypeAlias = AsyncGenerator[dict[str, Any], None]
@@ -31,7 +32,9 @@ class Service:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        self.tokenizer = self.engine.llm.tokenizer
+        llm = self.engine.llm
+        self.tokenizer = llm.tokenizer
+        self.grammars = Grammars(llm.tokenizer, int(llm.config.vocab_size), llm.eos_token_ids)
 
     def check_model(self, name: str | None) -> None:
         """Raise Failure for another model than the one that there is."""
@@ -51,7 +54,7 @@ class Service:
         head = Head("text_completion", f"cmpl-{number}", self.name)
         sampling = self.engine.llm.sampling
         params = request.params(sampling, max_tokens=max_tokens, logprobs=request.logprobs)
-        answers = self._answers(request, prompts, params)
+        answers = self._answers(request, prompts, params, self._grammar(request.structured_outputs))
         echoed = [self.tokenizer.decode(ids) if request.echo else "" for ids in prompts]
         count = len(answers) // len(prompts)
         texts = [echoed[i // count] for i in range(len(answers))]
@@ -124,7 +127,8 @@ class Service:
             max_tokens=given,
             logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         )
-        answers = self._answers(request, [prompt], params)
+        grammar = self._grammar(request.structured_outputs) or self._formatted(request.response_format)
+        answers = self._answers(request, [prompt], params, grammar)
         if request.stream:
             return self._stream_chat(request, head, [len(prompt)], answers)
 
@@ -199,8 +203,38 @@ class Service:
             return [prompt]
         return [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompt]
 
+    def _grammar(self, wanted: StructuredOutputs | None) -> Matcher | None:
+        """What an answer may be. Raises Failure for more than one thing, RunError for what cannot be compiled."""
+        if wanted is None:
+            return None
+        said = [name for name, value in wanted.model_dump().items() if value not in (None, False)]
+        if len(said) != 1:
+            raise Failure(
+                400, "structured_outputs says not one thing that an answer may be", param="structured_outputs"
+            )
+        if wanted.regex is not None:
+            return self.grammars.regex(wanted.regex)
+        if wanted.choice is not None:
+            return self.grammars.choice(wanted.choice)
+        if wanted.grammar is not None:
+            return self.grammars.lark(wanted.grammar)
+        return self.grammars.json_schema({"type": "object"} if wanted.json_object else wanted.json_)
+
+    def _formatted(self, wanted: ResponseFormat | None) -> Matcher | None:
+        if wanted is None or wanted.type == "text":
+            return None
+        if wanted.type == "json_object":
+            return self.grammars.json_schema({"type": "object"})
+        if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+            raise Failure(400, "response_format of type 'json_schema' has no schema", param="response_format")
+        return self.grammars.json_schema(wanted.json_schema.schema_)
+
     def _answers(
-        self, request: CompletionRequest | ChatRequest, prompts: Sequence[list[int]], params: Params
+        self,
+        request: CompletionRequest | ChatRequest,
+        prompts: Sequence[list[int]],
+        params: Params,
+        grammar: Matcher | None,
     ) -> list[Answer]:
         """The answers to be: `n` of each prompt, each with a seed of its own."""
         stops, count = request.stops(), request.n or 1
@@ -214,7 +248,7 @@ class Service:
                 self.tokenizer,
                 Wanted(
                     ids,
-                    replace(params, seed=seed),
+                    replace(params, seed=seed, grammar=grammar() if grammar is not None else None),
                     stops,
                     bool(request.include_stop_str_in_output),
                     request.skip_special_tokens is False,

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers that keep to a form: what comes is of that form, drawn or greedy, and what cannot be compiled is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from serving import Client
+
+MESSAGES = [{"role": "user", "content": "def main():"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"size": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+    "required": ["size", "ok"],
+    "additionalProperties": False,
+}
+
+
+def chat(client: Client, **more: Any) -> Any:
+    return client.post("chat/completions", {"messages": MESSAGES, "max_tokens": 120, **more})
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_keeps_to_its_schema(client: Client, seed: int) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "size", "schema": SCHEMA, "strict": True}}
+    reply = chat(client, temperature=1.5, seed=seed, response_format=wanted).json()["choices"][0]
+    found = json.loads(reply["message"]["content"])
+    assert set(found) == {"size", "ok"}
+    assert 0 <= found["size"] <= 99
+    assert reply["finish_reason"] == "stop"
+
+
+def test_several_answers_of_one_request_keep_to_it_each_for_itself(client: Client) -> None:
+    reply = chat(client, temperature=1.5, seed=1, n=3, structured_outputs={"json": SCHEMA}).json()
+    assert [set(json.loads(choice["message"]["content"])) for choice in reply["choices"]] == [
+        {"size", "ok"}
+    ] * 3
+
+
+def test_a_regular_expression_is_matched_as_a_whole(client: Client) -> None:
+    body = {"prompt": "x", "max_tokens": 20, "temperature": 1.0, "seed": 2}
+    reply = client.post("completions", {**body, "structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}})
+    assert re.fullmatch("[a-f]{3}-[0-9]{2}", reply.json()["choices"][0]["text"])
+
+
+def test_a_choice_is_one_of_the_texts(client: Client) -> None:
+    texts = ["red", "green ü", 'say "blue"']
+    found = {
+        chat(client, temperature=2.0, seed=i, structured_outputs={"choice": texts}).json()["choices"][0][
+            "message"
+        ]["content"]
+        for i in range(8)
+    }
+    assert found <= set(texts)
+    assert len(found) > 1
+
+
+def test_a_grammar_is_kept_to(client: Client) -> None:
+    grammar = 'start: "a" digit+ "z"\ndigit: /[0-9]/\n'
+    reply = chat(client, temperature=1.0, seed=0, max_tokens=100, structured_outputs={"grammar": grammar})
+    assert re.fullmatch("a[0-9]+z?", reply.json()["choices"][0]["message"]["content"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"structured_outputs": {"regex": "(a"}}, "the regular expression cannot be compiled"),
+        ({"structured_outputs": {"json": {"type": "frob"}}}, "the schema cannot be compiled"),
+        ({"structured_outputs": {"json": "{"}}, "the schema cannot be compiled"),
+        ({"structured_outputs": {"grammar": "start: nothing"}}, "the grammar cannot be compiled"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "a grammar has 70000 characters, 65536 are the most"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs says not one thing that an answer may be"),
+        ({"structured_outputs": {}}, "structured_outputs says not one thing that an answer may be"),
+        ({"response_format": {"type": "json_schema"}}, "response_format of type 'json_schema' has no schema"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "the sampling parameters are out of range\n  min_tokens and ignore_eos cannot be kept where a grammar says when an answer ends"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_refused(client: Client, more: dict[str, Any], message: str) -> None:
+    response = chat(client, **more)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(message)
