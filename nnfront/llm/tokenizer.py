@@ -182,11 +182,11 @@ class Stops:
         if places:
             at, self.found = min(places)
         else:
-            at = len(self.held) - max((_overlap(self.held, stop) for stop in self._stops), default=0)
+            at = len(self.held) - max((overlap(self.held, stop) for stop in self._stops), default=0)
         ready, self.held = self.held[:at], self.held[at:]
         return ready
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` that begins `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -26,7 +26,7 @@ from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
 from nnfront.serve.metrics import EngineMetrics
-from nnfront.serve.protocol import ChatRequest, CompletionRequest, read
+from nnfront.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
 from nnfront.serve.service import Chunks, Service
 
 MAX_BODY_BYTES = 8 << 20
@@ -82,6 +82,17 @@ def app(
         chunks = await asyncio.to_thread(service.completion, asked, request.state.number)
         return _Reply(chunks, is_stream=bool(asked.stream))
 
+    async def tokenize(request: Request) -> Response:
+        asked = read(TokenizeRequest, await _json(request, max_body_bytes))
+        return JSONResponse(await asyncio.to_thread(service.tokenize, asked))
+
+    async def detokenize(request: Request) -> Response:
+        asked = read(DetokenizeRequest, await _json(request, max_body_bytes))
+        return JSONResponse(await asyncio.to_thread(service.detokenize, asked))
+
+    async def embeddings(_: Request) -> Response:
+        raise Failure(400, f"the model {name!r} continues texts, it makes no embeddings", param="model")
+
     routes = [
         Route("/health", health),
         Route("/metrics", show_metrics),
@@ -89,6 +100,9 @@ def app(
         Route("/v1/models/{name:path}", one_model),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/embeddings", embeddings, methods=["POST"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
     ]
     found = Starlette(
         routes=routes,

@@ -174,11 +174,9 @@ class Engine:
                 return
             try:
                 self._pool.apply(step.changes)
-                logits = self._logits(step)
+                self._answer(step, self._logits(step))
             except Exception as error:  # whatever it is, who waits for an answer must hear of it
                 self._fail(error)
-            else:
-                self._answer(step, logits)
 
     def _end_cancelled(self) -> list[tuple[_Request, Event]]:
         """Take out the requests that are not wanted any more."""

@@ -19,8 +19,8 @@ from nnfront.llm.tokenizer import Tokenizer
 
 MAX_CHARACTERS = 1 << 16
 """Of a schema, an expression or a grammar."""
-JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(\n[ ]{0,40})|[ ]?"}
-"""A blank, or a new line and its indent: some models would never end a run of blanks."""
+BLANKS = r"(\n[ ]{0,40})|[ ]?"
+"""Between the parts of JSON: a blank, or a new line and its indent. Some models would never end a run of blanks."""
 Matcher: TypeAlias = Callable[[], "TokenGrammar"]
 
 
@@ -30,12 +30,9 @@ class TokenGrammar:
     def __init__(self, matcher: llguidance.LLMatcher, threads: ThreadPoolExecutor) -> None:
         self._matcher = matcher
         self._threads = threads
+        # The matcher is this thread's only until the other one is asked for what may come next, and after that has answered.
+        self.is_over = False
         self._next: Future[bytes] = threads.submit(matcher.compute_bitmask)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing can come any more."""
-        return bool(self._matcher.is_stopped())
 
     def allowed(self, vocab: int) -> npt.NDArray[np.bool_]:
         """Which of `vocab` tokens may come next: bool [vocab]."""
@@ -46,6 +43,7 @@ class TokenGrammar:
         """Go on behind a token. Raises RunError where the grammar is too complex to go on."""
         if not self._matcher.consume_token(token):
             raise RunError("the grammar cannot go on", details=[shown_text(self._matcher.get_error())])
+        self.is_over = bool(self._matcher.is_stopped())
         if not self.is_over:
             self._next = self._threads.submit(self._matcher.compute_bitmask)
 
@@ -63,7 +61,9 @@ class Grammars:
         """A JSON value that a schema allows. Raises RunError, as the other kinds do, for what cannot be compiled."""
         return self._compiled(
             "the schema",
-            lambda: llguidance.LLMatcher.grammar_from_json_schema(_written(schema), overrides=JSON),
+            lambda: llguidance.LLMatcher.grammar_from_json_schema(
+                _written(schema), overrides={"whitespace_flexible": True, "whitespace_pattern": BLANKS}
+            ),
         )
 
     def regex(self, expression: str) -> Matcher:
@@ -98,6 +98,12 @@ class Grammars:
         if matcher.is_error():
             raise RunError(f"{what} cannot be compiled", details=[shown_text(matcher.get_error())])
         return lambda: TokenGrammar(matcher.deep_copy(), self._threads)
+
+
+def json_rule(schema: Any) -> str:
+    """What a rule in Lark's form says of a JSON value that a schema allows."""
+    guided = {**schema, "x-guidance": {"whitespace_pattern": BLANKS}} if isinstance(schema, dict) else schema
+    return f"%json {json.dumps(guided)}"
 
 
 def _written(schema: Any) -> str:

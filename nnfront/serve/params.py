@@ -18,9 +18,8 @@ MOST_LOGPROBS = 20
 class Grammar(Protocol):
     """What says which tokens may come next; it belongs to one request."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing can come any more."""
+    is_over: bool
+    """Whether nothing can come any more."""
 
     def allowed(self, vocab: int) -> npt.NDArray[np.bool_]:
         """Which of `vocab` tokens may come next: bool [vocab]."""

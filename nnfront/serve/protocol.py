@@ -155,6 +155,26 @@ class ChatRequest(_Request):
     modalities: list[Literal["text"]] | None = None
 
 
+class TokenizeRequest(_Checked):
+    """A text, or messages, whose tokens are asked for."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    return_token_strs: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(_Checked):
+    """Tokens whose text is asked for."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
 Kind = TypeVar("Kind", bound=BaseModel)
 
 

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nnfront.llm.tokenizer import Tokenizer
-from nnfront.serve.answers import Answer
+from nnfront.serve.answers import Answer, Piece
 from nnfront.serve.draw import Logprobs
+from nnfront.serve.sections import Call, Kind, Sections
 
 Drawn = Sequence[tuple[int, Logprobs]]
 
@@ -44,6 +45,57 @@ def usage(prompts: Sequence[int], answers: Sequence[Answer]) -> dict[str, Any]:
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def chat_message(sections: Sequence[tuple[Kind, str | Call]]) -> tuple[dict[str, Any], int]:
+    """An assistant's message of some sections, and how many calls are in it."""
+
+    def text(kind: Kind) -> str:
+        return "".join(value for found, value in sections if found == kind and isinstance(value, str))
+
+    calls = [value.entry() for _, value in sections if isinstance(value, Call)]
+    content, reasoning = text("content"), text("reasoning").strip()
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message, len(calls)
+
+
+class ChatStream:
+    """One answer of a chat as deltas: its role first and once, then sections as they come, at last why it ends."""
+
+    def __init__(self, sections: Sections) -> None:
+        self._sections = sections
+        self._has_begun = False
+        self._calls = 0
+        self._drawn: list[tuple[int, Logprobs]] = []
+
+    def push(self, piece: Piece) -> Iterator[tuple[dict[str, Any], Drawn, str | None]]:
+        """Yield deltas, the tokens whose log probabilities go with each, and the reason of the end with the last."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield {"role": "assistant", "content": ""}, (), None
+        self._drawn += piece.tokens
+        for kind, value in self._sections.push(piece.text, is_last=piece.finish is not None):
+            drawn, self._drawn = self._drawn, []
+            if isinstance(value, Call):
+                entry = value.entry(self._calls)
+                arguments, entry["function"]["arguments"] = entry["function"]["arguments"], ""
+                yield {"tool_calls": [entry]}, drawn, None
+                rest = {"index": self._calls, "function": {"arguments": arguments}}
+                yield {"tool_calls": [rest]}, (), None
+                self._calls += 1
+            else:
+                yield {"reasoning_content" if kind == "reasoning" else "content": value}, drawn, None
+        if piece.finish is not None:
+            finish = "tool_calls" if self._calls and piece.finish == "stop" else piece.finish
+            yield {}, self._drawn, finish
 
 
 def chat_logprobs(tokenizer: Tokenizer, drawn: Drawn) -> dict[str, Any]:

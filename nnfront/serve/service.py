@@ -3,19 +3,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from nnfront.serve.answers import Answer, Piece, Wanted, together
+from nnfront.serve.answers import Answer, Wanted, together
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
 from nnfront.serve.grammar import Grammars, Matcher
 from nnfront.serve.params import Params
-from nnfront.serve.protocol import ChatRequest, CompletionRequest, ResponseFormat, StructuredOutputs
-from nnfront.serve.replies import Drawn, Head, chat_logprobs, completion_logprobs, usage
+from nnfront.serve.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    ResponseFormat,
+    StructuredOutputs,
+    TokenizeRequest,
+)
+from nnfront.serve.replies import (
+    ChatStream,
+    Drawn,
+    Head,
+    chat_logprobs,
+    chat_message,
+    completion_logprobs,
+    usage,
+)
+from nnfront.serve.sections import (
+    THINK,
+    THOUGHT,
+    CallForm,
+    Sections,
+    call_form,
+    call_grammar,
+    tools_of,
+)
 
 Chunks: TypeAlias = AsyncGenerator[dict[str, Any], None]
 COMPLETION_TOKENS = 16
@@ -115,65 +139,62 @@ class Service:
     def chat(self, request: ChatRequest, number: str) -> Chunks:
         """Answer a conversation; chunks as `completion` gives them."""
         self.check_model(request.model)
-        prompt = self.chat_prompt(request)
-        head = Head("chat.completion", f"chatcmpl-{number}", self.name)
         if request.top_logprobs is not None and not request.logprobs:
             raise Failure(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-        given = (
-            request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+        text = self.chat_text(request)
+        prompt = self.tokenizer.encode(text, special=False)
+        given = request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
+        logprobs = (request.top_logprobs or 0) if request.logprobs else None
+        params = request.params(self.engine.llm.sampling, max_tokens=given, logprobs=logprobs)
+        form, grammar = self._calls(request)
+        grammar = (
+            grammar or self._grammar(request.structured_outputs) or self._formatted(request.response_format)
         )
-        params = request.params(
-            self.engine.llm.sampling,
-            max_tokens=given,
-            logprobs=(request.top_logprobs or 0) if request.logprobs else None,
-        )
-        grammar = self._grammar(request.structured_outputs) or self._formatted(request.response_format)
-        answers = self._answers(request, [prompt], params, grammar)
+        assert self.template is not None
+        thinks = THOUGHT in self.template.source and grammar is None
+        answers = self._answers(request, [prompt], params, grammar, shows_special=thinks or form is not None)
+
+        def sections() -> Sections:
+            return Sections(form, thinks=thinks, is_thinking=thinks and text.rstrip().endswith(THINK))
+
+        head = Head("chat.completion", f"chatcmpl-{number}", self.name)
         if request.stream:
-            return self._stream_chat(request, head, [len(prompt)], answers)
+            return self._stream_chat(request, head, [len(prompt)], answers, sections)
 
         def choice(i: int, text: str, drawn: Drawn, finish: str | None, offset: int) -> dict[str, Any]:
+            found, calls = chat_message(list(sections().push(text, is_last=True)))
             return {
                 "index": i,
-                "message": {"role": "assistant", "content": text, "refusal": None},
+                "message": found,
                 "logprobs": chat_logprobs(self.tokenizer, drawn) if request.logprobs else None,
-                "finish_reason": finish,
+                "finish_reason": "tool_calls" if calls and finish == "stop" else finish,
             }
 
         return self._whole(head, [len(prompt)], answers, [""] * len(answers), choice)
 
     async def _stream_chat(
-        self, request: ChatRequest, head: Head, prompts: Sequence[int], answers: Sequence[Answer]
+        self,
+        request: ChatRequest,
+        head: Head,
+        prompts: Sequence[int],
+        answers: Sequence[Answer],
+        sections: Callable[[], Sections],
     ) -> Chunks:
-        options = request.stream_options
+        options, states = request.stream_options, [ChatStream(sections()) for _ in answers]
         more: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
-
-        def chunk(
-            i: int, delta: dict[str, Any], piece: Piece | None = None, finish: str | None = None
-        ) -> dict[str, Any]:
-            logprobs = None
-            if request.logprobs and piece is not None and piece.tokens:
-                logprobs = chat_logprobs(self.tokenizer, piece.tokens)
-            choice = {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-            return head.reply([choice], is_chunk=True, **more)
-
-        begun: set[int] = set()
         async with aclosing(together(answers)) as pieces:
             async for i, piece in pieces:
                 if options and options.continuous_usage_stats:
                     more = {"usage": usage(prompts, answers)}
-                if i not in begun:
-                    begun.add(i)
-                    yield chunk(i, {"role": "assistant", "content": ""})
-                if piece.text or piece.tokens:
-                    yield chunk(i, {"content": piece.text}, piece)
-                if piece.finish:
-                    yield chunk(i, {}, finish=piece.finish)
+                for delta, drawn, finish in states[i].push(piece):
+                    logprobs = chat_logprobs(self.tokenizer, drawn) if request.logprobs and drawn else None
+                    choice = {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+                    yield head.reply([choice], is_chunk=True, **more)
         if options and options.include_usage:
             yield head.reply([], is_chunk=True, usage=usage(prompts, answers))
 
-    def chat_prompt(self, request: ChatRequest) -> list[int]:
-        """The tokens of a conversation. Raises Failure for a model without a chat template, RunError for messages that it refuses."""
+    def chat_text(self, request: ChatRequest) -> str:
+        """The prompt of a conversation. Raises Failure for a model without a chat template, RunError for messages that it refuses."""
         if self.template is None:
             raise Failure(
                 400,
@@ -183,16 +204,68 @@ class Service:
         more = dict(request.chat_template_kwargs or {})
         if request.reasoning_effort is not None:
             more.setdefault("reasoning_effort", request.reasoning_effort)
-        text = self.template.render(
+        generates = request.add_generation_prompt
+        return self.template.render(
             request.messages,
-            tools=request.tools,
-            add_generation_prompt=not request.continue_final_message
-            if request.add_generation_prompt is None
-            else request.add_generation_prompt,
+            tools=None if request.tool_choice == "none" else request.tools,
+            add_generation_prompt=not request.continue_final_message if generates is None else generates,
             continue_final_message=bool(request.continue_final_message),
             **more,
         )
-        return self.tokenizer.encode(text, special=False)
+
+    def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
+        """The tokens of a text or a conversation."""
+        self.check_model(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise Failure(400, "tokenize takes a prompt or messages, and not both", param="prompt")
+        if request.messages is not None:
+            asked = ChatRequest(
+                messages=request.messages,
+                tools=request.tools,
+                add_generation_prompt=request.add_generation_prompt,
+                chat_template_kwargs=request.chat_template_kwargs,
+            )
+            tokens = self.tokenizer.encode(self.chat_text(asked), special=False)
+        else:
+            tokens = self.tokenizer.encode(request.prompt or "", special=request.add_special_tokens)
+        return {
+            "count": len(tokens),
+            "max_model_len": self.engine.limits.max_model_len,
+            "tokens": tokens,
+            "token_strs": [self.tokenizer.decode([token], special=True) for token in tokens]
+            if request.return_token_strs
+            else None,
+        }
+
+    def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
+        """The text of tokens."""
+        self.check_model(request.model)
+        return {"prompt": self.tokenizer.decode(request.tokens, special=True)}
+
+    def _calls(self, request: ChatRequest) -> tuple[CallForm | None, Matcher | None]:
+        """How the answer may write calls of tools, and what makes it be one where it must. Raises Failure if that cannot be."""
+        choice = request.tool_choice
+        if not request.tools or choice == "none":
+            if choice not in (None, "none", "auto"):
+                raise Failure(400, "tool_choice asks for a call, but there are no tools", param="tool_choice")
+            return None, None
+        tools = tools_of(request.tools)
+        assert self.template is not None
+        form = call_form(self.template)
+        if choice in (None, "auto"):
+            return form, None
+        if isinstance(choice, dict):
+            name = (choice.get("function") or {}).get("name", choice.get("name"))
+            if name not in tools:
+                raise Failure(
+                    400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice"
+                )
+            tools = {name: tools[name]}
+        if form is None:
+            raise Failure(
+                400, "this model's chat template does not say how it calls tools", param="tool_choice"
+            )
+        return form, self.grammars.lark(call_grammar(form, tools))
 
     def _prompts(self, prompt: str | list[int] | list[str] | list[list[int]]) -> list[list[int]]:
         if isinstance(prompt, str):
@@ -235,6 +308,8 @@ class Service:
         prompts: Sequence[list[int]],
         params: Params,
         grammar: Matcher | None,
+        *,
+        shows_special: bool = False,
     ) -> list[Answer]:
         """The answers to be: `n` of each prompt, each with a seed of its own."""
         stops, count = request.stops(), request.n or 1
@@ -251,7 +326,7 @@ class Service:
                     replace(params, seed=seed, grammar=grammar() if grammar is not None else None),
                     stops,
                     bool(request.include_stop_str_in_output),
-                    request.skip_special_tokens is False,
+                    shows_special or request.skip_special_tokens is False,
                     self.seconds,
                     request.cache_salt or "",
                 ),

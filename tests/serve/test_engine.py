@@ -7,6 +7,7 @@ import queue
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from serving import LIMITS
@@ -108,6 +109,23 @@ def test_a_model_that_fails_tells_all_that_run_and_the_engine_goes_on(
     tokens, end = Answer(engine, text[:9], Params(max_tokens=3)).wait()
     assert (tokens, end) == ([], "errordivision by zero")
     monkeypatch.undo()
+    assert Answer(engine, text[:9], Params(max_tokens=3)).wait()[1] == "length"
+
+
+def test_a_draw_that_fails_in_an_unknown_way_does_not_stop_the_engine(
+    engine: Engine, text: list[int]
+) -> None:
+    class Broken:
+        is_over = False
+
+        def allowed(self, vocab: int) -> np.ndarray:
+            return 1 / 0  # type: ignore[return-value]
+
+        def took(self, token: int) -> None: ...
+
+    assert (
+        Answer(engine, text[:9], Params(max_tokens=3, grammar=Broken())).wait()[1] == "errordivision by zero"
+    )
     assert Answer(engine, text[:9], Params(max_tokens=3)).wait()[1] == "length"
 
 

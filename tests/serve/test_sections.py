@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of tools and reasoning in what a model writes: the form is read off its chat template, and pieces may be cut anywhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+from itertools import pairwise
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from serving import Client
+from templates import CHATML, FAMILIES, HERMES, PARAMETERS, SPECIAL, TALKS, THINKING, TOOLS
+
+from nnfront.serve.chat import ChatTemplate
+from nnfront.serve.engine import Engine
+from nnfront.serve.sections import Call, Sections, call_form
+
+CALLERS = ["headers", "hermes", "listed", "named", "parameters"]
+ENDS = ("<|eot|>", "<|im_end|>\n", "</s>", "<end>")
+
+
+def written(family: str, calls: list[dict[str, Any]]) -> str:
+    """What the model of a family writes for some calls, without the token that ends its turn."""
+    template = ChatTemplate(FAMILIES[family], SPECIAL)
+    talk = copy.deepcopy(TALKS["calls"][:2])
+    talk[1]["tool_calls"] = [{"id": "call00000", "type": "function", "function": call} for call in calls]
+    whole = template.render(talk, add_generation_prompt=False)
+    head = template.render(talk[:1], add_generation_prompt=True)
+    text = whole[len(head.rstrip()) :] if whole.startswith(head.rstrip()) else whole[whole.index("[TOOL") :]
+    for end in ENDS:
+        text = text.removesuffix(end)
+    return text.lstrip("\n")
+
+
+def sections(
+    family: str, pieces: list[str], *, thinks: bool = False, is_thinking: bool = False
+) -> list[tuple[str, Any]]:
+    """What comes, with pieces of one kind put together."""
+    form = call_form(ChatTemplate(FAMILIES[family], SPECIAL))
+    reader, found = Sections(form, thinks=thinks, is_thinking=is_thinking), list[tuple[str, Any]]()
+    for i, piece in enumerate(pieces):
+        for kind, value in reader.push(piece, is_last=i == len(pieces) - 1):
+            if found and kind == found[-1][0] and isinstance(value, str):
+                found[-1] = kind, found[-1][1] + value
+            else:
+                found.append((kind, value))
+    return found
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[a:b] for a, b in pairwise(bounds)]
+
+
+@pytest.mark.parametrize("family", CALLERS)
+@settings(max_examples=15)
+@given(
+    st.dictionaries(st.sampled_from(["place", "days", "k_1"]), st.text("aZ ü\"'{}<|\n\\", max_size=12) | st.integers(), min_size=1),
+    st.lists(st.integers(0, 500), max_size=6),
+)  # fmt: skip
+def test_a_call_is_read_as_the_template_writes_it(
+    family: str, arguments: dict[str, Any], places: list[int]
+) -> None:
+    if family == "parameters":  # whose values are plain text
+        arguments = {key: str(value).strip() + "x" for key, value in arguments.items()}
+        if any("<" in value or "{" in value for value in arguments.values()):
+            return
+    text = written(family, [{"name": "weather", "arguments": arguments}])
+    found = sections(family, cut(text, places))
+    assert [kind for kind, _ in found] == ["call"]
+    assert found[0][1].name == "weather"
+    assert json.loads(found[0][1].arguments) == arguments
+
+
+@pytest.mark.parametrize("family", ["hermes", "listed", "parameters"])
+def test_several_calls_are_read_one_after_the_other(family: str) -> None:
+    calls = [{"name": name, "arguments": {"place": name + "x"}} for name in ("a", "b", "c")]
+    found = sections(family, [written(family, calls)])
+    assert [(value.name, json.loads(value.arguments)) for _, value in found] == [
+        (call["name"], call["arguments"]) for call in calls
+    ]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 500), max_size=8))
+def test_text_and_reasoning_before_calls_come_as_they_are(places: list[int]) -> None:
+    text = '<think>\nfirst this < that</think>\n\nNow: <tool_ <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>'
+    found = sections("hermes", cut(text, places), thinks=True)
+    assert found == [
+        ("reasoning", "first this < that"),
+        ("content", "Now: <tool_"),
+        ("call", Call("a", "{}")),
+    ]
+
+
+def test_a_prompt_may_have_begun_the_reasoning() -> None:
+    found = sections("chatml", ["so", " it</thi", "nk>\n\nyes"], thinks=True, is_thinking=True)
+    assert found == [("reasoning", "so it"), ("content", "yes")]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("hermes", "<tool_call>no json</tool_call>"),
+        ("hermes", '<tool_call>{"nam": 1}</tool_call>'),
+        ("hermes", "a <tool_call"),
+        ("headers", "{not a call}"),
+        ("headers", "plain [text]"),
+        ("named", "<calls><call>function<sep>x no arguments```</call></calls>"),
+        ("listed", "[TOOL_CALLS]oh"),
+    ],
+)
+def test_what_is_no_call_after_all_is_text(family: str, text: str) -> None:
+    assert (
+        sections(family, list(text)) == [("content", text)]
+        or "".join(value for _, value in sections(family, list(text))) == text
+    )
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(CALLERS)))
+def test_a_template_that_writes_no_calls_has_no_form(family: str) -> None:
+    assert call_form(ChatTemplate(FAMILIES[family], SPECIAL)) is None
+
+
+ASKED: dict[str, Any] = {
+    "model": "pylib",
+    "messages": [{"role": "user", "content": "Weather?"}],
+    "tools": TOOLS,
+    "tool_choice": "required",
+    "max_tokens": 90,
+    "temperature": 1.0,
+    "seed": 4,
+}
+
+
+def test_an_answer_that_must_be_a_call_is_one(engine: Engine) -> None:
+    client = Client(engine, template=ChatTemplate(HERMES, SPECIAL))
+    choice = client.post("chat/completions", ASKED).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    arguments = json.loads(call["function"]["arguments"])
+    assert isinstance(arguments["place"], str)
+
+    async def stream(http: Any) -> list[Any]:
+        api = openai.AsyncOpenAI(base_url="http://server/v1", api_key="k", http_client=http)
+        return [chunk async for chunk in await api.chat.completions.create(**ASKED, stream=True)]
+
+    deltas = [chunk.choices[0].delta for chunk in client.run(stream)]
+    pieces = [piece for delta in deltas for piece in delta.tool_calls or []]
+    assert pieces[0].function.name == "weather"
+    assert "".join(piece.function.arguments for piece in pieces) == call["function"]["arguments"]
+
+
+@pytest.mark.parametrize(
+    ("template", "more", "message"),
+    [
+        (CHATML, {}, "this model's chat template does not say how it calls tools"),
+        (PARAMETERS, {}, "this model's calls are no JSON, so an answer cannot be made to be one"),
+        (HERMES, {"tools": None}, "tool_choice asks for a call, but there are no tools"),
+        (HERMES, {"tools": [{"type": "web"}]}, "a tool is no function with a name"),
+        (HERMES, {"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice names 'x', which is none of the tools"),
+    ],
+)  # fmt: skip
+def test_a_call_that_cannot_be_had_is_refused(
+    engine: Engine, template: str, more: dict[str, Any], message: str
+) -> None:
+    client = Client(engine, template=ChatTemplate(template, SPECIAL))
+    response = client.post("chat/completions", {**ASKED, **more})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, message)
+
+
+def test_reasoning_is_apart_from_the_answer(engine: Engine) -> None:
+    client = Client(engine, template=ChatTemplate(THINKING, SPECIAL))
+    body = {"messages": ASKED["messages"], "max_tokens": 8}
+    message = client.post("chat/completions", body).json()["choices"][0]["message"]
+    assert message["content"] == ""
+    assert message["reasoning_content"]
+    body["chat_template_kwargs"] = {"enable_thinking": False}
+    message = client.post("chat/completions", body).json()["choices"][0]["message"]
+    assert message["content"]
+    assert "reasoning_content" not in message
+
+
+def test_tokens_of_texts_and_conversations(client: Client) -> None:
+    reply = client.post("/tokenize", {"prompt": "import os", "return_token_strs": True}).json()
+    assert reply["count"] == len(reply["tokens"]) == len(reply["token_strs"])
+    assert client.post("/detokenize", {"tokens": reply["tokens"]}).json() == {"prompt": "import os"}
+    chat = client.post("/tokenize", {"messages": [{"role": "user", "content": "import os"}]}).json()
+    assert chat["count"] > reply["count"]
+    both = client.post("/tokenize", {"prompt": "a", "messages": []})
+    assert both.json()["error"]["message"] == "tokenize takes a prompt or messages, and not both"
+    refused = client.post("embeddings", {"input": "a"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "the model 'pylib' continues texts, it makes no embeddings"
