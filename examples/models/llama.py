@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 1 to 3.x and Mistral, and the many models with their architecture.
+"""Llama 1 to 3.x, Mistral, Ministral and Seed-OSS, and the many models with their architecture.
 
 Source: transformers' `modeling_llama.py` (5.x), whose attribute names are the checkpoint's. Differences: q, k, v and gate, up are
 stored apart and multiplied as one (derived tensors); rotary tables are computed once for all layers.
@@ -30,30 +30,64 @@ class Config(nn.DecoderConfig):
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
+        "ministral": {
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+        "seed_oss": {
+            "vocab_size": 155136,
+            "intermediate_size": 27648,
+            "num_hidden_layers": 64,
+            "num_attention_heads": 80,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 524288,
+            "attention_bias": True,
+            "attention_out_bias": False,
+        },
     }
-    lacks: ClassVar = {"llama": ("sliding_window",)}
-    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    lacks: ClassVar = {
+        "llama": ("sliding_window", "layer_types", "attention_out_bias"),
+        "mistral": ("attention_bias", "attention_out_bias", "mlp_bias", "layer_types"),
+        "ministral": ("attention_bias", "attention_out_bias", "mlp_bias"),
+        "seed_oss": ("sliding_window", "layer_types"),
+    }
+    only: ClassVar = {
+        "hidden_act": nn.ACTIVATIONS,
+        "layer_types": ("full_attention", "sliding_attention"),
+    }
     unused: ClassVar = {
         "pretraining_tp": "how products were split in training, which changes their rounding alone",
         "is_llama_config": "a note of those who converted the checkpoint",
+        "residual_dropout": "training",
     }
 
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
     attention_bias: bool = False
+    attention_out_bias: bool | None = None
     mlp_bias: bool = False
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        types = self.layer_types or ("sliding_attention",) * self.num_hidden_layers
+        return nn.windows(types, self.sliding_window)
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, window: int | None) -> None:
         d, k, bias = config.hidden_size, config.head_size, config.attention_bias
+        out_bias = bias if config.attention_out_bias is None else config.attention_out_bias
         self.q_proj = nn.Linear(d, config.num_attention_heads * k, bias)
         self.k_proj = nn.Linear(d, config.kv_heads * k, bias)
         self.v_proj = nn.Linear(d, config.kv_heads * k, bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * k, d, bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * k, d, out_bias)
         self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj)
-        self.head_size, self.window = k, config.sliding_window
+        self.head_size, self.window = k, window
 
     def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
         q_BSHK, k_BSGK, v_BSGK = (op.split_heads(part, self.head_size) for part in self.qkv(x_BSD))
@@ -63,9 +97,9 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaDecoderLayer(nn.Module):
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, window: int | None) -> None:
         d, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = LlamaAttention(config)
+        self.self_attn = LlamaAttention(config, window)
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act, config.mlp_bias)
         self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
@@ -78,7 +112,7 @@ class LlamaDecoderLayer(nn.Module):
 class LlamaModel(nn.Module):
     def __init__(self, config: Config) -> None:
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [LlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        self.layers = [LlamaDecoderLayer(config, window) for window in config.windows]
         self.norm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False)
         self.rotary_emb = nn.RotaryEmbedding(
             config.head_size, config.rope_parameters, config.max_position_embeddings
@@ -101,8 +135,8 @@ def build(config: Config) -> nn.Module:
 
 def export_spec(config: Config) -> dict[str, Any]:
     """Return the methods to export: `logits` of a whole text, `prefill` and `decode` over a cache."""
-    layers, window = config.num_hidden_layers, config.sliding_window
-    cache = spec.Cache(layers, config.kv_heads, config.head_size, config.dtype, window=window)
+    layers, heads, size = config.num_hidden_layers, config.kv_heads, config.head_size
+    cache = spec.Cache(layers, heads, size, config.dtype, window=config.windows)
     return nn.causal_lm_spec(cache, config.max_position_embeddings)
 
 

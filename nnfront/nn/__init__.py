@@ -12,7 +12,7 @@ Read the files in this order; each imports only from those above it:
     trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
-    projections linear layers multiplied as one    causal_lm   what generates text
+    projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of
     config      config.json, read and proved
 """
 
@@ -22,6 +22,7 @@ from nnfront.nn.causal_lm import NO_CACHE, CausalLM, NoCache, causal_lm_spec
 from nnfront.nn.config import Config, DecoderConfig
 from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
+from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec, windows
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.layers import (
@@ -44,13 +45,14 @@ from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
 from nnfront.nn.projections import Fused, GatedMLP
-from nnfront.nn.rotary import RotaryEmbedding, Rotation, rope_parameters
+from nnfront.nn.rotary import RotaryByLayerType, RotaryEmbedding, Rotation, rope_parameters
 from nnfront.nn.tensor import Tensor
 
 __all__ = [
     "ACTIVATIONS",
     "GELU",
     "NO_CACHE",
+    "Attention",
     "Cache",
     "CacheLayer",
     "CausalLM",
@@ -59,7 +61,9 @@ __all__ = [
     "Conv2D",
     "Conv3D",
     "ConvTranspose1D",
+    "Decoder",
     "DecoderConfig",
+    "DecoderLayer",
     "Dropout",
     "Effect",
     "Embedding",
@@ -80,8 +84,10 @@ __all__ = [
     "ParameterList",
     "RMSNorm",
     "ReLU",
+    "RotaryByLayerType",
     "RotaryEmbedding",
     "Rotation",
+    "ScaledEmbedding",
     "Sequential",
     "SiLU",
     "Sigmoid",
@@ -89,9 +95,11 @@ __all__ = [
     "Tanh",
     "Tensor",
     "causal_lm_spec",
+    "decoder_spec",
     "default_dtype",
     "eager",
     "get_default_dtype",
     "rope_parameters",
     "set_default_dtype",
+    "windows",
 ]

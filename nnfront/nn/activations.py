@@ -13,15 +13,25 @@ def _tanh_gelu(x: Tensor) -> Tensor:
     return op.gelu(x, "tanh")
 
 
+def _squared_relu(x: Tensor) -> Tensor:
+    return op.square(op.relu(x))
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * op.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": op.silu,
     "swish": op.silu,
     "relu": op.relu,
+    "relu2": _squared_relu,
     "relu6": op.relu6,
     "gelu": op.gelu,
     "gelu_new": _tanh_gelu,
     "gelu_fast": _tanh_gelu,
     "gelu_pytorch_tanh": _tanh_gelu,
+    "quick_gelu": _quick_gelu,
     "mish": op.mish,
     "sigmoid": op.sigmoid,
     "tanh": op.tanh,

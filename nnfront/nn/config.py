@@ -157,6 +157,11 @@ class DecoderConfig(Config):
         """Features of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many last positions each layer sees, None for all."""
+        return (None,) * self.num_hidden_layers
+
 
 class _Reading:
     """One config.json, read into the values of a class's fields."""

@@ -154,7 +154,10 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """x / sqrt(mean(x^2) + epsilon) * weight + bias over `axes`. weight and bias [hidden_size]."""
+    """x / sqrt(mean(x^2) + epsilon) * (offset + weight) + bias over `axes`. weight and bias [hidden_size].
+
+    With an offset what x is multiplied by is derived of the weight, in float32.
+    """
 
     def __init__(
         self,
@@ -163,15 +166,18 @@ class RMSNorm(Module):
         epsilon: float = 1e-5,
         bias: bool = True,
         dtype: str | None = None,
+        offset: float = 0.0,
     ) -> None:
         self.axes = axes if isinstance(axes, int) else tuple(axes)
         self.epsilon = epsilon
         self.weight = Parameter((hidden_size,), dtype)
+        self.factor = op.astype(self.weight, "float32") + offset if offset else None
         self.bias = Parameter((hidden_size,), dtype) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """The shape stays."""
-        return op.rms_norm(x, self.weight, self.axes, self.epsilon, self.bias)
+        weight = self.weight if self.factor is None else self.factor
+        return op.rms_norm(x, weight, self.axes, self.epsilon, self.bias)
 
 
 class GroupNorm(Module):

@@ -38,13 +38,8 @@ class Frequencies:
     base_growth: float | None = None
 
 
-ROPE_KEYS = (
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "partial_rotary_factor",
-    "original_max_position_embeddings",
-)
+BESIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+ROPE_KEYS = ("rope_parameters", "rope_scaling", *BESIDE)
 """Keys of config.json that `rope_parameters` reads."""
 
 
@@ -53,8 +48,13 @@ def rope_parameters(config: Mapping[str, Any], defaults: Mapping[str, Any] | Non
 
     The newer form is one dict with `rope_type` and `rope_theta`; the older one has `rope_theta` beside `rope_scaling`, whose type
     may be called `type`. Values that stand beside the dict (`partial_rotary_factor`, `original_max_position_embeddings`) are taken in.
-    `defaults` are those of the model's for what is absent; of `rope_theta` 10000 if they lack it. Raises LoadError where the two generations contradict each other.
+    `defaults` are the model's for what is absent; without one `rope_theta` is 10000. Where they are one dict for each type of layer, so is
+    the result; parameters of an older form are then those of full attention, but for `rope_local_base_freq`.
+    Raises LoadError where the two generations contradict each other.
     """
+    defaults = defaults or {}
+    if "full_attention" in defaults:
+        return {kind: rope_parameters(_of_type(config, kind), own) for kind, own in defaults.items()}
     said = [(key, config[key]) for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None]
     for key, value in said:
         if not isinstance(value, Mapping):
@@ -67,15 +67,20 @@ def rope_parameters(config: Mapping[str, Any], defaults: Mapping[str, Any] | Non
         raise LoadError(f"rope_theta is {theta!r}, but {said[0][0]} has {found['rope_theta']!r}")
     found["rope_type"] = found.pop("rope_type", None) or found.get("type") or "default"
     found.pop("type", None)
-    beside = {
-        key: config.get(key)
-        for key in ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    }
-    for values in (beside, defaults or {}, {"rope_theta": 10000.0}):
+    beside = {key: config.get(key) for key in BESIDE}
+    for values in (beside, defaults, {"rope_theta": 10000.0}):
         for key, value in values.items():
             if value is not None and found.get(key) is None:
                 found[key] = value
     return found
+
+
+def _of_type(config: Mapping[str, Any], layer_type: str) -> Mapping[str, Any]:
+    """What a config.json says of the rotation in one type of layers."""
+    given = config.get("rope_parameters")
+    if isinstance(given, Mapping) and given and all(isinstance(each, Mapping) for each in given.values()):
+        return {"rope_parameters": given.get(layer_type)}
+    return config if layer_type == "full_attention" else {"rope_theta": config.get("rope_local_base_freq")}
 
 
 class RotaryEmbedding(Module):
@@ -127,6 +132,21 @@ class RotaryEmbedding(Module):
         longer = op.astype(op.maximum(length, f.original), "float32")
         base = self.rope_theta * (f.base_growth * longer / f.original - (f.base_growth - 1)) ** exponent
         return 1.0 / base ** _exponents(self.rotary_size)
+
+
+class RotaryByLayerType(Module):
+    """A `RotaryEmbedding` for each type of layer: `parameters` by type, as `rope_parameters` returns them."""
+
+    def __init__(
+        self, head_size: int, parameters: Mapping[str, Mapping[str, Any]], max_positions: int = 2048
+    ) -> None:
+        self.types = {
+            kind: RotaryEmbedding(head_size, each, max_positions) for kind, each in parameters.items()
+        }
+
+    def forward(self, positions: Tensor) -> dict[str, Rotation]:
+        """Integers [batch, seq] to cos and sin for each type of layer."""
+        return {kind: rotary(positions) for kind, rotary in self.types.items()}
 
 
 def _exponents(size: int) -> torch.Tensor:

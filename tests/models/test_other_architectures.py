@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from nnfront_models import llama, qwen3_moe
+from nnfront_models import llama
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import nnfront as nn
 from nnfront.errors import LoadError, NnfrontError
+from nnfront.llm.model_files import find_architecture, known_architectures
 
 TINY: dict[str, Any] = {
     "vocab_size": 131,
@@ -28,10 +29,6 @@ TINY: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": 256,
     "initializer_range": 0.2,  # logits of order 1
-}
-COMPUTED = {
-    "llama.py": {transformers.LlamaConfig, transformers.MistralConfig},
-    "qwen3_moe.py": {transformers.Qwen3MoeConfig},
 }
 
 
@@ -53,53 +50,26 @@ def config_of(kind: Any) -> Any:
     return None
 
 
-@pytest.mark.parametrize("file", [llama, qwen3_moe], ids=["llama.py", "qwen3_moe.py"])
-def test_of_all_architectures_only_those_are_taken_that_are_computed(file: Any) -> None:
-    taken, tried = set(), 0
-    for kind in MODEL_FOR_CAUSAL_LM_MAPPING:
-        config = config_of(kind)
-        if config is None:
-            continue
-        tried += 1
+@pytest.fixture(scope="module")
+def configs() -> dict[str, dict[str, Any]]:
+    """A config.json of each model type that transformers generates text with."""
+    made = {kind.model_type: config_of(kind) for kind in MODEL_FOR_CAUSAL_LM_MAPPING}
+    return {name: config.to_dict() for name, config in made.items() if config is not None}
+
+
+@pytest.mark.parametrize("name", sorted({*known_architectures().values()}))
+def test_of_all_architectures_only_those_are_taken_that_are_computed(
+    name: str, configs: dict[str, dict[str, Any]]
+) -> None:
+    file, taken = find_architecture(name).file, set()
+    for model_type, config in configs.items():
         try:
-            file.Config.from_hf(config.to_dict())
+            file.Config.from_hf(config)
         except NnfrontError:
             continue
-        taken.add(kind)
-    assert tried > 150
-    assert taken == COMPUTED[Path(file.__file__).name]
-
-
-@pytest.mark.parametrize(
-    "kind", [transformers.LlamaConfig, transformers.MistralConfig, transformers.Qwen3MoeConfig]
-)
-def test_keys_that_are_absent_mean_what_transformers_takes_them_for(kind: Any) -> None:
-    file = qwen3_moe if kind is transformers.Qwen3MoeConfig else llama
-    absent = file.Config.from_hf({"model_type": kind.model_type})
-    written = file.Config.from_hf(kind().to_dict())
-    sizes = ("head_dim", "num_key_value_heads")
-    for name in vars(written):
-        if name not in sizes:
-            assert getattr(absent, name) == getattr(written, name), name
-    assert absent.head_size == written.head_size
-    assert getattr(absent, "kv_heads", 4) == getattr(written, "kv_heads", 4)
-
-
-@pytest.mark.parametrize("window", [8, None])
-def test_mistral_through_llama_computes_what_transformers_does(window: int | None, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    theirs = transformers.MistralForCausalLM(transformers.MistralConfig(**TINY, sliding_window=window)).eval()
-    theirs.save_pretrained(tmp_path)
-    ours = nn.LLM.load(tmp_path, model_file=llama.__file__)
-    ids = torch.randint(0, 131, (2, 40))
-    with torch.no_grad():
-        expected = theirs(ids, use_cache=False).logits
-    assert expected.std() > 0.3
-    torch.testing.assert_close(ours.logits(ids), expected, rtol=0, atol=1e-4)
-    cache = ours.session.make_cache(batch=2, max_seq=40)
-    got = [ours.session["prefill"](ids[:, :20], cache)]
-    got += [ours.session["decode"](ids[:, i : i + 1], cache) for i in range(20, 40)]
-    torch.testing.assert_close(torch.cat(got, 1), expected[:, 19:], rtol=0, atol=1e-4)
+        taken.add(model_type)
+    assert len(configs) > 150
+    assert taken == {*file.Config.model_types}
 
 
 CHANGES: dict[str, Any] = {
@@ -158,5 +128,5 @@ def test_multipliers_are_refused_by_their_names(tmp_path: Path) -> None:
     with pytest.raises(LoadError) as caught:
         nn.LLM.load(tmp_path, model_file=llama.__file__)
     first, *rest = caught.value.details
-    assert first == "model_type is 'granite', expected 'llama' or 'mistral'"
+    assert first == "model_type is 'granite', expected 'llama', 'mistral', 'ministral' or 'seed_oss'"
     assert "attention_multiplier is 0.5, and the file does not know the key" in rest

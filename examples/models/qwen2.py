@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 1.5, 2 and 2.5.
+
+Source: transformers' `modeling_qwen2.py` (5.x), whose attribute names are the checkpoint's. Differences from Llama: q, k and v have biases, the
+output has none; later layers may see a window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import nnfront as nn
+
+
+@dataclass(frozen=True)
+class Config(nn.DecoderConfig):
+    """The fields of config.json that matter, under its own names."""
+
+    model_types: ClassVar = {"qwen2": {}}
+    only: ClassVar = {
+        "hidden_act": nn.ACTIVATIONS,
+        "layer_types": ("full_attention", "sliding_attention"),
+    }
+
+    vocab_size: int = 151936
+    intermediate_size: int = 22016
+    num_key_value_heads: int | None = 32
+    hidden_act: str = "silu"
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    use_sliding_window: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = field(default=28, metadata={"min": 0})
+    layer_types: tuple[str, ...] | None = None
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        size = self.sliding_window if self.use_sliding_window else None
+        if self.layer_types is not None:
+            return nn.windows(self.layer_types, size)
+        return tuple(size if i >= self.max_window_layers else None for i in range(self.num_hidden_layers))
+
+
+class Qwen2DecoderLayer(nn.DecoderLayer):
+    def __init__(self, config: Config, window: int | None) -> None:
+        d, eps = config.hidden_size, config.rms_norm_eps
+        sizes = d, config.num_attention_heads, config.kv_heads, config.head_size
+        self.self_attn = nn.Attention(*sizes, bias=True, out_bias=False, window=window)
+        self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
+        self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
+        self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
+
+
+def build(config: Config) -> nn.Module:
+    """Return the model; attribute paths are checkpoint names."""
+    with nn.default_dtype(config.dtype):
+        model = nn.Decoder(
+            nn.Embedding(config.vocab_size, config.hidden_size),
+            [Qwen2DecoderLayer(config, window) for window in config.windows],
+            nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
+            nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
+        )
+        return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
+
+
+export_spec = nn.decoder_spec
+
+TINY = Config(
+    vocab_size=259,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every shipped model file against transformers' own class with random weights, in the configurations of `configs/`.
+
+`configs/<model type>.json` holds `sizes`, which make the model tiny, and `configs`: by name, what is changed of them. Together these turn
+every switch that changes what is computed. `make test` runs the first of each type, `make test-all` all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import nnfront as nn
+from nnfront.llm.model_files import find_architecture, known_architectures
+
+CONFIGS = Path(__file__).parent / "configs"
+TOKENS = 100
+SIZES = {
+    "vocab_size": TOKENS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+"""Of a model type whose file of configurations has no `sizes`."""
+
+
+def configurations() -> Iterator[Any]:
+    """Each model type with each of its configurations; the first in `make test`."""
+    for path in sorted(CONFIGS.glob("*.json")):
+        given = json.loads(path.read_text())
+        for i, (name, changes) in enumerate(given["configs"].items()):
+            sizes = {**given.get("sizes", SIZES), **changes}
+            marks = [pytest.mark.matrix] if i else []
+            yield pytest.param(path.stem, sizes, id=f"{path.stem}-{name}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """transformers logs what it thinks of the sizes."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def reference(model_type: str, sizes: dict[str, Any]) -> Any:
+    """transformers' model with random weights, such that logits are of order 1 and no vector is all ones or zeros."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model
+
+
+def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = model(ids, use_cache=False).logits
+    return logits.float()
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Within 1e-4 of the largest logit."""
+    assert 0.1 < expected.std() < 100
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("model_type", "sizes"), [*configurations()])
+def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    theirs = reference(model_type, sizes)
+    theirs.save_pretrained(tmp_path)
+    ours = nn.LLM.load(tmp_path)
+
+    # Whole texts, of one token and longer than any window, and than what a rotation was scaled for.
+    for batch, seq in ((1, 1), (1, 90), (2, 40)):
+        ids = torch.randint(0, TOKENS, (batch, seq))
+        assert_near(ours.logits(ids), logits_of(theirs, ids))
+
+    # A prompt in two parts, then token by token.
+    expected = logits_of(theirs, ids)
+    cache = ours.session.make_cache(batch=2, max_seq=40)
+    got = [ours.session["prefill"](ids[:, :5], cache), ours.session["prefill"](ids[:, 5:20], cache)]
+    got += [ours.session["decode"](ids[:, i : i + 1], cache) for i in range(20, 40)]
+    assert_near(torch.cat(got, 1), expected[:, [4, *range(19, 40)]])
+
+    # Greedy tokens of prompts of different lengths: each is the likeliest after those before it, so the texts are those of transformers.
+    prompts = [torch.randint(0, TOKENS, (n,)) for n in (3, 17, 8)]
+    for prompt, tokens in zip(prompts, ours.generate_ids(prompts, max_new_tokens=32), strict=True):
+        logits = logits_of(theirs, torch.cat([prompt, tokens])[None])[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens.tolist()
+
+
+def test_every_model_type_of_a_file_is_known_by_it_and_has_three_configurations() -> None:
+    known = known_architectures()
+    for name, file in known.items():
+        assert name in find_architecture(name).file.Config.model_types, f"{name} of {file}.py"
+        path = CONFIGS / f"{name}.json"
+        assert path.exists(), f"{name} has no configurations"
+        assert len(json.loads(path.read_text())["configs"]) >= 3, name
+    for file in set(known.values()):
+        types = find_architecture(file).file.Config.model_types
+        assert {name for name in known if known[name] == file} == {*types}
+
+
+@pytest.mark.parametrize("model_type", [*known_architectures()])
+def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: str) -> None:
+    config = find_architecture(model_type).file.Config
+    absent = config.from_hf({"model_type": model_type})
+    written = config.from_hf(AutoConfig.for_model(model_type).to_dict())
+    made_of_others = ("head_dim", "num_key_value_heads", "layer_types", "sliding_window")
+    for name in vars(written):
+        if name not in made_of_others:
+            assert getattr(absent, name) == getattr(written, name), name
+    for name in ("head_size", "kv_heads", "windows"):
+        assert getattr(absent, name, None) == getattr(written, name, None), name
+
+
+@pytest.mark.parametrize("model_type", [*known_architectures()])
+def test_its_tiny_model_is_exported_the_same_way_twice(model_type: str) -> None:
+    file = find_architecture(model_type).file
+    first, second = (file.build(file.TINY).export(file.export_spec(file.TINY)) for _ in range(2))
+    assert str(first) == str(second)
+    assert nn.ir.first_difference(nn.ir.parse(str(first)), first) is None
