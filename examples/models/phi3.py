@@ -52,21 +52,10 @@ class Phi3Attention(nn.Attention):
         return q_BSHK, k_BSGK, v_BSGK
 
 
-class Phi3MLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        gate, up = op.split(self.gate_up_proj(x_BSD), 2, -1)
-        return self.down_proj(self.activation(gate) * up)
-
-
 class Phi3DecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         self.self_attn = Phi3Attention(config)
-        self.mlp = Phi3MLP(config)
+        self.mlp = nn.GateUpMLP(config.hidden_size, config.intermediate_size, config.hidden_act)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False)
 

@@ -44,14 +44,15 @@ from nnfront.nn.module import Module
 from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
-from nnfront.nn.projections import Fused, GatedMLP
-from nnfront.nn.rotary import RotaryByLayerType, RotaryEmbedding, Rotation, rope_parameters
+from nnfront.nn.projections import Fused, GatedMLP, GateUpMLP
+from nnfront.nn.rotary import ROPE_KEYS, RotaryByLayerType, RotaryEmbedding, Rotation, rope_parameters
 from nnfront.nn.tensor import Tensor
 
 __all__ = [
     "ACTIVATIONS",
     "GELU",
     "NO_CACHE",
+    "ROPE_KEYS",
     "Attention",
     "Cache",
     "CacheLayer",
@@ -68,6 +69,7 @@ __all__ = [
     "Effect",
     "Embedding",
     "Fused",
+    "GateUpMLP",
     "GatedMLP",
     "GroupNorm",
     "Identity",

@@ -27,11 +27,12 @@ class Attention(Module):
     """Grouped-query attention: q_proj, k_proj and v_proj as one product, rotation, attention, o_proj.
 
     size: of what comes in and goes out. bias: of q, k and v; out_bias: of the output, as the others if None. window, scale, softcap: as for
-    `op.attention`. interleaved: the pairs that are rotated are neighbours.
+    `op.attention`. rotated: whether positions turn q and k; interleaved: the pairs that are rotated are neighbours.
 
     A class derived from it may project, rotate, or go on from `attend` in its own way; `head_size` is all that these need.
     """
 
+    rotated = True
     interleaved = False
     window: int | None = None
     scale: float | None = None
@@ -49,6 +50,7 @@ class Attention(Module):
         window: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        rotated: bool = True,
         interleaved: bool = False,
     ) -> None:
         self.q_proj = Linear(size, heads * head_size, bias)
@@ -56,7 +58,7 @@ class Attention(Module):
         self.v_proj = Linear(size, kv_heads * head_size, bias)
         self.o_proj = Linear(heads * head_size, size, bias if out_bias is None else out_bias)
         self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
-        self.head_size, self.interleaved = head_size, interleaved
+        self.head_size, self.rotated, self.interleaved = head_size, rotated, interleaved
         self.window, self.scale, self.softcap = window, scale, softcap
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -64,16 +66,16 @@ class Attention(Module):
         q, k, v = (op.split_heads(part, self.head_size) for part in self.qkv(x))
         return q, k, v
 
-    def rotate(self, x: Tensor, rope: Rotation) -> Tensor:
-        """q or k at its positions."""
-        turned: Tensor = op.rope(x, *rope, interleaved=self.interleaved)
-        return turned
+    def rotate(self, q: Tensor, k: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
+        """q and k at their positions."""
+        q, k = (op.rope(x, *rope, interleaved=self.interleaved) for x in (q, k))
+        return q, k
 
     def attend(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to what each head has seen, [batch, seq, heads * head_size]; without `rope` nothing is rotated."""
         q, k, v = self.project(x)
-        if rope is not None:
-            q, k = self.rotate(q, rope), self.rotate(k, rope)
+        if self.rotated and rope is not None:
+            q, k = self.rotate(q, k, rope)
         y = op.attention(q, k, v, cache=cache, scale=self.scale, window=self.window, softcap=self.softcap)
         merged: Tensor = op.merge_heads(y)
         return merged

@@ -68,3 +68,18 @@ class GatedMLP(Module):
         gate, up = self.gate_up(x)
         y: Tensor = self.down_proj(self.activation(gate) * up)
         return y
+
+
+class GateUpMLP(Module):
+    """A `GatedMLP` whose gate and up are one matrix in the checkpoint. Names: gate_up_proj, down_proj."""
+
+    def __init__(self, size: int, inner: int, activation: str = "silu", bias: bool = False) -> None:
+        self.gate_up_proj = Linear(size, 2 * inner, bias)
+        self.down_proj = Linear(inner, size, bias)
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] to [..., size]."""
+        gate, up = op.split(self.gate_up_proj(x), 2, -1)
+        y: Tensor = self.down_proj(self.activation(gate) * up)
+        return y

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OLMo 3.
+
+Source: transformers' `modeling_olmo3.py` (5.x), whose attribute names are the checkpoint's. Differences from OLMo 2: three of four layers see a window, and are
+rotated by angles of their own.
+
+Sizes: B batch, S seq, D hidden_size, H heads, G kv heads, K head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import nnfront as nn
+from nnfront import op
+
+
+@dataclass(frozen=True)
+class Config(nn.DecoderConfig):
+    """The fields of config.json that matter, under its own names."""
+
+    model_types: ClassVar = {"olmo3": {}}
+    only: ClassVar = {
+        "hidden_act": nn.ACTIVATIONS,
+        "layer_types": ("full_attention", "sliding_attention"),
+    }
+    rope_defaults: ClassVar = {
+        "sliding_attention": {"rope_theta": 500000.0},
+        "full_attention": {"rope_theta": 500000.0},
+    }
+
+    vocab_size: int = 50304
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-5
+    attention_bias: bool = False
+    sliding_window: int | None = 4096
+    layer_types: tuple[str, ...] | None = None
+    rope_parameters: dict[str, Any] = field(
+        default_factory=lambda: nn.rope_parameters({}, Config.rope_defaults)
+    )
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The type of each layer."""
+        ends = [(i + 1) % 4 == 0 for i in range(self.num_hidden_layers)]
+        return self.layer_types or tuple("full_attention" if end else "sliding_attention" for end in ends)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return nn.windows(self.types, self.sliding_window)
+
+
+class Olmo3Attention(nn.Attention):
+    def __init__(self, config: Config, window: int | None) -> None:
+        h, g, k = config.num_attention_heads, config.kv_heads, config.head_size
+        super().__init__(config.hidden_size, h, g, k, config.attention_bias, window=window)
+        self.q_norm = nn.RMSNorm(h * k, -1, config.rms_norm_eps, bias=False)
+        self.k_norm = nn.RMSNorm(g * k, -1, config.rms_norm_eps, bias=False)
+
+    def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
+        q, k, v = self.qkv(x_BSD)
+        parts = (self.q_norm(q), self.k_norm(k), v)
+        q_BSHK, k_BSGK, v_BSGK = (op.split_heads(part, self.head_size) for part in parts)
+        return q_BSHK, k_BSGK, v_BSGK
+
+
+class Olmo3DecoderLayer(nn.Module):
+    def __init__(self, config: Config, layer_type: str, window: int | None) -> None:
+        d = config.hidden_size
+        self.layer_type = layer_type
+        self.self_attn = Olmo3Attention(config, window)
+        self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
+        self.post_attention_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
+        self.post_feedforward_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
+
+    def forward(
+        self, x_BSD: nn.Tensor, ropes: dict[str, nn.Rotation], cache: nn.CacheLayer | None
+    ) -> nn.Tensor:
+        y_BSD = self.self_attn(x_BSD, ropes[self.layer_type], cache)
+        x_BSD = x_BSD + self.post_attention_layernorm(y_BSD)
+        return x_BSD + self.post_feedforward_layernorm(self.mlp(x_BSD))
+
+
+def build(config: Config) -> nn.Module:
+    """Return the model; attribute paths are checkpoint names."""
+    with nn.default_dtype(config.dtype):
+        model = nn.Decoder(
+            nn.Embedding(config.vocab_size, config.hidden_size),
+            [
+                Olmo3DecoderLayer(config, layer_type, window)
+                for layer_type, window in zip(config.types, config.windows, strict=True)
+            ],
+            nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
+            nn.RotaryByLayerType(config.head_size, config.rope_parameters, config.max_position_embeddings),
+        )
+        return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
+
+
+export_spec = nn.decoder_spec
+
+TINY = Config(
+    vocab_size=259,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=256,
+)
