@@ -18,7 +18,7 @@ def _squared_relu(x: Tensor) -> Tensor:
 
 
 def _quick_gelu(x: Tensor) -> Tensor:
-    return x * op.sigmoid(1.702 * x)
+    return op.multiply(x, op.sigmoid(op.multiply(x, 1.702)))
 
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -100,7 +100,8 @@ class DecoderLayer(Module):
     def forward(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
         x = x + self.self_attn(self.input_layernorm(x), rope, cache)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
 
 
 class Decoder(Module):
@@ -134,7 +135,8 @@ class ScaledEmbedding(Embedding):
     def forward(self, x: Tensor) -> Tensor:
         """Integers [...] to [..., dim]."""
         scale = float(torch.tensor(self.scale, dtype=getattr(torch, self.weight.dtype)))
-        y: Tensor = super().forward(x) * scale
+        rows: Any = super().forward(x)
+        y: Tensor = rows * scale
         return y
 
 

@@ -183,7 +183,11 @@ def merge_heads(x: Any) -> Any:
 def positions(tokens: Any, cache: Any) -> Any:
     """The positions of tokens [batch, seq], counted from 0: int64 [batch, seq] after those in a cache, [1, seq] without one."""
     layer, seq = cache[0], tokens.shape[1]
-    return op.reshape(op.arange(seq), (1, seq)) if layer is None else op.cache_positions(layer, seq)
+    return (
+        op.reshape(op.arange(seq, dtype="int64"), (1, seq))
+        if layer is None
+        else op.cache_positions(layer, seq)
+    )
 
 
 class Vocabulary:

@@ -48,7 +48,8 @@ def rope_parameters(config: Mapping[str, Any], defaults: Mapping[str, Any] | Non
 
     The newer form is one dict with `rope_type` and `rope_theta`; the older one has `rope_theta` beside `rope_scaling`, whose type
     may be called `type`. Values that stand beside the dict (`partial_rotary_factor`, `original_max_position_embeddings`) are taken in.
-    `defaults` are the model's for what is absent; without one `rope_theta` is 10000. Where they are one dict for each type of layer, so is
+    `defaults` are the model's for what is absent; without one `rope_theta` is 10000. With a `rope_type` among them they are one whole, taken where
+    nothing is said; where they are one dict for each type of layer, so is
     the result; parameters of an older form are then those of full attention, but for `rope_local_base_freq`.
     Raises LoadError where the two generations contradict each other.
     """
@@ -59,6 +60,9 @@ def rope_parameters(config: Mapping[str, Any], defaults: Mapping[str, Any] | Non
     for key, value in said:
         if not isinstance(value, Mapping):
             raise LoadError(f"{key} is {value!r}, expected an object")
+    if "rope_type" in defaults:
+        said = said or [("rope_parameters", defaults)]
+        defaults = {"rope_theta": defaults["rope_theta"]}
     found = dict(said[0][1]) if said else {}
     theta = config.get("rope_theta")
     if any(value != said[0][1] for _, value in said):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every causal language model of transformers through a shipped model file: the same logits, or an error; never other logits."""
+"""Every causal language model of transformers through a shipped model file of another: an error; never other logits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def configs() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", sorted({*known_architectures().values()}))
-def test_of_all_architectures_only_those_are_taken_that_are_computed(
+def test_of_all_architectures_none_is_taken_that_is_not_computed(
     name: str, configs: dict[str, dict[str, Any]]
 ) -> None:
     file, taken = find_architecture(name).file, set()
@@ -69,7 +69,7 @@ def test_of_all_architectures_only_those_are_taken_that_are_computed(
             continue
         taken.add(model_type)
     assert len(configs) > 150
-    assert taken == {*file.Config.model_types}
+    assert taken <= {*file.Config.model_types}
 
 
 CHANGES: dict[str, Any] = {
