@@ -83,6 +83,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "Softmax",
             "Tanh",
             "Tensor",
+            "WindowedConfig",
             "causal_lm_spec",
             "decoder_spec",
             "default_dtype",
@@ -90,7 +91,6 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "get_default_dtype",
             "rope_parameters",
             "set_default_dtype",
-            "windows",
         )
     },
     "Backend": ("nnfront.backends.backend", "Backend"),

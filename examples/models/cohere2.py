@@ -14,14 +14,11 @@ import nnfront as nn
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"cohere2": {}}
-    only: ClassVar = {
-        "hidden_act": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     unused: ClassVar = {
         "cache_implementation": "how transformers runs it",
         "order_of_interleaved_layers": "transformers does not read it",
@@ -44,19 +41,14 @@ class Config(nn.DecoderConfig):
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     logit_scale: float = 0.0625
-    sliding_window: int | None = 4096
     sliding_window_pattern: int = 4
-    layer_types: tuple[str, ...] | None = None
 
     @property
     def head_size(self) -> int:
         return self.hidden_size // self.num_attention_heads  # as transformers has it, whatever head_dim says
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        ends = [(i + 1) % self.sliding_window_pattern == 0 for i in range(self.num_hidden_layers)]
-        types = tuple("full_attention" if end else "sliding_attention" for end in ends)
-        return nn.windows(self.layer_types or types, self.sliding_window)
+    def is_sliding(self, layer: int) -> bool:
+        return (layer + 1) % self.sliding_window_pattern != 0
 
 
 class Cohere2DecoderLayer(nn.Module):
@@ -77,7 +69,7 @@ class Cohere2ForCausalLM(nn.CausalLM):
     def __init__(self, config: Config) -> None:
         model = nn.Decoder(
             nn.Embedding(config.vocab_size, config.hidden_size),
-            [Cohere2DecoderLayer(config, window) for window in config.windows],
+            [Cohere2DecoderLayer(config, config.window(i)) for i in range(config.num_hidden_layers)],
             nn.LayerNorm(config.hidden_size, config.layer_norm_eps, bias=False),
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

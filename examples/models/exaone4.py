@@ -16,30 +16,20 @@ import nnfront as nn
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"exaone4": {}}
-    only: ClassVar = {
-        "hidden_act": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
 
     vocab_size: int = 102400
     intermediate_size: int = 16384
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
-    sliding_window: int | None = 4096
     sliding_window_pattern: Any = 4
-    layer_types: tuple[str, ...] | None = None
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        if self.sliding_window is None:
-            return (None,) * self.num_hidden_layers
-        ends = [(i + 1) % 4 == 0 for i in range(self.num_hidden_layers)]
-        types = tuple("full_attention" if end else "sliding_attention" for end in ends)
-        return nn.windows(self.layer_types or types, self.sliding_window)
+    def is_sliding(self, layer: int) -> bool:
+        return self.sliding_window is not None and (layer + 1) % 4 != 0
 
 
 class Exaone4Attention(nn.Attention):
@@ -73,7 +63,7 @@ def build(config: Config) -> nn.Module:
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
             nn.Embedding(config.vocab_size, config.hidden_size),
-            [Exaone4DecoderLayer(config, window) for window in config.windows],
+            [Exaone4DecoderLayer(config, config.window(i)) for i in range(config.num_hidden_layers)],
             nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

@@ -15,13 +15,12 @@ from nnfront import op
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"gemma2": {}}
     only: ClassVar = {
         "hidden_activation": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
         "use_bidirectional_attention": (False,),
     }
     unused: ClassVar = {"hidden_act": "transformers reads hidden_activation"}
@@ -39,15 +38,11 @@ class Config(nn.DecoderConfig):
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     query_pre_attn_scalar: float = 256
-    sliding_window: int | None = 4096
-    layer_types: tuple[str, ...] | None = None
     final_logit_softcapping: float | None = 30.0
     attn_logit_softcapping: float | None = 50.0
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        types = ("sliding_attention", "full_attention") * self.num_hidden_layers
-        return nn.windows(self.layer_types or types[: self.num_hidden_layers], self.sliding_window)
+    def is_sliding(self, layer: int) -> bool:
+        return layer % 2 == 0
 
 
 class Gemma2RMSNorm(nn.RMSNorm):
@@ -82,7 +77,7 @@ class Gemma2ForCausalLM(nn.CausalLM):
     def __init__(self, config: Config) -> None:
         model = nn.Decoder(
             nn.ScaledEmbedding(config.vocab_size, config.hidden_size, config.hidden_size**0.5),
-            [Gemma2DecoderLayer(config, window) for window in config.windows],
+            [Gemma2DecoderLayer(config, config.window(i)) for i in range(config.num_hidden_layers)],
             Gemma2RMSNorm(config),
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

@@ -17,13 +17,12 @@ PREFIXES = {"language_model.": ""}  # checkpoints with images hold the text's mo
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"gemma3_text": {}}
     only: ClassVar = {
         "hidden_activation": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
         "use_bidirectional_attention": (False,),
         "attn_logit_softcapping": (None,),
     }
@@ -49,23 +48,14 @@ class Config(nn.DecoderConfig):
     tie_word_embeddings: bool = True
     attention_bias: bool = False
     query_pre_attn_scalar: float = 256
-    sliding_window: int | None = 4096
     sliding_window_pattern: int = 6
-    layer_types: tuple[str, ...] | None = None
     final_logit_softcapping: float | None = None
     rope_parameters: dict[str, Any] = field(
         default_factory=lambda: nn.rope_parameters({}, Config.rope_defaults)
     )
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The type of each layer."""
-        ends = [(i + 1) % self.sliding_window_pattern == 0 for i in range(self.num_hidden_layers)]
-        return self.layer_types or tuple("full_attention" if end else "sliding_attention" for end in ends)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return nn.windows(self.types, self.sliding_window)
+    def is_sliding(self, layer: int) -> bool:
+        return (layer + 1) % self.sliding_window_pattern != 0
 
 
 class Gemma3RMSNorm(nn.RMSNorm):
@@ -87,10 +77,10 @@ class Gemma3Attention(nn.Attention):
 
 
 class Gemma3DecoderLayer(nn.Module):
-    def __init__(self, config: Config, layer_type: str, window: int | None) -> None:
+    def __init__(self, config: Config, index: int) -> None:
         d = config.hidden_size
-        self.layer_type = layer_type
-        self.self_attn = Gemma3Attention(config, window)
+        self.layer_type = config.layer_type(index)
+        self.self_attn = Gemma3Attention(config, config.window(index))
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_activation)
         self.input_layernorm = Gemma3RMSNorm(config, d)
         self.post_attention_layernorm = Gemma3RMSNorm(config, d)
@@ -109,10 +99,9 @@ class Gemma3DecoderLayer(nn.Module):
 class Gemma3ForCausalLM(nn.CausalLM):
     def __init__(self, config: Config) -> None:
         d, length = config.hidden_size, config.max_position_embeddings
-        layers = zip(config.types, config.windows, strict=True)
         model = nn.Decoder(
             nn.ScaledEmbedding(config.vocab_size, d, d**0.5),
-            [Gemma3DecoderLayer(config, layer_type, window) for layer_type, window in layers],
+            [Gemma3DecoderLayer(config, i) for i in range(config.num_hidden_layers)],
             Gemma3RMSNorm(config, d),
             nn.RotaryByLayerType(config.head_size, config.rope_parameters, length),
         )

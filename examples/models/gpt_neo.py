@@ -52,10 +52,9 @@ class Config(nn.DecoderConfig):
     attention_types: tuple[Any, ...] = ([["global", "local"], 12],)
     attention_layers: tuple[str, ...] | None = None
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
+    def window(self, layer: int) -> int | None:
         types = [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
-        return tuple(self.window_size if kind == "local" else None for kind in self.attention_layers or types)
+        return self.window_size if (self.attention_layers or types)[layer] == "local" else None
 
 
 class NeoSelfAttention(nn.Attention):
@@ -76,7 +75,7 @@ class NeoSelfAttention(nn.Attention):
 
 class NeoAttention(nn.Module):
     def __init__(self, config: Config, index: int) -> None:
-        self.attention = NeoSelfAttention(config, config.windows[index])
+        self.attention = NeoSelfAttention(config, config.window(index))
 
     def forward(self, x_BSD: nn.Tensor, rope: None, cache: nn.CacheLayer | None) -> nn.Tensor:
         return self.attention(x_BSD, rope, cache)

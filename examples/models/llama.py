@@ -19,7 +19,7 @@ IGNORED = ("*.rotary_emb.inv_freq",)  # computed here; checkpoints of the first 
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {
@@ -54,10 +54,7 @@ class Config(nn.DecoderConfig):
         "ministral": ("attention_bias", "attention_out_bias", "mlp_bias"),
         "seed_oss": ("sliding_window", "layer_types"),
     }
-    only: ClassVar = {
-        "hidden_act": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     unused: ClassVar = {
         "pretraining_tp": "how products were split in training, which changes their rounding alone",
         "is_llama_config": "a note of those who converted the checkpoint",
@@ -67,15 +64,9 @@ class Config(nn.DecoderConfig):
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None
     attention_bias: bool = False
     attention_out_bias: bool | None = None
     mlp_bias: bool = False
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        types = self.layer_types or ("sliding_attention",) * self.num_hidden_layers
-        return nn.windows(types, self.sliding_window)
 
 
 class LlamaAttention(nn.Module):
@@ -112,7 +103,7 @@ class LlamaDecoderLayer(nn.Module):
 class LlamaModel(nn.Module):
     def __init__(self, config: Config) -> None:
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [LlamaDecoderLayer(config, window) for window in config.windows]
+        self.layers = [LlamaDecoderLayer(config, config.window(i)) for i in range(config.num_hidden_layers)]
         self.norm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False)
         self.rotary_emb = nn.RotaryEmbedding(
             config.head_size, config.rope_parameters, config.max_position_embeddings
@@ -135,8 +126,8 @@ def build(config: Config) -> nn.Module:
 
 def export_spec(config: Config) -> dict[str, Any]:
     """Return the methods to export: `logits` of a whole text, `prefill` and `decode` over a cache."""
-    layers, heads, size = config.num_hidden_layers, config.kv_heads, config.head_size
-    cache = spec.Cache(layers, heads, size, config.dtype, window=config.windows)
+    windows = [config.window(i) for i in range(config.num_hidden_layers)]
+    cache = spec.Cache(len(windows), config.kv_heads, config.head_size, config.dtype, window=windows)
     return nn.causal_lm_spec(cache, config.max_position_embeddings)
 
 

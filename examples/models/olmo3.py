@@ -17,14 +17,11 @@ from nnfront import op
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"olmo3": {}}
-    only: ClassVar = {
-        "hidden_act": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {
         "sliding_attention": {"rope_theta": 500000.0},
         "full_attention": {"rope_theta": 500000.0},
@@ -34,21 +31,12 @@ class Config(nn.DecoderConfig):
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
-    sliding_window: int | None = 4096
-    layer_types: tuple[str, ...] | None = None
     rope_parameters: dict[str, Any] = field(
         default_factory=lambda: nn.rope_parameters({}, Config.rope_defaults)
     )
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The type of each layer."""
-        ends = [(i + 1) % 4 == 0 for i in range(self.num_hidden_layers)]
-        return self.layer_types or tuple("full_attention" if end else "sliding_attention" for end in ends)
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return nn.windows(self.types, self.sliding_window)
+    def is_sliding(self, layer: int) -> bool:
+        return (layer + 1) % 4 != 0
 
 
 class Olmo3Attention(nn.Attention):
@@ -66,10 +54,10 @@ class Olmo3Attention(nn.Attention):
 
 
 class Olmo3DecoderLayer(nn.Module):
-    def __init__(self, config: Config, layer_type: str, window: int | None) -> None:
+    def __init__(self, config: Config, index: int) -> None:
         d = config.hidden_size
-        self.layer_type = layer_type
-        self.self_attn = Olmo3Attention(config, window)
+        self.layer_type = config.layer_type(index)
+        self.self_attn = Olmo3Attention(config, config.window(index))
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
         self.post_feedforward_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
@@ -87,10 +75,7 @@ def build(config: Config) -> nn.Module:
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
             nn.Embedding(config.vocab_size, config.hidden_size),
-            [
-                Olmo3DecoderLayer(config, layer_type, window)
-                for layer_type, window in zip(config.types, config.windows, strict=True)
-            ],
+            [Olmo3DecoderLayer(config, i) for i in range(config.num_hidden_layers)],
             nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
             nn.RotaryByLayerType(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

@@ -33,9 +33,8 @@ class Config(nn.DecoderConfig):
     rms_norm_eps: float = 1e-5
     sliding_window: int | None = None
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.sliding_window,) * self.num_hidden_layers
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
 
 
 class Phi3Attention(nn.Attention):

@@ -14,14 +14,11 @@ import nnfront as nn
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"qwen2": {}}
-    only: ClassVar = {
-        "hidden_act": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
 
     vocab_size: int = 151936
     intermediate_size: int = 22016
@@ -30,16 +27,13 @@ class Config(nn.DecoderConfig):
     max_position_embeddings: int = 32768
     rms_norm_eps: float = 1e-6
     use_sliding_window: bool = False
-    sliding_window: int | None = 4096
     max_window_layers: int = field(default=28, metadata={"min": 0})
-    layer_types: tuple[str, ...] | None = None
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        size = self.sliding_window if self.use_sliding_window else None
-        if self.layer_types is not None:
-            return nn.windows(self.layer_types, size)
-        return tuple(size if i >= self.max_window_layers else None for i in range(self.num_hidden_layers))
+    def is_sliding(self, layer: int) -> bool:
+        return self.use_sliding_window and layer >= self.max_window_layers
+
+    def window(self, layer: int) -> int | None:
+        return super().window(layer) if self.use_sliding_window else None
 
 
 class Qwen2DecoderLayer(nn.DecoderLayer):
@@ -57,7 +51,7 @@ def build(config: Config) -> nn.Module:
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
             nn.Embedding(config.vocab_size, config.hidden_size),
-            [Qwen2DecoderLayer(config, window) for window in config.windows],
+            [Qwen2DecoderLayer(config, config.window(i)) for i in range(config.num_hidden_layers)],
             nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

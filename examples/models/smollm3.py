@@ -14,13 +14,12 @@ import nnfront as nn
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"smollm3": {}}
     only: ClassVar = {
         "hidden_act": nn.ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
         "no_rope_layers": (0, 1),
     }
     unused: ClassVar = {"max_window_layers": "transformers does not read it", "pretraining_tp": "training"}
@@ -39,27 +38,27 @@ class Config(nn.DecoderConfig):
     mlp_bias: bool = False
     use_sliding_window: bool = False
     sliding_window: int | None = None
-    layer_types: tuple[str, ...] | None = None
     no_rope_layers: tuple[int, ...] | None = None
     no_rope_layer_interval: int = 4
 
-    @property
-    def rotated(self) -> tuple[bool, ...]:
-        """Whether each layer is rotated: `no_rope_layers` holds 0 for those that are not."""
+    def is_rotated(self, layer: int) -> bool:
+        """Whether a layer is rotated: `no_rope_layers` holds 0 for those that are not."""
         if self.no_rope_layers is not None:
-            return tuple(map(bool, self.no_rope_layers[: self.num_hidden_layers]))
-        return tuple((i + 1) % self.no_rope_layer_interval != 0 for i in range(self.num_hidden_layers))
+            return bool(self.no_rope_layers[layer])
+        return (layer + 1) % self.no_rope_layer_interval != 0
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        types = ["full_attention" if rotated else "sliding_attention" for rotated in self.rotated]
-        return nn.windows(self.layer_types or types, self.sliding_window if self.use_sliding_window else None)
+    def is_sliding(self, layer: int) -> bool:
+        return self.use_sliding_window and not self.is_rotated(layer)
+
+    def window(self, layer: int) -> int | None:
+        return super().window(layer) if self.use_sliding_window else None
 
 
 class SmolLM3DecoderLayer(nn.DecoderLayer):
-    def __init__(self, config: Config, rotated: bool, window: int | None) -> None:
+    def __init__(self, config: Config, index: int) -> None:
         d, bias = config.hidden_size, config.attention_bias
         sizes = d, config.num_attention_heads, config.kv_heads, config.head_size
+        window, rotated = config.window(index), config.is_rotated(index)
         self.self_attn = nn.Attention(*sizes, bias, window=window, rotated=rotated)
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act, config.mlp_bias)
         self.input_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
@@ -71,10 +70,7 @@ def build(config: Config) -> nn.Module:
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
             nn.Embedding(config.vocab_size, config.hidden_size),
-            [
-                SmolLM3DecoderLayer(config, rotated, window)
-                for rotated, window in zip(config.rotated, config.windows, strict=True)
-            ],
+            [SmolLM3DecoderLayer(config, i) for i in range(config.num_hidden_layers)],
             nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

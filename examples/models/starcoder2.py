@@ -34,9 +34,8 @@ class Config(nn.DecoderConfig):
     sliding_window: int | None = None
     use_bias: bool = True
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.sliding_window,) * self.num_hidden_layers
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
 
 
 class Starcoder2MLP(nn.Module):

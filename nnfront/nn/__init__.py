@@ -19,10 +19,10 @@ Read the files in this order; each imports only from those above it:
 from nnfront.nn.activations import ACTIVATIONS
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.causal_lm import NO_CACHE, CausalLM, NoCache, causal_lm_spec
-from nnfront.nn.config import Config, DecoderConfig
+from nnfront.nn.config import Config, DecoderConfig, WindowedConfig
 from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
-from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec, windows
+from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.layers import (
@@ -96,6 +96,7 @@ __all__ = [
     "Softmax",
     "Tanh",
     "Tensor",
+    "WindowedConfig",
     "causal_lm_spec",
     "decoder_spec",
     "default_dtype",
@@ -103,5 +104,4 @@ __all__ = [
     "get_default_dtype",
     "rope_parameters",
     "set_default_dtype",
-    "windows",
 ]

@@ -157,10 +157,38 @@ class DecoderConfig(Config):
         """Features of a head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        """How many last positions each layer sees, None for all."""
-        return (None,) * self.num_hidden_layers
+    def window(self, layer: int) -> int | None:
+        """How many last positions a layer sees, None for all."""
+        return None
+
+
+@dataclass(frozen=True)
+class WindowedConfig(DecoderConfig):
+    """A `DecoderConfig` of a model of whose layers some see `sliding_window` positions: those that `layer_types` says, else `is_sliding`."""
+
+    only: ClassVar[Mapping[str, Collection[Any]]] = {"layer_types": ("full_attention", "sliding_attention")}
+
+    sliding_window: int | None = 4096
+    layer_types: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise LoadError(
+                f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"
+            )
+
+    def is_sliding(self, layer: int) -> bool:
+        """Whether a layer sees a window where no `layer_types` are given."""
+        return True
+
+    def layer_type(self, layer: int) -> str:
+        """`full_attention` or `sliding_attention`."""
+        if self.layer_types is not None:
+            return self.layer_types[layer]
+        return "sliding_attention" if self.is_sliding(layer) else "full_attention"
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window if self.layer_type(layer) == "sliding_attention" else None
 
 
 class _Reading:
@@ -169,6 +197,11 @@ class _Reading:
     def __init__(self, cls: type[Config], config: Mapping[str, Any]) -> None:
         self.cls, self.config = cls, config
         self.hints = get_type_hints(cls)
+        self.only = {
+            key: values
+            for each in reversed(cls.__mro__)
+            for key, values in vars(each).get("only", {}).items()
+        }
         self.fields = {f.name: f for f in fields(cast(Any, cls))}
         self.values: dict[str, Any] = dict(cls.model_types.get(str(config.get("model_type")), {}))
         self.named: dict[str, str] = {}
@@ -197,7 +230,7 @@ class _Reading:
     def key(self, key: str, value: Any) -> None:
         """Take one key over into the values, or say why not."""
         name = self.cls.aliases.get(key, _ALIASES.get(key, key))
-        allowed = self.cls.only.get(name)
+        allowed = self.only.get(name)
         if name in self.cls.lacks.get(str(self.config.get("model_type")), ()) and not _is_off(value):
             self.problems.append(
                 f"{key} is {_shown(value)}, which {self.config['model_type']!r} does not have"

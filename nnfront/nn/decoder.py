@@ -141,12 +141,7 @@ class ScaledEmbedding(Embedding):
 
 
 def decoder_spec(config: DecoderConfig) -> dict[str, Any]:
-    """Return the spec of a `CausalLM` whose layers all keep keys and values, and see what `config.windows` says."""
-    layers, window = config.num_hidden_layers, config.windows
-    cache = spec.Cache(layers, config.kv_heads, config.head_size, config.dtype, window=window)
+    """Return the spec of a `CausalLM` whose layers all keep keys and values, and see what `config.window` says."""
+    windows = [config.window(i) for i in range(config.num_hidden_layers)]
+    cache = spec.Cache(len(windows), config.kv_heads, config.head_size, config.dtype, window=windows)
     return causal_lm_spec(cache, config.max_position_embeddings)
-
-
-def windows(layer_types: Sequence[str], size: int | None) -> tuple[int | None, ...]:
-    """Return the window of each layer by config.json's `layer_types`: `size` for those of `sliding_attention`."""
-    return tuple(size if each == "sliding_attention" else None for each in layer_types)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,11 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
     for name in vars(written):
         if name not in made_of_others:
             assert getattr(absent, name) == getattr(written, name), name
-    for name in ("head_size", "kv_heads", "rotated", "windows"):
-        assert getattr(absent, name, None) == getattr(written, name, None), name
+    for name in {"head_size", "kv_heads"} & {*dir(config)}:
+        assert getattr(absent, name) == getattr(written, name), name
+    for name in {"window", "layer_type", "is_rotated"} & {*dir(config)}:
+        for layer in range(absent.num_hidden_layers):
+            assert getattr(absent, name)(layer) == getattr(written, name)(layer), (name, layer)
 
 
 @pytest.mark.parametrize("model_type", [*known_architectures()])
@@ -137,3 +141,9 @@ def test_its_tiny_model_is_exported_the_same_way_twice(model_type: str) -> None:
     first, second = (file.build(file.TINY).export(file.export_spec(file.TINY)) for _ in range(2))
     assert str(first) == str(second)
     assert nn.ir.first_difference(nn.ir.parse(str(first)), first) is None
+
+
+def test_the_documentation_lists_the_model_types_that_there_are() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\w+)\.py \|", text, re.MULTILINE)
+    assert rows == sorted(known_architectures().items())

@@ -199,3 +199,62 @@ def test_rotary_parameters_that_cannot_be_are_refused(parameters: dict[str, Any]
 def test_parameters_of_other_scalings_have_no_say_as_in_transformers() -> None:
     plain, more = nn.RotaryEmbedding(16), nn.RotaryEmbedding(16, {"factor": 2.0, "beta_fast": 8})
     assert torch.equal(plain.frequencies.inv_freq, more.frequencies.inv_freq)
+
+
+@dataclass(frozen=True)
+class Windowed(nn.WindowedConfig):
+    model_types: ClassVar = {"windowed": {}}
+    only: ClassVar = {"hidden_act": ("silu",)}
+
+    def is_sliding(self, layer: int) -> bool:
+        return layer % 2 == 0
+
+
+class TestWindows:
+    def test_layers_that_are_not_listed_see_what_the_model_says(self) -> None:
+        config = Windowed.from_hf({"num_hidden_layers": 3, "sliding_window": 8})
+        assert [config.window(i) for i in range(3)] == [8, None, 8]
+
+    def test_a_list_of_types_says_what_each_layer_sees(self) -> None:
+        types = ["full_attention", "sliding_attention"]
+        config = Windowed.from_hf({"num_hidden_layers": 2, "sliding_window": 8, "layer_types": types})
+        assert [config.window(i) for i in range(2)] == [None, 8]
+        assert [config.layer_type(i) for i in range(2)] == types
+
+    def test_a_list_of_another_length_is_refused(self) -> None:
+        with pytest.raises(LoadError) as caught:
+            Windowed.from_hf({"num_hidden_layers": 2, "layer_types": ["full_attention"] * 3})
+        assert caught.value.what == "layer_types has 3 entries for 2 layers"
+
+    def test_a_type_that_is_not_known_is_refused_beside_what_the_file_itself_restricts(self) -> None:
+        with pytest.raises(LoadError) as caught:
+            Windowed.from_hf({"layer_types": ["chunked_attention"] * 32, "hidden_act": "gelu"})
+        types, act = caught.value.details
+        assert types.endswith("expected 'full_attention' or 'sliding_attention'")
+        assert act == "hidden_act is 'gelu', expected 'silu'"
+
+
+def test_rotary_defaults_of_a_model_hold_where_nothing_else_is_said() -> None:
+    defaults = {"rope_theta": 5e5, "partial_rotary_factor": 0.5}
+    assert nn.rope_parameters({}, defaults) == {"rope_type": "default", **defaults}
+    assert nn.rope_parameters({"rope_theta": 1e4}, defaults)["rope_theta"] == 1e4
+    whole = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}
+    assert nn.rope_parameters({}, whole) == whole
+    said = {"rope_parameters": {"rope_type": "default"}}
+    assert nn.rope_parameters(said, whole) == {"rope_type": "default", "rope_theta": 5e5}
+
+
+def test_rotary_parameters_by_the_type_of_layer_are_read_of_either_generation_of_keys() -> None:
+    defaults = {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6}}
+    scaled = {"rope_type": "linear", "factor": 8.0}
+    plain = {"rope_type": "default"}
+    old = {"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": scaled}
+    assert nn.rope_parameters(old, defaults) == {
+        "sliding_attention": {**plain, "rope_theta": 2e4},
+        "full_attention": {**scaled, "rope_theta": 2e6},
+    }
+    new = {"rope_parameters": {"sliding_attention": plain, "full_attention": scaled}}
+    assert nn.rope_parameters(new, defaults) == {
+        "sliding_attention": {**plain, "rope_theta": 1e4},
+        "full_attention": {**scaled, "rope_theta": 1e6},
+    }
