@@ -17,7 +17,7 @@ from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
-from nnfront.lower import CacheType, Program
+from nnfront.lower import Program, StateType
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.runtime import Method
 from nnfront.runtime.bind_arguments import Known
@@ -251,7 +251,7 @@ class Session(Mapping[str, Method]):
             a.type: None
             for m in self.program.methods.values()
             for a in m.arguments
-            if isinstance(a.type, CacheType)
+            if isinstance(a.type, StateType)
         }
         if not types:
             raise RunError("no method takes a cache")

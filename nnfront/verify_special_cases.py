@@ -150,8 +150,10 @@ def _run(method: Method, args: list[Any]) -> list[tuple[str, Any]]:
     for argument, arg in zip(method.program.arguments, own, strict=True):
         if argument.role == "state":
             for i, layer in enumerate(arg):
-                results[f"keys of layer {i} of '{argument.name}'"] = layer.keys()
-                results[f"values of layer {i} of '{argument.name}'"] = layer.values()
+                where = f"of layer {i} of '{argument.name}'"
+                tokens, fixed = layer.type.per_token, layer.type.per_sequence
+                results |= {f"{b.name} {where}": layer.stored(n) for n, b in enumerate(tokens)}
+                results |= {f"{b.name} {where}": layer.read(b.name) for b in fixed}
     return list(results.items())
 
 

@@ -21,6 +21,8 @@ MAX_TEXT_CHARACTERS = 10_000
 """Of a text that is an attribute: the name of a function, a format."""
 MAX_LAYERS = 10_000
 """Of a cache."""
+MAX_BUFFERS = 64
+"""Of one kind in a layer of a cache."""
 MAX_AXES = 64
 """Of a tensor; torch takes no more."""
 MAX_FIELDS = 10_000

@@ -21,12 +21,12 @@ from nnfront.errors import InferError
 from nnfront.ir.expr import Call, Constant, Expr, FunctionCall, If, MatchShape, Projection, Scalar, Tuple, Var
 from nnfront.ir.print_types import type_text
 from nnfront.ir.types import (
-    CacheLayerType,
-    CacheType,
     FunctionType,
     ObjectType,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -152,10 +152,9 @@ def _same_kind(a: Type, b: Type) -> bool:
             return a.dtype == b.dtype and (a.value is None or b.value is not None)
         case TupleType(), TupleType():
             return len(a.fields) == len(b.fields) and all(map(_same_kind, a.fields, b.fields))
-        case CacheLayerType(), CacheLayerType():
-            mine = (a.kv_heads, a.head_size, a.dtype, a.window)
-            return mine == (b.kv_heads, b.head_size, b.dtype, b.window)
-        case CacheType(), CacheType():
+        case StateLayerType(), StateLayerType():
+            return a.kind == b.kind
+        case StateType(), StateType():
             return len(a.layers) == len(b.layers) and all(map(_same_kind, a.layers, b.layers))
         case FunctionType(), FunctionType():
             return len(a.params) == len(b.params) and all(
@@ -185,19 +184,19 @@ def map_sizes(type: Type, size: Callable[[Size], Size]) -> Type:
             return type if type.value is None else ScalarType(type.dtype, size(type.value))
         case TupleType():
             return TupleType(tuple(map_sizes(f, size) for f in type.fields), type.names)
-        case CacheLayerType():
+        case StateLayerType():
             batch, max_seq = size(type.batch), size(type.max_seq)
             if batch is type.batch and max_seq is type.max_seq:
                 return type
-            return CacheLayerType(type.kv_heads, type.head_size, type.dtype, batch, max_seq, type.window)
-        case CacheType():
-            done: dict[int, CacheLayerType] = {}  # the layers of a cache are mostly one and the same object
+            return StateLayerType(type.per_token, type.per_sequence, batch, max_seq, type.window)
+        case StateType():
+            done: dict[int, StateLayerType] = {}  # the layers of a cache are mostly one and the same object
             for layer in type.layers:
                 if id(layer) not in done:
                     new = map_sizes(layer, size)
-                    assert isinstance(new, CacheLayerType)
+                    assert isinstance(new, StateLayerType)
                     done[id(layer)] = new
-            return CacheType(tuple(done[id(layer)] for layer in type.layers))
+            return StateType(tuple(done[id(layer)] for layer in type.layers))
         case FunctionType():
             return FunctionType(tuple(map_sizes(p, size) for p in type.params), map_sizes(type.result, size))
         case ObjectType():

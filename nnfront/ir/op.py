@@ -30,12 +30,12 @@ from nnfront.errors import DimError, InferError, TraceError
 from nnfront.ir.attributes import Kind, annotation_of, kinds_of, shown
 from nnfront.ir.same_code import place_of, same_code
 from nnfront.ir.types import (
-    CacheLayerType,
-    CacheType,
     FunctionType,
     ObjectType,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -70,8 +70,8 @@ OPS: dict[str, Op] = {}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "TensorType": ((TensorType,), "a tensor"),
     "OperandType": ((TensorType, ScalarType), "a tensor or a number"),
-    "CacheLayerType": ((CacheLayerType,), "one layer of a cache"),
-    "CacheType": ((CacheType,), "a cache"),
+    "StateLayerType": ((StateLayerType,), "one layer of a cache"),
+    "StateType": ((StateType,), "a cache"),
     "Type": ((object,), "a value"),
 }
 

@@ -9,17 +9,18 @@ from typing import Any, TypeVar
 
 from nnfront import dtypes
 from nnfront.dims import Size
-from nnfront.ir.budget import MAX_LAYERS
+from nnfront.ir.budget import MAX_BUFFERS, MAX_LAYERS
 from nnfront.ir.parse_dims import OPERATORS, DimParser
 from nnfront.ir.tokens import Tokens
 from nnfront.ir.types import (
-    CacheLayerType,
-    CacheType,
+    Buffer,
     FunctionName,
     FunctionType,
     ObjectType,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -97,18 +98,41 @@ class TypeParser(DimParser):
         self.tokens.expect("->")
         return FunctionType(params, self.type())
 
-    def _layer(self) -> CacheLayerType:
+    def _layer(self) -> StateLayerType:
         tokens = self.tokens
         tokens.expect("(")
-        kv_heads = self._field("kv_heads", self._integer)
-        head_size = self._field("head_size", self._integer)
-        dtype = self._field("dtype", self._dtype)
+        older = self._keys_and_values() if tokens.next == "kv_heads" else None
         batch = self._field("batch", self.size)
         max_seq = self._field("max_seq", self.size)
+        per_token = self._buffers("per_token") if older is None else older
+        per_sequence = self._buffers("per_sequence") if older is None else ()
         window = self._field("window", self._integer) if tokens.next == "window" else None
         tokens.take(",")
         tokens.expect(")")
-        return CacheLayerType(kv_heads, head_size, dtype, batch, max_seq, window)
+        return StateLayerType(per_token, per_sequence, batch, max_seq, window)
+
+    def _keys_and_values(self) -> tuple[Buffer, ...]:
+        """Read how layers of keys and values were written before there were others."""
+        shape = self._field("kv_heads", self._integer), self._field("head_size", self._integer)
+        dtype = self._field("dtype", self._dtype)
+        return tuple(Buffer(name, shape, dtype) for name in ("keys", "values"))
+
+    def _buffers(self, group: str) -> tuple[Buffer, ...]:
+        tokens = self.tokens
+        if tokens.next != group:
+            return ()
+        start = tokens.index + 2
+        (types, names) = self._field(group, lambda: self.fields(self._buffer))
+        if names is None:
+            tokens.error("buffers have names, as in {keys: float32[2, 64]}", at=start)
+        if len(names) > MAX_BUFFERS:
+            tokens.error(f"a layer has at most {MAX_BUFFERS} buffers of a kind", at=start)
+        return tuple(Buffer(name, *type) for name, type in zip(names, types, strict=True))
+
+    def _buffer(self) -> tuple[tuple[int, ...], str]:
+        dtype = self._dtype()
+        self.tokens.expect("[")
+        return tuple(self.items("]", self._integer)), dtype
 
     def _field(self, name: str, read: Callable[[], T]) -> T:
         tokens = self.tokens
@@ -131,12 +155,12 @@ class TypeParser(DimParser):
 
     def _cache(self) -> Type:
         self.tokens.expect("(")
-        return CacheType(self._layers())
+        return StateType(self._layers())
 
-    def _layers(self) -> tuple[CacheLayerType, ...]:
+    def _layers(self) -> tuple[StateLayerType, ...]:
         """Read layers, and repetitions of them, up to the closing parenthesis."""
         tokens = self.tokens
-        layers: list[CacheLayerType] = []
+        layers: list[StateLayerType] = []
         more = tokens.some(")")
         while more:
             start = tokens.index
@@ -151,14 +175,14 @@ class TypeParser(DimParser):
             more = tokens.more(")")
         return tuple(layers)
 
-    def _layer_group(self) -> tuple[CacheLayerType, ...]:
+    def _layer_group(self) -> tuple[StateLayerType, ...]:
         tokens = self.tokens
         tokens.enter()
         if tokens.take("("):
             group = self._layers()
         elif tokens.next == "layer":
             layer = self.type()
-            assert isinstance(layer, CacheLayerType)
+            assert isinstance(layer, StateLayerType)
             group = (layer,)
         else:
             tokens.fail("a layer")

@@ -10,13 +10,13 @@ from nnfront.dims import Dim, Size, Symbol
 from nnfront.ir.literals import KEYWORDS, name_text, number_text, quote
 from nnfront.ir.scope import DimTexts
 from nnfront.ir.types import (
-    CacheLayerType,
-    CacheType,
     FunctionName,
     FunctionType,
     ObjectType,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -94,18 +94,24 @@ class TypePrinter:
                 )
             case TupleType():
                 return bracketed(*tuple_parts([self.type(field) for field in type.fields], type.names))
-            case CacheLayerType():
-                window = "" if type.window is None else f", window={type.window}"
-                return (
-                    f"layer(kv_heads={type.kv_heads}, head_size={type.head_size}, dtype={name_text(type.dtype)}, "
-                    f"batch={self.dims.size(type.batch)}, max_seq={self.dims.size(type.max_seq)}{window})"
-                )
-            case CacheType():
+            case StateLayerType():
+                return f"layer({', '.join(self._layer(type))})"
+            case StateType():
                 return f"cache({', '.join(repeats([self.type(layer) for layer in type.layers]))})"
             case ObjectType():
                 return f"object({quote(type.name)})"
             case FunctionType():
                 return f"fn({', '.join(map(self.type, type.params))}) -> {self.type(type.result)}"
+
+    def _layer(self, type: StateLayerType) -> Iterator[str]:
+        yield f"batch={self.dims.size(type.batch)}"
+        yield f"max_seq={self.dims.size(type.max_seq)}"
+        for name, buffers in (("per_token", type.per_token), ("per_sequence", type.per_sequence)):
+            if buffers:
+                texts = [f"{name_text(buffer.dtype)}[{self._sizes(buffer.shape)}]" for buffer in buffers]
+                yield f"{name}={bracketed(*tuple_parts(texts, [buffer.name for buffer in buffers]))}"
+        if type.window is not None:
+            yield f"window={type.window}"
 
     def _sizes(self, sizes: Sequence[Size]) -> str:
         return ", ".join(map(self.dims.size, sizes))

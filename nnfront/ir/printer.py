@@ -33,8 +33,11 @@
               | "(" type % "," ")"  |  "{" (NAME ":" type) % "," "}"     tuple; tuple with names. One field: "(t,)"
               | layer | "cache" "(" layers % "," ")"
               | "object" "(" STRING ")" | "fn" "(" type % "," ")" "->" type
-    layer       "layer" "(" "kv_heads" "=" INT "," "head_size" "=" INT "," "dtype" "=" dtype ","
-                        "batch" "=" SIZE "," "max_seq" "=" SIZE ("," "window" "=" INT)? ")"
+    layer       "layer" "(" "batch" "=" SIZE "," "max_seq" "=" SIZE ("," "per_token" "=" buffers)? ("," "per_sequence" "=" buffers)?
+                            ("," "window" "=" INT)? ")"
+              | "layer" "(" "kv_heads" "=" INT "," "head_size" "=" INT "," "dtype" "=" dtype ","
+                            "batch" "=" SIZE "," "max_seq" "=" SIZE ("," "window" "=" INT)? ")"      keys and values, in older text
+    buffers     "{" (NAME ":" dtype "[" INT % "," "]") % "," "}"
     layers      layer | INT "*" layer | INT "*" "(" layers % "," ")"
 
     NAME        WORD ("." WORD)* with digits allowed after a dot, or STRING   a STRING is never a keyword

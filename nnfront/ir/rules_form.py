@@ -16,12 +16,12 @@ from nnfront.ir.body import Body, Scope
 from nnfront.ir.budget import MAX_AXES
 from nnfront.ir.expr import ROLES, Binding, Call, Constant, FunctionCall, Scalar, Var
 from nnfront.ir.types import (
-    CacheLayerType,
-    CacheType,
     FunctionType,
     ObjectType,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -116,7 +116,7 @@ def v7_types_are_well_formed(body: Body) -> Iterator[VerifyError]:
 def _type_problem(type_: Any) -> str:
     if not isinstance(type_, _TYPES):
         return f"a type is a {type(type_).__name__}"
-    for size in () if isinstance(type_, TupleType | CacheType | FunctionType) else sizes_of(type_):
+    for size in () if isinstance(type_, TupleType | StateType | FunctionType) else sizes_of(type_):
         if not isinstance(size, Dim) and (
             type(size) is not int or size not in INT64 or (size < 0 and not isinstance(type_, ScalarType))
         ):
@@ -127,21 +127,35 @@ def _type_problem(type_: Any) -> str:
                 return f"{len(parts)} fields of a tuple have the names {names}"
         case FunctionType():
             parts = (*type_.params, type_.result)
-        case CacheType():
+        case StateType():
             parts = tuple({id(layer): layer for layer in type_.layers}.values())
         case ScalarType():
             return "" if type_.dtype in _SCALARS else f"{type_.dtype!r} is no dtype of a host scalar"
         case ObjectType() | ShapeType():
             return ""
-        case CacheLayerType() if not all(
-            0 < number < INT64.stop for number in (type_.kv_heads, type_.head_size, type_.window or 1)
-        ):
-            return "heads, head size and window of a cache are at least 1"
+        case StateLayerType():
+            return _layer_problem(type_)
         case TensorType() if type_.ndim > MAX_AXES:
             return f"a tensor has {type_.ndim} axes, {MAX_AXES} are the most"
         case _:
             return "" if type_.dtype in dtypes.DTYPES else f"unknown dtype {type_.dtype!r}"
     return next((problem for part in parts if (problem := _type_problem(part))), "")
+
+
+def _layer_problem(layer: StateLayerType) -> str:
+    names = [buffer.name for buffer in layer.buffers]
+    if not names or len(set(names)) != len(names):
+        return f"the buffers of a layer of a cache are named {names}"
+    if not 0 < (layer.window or 1) < INT64.stop:
+        return "the window of a cache is at least 1"
+    for buffer in layer.buffers:
+        if buffer.dtype not in dtypes.DTYPES:
+            return f"unknown dtype {buffer.dtype!r}"
+        if not all(0 < size < INT64.stop for size in buffer.shape) or len(buffer.shape) > MAX_AXES - 2:
+            return f"sizes of a buffer of a cache are at least 1, {buffer.name!r} is {list(buffer.shape)}"
+    if not all(buffer.shape for buffer in layer.per_token):
+        return "a buffer that a cache has of each token has at least one axis"
+    return ""
 
 
 def _is_plain_tensor(type_: TensorType) -> bool:

@@ -10,7 +10,7 @@ from nnfront.errors import VerifyError
 from nnfront.ir.body import Body, Scope, Step
 from nnfront.ir.expr import Atom, Binding, Call, FunctionCall, Projection, Var
 from nnfront.ir.print_types import type_text
-from nnfront.ir.types import CacheLayerType, CacheType, TensorType, TupleType, Type
+from nnfront.ir.types import StateLayerType, StateType, TensorType, TupleType, Type
 
 Path: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[Var, Path]
@@ -67,7 +67,7 @@ class _Handles:
             return ()
         known = self._paths.get(id(type))
         if known is None:
-            if isinstance(type, CacheType | CacheLayerType):
+            if isinstance(type, StateType | StateLayerType):
                 known = ((),)
             elif isinstance(type, TupleType):
                 known = tuple((i, *path) for i, field in enumerate(type.fields) for path in self.paths(field))

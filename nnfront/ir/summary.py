@@ -18,7 +18,7 @@ from nnfront.ir.expr import Call, Param
 from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.print_types import dim_text, repeats, type_text
 from nnfront.ir.scope import DimTexts, symbols_in
-from nnfront.ir.types import CacheType, TensorType, TupleType, Type, sizes_of, type_symbols
+from nnfront.ir.types import StateType, TensorType, TupleType, Type, sizes_of, type_symbols
 from nnfront.ir.walk import functions_of, walk_exprs
 
 _COLUMNS = 120
@@ -107,14 +107,13 @@ def _ops(module: ModuleLike) -> dict[str, Counter[str]]:
 def _short(type: Type) -> str:
     """A type, with a cache by the number of its layers."""
     match type:
-        case CacheType() if type.layers:
+        case StateType() if type.layers:
             windows = ["full" if layer.window is None else f"window {layer.window}" for layer in type.layers]
             kinds = f" ({', '.join(repeats(windows))})" if set(windows) != {"full"} else ""
             layer = type.layers[0]
-            return (
-                f"cache of {len(type.layers)} layers{kinds}: "
-                f"{layer.kv_heads} heads x {layer.head_size} {layer.dtype}[{layer.batch}, {layer.max_seq}]"
-            )
+            texts = [str(layer) for layer in type.layers]
+            kept = texts[:1] if len(set(texts)) == 1 else repeats(texts)
+            return f"cache of {len(type.layers)} layers{kinds}: {', '.join(kept)}[{layer.batch}, {layer.max_seq}]"
         case TupleType():
             names = type.names or ("",) * len(type.fields)
             texts = [f"{n}: {_short(f)}" if n else _short(f) for n, f in zip(names, type.fields, strict=True)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of values: tensor, shape, scalar, tuple, cache, object, function.
+"""The types of values: tensor, shape, scalar, tuple, state (a cache and its layers), object, function.
 
 All are immutable and compare by meaning: two tensor types are equal if dtype and every axis are provably the same.
 """
@@ -77,39 +77,109 @@ class TupleType:
     names: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CacheLayerType:
-    """One layer of a key/value cache: two buffers [batch, kv_heads, max_seq, head_size].
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """What a layer keeps of each token, or of each sequence, under a name: its axes besides those of the batch and the tokens."""
 
-    `window` is the number of last positions that attention can still see, None for all of them.
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateLayerType:
+    """One layer of what a model keeps between calls: buffers with a row for each of `max_seq` tokens, and buffers with one for each of `batch` sequences.
+
+    Keys and values are two buffers [heads, size] of each token. `window` is the number of last positions that attention can still see,
+    None for all of them.
     """
 
-    kv_heads: int
-    head_size: int
-    dtype: str
+    per_token: tuple[Buffer, ...]
+    per_sequence: tuple[Buffer, ...]
     batch: Size
     max_seq: Size
     window: int | None = None
 
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """All of them, those of each token first."""
+        return self.per_token + self.per_sequence
+
+    @property
+    def kind(self) -> tuple[tuple[Buffer, ...], tuple[Buffer, ...], int | None]:
+        """All but for how many sequences and tokens it is."""
+        return self.per_token, self.per_sequence, self.window
+
+    def __str__(self) -> str:
+        """What it keeps, in words: `2 heads of 64 float32`, `latent 1 x 576 bfloat16`, with `a sequence` behind what it keeps once for each."""
+        if self.is_kv and self.per_token[0].shape == self.per_token[1].shape and not self.per_sequence:
+            return f"{self.kv_heads} heads of {self.head_size} {self.dtype}"
+        texts = [f"{b.name} {' x '.join(map(str, b.shape))} {b.dtype}" for b in self.buffers]
+        first = len(self.per_token)
+        return ", ".join([*texts[:first], *(f"{text} a sequence" for text in texts[first:])])
+
+    # Of a layer of keys and values.
+
+    @property
+    def is_kv(self) -> bool:
+        """Whether all that it keeps of a token are keys and values, of as many heads and one dtype."""
+        if [buffer.name for buffer in self.per_token] != ["keys", "values"]:
+            return False
+        keys, values = self.per_token
+        return (
+            keys.dtype == values.dtype
+            and len(keys.shape) == len(values.shape) == 2
+            and keys.shape[0] == values.shape[0]
+        )
+
+    @property
+    def kv_heads(self) -> int:
+        """How many heads the keys have."""
+        return self.per_token[0].shape[0]
+
+    @property
+    def head_size(self) -> int:
+        """Features of a key."""
+        return self.per_token[0].shape[-1]
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the keys."""
+        return self.per_token[0].dtype
+
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, CacheLayerType):
+        if not isinstance(other, StateLayerType):
             return NotImplemented
-        mine = (self.kv_heads, self.head_size, self.dtype, self.window)
-        return mine == (other.kv_heads, other.head_size, other.dtype, other.window) and same_shape(
+        return self.kind == other.kind and same_shape(
             (self.batch, self.max_seq), (other.batch, other.max_seq)
         )
 
     def __hash__(self) -> int:
-        return hash((self.kv_heads, self.head_size, self.dtype, self.batch, self.max_seq, self.window))
+        return hash((self.per_token, self.per_sequence, self.batch, self.max_seq, self.window))
+
+
+def kv_layer(
+    kv_heads: int,
+    head_size: int,
+    dtype: str,
+    batch: Size,
+    max_seq: Size,
+    window: int | None = None,
+    value_size: int | None = None,
+) -> StateLayerType:
+    """Return a layer of keys and values, these of another size if there is a `value_size`."""
+    sizes = {"keys": head_size, "values": head_size if value_size is None else value_size}
+    buffers = tuple(Buffer(name, (kv_heads, size), dtype) for name, size in sizes.items())
+    return StateLayerType(buffers, (), batch, max_seq, window)
 
 
 @dataclass(frozen=True, slots=True)
-class CacheType:
-    """A key/value cache: one entry for each layer."""
+class StateType:
+    """What a model keeps between calls: one entry for each layer."""
 
-    layers: tuple[CacheLayerType, ...]
+    layers: tuple[StateLayerType, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +205,7 @@ class FunctionName:
 
 
 Type: TypeAlias = (
-    TensorType | ShapeType | ScalarType | TupleType | CacheLayerType | CacheType | ObjectType | FunctionType
+    TensorType | ShapeType | ScalarType | TupleType | StateLayerType | StateType | ObjectType | FunctionType
 )
 
 
@@ -152,10 +222,10 @@ def sizes_of(type: Type) -> Iterator[Size]:
         case TupleType():
             for field in type.fields:
                 yield from sizes_of(field)
-        case CacheLayerType():
+        case StateLayerType():
             yield type.batch
             yield type.max_seq
-        case CacheType():
+        case StateType():
             for layer in type.layers:
                 yield from sizes_of(layer)
         case FunctionType():

@@ -15,7 +15,7 @@ from nnfront.backends.registry import backend_of
 from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown
-from nnfront.ir import CacheType, IRModule, TensorType, type_text
+from nnfront.ir import IRModule, StateType, TensorType, type_text
 from nnfront.llm.model_files import open_folder, read_folder, read_json
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
@@ -167,7 +167,7 @@ def _lacks_for_text(module: IRModule, config: Any) -> Iterator[str]:
             yield f"there is no method {name!r}, methods are {', '.join(repr(f.name) for f in module.methods)}"
             continue
         inputs = [param.type for param in module[name].params if param.role in ("input", "state")]
-        wanted = [isinstance(type, kind) for type, kind in zip(inputs, (TensorType, CacheType), strict=False)]
+        wanted = [isinstance(type, kind) for type, kind in zip(inputs, (TensorType, StateType), strict=False)]
         if len(inputs) != 2 or not all(wanted):
             yield f"{name!r} takes {', '.join(map(type_text, inputs)) or 'nothing'}, expected tokens and a cache"
     for name in ("max_position_embeddings", "vocab_size"):

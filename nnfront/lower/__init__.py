@@ -6,13 +6,15 @@ Read in this order: `instructions` and `program` (the data), `signature` (who bi
 """
 
 from nnfront.ir import (  # the types in a program, for those who run it
-    CacheLayerType,
-    CacheType,
+    Buffer,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
+    kv_layer,
     type_text,
 )
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure, place
@@ -28,8 +30,7 @@ __all__ = [
     "Argument",
     "Block",
     "Branch",
-    "CacheLayerType",
-    "CacheType",
+    "Buffer",
     "DimBinding",
     "Instruction",
     "Match",
@@ -40,6 +41,8 @@ __all__ = [
     "ScalarType",
     "ShapeType",
     "Slot",
+    "StateLayerType",
+    "StateType",
     "Structure",
     "TensorType",
     "TupleType",
@@ -48,6 +51,7 @@ __all__ = [
     "bound_at_load",
     "check_returned",
     "is_foreign",
+    "kv_layer",
     "lower_function",
     "lower_weights",
     "name_of",

@@ -4,24 +4,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nnfront.dims import Size, same
 from nnfront.errors import LowerError
-from nnfront.ir import TensorType
+from nnfront.ir import StateLayerType, TensorType
 from nnfront.lower.instructions import Block, Branch, Run, Slot, place
+
+TOKENS = ""
+"""Stands among the names of what a layer keeps of each sequence for all that it keeps of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A handle: which layer of which cache it is of, how many tokens that has got, by how many calls, and where the last one is."""
+    """A handle: which layer of which cache it is of, how many tokens each of its storages has got, by how many calls, and where the last one is."""
 
     cache: str
     index: int
-    tokens: Size = 0
+    tokens: Mapping[str, Size]
     calls: int = 0
     where: str = ""
+
+    @property
+    def text(self) -> str:
+        """How many tokens it gets, in words."""
+        texts = {
+            name: "no tokens" if isinstance(n, int) and not n else f"{n} tokens"
+            for name, n in self.tokens.items()
+        }
+        if len(set(texts.values())) == 1:
+            return next(iter(texts.values()))
+        return ", ".join(f"{text} in {name!r}" if name else text for name, text in texts.items())
+
+    def is_like(self, other: _Layer) -> bool:
+        """Whether all storages of both have got as many tokens."""
+        mine, others = [*self.tokens.values()], [*other.tokens.values()]
+        return all(same(mine[0], tokens) for tokens in (*mine, *others))
 
 
 def check_layers(method: str, body: Block, slots: Sequence[Slot]) -> None:
@@ -44,39 +63,57 @@ class _Check:
                     self.block(inside)
                 case Run(op="cache_split"):
                     cache = self.slots[instruction.inputs[0]].name
-                    self.layers |= {slot: _Layer(cache, i) for i, slot in enumerate(instruction.outputs)}
+                    for i, slot in enumerate(instruction.outputs):
+                        self.layers[slot] = _Layer(cache, i, self.storages(slot))
                 case Run(op="cache_join"):
                     self.compare(instruction)
                 case Run(op="attention"):
                     self.append(instruction)
+                case Run(op="cache_write"):
+                    self.write(instruction)
                 case Branch():
                     self.block(instruction.then)
                     self.block(instruction.otherwise)
                     results = zip(instruction.then.results, instruction.otherwise.results, strict=True)
                     for output, (a, b) in zip(instruction.outputs, results, strict=True):
                         one, other = self.layers.get(a), self.layers.get(b)
-                        if one and other and same(one.tokens, other.tokens):
+                        if one and other and one.is_like(other):
                             self.layers[output] = one
 
+    def storages(self, slot: int) -> dict[str, Size]:
+        type = self.slots[slot].type
+        assert isinstance(type, StateLayerType)
+        tokens = [TOKENS] if type.per_token else []
+        return dict.fromkeys([*tokens, *(buffer.name for buffer in type.per_sequence)], 0)
+
     def append(self, attention: Run) -> None:
-        before, k = self.layers.get(attention.inputs[3]), self.slots[attention.inputs[1]].type
-        if before is not None and isinstance(k, TensorType):
-            tokens, where = before.tokens + k.shape[1], place(self.method, attention)
-            after = replace(before, tokens=tokens, calls=before.calls + 1, where=where)
-            self.layers[attention.outputs[1]] = after
+        k = self.slots[attention.inputs[1]].type
+        if isinstance(k, TensorType) and len(attention.outputs) > 1:
+            self.count(attention, attention.inputs[3], attention.outputs[1], TOKENS, k.shape[1])
+
+    def write(self, write: Run) -> None:
+        held = write.sized.get("seq")
+        seq: Size = write.attrs["seq"] if held is None else self.slots[held].value
+        self.count(write, write.inputs[0], write.outputs[0], write.attrs["name"], seq)
+
+    def count(self, run: Run, layer: int, written: int, storage: str, tokens: Size) -> None:
+        """Count tokens of a storage."""
+        before = self.layers.get(layer)
+        if before is not None:
+            after = {**before.tokens, storage: before.tokens[storage] + tokens}
+            self.layers[written] = replace(
+                before, tokens=after, calls=before.calls + 1, where=place(self.method, run)
+            )
 
     def compare(self, join: Run) -> None:
         layers = [self.layers[slot] for slot in join.inputs if slot in self.layers]
         calls = Counter(layer.calls for layer in layers).most_common()
         usual = next((layer for layer in layers if layer.calls == calls[0][0]), None)
         for layer in layers:
-            if usual and layer.calls != usual.calls and not same(layer.tokens, usual.tokens):
+            if usual and layer.calls != usual.calls and not layer.is_like(usual):
                 raise LowerError(
                     f"{self.method}: layers of the cache {layer.cache!r} get different numbers of tokens",
-                    details=[
-                        f"layer {each.index} gets {each.tokens if each.calls else 'no'} tokens"
-                        for each in (layer, usual)
-                    ],
+                    details=[f"layer {each.index} gets {each.text}" for each in (layer, usual)],
                     where=layer.where or usual.where,
                     help="let one attention append to each layer: cache=cache[i] in layer i",
                 )

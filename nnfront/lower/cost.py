@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from nnfront import dtypes
 from nnfront.dims import Size, product, total
-from nnfront.ir import OPS, CacheLayerType, TensorType
+from nnfront.ir import OPS, StateLayerType, TensorType
 from nnfront.lower.instructions import PACK, Run, Slot
 
 Tensors: TypeAlias = list[TensorType]
@@ -29,19 +29,11 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
         sizes = sizes[1:] + sizes[-1:]
     for i in dict.fromkeys(run.inputs):
         layer = slots[i].type
-        if isinstance(layer, CacheLayerType) and _attends(run):  # both buffers, as far as they can be filled
-            sizes.append(
-                product(
-                    [
-                        2,
-                        layer.batch,
-                        layer.max_seq,
-                        layer.kv_heads,
-                        layer.head_size,
-                        dtypes.size_bytes(layer.dtype),
-                    ]
-                )
-            )
+        if isinstance(layer, StateLayerType) and _attends(run):  # its buffers, as far as they can be filled
+            sizes += [
+                product([layer.batch, layer.max_seq, *b.shape, dtypes.size_bytes(b.dtype)])
+                for b in layer.per_token
+            ]
     return total(sizes)
 
 

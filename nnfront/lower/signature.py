@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from nnfront.dims import Dim, Size, Symbol, determined, of_symbol
 from nnfront.errors import LowerError
-from nnfront.ir import CacheLayerType, CacheType, Function, ScalarType, ShapeType, TensorType, TupleType, Type
+from nnfront.ir import Function, ScalarType, ShapeType, StateLayerType, StateType, TensorType, TupleType, Type
 from nnfront.lower.program import Argument, DimBinding, Place
 from nnfront.lower.slots import Frame
 
@@ -27,10 +27,10 @@ def places(
         case TupleType():
             for i, part in enumerate(type.fields):
                 yield from places(part, argument, is_weight=is_weight, path=(*path, i))
-        case CacheType():
+        case StateType():
             for layer in dict.fromkeys(type.layers):
                 yield from places(layer, argument, is_weight=is_weight, path=path)
-        case CacheLayerType():
+        case StateLayerType():
             yield Place(argument, path, "batch", is_weight), type.batch
             yield Place(argument, path, "max_seq", is_weight), type.max_seq
         case _:

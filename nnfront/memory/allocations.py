@@ -215,24 +215,32 @@ class _FullLayer:
 
     def __init__(self, layer: Layer) -> None:
         self.window = layer.window
-        shape = (layer.batch, layer.kv_heads, layer.capacity, layer.head_size)
-        self._held = torch.empty(shape, dtype=getattr(torch, layer.dtype))
-        self._positions = torch.empty(shape[0], shape[2], dtype=torch.int64)
+        self._batch = layer.batch
+        self._stored = [_empty(layer.tokens_shape(b), b.dtype) for b in layer.type.per_token]
+        self._fixed = {b.name: _empty((layer.batch, *b.shape), b.dtype) for b in layer.type.per_sequence}
+        self._positions = _empty((layer.batch, layer.capacity), "int64")
 
     def positions(self, seq: int) -> torch.Tensor:
-        return torch.empty(self._held.shape[0], seq, dtype=torch.int64)
+        return torch.empty(self._batch, seq, dtype=torch.int64)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(self, *parts: torch.Tensor) -> None:
         """Its place is there already."""
 
-    def keys(self) -> torch.Tensor:
-        return self._held
-
-    def values(self) -> torch.Tensor:
-        return self._held
+    def stored(self, index: int) -> torch.Tensor:
+        return self._stored[index]
 
     def key_positions(self) -> torch.Tensor:
         return self._positions
+
+    def read(self, name: str) -> torch.Tensor:
+        return self._fixed[name]
+
+    def write(self, name: str, value: torch.Tensor, seq: int) -> None:
+        self._fixed[name] = value.clone()
+
+
+def _empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 def _address(tensor: torch.Tensor) -> int:

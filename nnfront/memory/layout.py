@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from nnfront import dtypes
+from nnfront.ir import Buffer, StateLayerType
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +42,39 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of a cache, with room for `capacity` tokens of each sequence."""
+    """One layer of a contiguous cache, with room for `capacity` tokens of each sequence."""
 
+    type: StateLayerType
     batch: int
-    kv_heads: int
     capacity: int
-    head_size: int
-    dtype: str
-    window: int | None
+
+    @property
+    def window(self) -> int | None:
+        """How many last positions attention sees, None for all."""
+        return self.type.window
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token of one sequence."""
+        return sum(map(_bytes, self.type.per_token))
+
+    @property
+    def sequence_bytes(self) -> int:
+        """Bytes of what is kept of one sequence, however long it is."""
+        return sum(map(_bytes, self.type.per_sequence))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of both buffers."""
-        return 2 * self.batch * self.kv_heads * self.capacity * self.head_size * dtypes.size_bytes(self.dtype)
+        """Bytes of all buffers."""
+        return self.batch * (self.capacity * self.token_bytes + self.sequence_bytes)
+
+    def tokens_shape(self, buffer: Buffer) -> tuple[int, ...]:
+        """How a token's buffer lies in memory: [batch, *lead, capacity, last]."""
+        return self.batch, *buffer.shape[:-1], self.capacity, buffer.shape[-1]
+
+
+def _bytes(buffer: Buffer) -> int:
+    return prod(buffer.shape) * dtypes.size_bytes(buffer.dtype)
 
 
 def contiguous(shape: Sequence[int], dtype: str) -> Layout:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nnfront.dims import Size
-from nnfront.ir import CacheLayerType, Constant, ScalarType, ShapeType, TensorType, TupleType, Type
+from nnfront.ir import Constant, ScalarType, ShapeType, StateLayerType, TensorType, TupleType, Type
 from nnfront.lower.instructions import Block, Branch, Match, Run
 from nnfront.lower.program import MethodProgram
 from nnfront.lower.results import first_result
@@ -216,7 +216,7 @@ class Lifetimes:
                 return self._extents.value(type.sizes if value is None else value)
             case TupleType():
                 return tuple(self._of_type(part, None) for part in type.fields)
-            case CacheLayerType():
+            case StateLayerType():
                 return layer_of(type, self._extents.number, self._footprints.ring_windows)
             case _:
                 return Opaque()
@@ -228,9 +228,9 @@ class Lifetimes:
         return layout
 
 
-def layer_of(type: CacheLayerType, number: Callable[[Size], int], ring_windows: bool) -> Layer:
+def layer_of(type: StateLayerType, number: Callable[[Size], int], ring_windows: bool) -> Layer:
     """Return one layer of a contiguous cache, `number` saying how large its sizes are; a window may make it a ring."""
     batch, capacity = number(type.batch), number(type.max_seq)
     if type.window is not None and ring_windows:
         capacity = min(capacity, type.window)
-    return Layer(batch, type.kv_heads, capacity, type.head_size, type.dtype, type.window)
+    return Layer(type, batch, capacity)

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 from nnfront import dtypes
 from nnfront.errors import LowerError
-from nnfront.ir import CacheLayerType, CacheType, TensorType, TupleType, Type
+from nnfront.ir import StateLayerType, StateType, TensorType, TupleType, Type
 from nnfront.lower.program import Program
 from nnfront.memory.allocations import MemoryPolicy
 from nnfront.memory.concrete_sizes import Extents, symbols_of
@@ -21,17 +22,34 @@ HEADER = ("method", "arguments", "caches", "values", "workspace", "peak", "at th
 LISTED = 8
 
 
+class Kept(NamedTuple):
+    """Bytes that the layers of caches keep under one name: of one token, of one sequence."""
+
+    token: int
+    sequence: int
+
+
 @dataclass(frozen=True)
 class MethodMemory:
     """Bytes of one method: of the arguments and caches, which the caller holds, and the plan of what a call takes.
 
-    `token` are the bytes of one token in all layers of its caches.
+    `kept` is what its caches keep in all layers together, by the names of buffers.
     """
 
     arguments: int
     caches: int
     plan: MemoryPlan
-    token: int = 0
+    kept: Mapping[str, Kept] = field(default_factory=dict)
+
+    @property
+    def token(self) -> int:
+        """Bytes of one token in all layers of its caches."""
+        return sum(each.token for each in self.kept.values())
+
+    @property
+    def sequence(self) -> int:
+        """Bytes of what its caches keep of one sequence, however long it is."""
+        return sum(each.sequence for each in self.kept.values())
 
     @property
     def workspace(self) -> int:
@@ -77,11 +95,23 @@ class MemoryReport:
         is_bound = any(m.plan.is_bound for m in self.methods.values())
         lines = [f"memory{f' at {given}' if given else ''}{', at most' if is_bound else ''}"]
         lines += _table([HEADER, *(_row(name, m) for name, m in self.methods.items())])
-        lines += [f"weights {text_of(self.weights)}", f"total {text_of(self.total)}"]
+        lines += [f"weights {text_of(self.weights)}", *self._caches(), f"total {text_of(self.total)}"]
         most = max(self.methods.values(), key=lambda m: m.plan.peak, default=None)
         if most is not None and most.plan.at_peak:
             lines += _peak(most.plan)
         return "\n".join(lines)
+
+    def _caches(self) -> Iterator[str]:
+        """What caches keep: of each token, and of each sequence."""
+        largest = max(self.methods.values(), key=lambda m: (m.token, m.sequence), default=None)
+        kept = largest.kept if largest is not None else {}
+        for what, sizes in (
+            ("token", {name: each.token for name, each in kept.items()}),
+            ("sequence", {name: each.sequence for name, each in kept.items()}),
+        ):
+            parts = [f"{name} {text_of(size)}" for name, size in sizes.items() if size]
+            if parts:
+                yield f"caches keep {text_of(sum(sizes.values()))} a {what}: {', '.join(parts)}"
 
 
 def report_memory(program: Program, sizes: Mapping[str, int], policy: MemoryPolicy) -> MemoryReport:
@@ -105,7 +135,7 @@ def report_memory(program: Program, sizes: Mapping[str, int], policy: MemoryPoli
             sum(_bytes_of(a.type, extents, policy) for a in method.arguments if a.role == "input"),
             sum(_bytes_of(a.type, extents, policy) for a in method.arguments if a.role == "state"),
             plan,
-            sum(map(_token_bytes, (a.type for a in method.arguments if a.role == "state"))),
+            _kept(a.type for a in method.arguments if a.role == "state"),
         )
     return MemoryReport(dict(sizes), sum(weights.values()), methods)
 
@@ -116,20 +146,26 @@ def _bytes_of(type: Type, extents: Extents, policy: MemoryPolicy) -> int:
             return prod(map(extents.number, type.shape)) * dtypes.size_bytes(type.dtype)
         case TupleType():
             return sum(_bytes_of(part, extents, policy) for part in type.fields)
-        case CacheType():
+        case StateType():
             return sum(
                 layer_of(layer, extents.number, policy.ring_windows).size_bytes for layer in type.layers
             )
-        case CacheLayerType():
+        case StateLayerType():
             return layer_of(type, extents.number, policy.ring_windows).size_bytes
         case _:
             return 0
 
 
-def _token_bytes(cache: Type) -> int:
-    """The bytes of one token in all layers of a cache."""
-    layers = cache.layers if isinstance(cache, CacheType) else ()
-    return sum(layer_of(layer, lambda size: 1, ring_windows=False).size_bytes for layer in layers)
+def _kept(caches: Iterable[Type]) -> dict[str, Kept]:
+    """What the layers of caches keep, by the names of their buffers."""
+    kept: dict[str, Kept] = {}
+    for layer in (layer for cache in caches if isinstance(cache, StateType) for layer in cache.layers):
+        for buffers, token in ((layer.per_token, 1), (layer.per_sequence, 0)):
+            for buffer in buffers:
+                size = prod(buffer.shape) * dtypes.size_bytes(buffer.dtype)
+                before = kept.get(buffer.name, Kept(0, 0))
+                kept[buffer.name] = Kept(before.token + size * token, before.sequence + size * (not token))
+    return kept
 
 
 def _row(name: str, memory: MethodMemory) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nnfront.errors import TraceError
-from nnfront.ir import CacheLayerType, CacheType, Var
+from nnfront.ir import StateLayerType, StateType, Var
 
 
 class CacheLayer:
@@ -18,7 +18,7 @@ class CacheLayer:
 
     __slots__ = ("handle", "type")
 
-    def __init__(self, type: CacheLayerType, handle: Var) -> None:
+    def __init__(self, type: StateLayerType, handle: Var) -> None:
         self.type = type
         self.handle = handle
 
@@ -36,7 +36,7 @@ class Cache:
 
     __slots__ = ("layers", "type")
 
-    def __init__(self, type: CacheType, layers: list[CacheLayer]) -> None:
+    def __init__(self, type: StateType, layers: list[CacheLayer]) -> None:
         self.type = type
         self.layers = layers
 

@@ -10,7 +10,7 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import NnfrontError, RunError
-from nnfront.ir import Op, TensorType, TupleType, Type, Var
+from nnfront.ir import Op, StateLayerType, TensorType, TupleType, Type, Var
 from nnfront.nn.loop import run_scan
 from nnfront.nn.mode import active_mode
 from nnfront.nn.parameter import Parameter
@@ -39,7 +39,7 @@ class Eager:
         if isinstance(type_, TensorType):
             return value(result)
         if not isinstance(type_, TupleType):
-            return result
+            return None if isinstance(type_, StateLayerType) else result
         tensors = [
             value(r) for r, t in zip(result or (), type_.fields, strict=True) if isinstance(t, TensorType)
         ]

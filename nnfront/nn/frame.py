@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nnfront.errors import TraceError
-from nnfront.ir import CacheLayerType, CacheType, FunctionBuilder, Var
+from nnfront.ir import FunctionBuilder, StateLayerType, StateType, Var
 from nnfront.nn.cache import CacheLayer
 from nnfront.nn.effect import Effect
 from nnfront.nn.parameter import Parameter
@@ -56,7 +56,7 @@ class Frame:
             return None
         if self.captured is None:
             raise CannotShare
-        if isinstance(outside.type, (CacheLayerType, CacheType)):
+        if isinstance(outside.type, (StateLayerType, StateType)):
             raise TraceError(
                 "op.scan: the body uses a cache", help="compute in the loop, and write the cache after it"
             )

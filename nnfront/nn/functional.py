@@ -150,6 +150,17 @@ def _check_branch(name: str, branch: Any) -> None:
         )
 
 
+def cache_read(cache: Any, name: str) -> Any:
+    """What a layer of a cache keeps of each sequence under a name: [batch, *shape]; None where there is no cache."""
+    return None if cache is None else OpFunction(ops.cache_read)(cache, name)
+
+
+def cache_write(cache: Any, name: str, value: Any, seq: Any) -> None:
+    """Keep `value` [batch, *shape] under a name, as it is after `seq` more tokens of each sequence; nothing where there is no cache."""
+    if cache is not None:
+        OpFunction(ops.cache_write)(cache, value, name, seq)
+
+
 def extern(name: str, args: Sequence[Any], out: Any) -> Any:
     """Call the external function `name` and return what `out` describes.
 
@@ -197,7 +208,17 @@ class Vocabulary:
     _aliases: ClassVar = {"permute": "permute_dims", "pow": "power"}
     _written_out: ClassVar = {
         function.__name__: function
-        for function in (astype, cond, extern, merge_heads, positions, scan, split_heads)
+        for function in (
+            astype,
+            cache_read,
+            cache_write,
+            cond,
+            extern,
+            merge_heads,
+            positions,
+            scan,
+            split_heads,
+        )
     }
 
     def __init__(self) -> None:

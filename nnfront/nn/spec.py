@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method is called with: `Tensor`, `Int`, `Object`, `Tuple`, `Cache`, and the specs of methods and modules.
+"""What a method is called with: `Tensor`, `Int`, `Object`, `Tuple`, `Cache`, `State` with its `Layer`s, and the specs of methods and modules.
 
 A raw spec is a dict of dicts, read by `ModuleSpec.from_raw` without changing it:
 
@@ -19,34 +19,33 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from nnfront.cases.conditions import Case, Conditions, read_case
 from nnfront.cases.coverage import refuse_unreachable
-from nnfront.dims import Dim, Size, Symbol, merge_facts, to_size
+from nnfront.dims import Dim, Symbol, merge_facts
 from nnfront.errors import DimError, NnfrontError, PassError, SpecError, nearest
 from nnfront.ir import (
-    CacheLayerType,
-    CacheType,
     ScalarType,
     TensorType,
     TupleType,
     Type,
     sizes_of,
 )
-from nnfront.nn.mode import names_place
-from nnfront.nn.shape import shape_of
-from nnfront.ops.rules import dtype_name
+from nnfront.nn.state_spec import KV, Cache, Layer, State, Tensor
+
+__all__ = [
+    "KV",
+    "Cache",
+    "Int",
+    "Layer",
+    "MethodSpec",
+    "ModuleSpec",
+    "Object",
+    "State",
+    "Tensor",
+    "Tuple",
+    "argument_type",
+    "convert",
+]
 
 Mode: TypeAlias = Literal["plain", "packed", "none"]
-
-
-class Tensor:
-    """A tensor argument. `shape`: ints, dim names, dim expressions or Dims; `dtype`: a dtype name."""
-
-    @names_place
-    def __init__(self, shape: Sequence[int | str | Dim], dtype: str = "float32") -> None:
-        self.shape: tuple[Size, ...] = shape_of(shape, "spec.Tensor")
-        self.dtype: str = dtype_name(dtype)
-
-    def __repr__(self) -> str:
-        return f"Tensor([{', '.join(str(s) for s in self.shape)}], {self.dtype!r})"
 
 
 @dataclass(frozen=True)
@@ -74,42 +73,7 @@ class Tuple:
         return f"Tuple({self.name!r}, {list(self.elements)})"
 
 
-class Cache:
-    """A key/value cache argument: `layers` layers of `kv_heads` heads of `head_size`, for `batch` x `max_seq` tokens.
-
-    `window`: how many last positions attention sees: an int or None for all layers, or one entry for each layer.
-    """
-
-    @names_place
-    def __init__(
-        self,
-        layers: int,
-        kv_heads: int,
-        head_size: int,
-        dtype: str = "float32",
-        batch: int | str | Dim = "batch",
-        max_seq: int | str | Dim = "max_seq",
-        window: int | Sequence[int | None] | None = None,
-    ) -> None:
-        for name, count in (("layers", layers), ("kv_heads", kv_heads), ("head_size", head_size)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise SpecError(f"spec.Cache: {name} is {count!r}, not a positive int")
-        windows = tuple(window) if isinstance(window, Sequence) else (window,) * layers
-        if len(windows) != layers:
-            raise SpecError(f"spec.Cache: {layers} layers but {len(windows)} windows")
-        self.layers = layers
-        self.kv_heads = kv_heads
-        self.head_size = head_size
-        self.dtype = dtype_name(dtype)
-        self.batch = to_size(batch)
-        self.max_seq = to_size(max_seq)
-        self.windows = windows
-
-    def __repr__(self) -> str:
-        return f"Cache({self.layers}, {self.kv_heads}, {self.head_size}, {self.dtype!r}, {self.batch}, {self.max_seq})"
-
-
-ArgumentSpec: TypeAlias = Tensor | Int | Object | Tuple | Cache
+ArgumentSpec: TypeAlias = Tensor | Int | Object | Tuple | Cache | State
 
 
 def convert(raw: Any, name: str) -> ArgumentSpec:
@@ -117,18 +81,18 @@ def convert(raw: Any, name: str) -> ArgumentSpec:
 
     `int` and `"int"` stand for Int(), a list or tuple for Tuple, a class for Object. Raises SpecError for anything else.
     """
-    if isinstance(raw, (Tensor, Int, Object, Tuple, Cache)):
+    if isinstance(raw, (Tensor, Int, Object, Tuple, Cache, State)):
         return raw
     if raw is Int or raw is int or raw == "int":
         return Int()
     if isinstance(raw, (list, tuple)):
         return Tuple(name, raw)
-    if isinstance(raw, type) and raw not in (Tensor, Object, Tuple, Cache, str, float, bool):
+    if isinstance(raw, type) and raw not in (Tensor, Object, Tuple, Cache, State, Layer, str, float, bool):
         return Object(raw)
     shown = repr(raw)
     raise SpecError(
         f"{name!r} has the spec {shown if len(shown) < 60 else f'a {type(raw).__name__}'}, which is none",
-        help="use spec.Tensor(shape, dtype), spec.Int(), spec.Object(cls), spec.Tuple(name, specs) or spec.Cache(...)",
+        help="use spec.Tensor(shape, dtype), spec.Int(), spec.Object(cls), spec.Tuple(name, specs), spec.Cache(...) or spec.State(layers)",
     )
 
 
@@ -150,14 +114,8 @@ def argument_type(name: str, spec: ArgumentSpec) -> Type:
             return made
         case Tuple():
             return TupleType(tuple(argument_type(f"{name}_{i}", e) for i, e in enumerate(spec.elements)))
-        case Cache():
-            made_layers: dict[int | None, CacheLayerType] = {}
-            for window in spec.windows:
-                if window not in made_layers:
-                    made_layers[window] = CacheLayerType(
-                        spec.kv_heads, spec.head_size, spec.dtype, spec.batch, spec.max_seq, window
-                    )
-            return CacheType(tuple(made_layers[window] for window in spec.windows))
+        case Cache() | State():
+            return spec.type
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from nnfront.dims import Symbol, with_facts
 from nnfront.errors import InferError, TraceError
 from nnfront.ir import (
     Atom,
-    CacheLayerType,
-    CacheType,
     Call,
     Function,
     If,
@@ -30,6 +28,8 @@ from nnfront.ir import (
     Provenance,
     Scalar,
     ScalarType,
+    StateLayerType,
+    StateType,
     TensorType,
     Tuple,
     TupleType,
@@ -109,13 +109,16 @@ class Trace:
 
     def results(self, var: Var, type: Type, layers: list[CacheLayer], kinds: Sequence[Any] = ()) -> Any:
         """Wrap a result that is not a tensor; written handles go back to their layers and are not the author's to see."""
+        if isinstance(type, StateLayerType):
+            layers[0].handle = var
+            return None
         if not isinstance(type, TupleType):
             return self.wrap(var, type)
         results = []
         written = iter(layers)
         for i, field_type in enumerate(type.fields):
             part = self.frame.builder.emit(Projection(var, i), var.name, None, field_type)
-            if isinstance(field_type, CacheLayerType):
+            if isinstance(field_type, StateLayerType):
                 next(written).handle = part
             else:
                 results.append(self.wrap(part, field_type, kinds[i] if kinds else Object))
@@ -136,12 +139,12 @@ class Trace:
                 return type.value if type.value is not None else var
             case ObjectType():
                 return kind.traced(var)
-            case CacheType():
+            case StateType():
                 return Cache(type, self._split(var, type))
             case _:
                 raise TraceError(f"a method cannot use a value of type {type}")
 
-    def _split(self, cache: Var, type: CacheType) -> list[CacheLayer]:
+    def _split(self, cache: Var, type: StateType) -> list[CacheLayer]:
         """Emit the handles of all layers of a cache."""
         builder = self.frame.builder
         parts = builder.call(ops.cache_split, cache)

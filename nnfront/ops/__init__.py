@@ -32,7 +32,7 @@ from nnfront.ops.activation import (
     swiglu,
 )
 from nnfront.ops.attention import attention, scaled_dot_product_attention
-from nnfront.ops.cache import cache_join, cache_positions, cache_split
+from nnfront.ops.cache import cache_join, cache_positions, cache_read, cache_split, cache_write
 from nnfront.ops.control import (
     enter_case,
     extern,
@@ -157,7 +157,9 @@ __all__ = [
     "broadcast_to",
     "cache_join",
     "cache_positions",
+    "cache_read",
     "cache_split",
+    "cache_write",
     "causal_conv1d",
     "ceil",
     "chunk",

@@ -1,13 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention, with and without a key/value cache.
-
-The reference of `attention` needs of a layer of a cache, at run time, no more than this:
-
-    layer.positions(seq)     int64 [batch, seq]: positions of the next seq tokens of each sequence, counted from 0
-    layer.append(k, v)       store seq more tokens, k and v [batch, seq, kv_heads, head_size]; visible from then on
-    layer.keys()             [batch, kv_heads, stored, head_size]
-    layer.values()           [batch, kv_heads, stored, head_size]
-    layer.key_positions()    int64 [batch, stored]: position of the token in each slot, -1 for an empty one
+"""Attention, with and without a cache. At run time a layer of a cache is what `nnfront.ops.layer` says.
 
 Scores and softmax are computed in float32 for half types; the result is rounded once.
 """
@@ -21,7 +13,8 @@ import torch
 
 from nnfront.dims import Size, divides, product, total
 from nnfront.ir.op import op
-from nnfront.ir.types import CacheLayerType, TensorType, TupleType
+from nnfront.ir.types import StateLayerType, TensorType, TupleType
+from nnfront.ops.layer import LayerLike
 from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
 
 _STRICTER = "all operands are floats of one dtype, where the reference would convert"
@@ -190,7 +183,7 @@ def attention(
     q: TensorType,
     k: TensorType,
     v: TensorType,
-    cache: CacheLayerType | None = None,
+    cache: StateLayerType | None = None,
     sinks: TensorType | None = None,
     *,
     scale: float | None = None,
@@ -219,6 +212,7 @@ def attention(
     if cache is None:
         return y
     require(is_causal, "attention with a cache is causal", help="leave out the cache, or is_causal=False")
+    require(cache.is_kv, "the layer keeps {}, attention needs keys and values", cache)
     require(
         cache.dtype == k.dtype,
         "the cache holds {}, k is {}",
@@ -229,7 +223,7 @@ def attention(
     require_same(cache.batch, k.shape[0], "the cache is for a batch of {}, k has {}")
     require_same(cache.kv_heads, k.shape[2], "the cache has {} key heads, k has {}")
     require_same(cache.head_size, k.shape[3], "the cache has head size {}, k has {}")
-    require_same(cache.head_size, v.shape[3], "the cache has head size {}, v has {}")
+    require_same(cache.per_token[1].shape[1], v.shape[3], "the cache has head size {}, v has {}")
     return TupleType((y, cache))
 
 
@@ -238,7 +232,7 @@ def _(
     q: TensorType,
     k: TensorType,
     v: TensorType,
-    cache: CacheLayerType | None = None,
+    cache: StateLayerType | None = None,
     sinks: TensorType | None = None,
     *,
     scale: float | None = None,
@@ -264,7 +258,7 @@ def _(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    cache: Any = None,
+    cache: LayerLike | None = None,
     sinks: torch.Tensor | None = None,
     *,
     scale: float | None,
@@ -281,10 +275,9 @@ def _(
     positions = cache.positions(q.shape[1])
     cache.append(k, v)
     seen = _visible(positions, cache.key_positions(), window)
-    window = getattr(cache, "window", None)
-    if window is not None:
-        seen = seen & _visible(positions, cache.key_positions(), window)
-    return _attend(q, cache.keys(), cache.values(), seen, scale, softcap, sinks), cache
+    if cache.window is not None:
+        seen = seen & _visible(positions, cache.key_positions(), cache.window)
+    return _attend(q, cache.stored(0), cache.stored(1), seen, scale, softcap, sinks), cache
 
 
 def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:

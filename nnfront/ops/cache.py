@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles of key/value caches: taking a cache apart into its layers, and where the next tokens stand.
+"""Handles of caches: taking a cache apart into its layers, where the next tokens stand, and what a layer keeps of each sequence.
 
 A handle is a value that is used up by the op that writes it, which gives back the written one. At run time a cache iterates
-over its layers, and a layer is what `nnfront.ops.attention` says; joining gives a tuple of them.
+over its layers, and a layer is what `nnfront.ops.layer` says; joining gives a tuple of them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import torch
 
 from nnfront.dims import Size, to_size
 from nnfront.ir.op import op
-from nnfront.ir.types import CacheLayerType, CacheType, TensorType, TupleType
+from nnfront.ir.types import StateLayerType, StateType, TensorType, TupleType
+from nnfront.ops.layer import LayerLike
+from nnfront.ops.rules import require, require_same
 
 
 @op(writes="cache", view="always", moves=True, scratch=False)
-def cache_split(cache: CacheType) -> TupleType:
+def cache_split(cache: StateType) -> TupleType:
     """A handle for each layer. The cache's own handle is used up until `cache_join` makes another."""
     return TupleType(cache.layers)
 
@@ -29,9 +31,9 @@ def _(cache: Iterable[Any]) -> tuple[Any, ...]:
 
 
 @op(writes="layers", view="always", moves=True, scratch=False)
-def cache_join(*layers: CacheLayerType) -> CacheType:
+def cache_join(*layers: StateLayerType) -> StateType:
     """The cache of these layers. Their handles are used up."""
-    return CacheType(layers)
+    return StateType(layers)
 
 
 @cache_join.reference
@@ -40,17 +42,74 @@ def _(*layers: Any) -> tuple[Any, ...]:
 
 
 @op(moves=True)
-def cache_positions(cache: CacheLayerType, seq: Size) -> TensorType:
+def cache_positions(cache: StateLayerType, seq: Size) -> TensorType:
     """The positions of the next `seq` tokens of each sequence, counted from 0: int64 [batch, seq]. Writes nothing."""
     return TensorType((cache.batch, seq), "int64")
 
 
 @cache_positions.normalize
-def _(cache: CacheLayerType, seq: Size | str) -> dict[str, Any]:
+def _(cache: StateLayerType, seq: Size | str) -> dict[str, Any]:
     return {"seq": to_size(seq)}
 
 
 @cache_positions.reference
-def _(cache: Any, seq: int) -> torch.Tensor:
-    positions: torch.Tensor = cache.positions(seq)
-    return positions
+def _(cache: LayerLike, seq: int) -> torch.Tensor:
+    return cache.positions(seq)
+
+
+def _buffer(cache: StateLayerType, name: str) -> TensorType:
+    """The type of what a layer keeps of all sequences under a name."""
+    found = next((buffer for buffer in cache.per_sequence if buffer.name == name), None)
+    names = ", ".join(repr(buffer.name) for buffer in cache.per_sequence)
+    require(
+        found is not None,
+        "the layer keeps no {} of each sequence",
+        repr(name),
+        help=f"it keeps {names}" if names else "spec.Layer(per_sequence={...}) says what a layer keeps",
+    )
+    assert found is not None
+    return TensorType((cache.batch, *found.shape), found.dtype)
+
+
+@op(moves=True)
+def cache_read(cache: StateLayerType, name: str) -> TensorType:
+    """What a layer keeps of each sequence under a name: [batch, *shape]; zeros before the first token. Writes nothing."""
+    return _buffer(cache, name)
+
+
+@cache_read.reference
+def _(cache: LayerLike, name: str) -> torch.Tensor:
+    return cache.read(name)
+
+
+@op(is_pure=False, writes="cache", moves=True)
+def cache_write(cache: StateLayerType, value: TensorType, name: str, seq: Size) -> StateLayerType:
+    """Keep `value` [batch, *shape] under a name, as it is after `seq` more tokens of each sequence."""
+    expected = _buffer(cache, name)
+    require(
+        value.dtype == expected.dtype and value.ndim == expected.ndim,
+        "the layer keeps {} as {}[{}], the value is {} with {} axes",
+        repr(name),
+        expected.dtype,
+        ", ".join(map(str, expected.shape)),
+        value.dtype,
+        value.ndim,
+    )
+    for mine, wanted in zip(value.shape, expected.shape, strict=True):
+        require_same(
+            mine,
+            wanted,
+            f"{name!r} is [batch, {', '.join(map(str, expected.shape[1:]))}] in the layer: {{}} is not {{}}",
+        )
+    return cache
+
+
+@cache_write.normalize
+def _(cache: StateLayerType, value: TensorType, name: str, seq: Size | str) -> dict[str, Any]:
+    return {"name": name, "seq": to_size(seq)}
+
+
+@cache_write.reference
+def _(cache: LayerLike, value: torch.Tensor, name: str, seq: int) -> LayerLike:
+    cache.write(name, value, seq)
+    return cache

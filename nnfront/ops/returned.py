@@ -11,11 +11,11 @@ import torch
 from nnfront.dims import Dim, Size, Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.ir import (
-    CacheLayerType,
-    CacheType,
     Op,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -95,7 +95,7 @@ def _fits(
             if not isinstance(value, (tuple, list)) or len(value) != len(type.fields):
                 return not type.fields  # nobody looks at what stands for nothing
             return all(_fits(t, v, dims, device, handles) for t, v in zip(type.fields, value, strict=True))
-        case CacheLayerType() | CacheType():
+        case StateLayerType() | StateType():
             return any(value is handle for handle in handles)
         case _:
             return True  # only functions look into objects

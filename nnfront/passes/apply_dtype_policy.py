@@ -40,8 +40,6 @@ from nnfront.ir import (
     Atom,
     Binding,
     Block,
-    CacheLayerType,
-    CacheType,
     Call,
     DtypePolicy,
     Expr,
@@ -55,6 +53,8 @@ from nnfront.ir import (
     Param,
     Projection,
     Provenance,
+    StateLayerType,
+    StateType,
     TensorType,
     Tuple,
     TupleType,
@@ -257,7 +257,7 @@ class _Rewriting:
         if is_followed or treatment in ("given", "result"):
             return tuple(args)
         # A cache is the caller's: what is appended to it has its dtype.
-        caches = [a.type.dtype for a in args if a is not None and isinstance(a.type, CacheLayerType)]
+        caches = [a.type.dtype for a in args if a is not None and isinstance(a.type, StateLayerType)]
         dtype = next(iter(caches), WIDE if treatment == "wide" else self.dtype)
         count = 1 if treatment == "first" else len(args)
         return tuple(
@@ -343,9 +343,11 @@ class _Rewriting:
 def _dtypes(type: Type) -> tuple[str, ...]:
     """The dtypes of the tensors and caches in a type, in order."""
     match type:
-        case TensorType() | CacheLayerType():
+        case TensorType():
             return (type.dtype,)
-        case TupleType(fields=parts) | CacheType(layers=parts):
+        case StateLayerType():
+            return tuple(buffer.dtype for buffer in type.buffers)
+        case TupleType(fields=parts) | StateType(layers=parts):
             return tuple(dtype for part in parts for dtype in _dtypes(part))
         case _:
             return ()
@@ -366,11 +368,21 @@ def _with_dtype(type: Type, dtype: str) -> Type:
 
 def _map_dtypes(type: Type, dtype: Callable[[str], str]) -> Type:
     match type:
-        case TensorType() | CacheLayerType():
+        case TensorType():
             return replace(type, dtype=dtype(type.dtype))
+        case StateLayerType():
+            return _map_layer(type, dtype)
         case TupleType():
             return TupleType(tuple(_map_dtypes(field, dtype) for field in type.fields), type.names)
-        case CacheType():
-            return CacheType(tuple(replace(layer, dtype=dtype(layer.dtype)) for layer in type.layers))
+        case StateType():
+            return StateType(tuple(_map_layer(layer, dtype) for layer in type.layers))
         case _:
             return type
+
+
+def _map_layer(layer: StateLayerType, dtype: Callable[[str], str]) -> StateLayerType:
+    per_token, per_sequence = (
+        tuple(replace(buffer, dtype=dtype(buffer.dtype)) for buffer in group)
+        for group in (layer.per_token, layer.per_sequence)
+    )
+    return replace(layer, per_token=per_token, per_sequence=per_sequence)

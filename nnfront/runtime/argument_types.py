@@ -16,10 +16,10 @@ from nnfront.backends.device import CPU
 from nnfront.backends.registry import device_of
 from nnfront.errors import NnfrontError, RunError
 from nnfront.lower import (
-    CacheType,
     MethodProgram,
     ScalarType,
     ShapeType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -66,7 +66,7 @@ def _convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
                     f"argument {name} is {_kind(value)}, expected {count_of(len(type.sizes), 'size')}",
                 )
             return tuple(int(v) for v in value)
-        case CacheType():
+        case StateType():
             if not isinstance(value, Cache):
                 raise call_error(
                     program,

@@ -28,11 +28,11 @@ import torch
 from nnfront.backends.device import CPU
 from nnfront.dims import Dim, Symbol, evaluator
 from nnfront.lower import (
-    CacheType,
     MethodProgram,
     Place,
     ScalarType,
     ShapeType,
+    StateType,
     Structure,
     TensorType,
     TupleType,
@@ -125,7 +125,7 @@ class _Writer:
                 self.unpack.append(f"({''.join(f'{name}_{i}, ' for i in range(len(type.fields)))}) = {name}")
                 for i, (part, field) in enumerate(zip(structure.fields, type.fields, strict=True)):
                     self.value(f"{name}_{i}", field, part)
-            case CacheType():
+            case StateType():
                 self.scope[f"{name}_layout"] = layout(type)
                 self.conditions += [f"type({name}) in caches", f"{name}.layout is {name}_layout"]
             case ShapeType():

@@ -29,7 +29,7 @@ from nnfront.runtime.load_frame import Values, left_open, loaded_frame, matched_
 from nnfront.runtime.out_of_memory import call_error
 from nnfront.runtime.profile import RUNS, Clock, Event, Profile
 from nnfront.runtime.results import result_maker
-from nnfront.state.cache import Use
+from nnfront.state.use import Use
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -254,11 +254,11 @@ class Method:
     def _check_layers(self, args: Sequence[Any]) -> None:
         """Raise RunError if a call has given one layer of a cache other tokens than another."""
         for i in self._states:
-            layer = args[i].uneven()
-            if layer is not None:
+            uneven = args[i].uneven()
+            if uneven is not None:
                 raise RunError(
                     f"{self.name}: layers of the cache {self.program.arguments[i].name!r} got different numbers of tokens",
-                    details=[f"layer {n} holds {list(args[i][n].lengths.values)}" for n in (0, layer)],
+                    details=[f"layer 0 holds {args[i].lengths}", uneven],
                     help="let one attention append to each layer: cache=cache[i] in layer i",
                 )
 

@@ -17,9 +17,10 @@ from nnfront.dims import Dim, Size, Symbol, evaluate, narrowed, parse
 from nnfront.errors import RunError
 from nnfront.lower import (
     Argument,
-    CacheType,
+    Buffer,
     Run,
     ScalarType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -135,22 +136,27 @@ class RandomArguments:
                 return self.random.choice(choices[type.dtype])
             case TupleType():
                 return tuple(self._value(f"{name}[{i}]", field, sizes) for i, field in enumerate(type.fields))
-            case CacheType():
+            case StateType():
                 return self._cache(type, sizes)
             case _:
                 raise RunError(f"{self.program.name}: no random value for argument {name!r}")
 
-    def _cache(self, type: CacheType, sizes: Mapping[str, int]) -> Cache:
+    def _cache(self, type: StateType, sizes: Mapping[str, int]) -> Cache:
         """A cache with some tokens in it, random ones."""
         cache = make_cache(type, sizes, self.program.target)
         appended = max([1, *(n for name, n in sizes.items() if name in self.elsewhere)])
         filled = min(self.filled, cache.max_seq - appended)
         for layer in cache if filled > 0 else ():
-            shape = (layer.batch, filled, layer.type.kv_heads, layer.type.head_size)
-            dtype = getattr(torch, layer.type.dtype)
-            kv = [torch.randn(shape, generator=self.generator).to(self.device, dtype) for _ in range(2)]
-            layer.append(*kv)
+            if layer.type.per_token:
+                layer.append(*(self._noise(b, (layer.batch, filled)) for b in layer.type.per_token))
+            for buffer in layer.type.per_sequence:
+                layer.write(buffer.name, self._noise(buffer, (layer.batch,)), filled)
         return cache
+
+    def _noise(self, buffer: Buffer, outer: tuple[int, ...]) -> torch.Tensor:
+        """Random elements for what a cache keeps: [*outer, *shape]."""
+        noise = torch.randn((*outer, *buffer.shape), generator=self.generator)
+        return noise.to(self.device, getattr(torch, buffer.dtype))
 
     @staticmethod
     def tensor(

@@ -7,19 +7,22 @@ of pages (`nnfront.state.paged`). A cache belongs to one caller. Tokens are writ
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from threading import Lock
 from typing import Any, Self
 
 import torch
 
 from nnfront.errors import RunError
-from nnfront.lower import CacheLayerType, CacheType
+from nnfront.lower import StateLayerType, StateType
+from nnfront.state.fixed import Saved
 from nnfront.state.layer import CacheLayer
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.type import layout
+from nnfront.state.use import Journal, Use
 
 
 @lru_cache(maxsize=1024)
@@ -27,25 +30,26 @@ def _interned_places(places: tuple[object, ...]) -> object:
     return object()
 
 
-class Use:
-    """The call that uses a cache now, one at a time; caches that share memory have one of these together."""
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What `restore` goes back to as long as the call goes on: how many tokens there were, and what of the journal was written then."""
 
-    __slots__ = ("_lock", "method")
+    lengths: SequenceLengths
+    journal: Journal
+    position: int
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.method = ""
 
-    def begin(self, method: str) -> bool:
-        """Take it for a call of a method; False if another call has it."""
-        if not self._lock.acquire(blocking=False):
-            return False
-        self.method = method
-        return True
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Snapshot:
+    """What `restore` goes back to at any time. `nbytes` are those of the copies that it holds, of what cutting tokens off does not bring back."""
 
-    def end(self) -> None:
-        """Give it back."""
-        self._lock.release()
+    lengths: SequenceLengths
+    saved: tuple[Saved, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it holds."""
+        return sum(each.nbytes for each in self.saved)
 
 
 class Cache(Sequence[CacheLayer]):
@@ -54,17 +58,18 @@ class Cache(Sequence[CacheLayer]):
     `batch` sequences of up to `max_seq` tokens. Iterates over its layers.
     """
 
-    __slots__ = ("_layers", "_places", "batch", "layout", "max_seq", "type", "use")
+    __slots__ = ("_layers", "_places", "_snapshot", "batch", "layout", "max_seq", "type", "use")
 
-    def __init__(self, type: CacheType, layers: Sequence[CacheLayer], use: Use | None = None) -> None:
-        """`use` is that of a cache whose memory this one shares."""
+    def __init__(self, type: StateType, layers: Sequence[CacheLayer], use: Use) -> None:
+        """`use` is that of its layers, and of every cache whose memory this one shares."""
         self.type = type
-        self.use = use or Use()
+        self.use = use
         self.layout = layout(type)
         self.batch: int = layers[0].batch if layers else 0
         self.max_seq: int = layers[0].max_seq if layers else 0
         self._layers = tuple(layers)
         self._places: object = None
+        self._snapshot: weakref.ref[Snapshot] | None = None
 
     @property
     def places(self) -> object:
@@ -139,11 +144,11 @@ class Cache(Sequence[CacheLayer]):
 
     def _with(self, layers: Sequence[CacheLayer], use: Use) -> Self:
         """The cache of other layers; those of one type share theirs again."""
-        types: dict[int, CacheLayerType] = {}
+        types: dict[int, StateLayerType] = {}
         shared = tuple(
             types.setdefault(id(old), new.type) for old, new in zip(self.type.layers, layers, strict=True)
         )
-        return type(self)(CacheType(shared), layers, use)
+        return type(self)(StateType(shared), layers, use)
 
     def _lengths_of(self, sequences: Sequence[int]) -> list[SequenceLengths]:
         """The lengths of some sequences in each layer: one object where the layers have one.
@@ -156,47 +161,112 @@ class Cache(Sequence[CacheLayer]):
 
     def reset(self) -> None:
         """Forget all tokens."""
-        self._set(self._lengths.like((0,) * self.batch))
+        self._empty(self._lengths.like((0,) * self.batch))
 
     def truncate(self, length: int) -> None:
         """Keep at most the first `length` tokens of each sequence.
 
-        Raises RunError if a window has dropped tokens that the sequence would see again.
+        Raises RunError if a window has dropped tokens that the sequence would see again, and for what a layer keeps of a whole sequence,
+        such as the state of a recurrence: that goes back to the last snapshot, if it was taken there, or to the beginning.
         """
         lengths = self._lengths
-        self._cut(lengths.like(tuple(min(n, length) for n in lengths.values)))
+        wanted = lengths.like(tuple(min(n, length) for n in lengths.values))
+        snapshot = self._snapshot() if self._snapshot is not None else None
+        if snapshot is not None and snapshot.lengths.values == wanted.values != lengths.values:
+            self.restore(snapshot)
+        else:
+            self._cut(wanted)
 
-    def uneven(self) -> int | None:
-        """Return the first layer that does not hold as many tokens of each sequence as layer 0; None if all do."""
+    def uneven(self) -> str | None:
+        """Say which layer, the first one, does not hold as many tokens of each sequence as layer 0; None if all do."""
         lengths = self._lengths
         for i, layer in enumerate(self._layers):
-            if layer.lengths is not lengths and layer.lengths.values != lengths.values:
-                return i
+            if layer.lengths.values != lengths.values:
+                return f"layer {i} holds {list(layer.lengths.values)}"
+            for name, storage in layer.fixed.items():
+                if storage.lengths.values != lengths.values:
+                    return f"layer {i} holds {list(storage.lengths.values)} in {name!r}"
         return None
 
-    def mark(self) -> SequenceLengths:
-        """What `restore` goes back to."""
-        return self._lengths
+    def mark(self) -> Mark:
+        """What `restore` goes back to after a call that failed half way, or before the next call."""
+        self._settle()
+        lengths, journal = self._lengths, self.use.journal
+        if journal is None:
+            journal = self.use.journal = Journal(lengths)
+        return Mark(lengths, journal, len(journal.entries))
 
-    def restore(self, mark: SequenceLengths) -> None:
-        """Forget what was appended after `mark`, in every layer; for a call that failed half way.
+    def _settle(self) -> None:
+        """Give back what no token sees any more, as a call gives back nothing until it is over."""
 
-        If a window's tokens have been dropped meanwhile, nothing can be kept: the cache is reset.
+    def snapshot(self) -> Snapshot:
+        """What `restore` goes back to at any time: a copy of what cutting tokens off does not bring back, `nbytes` large."""
+        saved = tuple(each for layer in self._layers for each in layer.save())
+        snapshot = Snapshot(self._lengths, (*saved, *self._save()))
+        self._snapshot = weakref.ref(snapshot)
+        return snapshot
+
+    def _save(self) -> Iterable[Saved]:
+        """What the cache itself has to copy."""
+        return ()
+
+    def restore(self, to: Mark | Snapshot) -> None:
+        """Go back to a mark or a snapshot of this cache: what was appended since is forgotten, in every layer.
+
+        Raises RunError for a snapshot at more tokens than the cache was cut to since, and as `truncate` does for a mark before a call
+        that has succeeded.
         """
-        try:
-            self._cut(mark)
-        except RunError:
-            self.reset()
+        if isinstance(to, Snapshot):
+            if not all(each.is_there() for each in to.saved):
+                raise RunError(
+                    "the cache cannot go back to its snapshot",
+                    details=[
+                        f"the snapshot holds {list(to.lengths.values)} tokens, and the cache has been cut to fewer since"
+                    ],
+                    help="keep a clone: cache.clone()",
+                )
+            for each in to.saved:
+                each.put_back()
+            self._set(to.lengths)
+        elif to.journal is self.use.journal:
+            to.journal.undo(to.position)
+            if not to.position:
+                self.use.journal = None
+            self._set(to.lengths)
+        else:
+            self._cut(to.lengths)
 
     def _cut(self, lengths: SequenceLengths) -> None:
-        for layer in self._layers:
+        for i, layer in enumerate(self._layers):
             for row, (now, wanted) in enumerate(zip(layer.lengths.values, lengths.values, strict=True)):
                 if wanted < now and not layer.keeps(row, wanted):
                     raise RunError(
                         f"the cache cannot be cut to {wanted} tokens: it has {now}, and a window keeps only the last {layer.window}",
                         help="call cache.reset() and give the tokens again",
                     )
+                if layer.fixed and 0 < wanted < now:
+                    raise self._no_way_back(i, now, wanted)
+        self._empty(lengths)
+
+    def _no_way_back(self, layer: int, now: int, wanted: int) -> RunError:
+        snapshot = self._snapshot() if self._snapshot is not None else None
+        last = (
+            "there is no snapshot of it"
+            if snapshot is None
+            else f"its last snapshot holds {list(snapshot.lengths.values)}"
+        )
+        names = ", ".join(repr(name) for name in self._layers[layer].fixed)
+        return RunError(
+            f"the cache cannot be cut to {wanted} tokens: it has {now}, and layer {layer} keeps {names} only as of the last one",
+            details=[last],
+            help="mark = cache.snapshot() where it may have to go back to, and cache.restore(mark)",
+        )
+
+    def _empty(self, lengths: SequenceLengths) -> None:
         self._set(lengths)
+        for layer in self._layers:
+            for storage in layer.fixed.values():
+                storage.clear()
 
     def _set(self, lengths: SequenceLengths) -> None:
         for layer in self._layers:

@@ -10,8 +10,9 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.state.cache import Cache
-from nnfront.state.layer import CacheLayer, LayerState, Storage
+from nnfront.state.layer import CacheLayer, Storage
 from nnfront.state.lengths import SequenceLengths
+from nnfront.state.use import LayerState
 
 
 class CapturedLayer(CacheLayer):
@@ -20,7 +21,7 @@ class CapturedLayer(CacheLayer):
     __slots__ = ("_storage",)
 
     def __init__(self, layer: CacheLayer, lengths: SequenceLengths) -> None:
-        super().__init__(layer.type, LayerState(lengths, {}), 0)
+        super().__init__(layer.type, LayerState(lengths, layer._state.use), 0, {})
         self._storage = layer.storage
 
     @property
@@ -31,13 +32,10 @@ class CapturedLayer(CacheLayer):
         """Count more tokens on the device; the real layer has found places for them."""
         self._state.lengths = self._state.lengths.grow(0, self.batch, seq)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
+    def append(self, *parts: torch.Tensor) -> None:
         self._refuse()
 
-    def keys(self) -> torch.Tensor:
-        self._refuse()
-
-    def values(self) -> torch.Tensor:
+    def stored(self, index: int) -> torch.Tensor:
         self._refuse()
 
     def key_positions(self) -> torch.Tensor:

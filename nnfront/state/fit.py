@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
-from nnfront.dims import Size, Symbol, evaluate
+from nnfront.dims import Symbol, evaluate
 from nnfront.errors import RunError
 from nnfront.ir import type_symbols
-from nnfront.lower import CacheType, MethodProgram, Program
+from nnfront.lower import MethodProgram, Program, StateType
 from nnfront.memory.concrete_sizes import symbols_of
 from nnfront.memory.free_memory import FreeMemory, most
+from nnfront.memory.layout import Layer
 from nnfront.memory.liveness import layer_of
 from nnfront.memory.plan import plan_memory
 from nnfront.memory.report import text_of
-from nnfront.state.quantize import kept_bytes
+from nnfront.state.quantize import token_bytes
 
 # A thirty-second of a device is left alone: what libraries take for themselves, and memory in pieces too small to use. An estimate.
 SPARE = 32
@@ -36,7 +37,7 @@ class Fit:
     def __init__(
         self,
         program: Program,
-        type: CacheType,
+        type: StateType,
         room: FreeMemory,
         *,
         page_size: int = 0,
@@ -74,20 +75,23 @@ class Fit:
 
     def cache_bytes(self, sizes: Mapping[str, int], pages: int | None = None) -> int:
         """The bytes of a cache."""
+        layers = [
+            layer_of(t, lambda size: evaluate(size, sizes), self._policy.ring_windows)
+            for t in self.type.layers
+        ]
+        sequences = sum(layer.batch * layer.sequence_bytes for layer in layers)
         if not self._page_size:
-            return self._bytes(lambda size: evaluate(size, sizes))
+            return sequences + sum(
+                layer.batch * layer.capacity * token_bytes(layer, self._coded) for layer in layers
+            )
         if pages is None:
             pages = self.all_pages(sizes)
-        return pages * self._page_size * self.token_bytes
+        return sequences + pages * self._page_size * self.token_bytes
 
     @cached_property
     def token_bytes(self) -> int:
         """The bytes of a token in all layers."""
-        return self._bytes(lambda size: 1)
-
-    def _bytes(self, number: Callable[[Size], int]) -> int:
-        layers = (layer_of(layer, number, self._policy.ring_windows) for layer in self.type.layers)
-        return sum(kept_bytes(layer, self._coded) for layer in layers)
+        return sum(token_bytes(Layer(layer, 1, 1), self._coded) for layer in self.type.layers)
 
     def all_pages(self, sizes: Mapping[str, int]) -> int:
         """The pages of a pool that all sequences need at their longest."""
@@ -133,8 +137,8 @@ class Fit:
 
     def most_pages(self, sizes: Mapping[str, int]) -> int:
         """How many pages fit in a pool, at most as many as all sequences need."""
-        left = self.budget - self.call_bytes(sizes)
-        return max(min(left // max(self.cache_bytes(sizes, 1), 1), self.all_pages(sizes)), 0)
+        left = self.budget - self.call_bytes(sizes) - self.cache_bytes(sizes, 0)
+        return max(min(left // max(self._page_size * self.token_bytes, 1), self.all_pages(sizes)), 0)
 
     def offers(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """What fits instead of these sizes, in words, each with another of them less."""

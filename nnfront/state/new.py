@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from nnfront.backends.registry import device_of
 from nnfront.errors import RunError
-from nnfront.lower import CacheType, Program
+from nnfront.lower import Program, StateType
 from nnfront.memory.free_memory import FreeMemory, free_memory_on, is_out_of_memory
 from nnfront.memory.report import text_of
 from nnfront.state.cache import Cache
@@ -23,7 +23,7 @@ Amount: TypeAlias = int | Literal["fit"]
 
 def new_cache(
     program: Program,
-    type: CacheType,
+    type: StateType,
     given: Mapping[str, Amount],
     known: Mapping[str, int],
     *,

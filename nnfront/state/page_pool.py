@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool of pages: who holds which, and the keys and values in them.
+"""A pool of pages: who holds which, and what lies in them.
 
 Layers that have the same window go through the same tokens, so one page is a place in the buffers of all of them.
 """
@@ -12,23 +12,30 @@ from typing import Any
 
 import torch
 
+from nnfront.state.quantize import Parts
+
 
 class Pool:
     """Pages of `page_size` tokens. `counts` says for each how many sequences hold it.
 
-    `buffers` are the keys and values of each layer: [kv_heads, pages, page_size, head_size].
+    `layers` has what each layer keeps of tokens: [*lead, pages, page_size, last].
     """
 
-    __slots__ = ("_free", "_written", "buffers", "counts", "page_size", "tables")
+    __slots__ = ("_free", "_written", "counts", "layers", "page_size", "tables")
 
-    def __init__(self, page_size: int, buffers: Sequence[torch.Tensor], pages: int) -> None:
+    def __init__(self, page_size: int, layers: Sequence[Parts], pages: int) -> None:
         self.page_size = page_size
-        self.buffers = tuple(buffers)
+        self.layers = tuple(layers)
         self.counts = [0] * pages
         self._free = list(range(pages - 1, -1, -1))  # the last one goes first
         self._written: set[int] = set()
         # The tables whose sequences hold pages: each has `evict()`.
         self.tables: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """Those of all layers."""
+        return [part for layer in self.layers for part in layer.all]
 
     @property
     def pages(self) -> int:
@@ -60,7 +67,7 @@ class Pool:
 
     def _fill(self, pages: list[int]) -> None:
         for buffer in self.buffers:
-            buffer.index_fill_(1, torch.tensor(pages, device=buffer.device), 0)
+            buffer.index_fill_(-3, torch.tensor(pages, device=buffer.device), 0)
 
     def share(self, pages: Iterable[int]) -> None:
         """Count one more sequence that holds each."""
@@ -69,7 +76,7 @@ class Pool:
 
     def clone(self) -> Pool:
         """A copy of the buffers, in which nobody holds a page yet."""
-        pool = Pool(self.page_size, [buffer.clone() for buffer in self.buffers], self.pages)
+        pool = Pool(self.page_size, [layer.map(torch.clone) for layer in self.layers], self.pages)
         pool._written = set(self._written)
         return pool
 
@@ -88,5 +95,6 @@ class Pool:
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy what lies in some pages to others, in every layer."""
         for buffer in self.buffers:
-            source, target = (torch.tensor(pages, device=buffer.device) for pages in (sources, targets))
-            buffer[:, target] = buffer[:, source]
+            source, target = (torch.tensor(x, device=buffer.device) for x in (sources, targets))
+            pages = buffer.movedim(-3, 0)
+            pages[target] = pages[source]

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 
 from nnfront.errors import RunError
-from nnfront.state.layer import LayerState
+from nnfront.state.fixed import Saved
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.page_pool import Pool
+from nnfront.state.use import LayerState
 
 # A page that a window has left behind.
 GONE = -1
@@ -108,11 +109,16 @@ class PageTable:
         known = self._reserved
         if known is not None and known[0] is before and known[1] == (first, count, seq):
             return
-        self.evict()
+        may_evict = (
+            self.states[0].use.journal is None
+        )  # else it has been done, and a call that fails gives nothing back
+        if may_evict:
+            self.evict()
         self._view = None
         places = self._places(before, first, seq)
         if len(places) > self.pool.free:
-            self.pool.settle()
+            if may_evict:
+                self.pool.settle()
             if len(places) > self.pool.free:
                 raise self._too_few(before, first, seq, len(places))
         self._take(places)
@@ -214,7 +220,7 @@ class PageTable:
 
     def evict(self) -> None:
         """Give back the pages that no layer's next token sees, nor would if its last one were taken back."""
-        if self.window is None:
+        if self.window is None or not self.states:
             return
         lengths = self.states[0].lengths
         values = lengths.values
@@ -247,6 +253,22 @@ class PageTable:
             self.reserved[i] = min(self.reserved[i], n)
         values = torch.tensor(self.reserved, dtype=torch.int32)
         self.lengths_tensor.copy_(values)
+
+    def save(self, first: int, count: int) -> Saved:
+        """Hold the pages of some sequences in a row as they are: what is written there later is written to copies."""
+        rows = range(first, first + count)
+        held = self.fork(rows, ())
+
+        def put_back() -> None:
+            self._forget()
+            for i, row in zip(rows, held.rows, strict=True):
+                self.pool.share(page for page in row if page != GONE)
+                self.pool.drop(page for page in self.rows[i] if page != GONE)
+                self.rows[i], self._gone[i] = list(row), row.count(GONE)
+                self.reserved[i] = held.reserved[i - first]
+            self.pages_tensor.narrow(0, first, count).copy_(held.pages_tensor)
+
+        return Saved(0, put_back)
 
     def fork(self, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
         """Sequences that begin with the pages of these."""

@@ -7,48 +7,42 @@ Caches that were forked from each other share their pool and belong to one calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from nnfront.dims import Size
 from nnfront.errors import RunError
-from nnfront.lower import CacheLayerType, CacheType
-from nnfront.state.cache import Cache, Use
-from nnfront.state.layer import CacheLayer, LayerState, Storage
+from nnfront.lower import StateLayerType, StateType
+from nnfront.state.cache import Cache
+from nnfront.state.fixed import FixedStorage, Saved, full, make_fixed
+from nnfront.state.layer import CacheLayer, Storage
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.page_pool import Pool
 from nnfront.state.page_table import PageTable, View
-from nnfront.state.quantize import Parts, buffers, decode, encode
+from nnfront.state.quantize import Parts, allocate, decode, encode
+from nnfront.state.ring import RingLayer, make_layer
+from nnfront.state.use import LayerState, Use
 
 
 class PagedLayer(CacheLayer):
-    """One layer, in buffers [kv_heads, pages, page_size, head_size] of the pool: there, gathered pages need no second copy."""
+    """One layer, its tokens in buffers [*lead, pages, page_size, last] of the pool: there, gathered pages need no second copy."""
 
     __slots__ = ("_parts", "table")
 
     def __init__(
         self,
-        type: CacheLayerType,
+        type: StateLayerType,
         table: PageTable,
         parts: Parts,
         state: LayerState,
         first: int,
+        fixed: Mapping[str, FixedStorage],
     ) -> None:
-        super().__init__(type, state, first)
+        super().__init__(type, state, first, fixed)
         self.table = table
         self._parts = parts
-
-    @property
-    def key_pages(self) -> torch.Tensor:
-        """The keys in all pages of the pool: [pages, kv_heads, page_size, head_size]."""
-        return self.storage.keys
-
-    @property
-    def value_pages(self) -> torch.Tensor:
-        """The values in all pages of the pool: [pages, kv_heads, page_size, head_size]."""
-        return self.storage.values
 
     @property
     def page_table(self) -> torch.Tensor:
@@ -62,31 +56,25 @@ class PagedLayer(CacheLayer):
 
     @property
     def storage(self) -> Storage:
-        return Storage.of(tuple(part.transpose(0, 1) for part in self._parts), self.page_table)
+        return Storage.of(self._parts.map(lambda part: part.movedim(-3, 0)), self.page_table)
 
     def take(self, seq: int) -> None:
         before = self.lengths
         if before.longest + seq > self.max_seq:
-            raise self._full(before, seq)
+            raise full(before, seq, self.max_seq)
         self.table.reserve(before, self._first, self.batch, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        before, seq = self.lengths, k.shape[1]
+    def append(self, *parts: torch.Tensor) -> None:
+        before, seq = self.lengths, parts[0].shape[1]
         self.take(seq)
         slots = self.table.slots(before, self._first, self.batch, seq)
-        for pages, new in zip(self._parts, encode(k, v, len(self._parts) > 2), strict=True):
-            pages.flatten(1, 2)[:, slots] = new.permute(2, 0, 1, 3)
+        for pages, new in zip(self._parts.all, encode(parts, bool(self._parts.scales)).all, strict=True):
+            pages.flatten(-3, -2).movedim(-2, 0)[slots] = new
 
-    def keys(self) -> torch.Tensor:
-        return self._read(0)
-
-    def values(self) -> torch.Tensor:
-        return self._read(1)
-
-    def _read(self, index: int) -> torch.Tensor:
-        parts = tuple(_read(part, self._view) for part in self._parts)
-        return decode(parts, index, getattr(torch, self.type.dtype))
+    def stored(self, index: int) -> torch.Tensor:
+        view = self._view
+        return decode(self._parts, index, self.type.per_token[index].dtype, lambda part: _read(part, view))
 
     def key_positions(self) -> torch.Tensor:
         return self._view.positions(self.lengths.device)
@@ -106,17 +94,17 @@ class PagedLayer(CacheLayer):
         return self.table.keeps(self._first + row, length)
 
     def part(self, first: int, count: int) -> PagedLayer:
-        type = replace(self.type, batch=count)
-        return PagedLayer(type, self.table, self._parts, self._state, self._first + first)
+        type, fixed = replace(self.type, batch=count), self._fixed_part(first, count)
+        return PagedLayer(type, self.table, self._parts, self._state, self._first + first, fixed)
 
 
 def _read(pages: torch.Tensor, view: View) -> torch.Tensor:
-    """Gather [kv_heads, pages, page_size, head_size] into [sequences, kv_heads, stored, head_size]; no copy if they lie in order."""
+    """Gather [*lead, pages, page_size, last] into [sequences, *lead, stored, last]; no copy if they lie in order."""
     if view.index is None:
         assert view.first is not None
-        size = pages.shape[2]
-        return pages.flatten(1, 2).narrow(1, view.first * size, view.stored).unsqueeze(0)
-    return pages[:, view.index].flatten(2, 3).narrow(2, 0, view.stored).transpose(0, 1)
+        size = pages.shape[-2]
+        return pages.flatten(-3, -2).narrow(-2, view.first * size, view.stored).unsqueeze(0)
+    return pages[..., view.index, :, :].flatten(-3, -2).narrow(-2, 0, view.stored).movedim(-3, 0)
 
 
 class PagedCache(Cache):
@@ -124,15 +112,19 @@ class PagedCache(Cache):
 
     __slots__ = ("tables",)
 
-    _layers: tuple[PagedLayer, ...]
-
-    def __init__(self, type: CacheType, layers: Sequence[CacheLayer], use: Use | None = None) -> None:
+    def __init__(self, type: StateType, layers: Sequence[CacheLayer], use: Use) -> None:
         super().__init__(type, layers, use)
-        self.tables: tuple[PageTable, ...] = tuple(dict.fromkeys(layer.table for layer in self._layers))
+        self.tables: tuple[PageTable, ...] = tuple(dict.fromkeys(layer.table for layer in self._paged))
+
+    @property
+    def _paged(self) -> Iterator[PagedLayer]:
+        """The layers that keep something of tokens."""
+        return (layer for layer in self._layers if isinstance(layer, PagedLayer))
 
     @property
     def lengths_tensor(self) -> torch.Tensor:
-        return self._layers[0].lengths_tensor if self._layers else torch.empty(0, dtype=torch.int32)
+        layer = next(self._paged, None)
+        return self._lengths.counts().clone() if layer is None else layer.lengths_tensor
 
     @property
     def page_size(self) -> int:
@@ -158,7 +150,8 @@ class PagedCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for table in self.tables for buffer in table.pool.buffers)
+        pools = sum(buffer.nbytes for table in self.tables for buffer in table.pool.buffers)
+        return pools + sum(storage.nbytes for layer in self._layers for storage in layer.fixed.values())
 
     def clone(self) -> PagedCache:
         def copy(table: PageTable, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
@@ -175,36 +168,48 @@ class PagedCache(Cache):
         copy: Callable[[PageTable, Sequence[int], Sequence[LayerState]], PageTable],
         use: Use,
     ) -> PagedCache:
-        states = [LayerState(lengths, {}) for lengths in self._lengths_of(sequences)]
-        first = self._layers[0]._first if self._layers else 0
-        layers: dict[int, PagedLayer] = {}
+        every_length = self._lengths_of(sequences)
+        chosen = torch.tensor(sequences, dtype=torch.int64, device=self._lengths.device)
+        layers: dict[int, CacheLayer] = {}
         for table in self.tables:
-            mine = [i for i, layer in enumerate(self._layers) if layer.table is table]
-            new = copy(table, [first + i for i in sequences], [states[i] for i in mine])
-            layers |= _layers_of(new, {i: replace(self._layers[i].type, batch=len(sequences)) for i in mine})
+            mine = {
+                i: layer
+                for i, layer in enumerate(self._layers)
+                if isinstance(layer, PagedLayer) and layer.table is table
+            }
+            states = [LayerState(every_length[i], use) for i in mine]
+            first = next(iter(mine.values()))._first
+            new = copy(table, [first + i for i in sequences], states)
+            for (i, layer), state, parts in zip(mine.items(), states, new.pool.layers, strict=True):
+                fixed = {name: each.copied(chosen, state.lengths, use) for name, each in layer.fixed.items()}
+                type = replace(layer.type, batch=len(sequences))
+                layers[i] = PagedLayer(type, new, parts, state, 0, fixed)
+        for i, other in enumerate(self._layers):
+            if isinstance(other, RingLayer):
+                layers[i] = other.copied(chosen, every_length[i], use)
         return self._with([layers[i] for i in range(len(self))], use)
+
+    def _settle(self) -> None:
+        for table in self.tables:
+            if table.window is not None:
+                table.pool.settle()
+
+    def _save(self) -> Iterator[Saved]:
+        tables = {layer.table: (layer._first, layer.batch) for layer in self._paged}
+        return (table.save(first, count) for table, (first, count) in tables.items())
 
     def _set(self, lengths: SequenceLengths) -> None:
         super()._set(lengths)
         for table in self.tables:
-            table.cut(self._layers[0]._first, lengths)
+            table.cut(next(self._paged)._first, lengths)
 
     def __repr__(self) -> str:
         pages = f"{self.free_pages} of {self.pages} pages of {self.page_size} free"
         return f"{super().__repr__()[:-1]}, {pages}>"
 
 
-def _layers_of(table: PageTable, types: dict[int, CacheLayerType]) -> dict[int, PagedLayer]:
-    """The layers of a table by their index in the cache, whose types are given in order."""
-    buffers, each = table.pool.buffers, len(table.pool.buffers) // max(len(types), 1)
-    return {
-        i: PagedLayer(type, table, buffers[each * n : each * (n + 1)], state, 0)
-        for n, ((i, type), state) in enumerate(zip(types.items(), table.states, strict=True))
-    }
-
-
 def make_paged(
-    cache: CacheType,
+    cache: StateType,
     page_size: int | None,
     pages: int | None,
     device: torch.device,
@@ -228,31 +233,27 @@ def make_paged(
         )
     if pages is not None and (type(pages) is not int or pages < 1):
         raise RunError(f"make_cache: pages is {pages!r}, expected a positive int")
-    layers: dict[int, PagedLayer] = {}
-    groups: dict[tuple[int | None, Size, Size], dict[int, CacheLayerType]] = {}
+    use = Use()
+    layers: dict[int, CacheLayer] = {}
+    groups: dict[tuple[int | None, Size, Size], dict[int, StateLayerType]] = {}
     for i, layer in enumerate(cache.layers):
-        groups.setdefault((layer.window, layer.batch, layer.max_seq), {})[i] = layer
+        if layer.per_token:
+            groups.setdefault((layer.window, layer.batch, layer.max_seq), {})[i] = layer
+        else:
+            layers[i] = make_layer(layer, use, device)
     for (window, batch, max_seq), types in groups.items():
         assert isinstance(batch, int)
         assert isinstance(max_seq, int)
         columns = -(-max_seq // page_size)
         count = batch * columns if pages is None else pages
-        pool = Pool(page_size, _buffers(types.values(), count, page_size, device, coded), count)
+        parts = [allocate(each.per_token, (), (count, page_size), coded, device) for each in types.values()]
         # One object for all layers: they know by it that they go through the same lengths.
         empty = SequenceLengths((0,) * batch, device)
-        states = [LayerState(empty, {}) for _ in types]
+        states = [LayerState(empty, use) for _ in types]
         rows: list[list[int]] = [[] for _ in range(batch)]
-        table = PageTable(pool, window, states, rows, [0] * batch, columns, device)
-        layers |= _layers_of(table, types)
-    return PagedCache(cache, [layers[i] for i in range(len(cache.layers))])
-
-
-def _buffers(
-    types: Iterable[CacheLayerType], pages: int, page_size: int, device: torch.device, coded: bool
-) -> list[torch.Tensor]:
-    """Those of all layers, one after the other."""
-    return [
-        part
-        for layer in types
-        for part in buffers((layer.kv_heads, pages, page_size, layer.head_size), layer.dtype, coded, device)
-    ]
+        table = PageTable(Pool(page_size, parts, count), window, states, rows, [0] * batch, columns, device)
+        for (i, each), state, stored in zip(types.items(), states, parts, strict=True):
+            layers[i] = PagedLayer(each, table, stored, state, 0, make_fixed(each, empty, use))
+    made = PagedCache(cache, [layers[i] for i in range(len(cache.layers))], use)
+    made.reset()  # gives all layers the same lengths
+    return made

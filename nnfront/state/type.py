@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 from nnfront.dims import Dim, describe_facts, satisfies
 from nnfront.errors import RunError
-from nnfront.lower import CacheType
+from nnfront.lower import Buffer, StateLayerType, StateType
 
-Layout: TypeAlias = tuple[tuple[int, int, str, int | None], ...]
+# Of each layer the buffers that it keeps of tokens and of sequences, and the window.
+Layout: TypeAlias = tuple[tuple[tuple[Buffer, ...], tuple[Buffer, ...], int | None], ...]
 
 
-def layout(type: CacheType) -> Layout:
-    """What a cache must have in common with another to be used in its place: heads, head size, dtype and window of each layer."""
-    return _interned(tuple((x.kv_heads, x.head_size, x.dtype, x.window) for x in type.layers))
+def layout(type: StateType) -> Layout:
+    """What a cache must have in common with another to be used in its place: all but for how many sequences and tokens it is."""
+    return _interned(tuple(layer.kind for layer in type.layers))
 
 
 @lru_cache(maxsize=1024)
@@ -27,14 +29,14 @@ def _interned(value: Layout) -> Layout:
 def describe(value: Layout) -> str:
     """A layout in words."""
     parts = []
-    for heads, size, dtype, window in dict.fromkeys(value):
-        count = value.count((heads, size, dtype, window))
+    for kind, count in Counter(value).items():
+        per_token, per_sequence, window = kind
         seen = "" if window is None else f", window {window}"
-        parts.append(f"{count} layers of {heads} heads of {size} {dtype}{seen}")
+        parts.append(f"{count} layers of {StateLayerType(per_token, per_sequence, 0, 0)}{seen}")
     return "; ".join(parts) or "no layers"
 
 
-def cache_sizes(cache: CacheType, given: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]:
+def cache_sizes(cache: StateType, given: Mapping[str, Any], known: Mapping[str, int]) -> dict[str, int]:
     """Check the dims of a cache: all that the weights do not bind, each inside its range."""
     symbols = {
         s.name: s

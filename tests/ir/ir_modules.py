@@ -19,8 +19,7 @@ from nnfront.ir import (
     Atom,
     Binding,
     Block,
-    CacheLayerType,
-    CacheType,
+    Buffer,
     Call,
     Constant,
     Expr,
@@ -38,11 +37,14 @@ from nnfront.ir import (
     Scalar,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     Tuple,
     TupleType,
     Type,
     Var,
+    kv_layer,
 )
 
 WORDS = [
@@ -139,10 +141,16 @@ class Maker:
     def dtype(self) -> str:
         return self.pick(*dtypes.DTYPES)
 
-    def layer(self) -> CacheLayerType:
-        return CacheLayerType(
-            2, self.pick(4, 64), self.dtype(), self.size(), self.size(), self.pick(None, 16)
-        )
+    def layer(self) -> StateLayerType:
+        sizes, window = (self.size(), self.size()), self.pick(None, 16)
+        if self.pick(True, False):
+            return kv_layer(2, self.pick(4, 64), self.dtype(), *sizes, window, self.pick(None, 8))
+        count = self.pick(0, 1, 2)
+        buffers = [
+            Buffer(f"{self.pick('a', 'layer', 'b c')}{i}", (3,) * self.pick(1, 3), self.dtype())
+            for i in range(3)
+        ]
+        return StateLayerType(tuple(buffers[:count]), tuple(buffers[count:]), *sizes, window)
 
     def type(self, depth: int = 0) -> Type:
         kinds = ["tensor"] * 4 + ["shape", "scalar", "layer", "cache", "object"]
@@ -157,7 +165,7 @@ class Maker:
                 return self.layer()
             case "cache":
                 unit = self.many(self.layer, 2)
-                return CacheType(unit * self.draw(st.integers(0, 4)) + self.many(self.layer, 2))
+                return StateType(unit * self.draw(st.integers(0, 4)) + self.many(self.layer, 2))
             case "object":
                 return ObjectType(self.draw(names))
             case "function":

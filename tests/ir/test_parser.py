@@ -254,7 +254,7 @@ def test_error_says_where_and_what_was_expected(old: str, new: str, what: str, h
         ("9" * 5000, "this number is too long"),
         ("match_shape(x, cache(10001 * layer(kv_heads=1, head_size=1, dtype=int8, batch=1, max_seq=1)))", "a cache has at most 10000 layers"),
         ("match_shape(x, layer(kv_heads=1, head_size=1, dtype=int9, batch=1, max_seq=1))", "there is no dtype 'int9'"),
-        ("match_shape(x, layer(heads=1))", "expected 'kv_heads', but got 'heads'"),
+        ("match_shape(x, layer(heads=1))", "expected 'batch', but got 'heads'"),
         ("relu(x, a=(1", "this bracket is never closed"),
         ("@(x)", "expected the name of a function, but got '('"),
     ],

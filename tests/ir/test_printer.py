@@ -14,8 +14,7 @@ from nnfront.dims import Dim, ceildiv
 from nnfront.ir import (
     OPS,
     Binding,
-    CacheLayerType,
-    CacheType,
+    Buffer,
     Call,
     FunctionBuilder,
     FunctionType,
@@ -26,20 +25,23 @@ from nnfront.ir import (
     Scalar,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     Tuple,
     TupleType,
     Type,
     Var,
+    kv_layer,
     parse,
     type_text,
 )
 
 N, M = Dim("n"), Dim("m", max=64)
 F2 = TensorType((2,), "float32")
-FULL = CacheLayerType(2, 16, "float16", N, M)
-NEAR = CacheLayerType(2, 16, "float16", N, M, 8)
-LAYER = "layer(kv_heads=2, head_size=16, dtype=float16, batch=n, max_seq=m"
+FULL = kv_layer(2, 16, "float16", N, M)
+NEAR = kv_layer(2, 16, "float16", N, M, 8)
+LAYER = "layer(batch=n, max_seq=m, per_token={keys: float16[2, 16], values: float16[2, 16]}"
 
 EXAMPLE = """\
 module(aliases={lm_head.weight: "model.embed_tokens.weight"})
@@ -99,12 +101,16 @@ def test_example_of_everything_is_its_own_text() -> None:
         (FunctionType((F2,), TupleType(())), "fn(float32[2]) -> ()"),
         (FULL, f"{LAYER})"),
         (NEAR, f"{LAYER}, window=8)"),
-        (CacheType(()), "cache()"),
-        (CacheType((FULL,)), f"cache({LAYER}))"),
-        (CacheType((FULL,) * 80), f"cache(80 * {LAYER}))"),
-        (CacheType((FULL, NEAR) * 3 + (FULL,)), f"cache(3 * ({LAYER}), {LAYER}, window=8)), {LAYER}))"),
         (
-            CacheType(((FULL,) * 5 + (NEAR,)) * 2),
+            StateLayerType((Buffer("latent", (576,), "int8"),), (Buffer("the ssm", (), "float32"),), N, M),
+            'layer(batch=n, max_seq=m, per_token={latent: int8[576]}, per_sequence={"the ssm": float32[]})',
+        ),
+        (StateType(()), "cache()"),
+        (StateType((FULL,)), f"cache({LAYER}))"),
+        (StateType((FULL,) * 80), f"cache(80 * {LAYER}))"),
+        (StateType((FULL, NEAR) * 3 + (FULL,)), f"cache(3 * ({LAYER}), {LAYER}, window=8)), {LAYER}))"),
+        (
+            StateType(((FULL,) * 5 + (NEAR,)) * 2),
             f"cache(2 * (5 * {LAYER}), {LAYER}, window=8)))",
         ),
     ],

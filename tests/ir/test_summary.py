@@ -56,8 +56,8 @@ def test_tables() -> None:
 methods
   prefill: 5 bindings
     tokens  input  int64[batch, seq]
-    cache   state  cache of 4 layers (3 * full, window 8): 2 heads x 16 bfloat16[batch, max_seq]
-    -> (float32[batch, seq, 4], cache of 4 layers (3 * full, window 8): 2 heads x 16 bfloat16[batch, max_seq])
+    cache   state  cache of 4 layers (3 * full, window 8): 2 heads of 16 bfloat16[batch, max_seq]
+    -> (float32[batch, seq, 4], cache of 4 layers (3 * full, window 8): 2 heads of 16 bfloat16[batch, max_seq])
     runs 2 matmul, 2 relu, 1 reshape, 1 take
   logits: 0 bindings
     tokens  input  int64[batch, seq]

@@ -15,7 +15,7 @@ from nnfront.backends.cuda.backend import CUDA
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import memory_policy
 from nnfront.ir import parse
-from nnfront.lower import Run
+from nnfront.lower import Run, kv_layer
 from nnfront.memory.layout import Layer, contiguous
 
 META = torch.device("meta")
@@ -62,7 +62,7 @@ def main[b, m](q: input float16[b, 1, 8, 64], k: input float16[b, 1, 2, 64], cac
 @pytest.mark.parametrize("longest", [100, 8192])
 def test_attention_to_a_cache_holds_the_parts_of_its_longest_sequence(longest):
     q, k = contiguous((2, 1, 8, 64), "float16"), contiguous((2, 1, 2, 64), "float16")
-    layer = Layer(2, 2, longest, 64, "float16", None)
+    layer = Layer(kv_layer(2, 64, "float16", 2, longest), 2, longest)
     said = held(DECODE, "triton_attention", "sm_90", q, k, k, layer, None)
     config = attention_decode.choose(attention_decode.DecodeShape(2, 8, 2, 64, longest), "float16", "sm_90")
     parts = bytes_of(needed(config, 2 * 2 * -(-4 // config.block_m), 64, META))

@@ -29,8 +29,7 @@ MAX_SEQ = 250
 
 def operand(value: Any) -> Any:
     if isinstance(value, CacheLayer):
-        kind = value.type
-        return Layer(value.batch, kind.kv_heads, value.max_seq, kind.head_size, kind.dtype, value.window)
+        return Layer(value.type, value.batch, value.max_seq)
     if isinstance(value, torch.Tensor):
         return Layout(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."))
     return value

@@ -14,7 +14,7 @@ import torch
 from hypothesis import strategies as st
 
 from nnfront.dtypes import DTYPES
-from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, Type
+from nnfront.ir.types import ScalarType, StateLayerType, StateType, TensorType, Type
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
@@ -36,29 +36,42 @@ class Case:
 
 
 class Layer:
-    """One layer of a contiguous cache, as plainly as the protocol of `ops.attention` allows."""
+    """One layer of a contiguous cache, as plainly as the protocol of `nnfront.ops.layer` allows."""
 
-    def __init__(self, type: CacheLayerType, stored: int = 0) -> None:
+    def __init__(self, type: StateLayerType, stored: int = 0) -> None:
         self.type, self.window = type, type.window
-        shape = (type.batch, type.kv_heads, stored, type.head_size)
-        self.k, self.v = (torch.randn(shape).to(getattr(torch, type.dtype)) for _ in range(2))
+        self.tokens = [
+            _noise((type.batch, *b.shape[:-1], stored, b.shape[-1]), b.dtype) for b in type.per_token
+        ]
+        self.fixed = {b.name: _noise((type.batch, *b.shape), b.dtype) for b in type.per_sequence}
+        self.count = stored
 
     def positions(self, seq: int) -> torch.Tensor:
-        start = self.k.shape[2]
-        return torch.arange(start, start + seq).expand(self.k.shape[0], seq)
+        return torch.arange(self.count, self.count + seq).expand(self.type.batch, seq)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.k = torch.cat([self.k, k.transpose(1, 2)], 2)
-        self.v = torch.cat([self.v, v.transpose(1, 2)], 2)
+    def append(self, *parts: torch.Tensor) -> None:
+        pairs = zip(self.tokens, parts, strict=True)
+        self.tokens = [torch.cat([old, new.movedim(1, -2)], -2) for old, new in pairs]
+        self.count = self.tokens[0].shape[-2]
 
-    def keys(self) -> torch.Tensor:
-        return self.k
-
-    def values(self) -> torch.Tensor:
-        return self.v
+    def stored(self, index: int) -> torch.Tensor:
+        return self.tokens[index]
 
     def key_positions(self) -> torch.Tensor:
-        return torch.arange(self.k.shape[2]).expand(self.k.shape[0], -1)
+        return torch.arange(self.count).expand(self.type.batch, -1)
+
+    def read(self, name: str) -> torch.Tensor:
+        return self.fixed[name]
+
+    def write(self, name: str, value: torch.Tensor, seq: int) -> None:
+        old = self.fixed[name]
+        if value.shape != old.shape or value.dtype != old.dtype:
+            raise ValueError(f"{name} is another tensor")
+        self.fixed[name] = value
+
+
+def _noise(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.randn(shape).to(getattr(torch, dtype))
 
 
 def type_of(value: Any) -> Type | None:
@@ -70,7 +83,7 @@ def type_of(value: Any) -> Type | None:
     if isinstance(value, Layer):
         return value.type
     if isinstance(value, tuple):
-        return CacheType(tuple(layer.type for layer in value))
+        return StateType(tuple(layer.type for layer in value))
     if isinstance(value, bool):
         return ScalarType("bool")
     return ScalarType("float64") if isinstance(value, float) else ScalarType("int64", value)

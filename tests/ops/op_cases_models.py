@@ -27,7 +27,7 @@ from op_cases import (
 
 from nnfront import ops
 from nnfront.dtypes import DTYPES
-from nnfront.ir.types import CacheLayerType, FunctionName, TupleType
+from nnfront.ir.types import Buffer, FunctionName, StateLayerType, TupleType, kv_layer
 from nnfront.quant_format import FORMATS
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
@@ -66,7 +66,7 @@ def _(draw: Draw, name: str) -> Case:
         v = k
         batch = k.shape[0] + (1 if rarely(draw) else 0)
         layer = Layer(
-            CacheLayerType(k.shape[2], k.shape[3], str(k.dtype)[6:], batch, 8, draw(st.none() | SOME)),
+            kv_layer(k.shape[2], k.shape[3], str(k.dtype)[6:], batch, 8, draw(st.none() | SOME)),
             draw(SIZES),
         )
     sinks = make((q.shape[2],), "float32") if draw(st.booleans()) else None
@@ -97,9 +97,7 @@ def _(draw: Draw, name: str) -> Case:
 
 
 def _layer(draw: Draw) -> Layer:
-    return Layer(
-        CacheLayerType(draw(SOME), draw(SOME), draw(st.sampled_from(FLOATS)), draw(SIZES), 8), draw(SIZES)
-    )
+    return Layer(kv_layer(draw(SOME), draw(SOME), draw(st.sampled_from(FLOATS)), draw(SIZES), 8), draw(SIZES))
 
 
 @case("cache_split", "cache_join")
@@ -111,6 +109,22 @@ def _(draw: Draw, name: str) -> Case:
 @case("cache_positions")
 def _(draw: Draw, name: str) -> Case:
     return Case((_layer(draw),), {"seq": draw(SIZES)}, ("seq",))
+
+
+@case("cache_read", "cache_write")
+def _(draw: Draw, name: str) -> Case:
+    fixed = {"conv": shape_of(draw), "ssm": shape_of(draw)}
+    buffers = tuple(
+        Buffer(key, tuple(max(n, 1) for n in shape), dtype_of(draw)) for key, shape in fixed.items()
+    )
+    batch = draw(SOME)
+    layer = Layer(StateLayerType((), buffers, batch, 8))
+    buffer = draw(st.sampled_from(buffers))
+    if name == "cache_read":
+        return Case((layer,), {"name": "latent" if rarely(draw) else buffer.name})
+    other = draw(st.sampled_from(buffers)) if rarely(draw) else buffer
+    value = make((batch, *other.shape), other.dtype)
+    return Case((layer, value), {"name": buffer.name, "seq": draw(SIZES)}, ("seq",))
 
 
 # Few bits, and sampling.

@@ -3,6 +3,7 @@
 
 import contextlib
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,15 @@ from nnfront.dims import Dim, Size, Symbol
 from nnfront.errors import NnfrontError
 from nnfront.ir.infer import substitute_type
 from nnfront.ir.op import OPS, Op
-from nnfront.ir.types import CacheLayerType, CacheType, ScalarType, TensorType, TupleType, Type, sizes_of
+from nnfront.ir.types import (
+    ScalarType,
+    StateLayerType,
+    StateType,
+    TensorType,
+    TupleType,
+    Type,
+    sizes_of,
+)
 
 
 def test_every_op_has_a_strategy() -> None:
@@ -56,9 +65,9 @@ def matches(type: Type, value: Any) -> bool:
             )
         case ScalarType():
             return type_of(value) == type
-        case CacheLayerType():
+        case StateLayerType():
             return isinstance(value, Layer) and value.type == type
-        case CacheType():
+        case StateType():
             return tuple(layer.type for layer in value) == type.layers
     return False
 
@@ -74,17 +83,10 @@ def with_dims(value: Any, dims: dict[int, Dim]) -> Any:
             return TensorType(tuple(symbolic(s, dims) for s in value.shape), value.dtype)
         case TupleType():
             return TupleType(tuple(with_dims(field, dims) for field in value.fields))
-        case CacheLayerType():
-            return CacheLayerType(
-                value.kv_heads,
-                value.head_size,
-                value.dtype,
-                symbolic(value.batch, dims),
-                value.max_seq,
-                value.window,
-            )
-        case CacheType():
-            return CacheType(tuple(with_dims(layer, dims) for layer in value.layers))
+        case StateLayerType():
+            return replace(value, batch=symbolic(value.batch, dims))
+        case StateType():
+            return StateType(tuple(with_dims(layer, dims) for layer in value.layers))
         case int():
             return symbolic(value, dims)
         case list() | tuple():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from nnfront import ops
-from nnfront.ir.types import CacheLayerType
+from nnfront.ir.types import kv_layer
 
 BATCH, SEQ, HEADS, GROUPS, SIZE = 2, 6, 4, 2, 8
 
@@ -108,7 +108,7 @@ def test_window_softcap_and_sinks() -> None:
 @pytest.mark.parametrize("steps", [[6], [1] * 6, [3, 1, 2]])
 def test_steps_through_a_cache_are_attention_at_once(steps: list[int], window: int | None) -> None:
     q, k, v = tensors()
-    layer = Layer(CacheLayerType(GROUPS, SIZE, "float32", BATCH, 16, window))
+    layer = Layer(kv_layer(GROUPS, SIZE, "float32", BATCH, 16, window))
     parts = []
     for start, size in zip([sum(steps[:i]) for i in range(len(steps))], steps, strict=True):
         y, handle = run(ops.attention, *(x[:, start : start + size] for x in (q, k, v)), layer)
@@ -120,7 +120,7 @@ def test_steps_through_a_cache_are_attention_at_once(steps: list[int], window: i
 def test_a_narrower_window_than_the_caches_holds_as_well() -> None:
     q, k, v = tensors()
     for own, caches in ((2, 4), (4, 2), (2, None)):
-        layer = Layer(CacheLayerType(GROUPS, SIZE, "float32", BATCH, 16, caches))
+        layer = Layer(kv_layer(GROUPS, SIZE, "float32", BATCH, 16, caches))
         y, _ = run(ops.attention, q, k, v, layer, window=own)
         assert_close(y, run(ops.attention, q, k, v, window=2))
 
@@ -129,18 +129,18 @@ class Ragged(Layer):
     """Two sequences of different lengths in slots out of order; the shorter one has an empty slot."""
 
     def __init__(self, positions: torch.Tensor) -> None:
-        super().__init__(CacheLayerType(GROUPS, SIZE, "float32", BATCH, 16), positions.shape[1])
-        self.stored = positions
+        super().__init__(kv_layer(GROUPS, SIZE, "float32", BATCH, 16), positions.shape[1])
+        self.at = positions
 
     def positions(self, seq: int) -> torch.Tensor:
-        return self.stored.max(1, keepdim=True).values + 1 + torch.arange(seq)
+        return self.at.max(1, keepdim=True).values + 1 + torch.arange(seq)
 
-    def append(self, k: torch.Tensor, v: torch.Tensor) -> None:
-        self.stored = torch.cat([self.stored, self.positions(k.shape[1])], 1)
-        super().append(k, v)
+    def append(self, *parts: torch.Tensor) -> None:
+        self.at = torch.cat([self.at, self.positions(parts[0].shape[1])], 1)
+        super().append(*parts)
 
     def key_positions(self) -> torch.Tensor:
-        return self.stored
+        return self.at
 
 
 def test_sequences_of_different_lengths_share_a_batch() -> None:
@@ -148,8 +148,8 @@ def test_sequences_of_different_lengths_share_a_batch() -> None:
     slots = torch.tensor([[2, 0, 1], [-1, 1, 0]])
     layer = Ragged(slots)
     y, _ = run(ops.attention, q, k, v, layer, window=3)
-    keys, values = (x.transpose(1, 2) for x in (layer.k, layer.v))
-    at = layer.stored
+    keys, values = (layer.stored(i).transpose(1, 2) for i in range(2))
+    at = layer.at
     queries = torch.tensor([[3, 4], [2, 3]])
     expected = by_hand(
         q, keys, values, lambda b, i, j: 0 <= at[b, j] and queries[b, i] - 3 < at[b, j] <= queries[b, i]
@@ -158,10 +158,10 @@ def test_sequences_of_different_lengths_share_a_batch() -> None:
 
 
 def test_a_cache_comes_apart_into_layers_and_together_again() -> None:
-    layers = tuple(Layer(CacheLayerType(1, 4, "float32", 2, 8)) for _ in range(3))
+    layers = tuple(Layer(kv_layer(1, 4, "float32", 2, 8)) for _ in range(3))
     assert run(ops.cache_join, *run(ops.cache_split, layers)) == layers
 
 
 def test_positions_continue_where_the_cache_ends() -> None:
-    layer = Layer(CacheLayerType(1, 4, "float32", 2, 8), stored=5)
+    layer = Layer(kv_layer(1, 4, "float32", 2, 8), stored=5)
     assert run(ops.cache_positions, layer, seq=3).tolist() == [[5, 6, 7]] * 2

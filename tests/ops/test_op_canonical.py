@@ -9,7 +9,7 @@ from call import FLOAT, attrs_of, infer, t
 from nnfront import ops
 from nnfront.dims import Dim, same_shape
 from nnfront.ir.op import Op
-from nnfront.ir.types import CacheLayerType, CacheType, TensorType, TupleType, Type
+from nnfront.ir.types import StateType, TensorType, TupleType, Type, kv_layer
 
 N, M = Dim("n"), Dim("m")
 BATCH, SEQ = Dim("batch"), Dim("seq")
@@ -81,7 +81,7 @@ def test_the_one_form_is_its_own_one_form(
     assert same_attrs(attrs_of(op, types, found), found)
 
 
-LAYER = CacheLayerType(2, 8, "float32", BATCH, Dim("max_seq"), 128)
+LAYER = kv_layer(2, 8, "float32", BATCH, Dim("max_seq"), 128)
 Q, K = t(BATCH, SEQ, 4, 8), t(BATCH, SEQ, 2, 8)
 
 TYPES: list[tuple[Op, list[Any], dict[str, Any], Type]] = [
@@ -112,8 +112,8 @@ TYPES: list[tuple[Op, list[Any], dict[str, Any], Type]] = [
     (ops.attention, [Q, K, K], {}, Q),
     (ops.attention, [Q, K, K, LAYER], {}, TupleType((Q, LAYER))),
     (ops.attention, [Q, K, t(BATCH, SEQ, 2, 6)], {}, t(BATCH, SEQ, 4, 6)),
-    (ops.cache_split, [CacheType((LAYER, LAYER))], {}, TupleType((LAYER, LAYER))),
-    (ops.cache_join, [LAYER, LAYER], {}, CacheType((LAYER, LAYER))),
+    (ops.cache_split, [StateType((LAYER, LAYER))], {}, TupleType((LAYER, LAYER))),
+    (ops.cache_join, [LAYER, LAYER], {}, StateType((LAYER, LAYER))),
     (ops.cache_positions, [LAYER], {"seq": "seq"}, t(BATCH, SEQ, dtype="int64")),
     (ops.quantize, [t(N, 64)], {"group_size": 32}, TupleType((t(N, 64, dtype="int8"), t(N, 2)))),
     (ops.quantize, [t(N, 64, dtype="float16")], {"dtype": "float8_e4m3fn", "scale_dtype": "float32"}, TupleType((t(N, 64, dtype="float8_e4m3fn"), t(N, 1)))),

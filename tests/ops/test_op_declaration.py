@@ -9,7 +9,7 @@ from call import t
 
 from nnfront import ops
 from nnfront.ir.op import OPS, Op, Operand, OperandType, op
-from nnfront.ir.types import CacheLayerType, ObjectType, TensorType, Type
+from nnfront.ir.types import ObjectType, TensorType, Type, kv_layer
 
 
 @pytest.fixture(autouse=True)
@@ -111,10 +111,11 @@ def test_ops_that_use_up_a_handle_say_which() -> None:
         "attention": "cache",
         "cache_join": "layers",
         "cache_split": "cache",
+        "cache_write": "cache",
     }
 
 
 def test_an_operand_of_any_type_takes_any() -> None:
-    layer = CacheLayerType(1, 2, "float32", 3, 4)
+    layer = kv_layer(1, 2, "float32", 3, 4)
     types: Sequence[Type] = [t(2), layer, ObjectType("thing")]
     assert ops.extern.result_type(types, {"name": "f", "out": t(1)}) == t(1)

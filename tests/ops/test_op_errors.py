@@ -10,12 +10,12 @@ from nnfront import ops
 from nnfront.dims import Dim
 from nnfront.errors import InferError
 from nnfront.ir.op import Op
-from nnfront.ir.types import CacheLayerType, CacheType, FunctionName, ObjectType, TupleType
+from nnfront.ir.types import FunctionName, ObjectType, StateType, TupleType, kv_layer
 from nnfront.quant_format import FORMATS
 
 N, M = Dim("n"), Dim("m")
 I64, F16, F8, BIT = "int64", "float16", "float8_e5m2", "bool"
-LAYER = CacheLayerType(2, 8, "float32", 3, 16)
+LAYER = kv_layer(2, 8, "float32", 3, 16)
 Q, K = t(3, 5, 4, 8), t(3, 5, 2, 8)
 PROB, COLUMN, INTS = t(2, 9), t(2, 1), t(2, 1, dtype=I64)
 U8 = t(4, 6, dtype="uint8")
@@ -29,7 +29,7 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.exp, [None], {}, "operand 'x' must be a tensor, got nothing"),
     (ops.cache_join, [t(2)], {}, "operand 'layers' must be one layer of a cache, got a tensor"),
     (ops.cache_split, [LAYER], {}, "operand 'cache' must be a cache, got one layer of a cache"),
-    (ops.cache_positions, [CacheType((LAYER,))], {"seq": 1}, "operand 'cache' must be one layer of a cache, got a cache"),
+    (ops.cache_positions, [StateType((LAYER,))], {"seq": 1}, "operand 'cache' must be one layer of a cache, got a cache"),
     (ops.add, [t(2, 3), t(4)], {}, "sizes 3 and 4 do not broadcast (axis -1)"),
     (ops.add, [t(N), t(16)], {}, "sizes n and 16 do not broadcast (axis -1)"),
     (ops.add, [t(N, 2), t(M, 2)], {}, "sizes n and m do not broadcast (axis -2)"),
@@ -250,10 +250,10 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.attention, [Q, K, K], {"window": 2, "is_causal": False}, "a window needs causal attention"),
     (ops.attention, [Q, K, K], {"softcap": 0.0}, "softcap must be positive, got 0.0"),
     (ops.attention, [Q, K, K, LAYER], {"is_causal": False}, "attention with a cache is causal"),
-    (ops.attention, [Q, K, K, CacheLayerType(2, 8, F16, 3, 9)], {}, "the cache holds float16, k is float32"),
-    (ops.attention, [Q, K, K, CacheLayerType(2, 8, "float32", N, 9)], {}, "the cache is for a batch of n, k has 3"),
-    (ops.attention, [Q, K, K, CacheLayerType(4, 8, "float32", 3, 9)], {}, "the cache has 4 key heads, k has 2"),
-    (ops.attention, [Q, K, K, CacheLayerType(2, 4, "float32", 3, 9)], {}, "the cache has head size 4, k has 8"),
+    (ops.attention, [Q, K, K, kv_layer(2, 8, F16, 3, 9)], {}, "the cache holds float16, k is float32"),
+    (ops.attention, [Q, K, K, kv_layer(2, 8, "float32", N, 9)], {}, "the cache is for a batch of n, k has 3"),
+    (ops.attention, [Q, K, K, kv_layer(4, 8, "float32", 3, 9)], {}, "the cache has 4 key heads, k has 2"),
+    (ops.attention, [Q, K, K, kv_layer(2, 4, "float32", 3, 9)], {}, "the cache has head size 4, k has 8"),
     (ops.attention, [Q, K, t(3, 5, 2, 4), LAYER], {}, "the cache has head size 8, v has 4"),
     (ops.scaled_dot_product_attention, [Q, K, K, t(5, 5, dtype=I64)], {}, "attn_mask must be bool or float32, got int64"),
     (ops.scaled_dot_product_attention, [Q, K, K, t(1, 1, 1, 5, 5)], {}, "attn_mask has 5 axes, more than [batch, heads, seq, kv_seq]"),
@@ -354,7 +354,7 @@ HELPED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.conv1d, [t(1, 2, 5), t(3, 2, N)], {"padding": "same"}, "give the padding as numbers"),
     (ops.interpolate, [t(1, 2, N, 5)], {"scale_factor": 1.5}, "scale by an integer or one over an integer, or give the size"),
     (ops.attention, [Q, K, K, LAYER], {"is_causal": False}, "leave out the cache, or is_causal=False"),
-    (ops.attention, [Q, K, K, CacheLayerType(2, 8, F16, 3, 9)], {}, "cast k and v, or make the cache of that dtype"),
+    (ops.attention, [Q, K, K, kv_layer(2, 8, F16, 3, 9)], {}, "cast k and v, or make the cache of that dtype"),
     (ops.pack_int4, [t(5, dtype="int8")], {}, "pad it, or give the dim multiple_of=2"),
     (ops.extern, [], {"name": "f", "out": 1}, "give nn.Tensor.placeholder(shape, dtype), or a tuple of them"),
 ]  # fmt: skip

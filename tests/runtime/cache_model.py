@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nnfront.ir import CacheLayerType, CacheType
+from nnfront.ir import StateType, kv_layer
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 
@@ -22,8 +22,8 @@ def new_cache(
     pages: int | None = None,
     stored_as: str | None = None,
 ) -> Cache:
-    layers = tuple(CacheLayerType(heads, size, dtype, batch, max_seq, window) for window in windows)
-    return make_cache(CacheType(layers), {}, page_size=page_size, pages=pages, stored_as=stored_as)
+    layers = tuple(kv_layer(heads, size, dtype, batch, max_seq, window) for window in windows)
+    return make_cache(StateType(layers), {}, page_size=page_size, pages=pages, stored_as=stored_as)
 
 
 def exact_in_codes(*shape: int) -> torch.Tensor:

@@ -135,7 +135,7 @@ def test_a_window_limits_the_memory_to_itself():
     for _ in range(5):
         q, k, v = tokens(2, 100)
         attention(windowed[0], q, k, v, use_kernel=True)
-        assert windowed[0].keys().shape[2] == 10  # the chunk is given back
+        assert windowed[0].stored(0).shape[2] == 10  # the chunk is given back
 
 
 def test_only_one_layer_keeps_the_chunk_that_turned_its_window_over():
@@ -143,17 +143,17 @@ def test_only_one_layer_keeps_the_chunk_that_turned_its_window_over():
     for layer in cache:
         _, k, v = tokens(1, 20)
         layer.append(k, v)
-    assert [layer.keys().shape[2] for layer in cache] == [4, 20]
+    assert [layer.stored(0).shape[2] for layer in cache] == [4, 20]
 
 
 def test_equal_lengths_are_views_of_the_buffer():
     layer = new_cache(2, 16)[0]
     _, k, v = tokens(2, 3)
     layer.append(k, v)
-    assert layer.keys().data_ptr() == layer.keys().data_ptr()
-    assert layer.keys()._base is layer.values()._base or layer.keys()._base is not None
-    torch.testing.assert_close(layer.keys(), k.transpose(1, 2))
-    torch.testing.assert_close(layer.values(), v.transpose(1, 2))
+    assert layer.stored(0).data_ptr() == layer.stored(0).data_ptr()
+    assert layer.stored(0)._base is layer.stored(1)._base or layer.stored(0)._base is not None
+    torch.testing.assert_close(layer.stored(0), k.transpose(1, 2))
+    torch.testing.assert_close(layer.stored(1), v.transpose(1, 2))
 
 
 @both
@@ -163,7 +163,7 @@ def test_rows_share_storage_and_lengths_with_the_whole(page_size):
     _, k, v = tokens(1, 2)
     row[0].append(k, v)
     assert cache.lengths == [0, 2, 0]
-    torch.testing.assert_close(cache[0].keys()[1:2], k.transpose(1, 2))
+    torch.testing.assert_close(cache[0].stored(0)[1:2], k.transpose(1, 2))
     row.reset()
     assert cache.lengths == [0, 0, 0]
 
@@ -247,13 +247,13 @@ def test_a_clone_has_the_same_tokens_in_buffers_of_its_own(page_size):
     for part in cache:
         part.append(*tokens(3, 2)[1:])
     for original in (cache, cache.rows(1, 3)):
-        clone, before = original.clone(), [x.keys().clone() for x in original]
+        clone, before = original.clone(), [x.stored(0).clone() for x in original]
         assert clone.lengths == original.lengths
         for part in clone:
             part.append(*tokens(clone.batch, 1)[1:])
-            part.keys().zero_()
+            part.stored(0).zero_()
         assert [n - 1 for n in clone.lengths] == original.lengths
-        assert all(torch.equal(x.keys(), kept) for x, kept in zip(original, before, strict=True))
+        assert all(torch.equal(x.stored(0), kept) for x, kept in zip(original, before, strict=True))
 
 
 @both

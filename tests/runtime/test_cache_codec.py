@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnfront.errors import RunError
-from nnfront.lower import CacheLayerType
-from nnfront.state.layer import make_layer
+from nnfront.lower import kv_layer
 from nnfront.state.quantize import decode, encode
+from nnfront.state.ring import make_layer
 
 FLOAT8 = "float8_e4m3fn"
 
@@ -24,20 +24,20 @@ FLOAT8 = "float8_e4m3fn"
 def test_a_value_keeps_four_bits_and_a_small_one_a_step_of_the_largest(seed, dtype, exponent):
     generator = torch.Generator().manual_seed(seed)
     k, v = (torch.randn(2, 3, 2, 16, generator=generator).mul_(2.0**exponent).to(dtype) for _ in range(2))
-    parts = encode(k, v, True)
+    parts = encode((k, v), True)
     for index, x in enumerate((k, v)):
         exact = x.double()
         # Half a step of 3 bits after the point, or of the smallest number 2^-9; then a rounding to the dtype.
         bound = torch.maximum(exact.abs() * 2**-4, exact.abs().amax(-1, keepdim=True) / 448 * 2**-10)
-        error = (decode(parts, index, torch.float64) - exact).abs()
+        error = (decode(parts, index, "float64") - exact).abs()
         assert (error <= bound * (1 + 1e-6)).all()
 
 
 def test_rows_of_zeros_stay_zeros_and_the_largest_value_stays_itself():
     k = torch.zeros(1, 2, 1, 4)
     k[0, 1, 0] = torch.tensor([3e38, -3e38, 0.0, 1e30])
-    parts = encode(k, k, True)
-    kept = decode(parts, 0, torch.float32)
+    parts = encode((k, k), True)
+    kept = decode(parts, 0, "float32")
     assert not kept[0, 0].any()
     assert kept[0, 1, 0].tolist() == pytest.approx([3e38, -3e38, 0.0, 0.0], rel=1e-6)
 
@@ -59,8 +59,8 @@ def test_kernels_find_codes_and_the_scale_of_each_token_and_head(page_size):
     cache[0].append(k, v)
     stored = cache[0].reserve(1)
     for codes, scales, tokens in (
-        (stored.keys, stored.key_scales, k),
-        (stored.values, stored.value_scales, v),
+        (stored.keys, stored.scales[0], k),
+        (stored.values, stored.scales[1], v),
     ):
         assert codes.dtype == torch.float8_e4m3fn
         assert codes.shape[:3] == scales.shape
@@ -81,5 +81,5 @@ def test_another_way_to_store_is_refused():
 
 
 def test_a_layer_of_a_device_has_its_positions_there():
-    layer = make_layer(CacheLayerType(1, 2, "float32", 1, 4), {}, torch.device("meta"))
+    layer = make_layer(kv_layer(1, 2, "float32", 1, 4), device=torch.device("meta"))
     assert layer.positions(2).device.type == "meta"

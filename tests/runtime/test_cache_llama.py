@@ -80,7 +80,7 @@ def test_a_call_that_runs_out_of_pages_changes_nothing(session):
     cache = session.make_cache(batch=2, max_seq=MAX_SEQ, page_size=8, pages=4)
     ids = torch.randint(0, llama.TINY.vocab_size, (2, 30))
     session["prefill"](ids[:, :10], cache)
-    kept = [layer.keys().clone() for layer in cache]
+    kept = [layer.stored(0).clone() for layer in cache]
     message = (
         "cache is out of pages: 20 more tokens for 2 sequences need 4 pages of 8, 0 of 4 are free\n"
         "  tokens that fit: 6 in each of them, 12 in all"
@@ -88,7 +88,7 @@ def test_a_call_that_runs_out_of_pages_changes_nothing(session):
     with pytest.raises(RunError, match=message):
         session["prefill"](ids[:, 10:], cache)
     assert cache.lengths == [10, 10]
-    assert all(torch.equal(a, layer.keys()) for a, layer in zip(kept, cache, strict=True))
+    assert all(torch.equal(a, layer.stored(0)) for a, layer in zip(kept, cache, strict=True))
     assert session["prefill"](ids[:, 10:16], cache).shape[1] >= 1
 
 

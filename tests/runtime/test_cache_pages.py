@@ -40,7 +40,7 @@ def visible(layer, window: int | None) -> list[dict[int, tuple[list, list]]]:
     for row, positions in enumerate(layer.key_positions().tolist()):
         first = 0 if window is None else max(layer.lengths.values[row] - window + 1, 0)
         slots = {p: slot for slot, p in enumerate(positions) if p >= first}
-        keys, values = layer.keys()[row], layer.values()[row]
+        keys, values = layer.stored(0)[row], layer.stored(1)[row]
         assert not keys.isnan().any()
         found.append({p: (keys[:, slot].tolist(), values[:, slot].tolist()) for p, slot in slots.items()})
     return found
@@ -225,8 +225,8 @@ def test_a_fork_keeps_pages_that_the_other_has_left_behind():
 def test_pages_of_a_sequence_that_lie_in_order_are_not_copied(cache):
     fill(cache, 0, 1, 9)
     row = cache.rows(0)[0]
-    assert row.keys().untyped_storage().data_ptr() == row.key_pages.untyped_storage().data_ptr()
-    torch.testing.assert_close(row.keys(), cache[0].keys()[:1])
+    assert row.stored(0).untyped_storage().data_ptr() == row.storage.keys.untyped_storage().data_ptr()
+    torch.testing.assert_close(row.stored(0), cache[0].stored(0)[:1])
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -240,7 +240,12 @@ def test_kernels_find_the_tokens_by_the_tensors_of_a_layer(page_size, window):
     q = torch.randn(3, 2 * HEADS, SIZE)
     (layer,), (lists,) = cache, model.layers
     y = attention_decode.reference(
-        q, layer.key_pages, layer.value_pages, layer.lengths_tensor, pages=layer.page_table, window=window
+        q,
+        layer.storage.keys,
+        layer.storage.values,
+        layer.lengths_tensor,
+        pages=layer.page_table,
+        window=window,
     )
     expected = torch.cat([lists.attend(row, q[row][None]) for row in range(3)])
     torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
@@ -248,7 +253,7 @@ def test_kernels_find_the_tokens_by_the_tensors_of_a_layer(page_size, window):
 
 def test_the_tensors_for_kernels_stay_where_they_are(cache):
     layer = cache[0]
-    before = layer.page_table.data_ptr(), layer.lengths_tensor.data_ptr(), layer.key_pages.data_ptr()
+    before = layer.page_table.data_ptr(), layer.lengths_tensor.data_ptr(), layer.storage.keys.data_ptr()
     fill(cache, 0, 2, 9)
     fork = cache.fork([0, 1])
     fill(cache, 0, 2, 2)
@@ -257,9 +262,9 @@ def test_the_tensors_for_kernels_stay_where_they_are(cache):
     assert before == (
         layer.page_table.data_ptr(),
         layer.lengths_tensor.data_ptr(),
-        layer.key_pages.data_ptr(),
+        layer.storage.keys.data_ptr(),
     )
-    assert fork[0].key_pages.data_ptr() == layer.key_pages.data_ptr()
+    assert fork[0].storage.keys.data_ptr() == layer.storage.keys.data_ptr()
     assert fork[0].page_table.data_ptr() != layer.page_table.data_ptr()
 
 
@@ -269,15 +274,15 @@ def test_nan_of_one_sequence_does_not_reach_the_next_that_gets_its_page(cache):
     cache.reset()
     fill(cache, 0, 2, 3)
     fill(cache, 1, 1, 4)
-    assert not cache[0].keys().isnan().any()
-    assert not cache[0].values().isnan().any()
+    assert not cache[0].stored(0).isnan().any()
+    assert not cache[0].stored(1).isnan().any()
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_running_out_of_pages_says_what_fits_and_changes_nothing(cache, shared):
     fill(cache, 0, 2, 10)  # 3 pages each, 2 slots left in the last
     forks = cache.fork([0, 1]) if shared else cache
-    model = [layer.keys().clone() for layer in forks]
+    model = [layer.stored(0).clone() for layer in forks]
     lines = [
         "cache is out of pages: 20 more tokens for 2 sequences need 1[02] pages of 4, 2 of 8 are free",
         f"tokens that fit: {2 if shared else 6} in each of them, {4 if shared else 12} in all",
@@ -288,7 +293,7 @@ def test_running_out_of_pages_says_what_fits_and_changes_nothing(cache, shared):
         forks[0].append(*torch.randn(2, 2, 20, HEADS, SIZE))
     assert forks.lengths == [10, 10]
     assert torch.equal(tables, forks[0].page_table)
-    assert all(torch.equal(a, b.keys()) for a, b in zip(model, forks, strict=True))
+    assert all(torch.equal(a, b.stored(0)) for a, b in zip(model, forks, strict=True))
     check_counts([cache, forks] if shared else [cache])
     fits = 2 if shared else 6
     with pytest.raises(RunError, match=f"tokens that fit: {fits} in each of them"):

@@ -13,9 +13,9 @@ from nnfront.backends.cpu import linear as cpu
 from nnfront.backends.cpu import norm as norms
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import resolver
-from nnfront.lower import CacheLayerType, Run, Structure
+from nnfront.lower import Run, Structure, kv_layer
 from nnfront.passes import outline
-from nnfront.state.layer import make_layer
+from nnfront.state.ring import make_layer
 
 resolve = resolver("cpu")
 
@@ -181,7 +181,7 @@ def test_attention_in_blocks_is_attention(h, g, seq):
 def test_a_chunk_after_stored_tokens_attends_in_blocks_to_all_of_them(h, g, before, seq, window):
     stored = before + seq
     q, k, v = heads(2, stored, stored, h, g)
-    layer = make_layer(CacheLayerType(g, 8, "float32", 2, stored, window), {})
+    layer = make_layer(kv_layer(g, 8, "float32", 2, stored, window))
     layer.append(k[:, :before], v[:, :before])
     attend = resolve(Run("attention_cached", "attention", (), Structure(), {}))
     got, _ = attend(q[:, before:], k[:, before:], v[:, before:], layer, None)
@@ -288,15 +288,15 @@ def test_attention_of_a_fused_projection_is_that_of_its_parts(seq, h, g, with_ca
     fused = resolve(
         Run("qkv_attention", "qkv_attention", (), Structure(), {"heads": h, "groups": g, "scale": 0.3})
     )
-    layer = make_layer(CacheLayerType(g, size, "float32", batch, seq), {}) if with_cache else None
+    layer = make_layer(kv_layer(g, size, "float32", batch, seq)) if with_cache else None
     got = fused(qkv, *tables, layer, None)
     q, k, v = (part.unflatten(-1, (-1, size)) for part in qkv.split([h * size, g * size, g * size], -1))
     q, k = (ops.rope.run((x, cos, sin), {}) for x in (q, k))
     expected = ops.attention.run((q, k, v, None, None), {"scale": 0.3})
     assert_same(got[0] if with_cache else got, expected)
     if layer is not None:
-        torch.testing.assert_close(layer.keys(), k.transpose(1, 2))
-        assert torch.equal(layer.values(), v.transpose(1, 2))
+        torch.testing.assert_close(layer.stored(0), k.transpose(1, 2))
+        assert torch.equal(layer.stored(1), v.transpose(1, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -14,9 +14,9 @@ from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.cpu import norm as norms
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.lower import CacheLayerType
-from nnfront.state.layer import RingLayer, make_layer
+from nnfront.lower import kv_layer
 from nnfront.state.lengths import SequenceLengths
+from nnfront.state.ring import RingLayer, make_layer
 
 pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
@@ -27,7 +27,7 @@ CHECKPOINT = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 
 def make_filled(lengths: list[int], groups: int, size: int, max_seq: int, window: int | None) -> RingLayer:
     """A layer with random tokens, and NaN wherever there is none."""
-    layer = make_layer(CacheLayerType(groups, size, "bfloat16", len(lengths), max_seq, window), {})
+    layer = make_layer(kv_layer(groups, size, "bfloat16", len(lengths), max_seq, window))
     for part in (layer.storage.keys, layer.storage.values):
         part.fill_(torch.nan)
         for row, length in enumerate(lengths):
@@ -103,7 +103,7 @@ def test_what_is_no_number_is_not_hidden(where: str, value: float):
 )
 def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype, seq: int):
     name = str(dtype).removeprefix("torch.")
-    layer = make_layer(CacheLayerType(1, size, name, 1, 8, None), {})
+    layer = make_layer(kv_layer(1, size, name, 1, 8, None))
     q = k = v = torch.ones(1, seq, 1, size, dtype=dtype)
     assert one_token.attend(q, k, v, layer, None, None) is None
     assert layer.lengths.values == (0,)
@@ -111,7 +111,7 @@ def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype
 
 def test_a_full_layer_is_left_to_the_general_way():
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
-    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 4, None), {})
+    layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None))
     for _ in range(4):
         assert one_token.attend(q, k, v, layer, None, None) is not None
     assert one_token.attend(q, k, v, layer, None, None) is None
@@ -128,8 +128,8 @@ def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject
     )
     starts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=3))
     batch, size, count = len(starts), 32, data.draw(st.integers(1, 25))
-    ring = make_layer(CacheLayerType(groups, size, "bfloat16", batch, 70, window), {})
-    every = make_layer(CacheLayerType(groups, size, "bfloat16", batch, 70, None), {})
+    ring = make_layer(kv_layer(groups, size, "bfloat16", batch, 70, window))
+    every = make_layer(kv_layer(groups, size, "bfloat16", batch, 70, None))
     for row, start in enumerate(starts):
         if start:
             k, v = torch.randn(2, 1, start, groups, size).bfloat16()
@@ -152,14 +152,14 @@ def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject
 
 def test_a_query_that_sees_less_than_a_turned_layer_holds_is_left_to_the_general_way():
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
-    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 100, 4), {})
+    layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 100, 4))
     assert one_token.attend(q, k, v, layer, 3, None) is None
     assert layer.lengths.values == (0,)
 
 
 @pytest.mark.parametrize("coded", [True, False])
 def test_codes_are_left_to_the_general_way(coded: bool):
-    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 4, None), {}, coded=coded)
+    layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None), coded=coded)
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
     assert (one_token.attend(q, k, v, layer, None, None) is None) == coded
 

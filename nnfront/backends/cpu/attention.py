@@ -46,7 +46,7 @@ def cached(run: Run) -> Callable[..., Any]:
         layer.append(k, v)
         if not q.numel():
             return torch.empty_like(q), layer
-        keys, values = layer.keys(), layer.values()
+        keys, values = layer.stored(0), layer.stored(1)
         window = layer.window
         if own_window is not None:
             window = own_window if window is None else min(window, own_window)

@@ -16,7 +16,7 @@ import torch
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
-from nnfront.ir import CacheLayerType, TensorType
+from nnfront.ir import StateLayerType, TensorType
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
 from nnfront.state.lengths import SequenceLengths
@@ -49,7 +49,7 @@ def _as_heads(run: Run, context: Context) -> Run | str:
 
 def _reason(run: Run, context: Context, cache: int, q: TensorType, k: TensorType, v: TensorType) -> str:
     layer = context.type(cache)
-    if isinstance(layer, CacheLayerType):
+    if isinstance(layer, StateLayerType):
         if layer.dtype != q.dtype:
             return f"the cache holds {layer.dtype}, q is {q.dtype}"
     elif not same(q.shape[1], k.shape[1]):
@@ -114,13 +114,10 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
         before = layer.lengths
         earlier = before.counts()
         stored = layer.reserve(seq)
-        where = stored.keys, stored.values
+        where = stored.buffers
         window = min((w for w in (own_window, layer.window) if w is not None), default=None)
-        there = {
-            "pages": stored.pages,
-            "key_scales": stored.key_scales,
-            "value_scales": stored.value_scales,
-        }
+        key_scales, value_scales = stored.scales or (None, None)
+        there = {"pages": stored.pages, "key_scales": key_scales, "value_scales": value_scales}
         given = {**options, **there, "window": window, "sinks": sinks}
         q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
         if seq == 1:

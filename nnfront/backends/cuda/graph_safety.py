@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nnfront.backends.cuda import attention
 from nnfront.backends.table import kernels_of
-from nnfront.lower import Branch, CacheLayerType, CacheType, MethodProgram, Program, Run
+from nnfront.lower import Branch, MethodProgram, Program, Run, StateLayerType, StateType
 
 # Rows (tokens of all sequences) up to which a call is captured. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
@@ -28,7 +28,7 @@ def why_not(program: MethodProgram) -> str:
         if not isinstance(instruction, Run):
             continue
         types = (program.slots[slot].type for slot in instruction.inputs)
-        has_cache = any(isinstance(type, (CacheLayerType, CacheType)) for type in types)
+        has_cache = any(isinstance(type, (StateLayerType, StateType)) for type in types)
         if has_cache and instruction.kernel not in STILL:
             return f"{instruction.kernel}{where} asks the host how many tokens the cache holds"
         if not instruction.is_pure and not has_cache:

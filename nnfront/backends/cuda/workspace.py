@@ -37,13 +37,14 @@ class LongLayer:
     """A layer of a cache without data, as full as it may be for one more token: what kernels want of one."""
 
     def __init__(self, layer: Layer) -> None:
-        shape = (layer.batch, layer.kv_heads, layer.capacity, layer.head_size)
         self.window = layer.window
         self.max_seq = layer.capacity
         self.lengths = SequenceLengths((max(layer.capacity - 1, 0),) * layer.batch)
-        self._keys, self._values = (torch.empty(shape, dtype=getattr(torch, layer.dtype)) for _ in range(2))
+        self._buffers = tuple(
+            torch.empty(layer.tokens_shape(b), dtype=getattr(torch, b.dtype)) for b in layer.type.per_token
+        )
 
     def reserve(self, seq: int) -> Storage:
         """Its place is there already."""
         self.lengths = self.lengths.grow(0, len(self.lengths.values), seq)
-        return Storage(self._keys, self._values)
+        return Storage(self._buffers)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from nnfront.dims import Dim, Symbol, describe_facts, evaluate, satisfies
 from nnfront.errors import LowerError
-from nnfront.lower import CacheType, MethodProgram, Program, places
+from nnfront.lower import MethodProgram, Program, StateType, places
 
 LARGEST, LONGEST = 8192, 1 << 17
 """From these sizes on all are alike: the last bucket of `tiles`, and the length of which blocks of attention share no smaller part."""
@@ -68,7 +68,7 @@ def grid(method: MethodProgram, known: Mapping[Symbol, int], sizes: Sizes) -> It
     tokens = [symbol.name for symbol, found in free.items() if not found & {"batch", "max_seq"}]
     choices = {s.name: list(sizes.get(s.name, _spread(s) if s.name in rows else [_largest(s)])) for s in free}
     is_given = sizes.keys() >= set(rows)
-    cache = next((a.type for a in method.arguments if isinstance(a.type, CacheType)), None)
+    cache = next((a.type for a in method.arguments if isinstance(a.type, StateType)), None)
     for numbers in itertools.product(*choices.values()):
         point = {**given, **dict(zip(choices, numbers, strict=True))}
         if len(rows) > 1 and not is_given and math.prod(point[name] for name in rows) > 2 * LARGEST:
@@ -82,7 +82,7 @@ def grid(method: MethodProgram, known: Mapping[Symbol, int], sizes: Sizes) -> It
 
 
 def _caches(
-    cache: CacheType, point: Mapping[str, int], appended: int, fills: Sequence[int], sizes: Sizes
+    cache: StateType, point: Mapping[str, int], appended: int, fills: Sequence[int], sizes: Sizes
 ) -> Iterator[dict[str, int]]:
     """Yield a point with caches that hold so many tokens already, as many as leave room for those to be appended."""
     layer = cache.layers[0]

@@ -33,8 +33,6 @@ from nnfront.dims import Dim, Symbol, evaluate
 from nnfront.errors import LowerError, RunError
 from nnfront.lower import (
     Branch,
-    CacheLayerType,
-    CacheType,
     Instruction,
     Match,
     MethodProgram,
@@ -42,6 +40,8 @@ from nnfront.lower import (
     Run,
     ScalarType,
     ShapeType,
+    StateLayerType,
+    StateType,
     TensorType,
     TupleType,
     Type,
@@ -189,10 +189,10 @@ class _Stage:
                 self._called.add(place)
             except (ValueError, RuntimeError, NotImplementedError, RunError) as error:
                 self._failed.setdefault(place, str(error).partition("\n")[0])
-            if any(isinstance(self._method.slots[slot].type, CacheLayerType) for slot in run.inputs):
+            if any(isinstance(self._method.slots[slot].type, StateLayerType) for slot in run.inputs):
                 for cache, mark in caches:  # another way of a branch may write to the same layer
                     for layer in cache:
-                        layer.set_lengths(mark)
+                        layer.set_lengths(mark.lengths)
 
     @property
     def missed(self) -> list[str]:
@@ -269,9 +269,9 @@ class _Stage:
         maker = self._makers.get(slot)
         if maker is not None and maker.is_view:
             self._call(maker, frame, numbers)
-        elif maker is not None and isinstance(held.type, CacheLayerType):
+        elif maker is not None and isinstance(held.type, StateLayerType):
             # What an instruction that has written to a layer returns is that layer.
-            given = next(i for i in maker.inputs if isinstance(self._method.slots[i].type, CacheLayerType))
+            given = next(i for i in maker.inputs if isinstance(self._method.slots[i].type, StateLayerType))
             frame[slot] = self._value(given, frame, numbers)
         else:
             frame[slot] = self._argument(held.type, numbers)
@@ -290,12 +290,12 @@ class _Stage:
                 return tuple(evaluate(size, numbers) for size in type.sizes)
             case TupleType():
                 return tuple(self._argument(field, numbers) for field in type.fields)
-            case CacheType():
+            case StateType():
                 return self._cache(type, numbers)
             case _:
                 return None
 
-    def _cache(self, type: CacheType, numbers: Mapping[str, int]) -> Cache:
+    def _cache(self, type: StateType, numbers: Mapping[str, int]) -> Cache:
         """A cache that holds some tokens already."""
         page, pages = numbers[PAGE] or None, numbers[PAGES] or None
         coded = "float8_e4m3fn" if numbers[BITS] == 8 else None
