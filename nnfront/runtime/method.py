@@ -118,7 +118,7 @@ class Method:
         slow = copy.copy(self)
         slow._hits, slow.graphs = Hits(self.program), None
         slow._route = find_route(self.program.body, lambda block: slow._prepared(block, clock.joined))
-        marks = [(args[i], args[i].mark()) for i in self._states]
+        marks = [(args[i], args[i].snapshot()) for i in self._states]
 
         def seconds(method: Method) -> float:
             begin = clock.now()
