@@ -97,6 +97,14 @@ KERNEL_CALLS = {
         "D[256, 512] = rms_norm(x, w, axes=(1,))",
     ),
     "rms_norm_last without weight": ("x: input D[256, 512]", "D[256, 512] = rms_norm(x, None, axes=(1,))"),
+    "rms_norm_last with a wider weight": (
+        "x: input D[256, 512], w: weight float32[512]",
+        "D[256, 512] = rms_norm(x, w, axes=(1,))",
+    ),
+    "layer_norm_last": (
+        "x: input D[256, 512], w: weight D[512], b: weight D[512]",
+        "D[256, 512] = layer_norm(x, w, b, normalized_shape=(512,))",
+    ),
     "rope_rotated": (
         f"x: input {HEADS}, cos: input D[1, 256, 32], sin: input D[1, 256, 32]",
         f"{HEADS} = rope(x, cos, sin)",

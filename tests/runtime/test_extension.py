@@ -45,7 +45,7 @@ def test_kernels_of_another_source_are_not_called(change):
     if change == "none":
         del old.table
     else:
-        text = {"nothing": "", "another name": old.table.replace("rms_norm", "norm")}
+        text = {"nothing": "", "another name": old.table.replace("rotate", "turn")}
         old.table = text.get(change, old.table.replace("IN(both, 4 *", "IN(both, 2 *"))
     with pytest.warns(
         UserWarning, match="kernels in C are older than nnfront and do not run: install it again"

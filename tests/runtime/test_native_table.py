@@ -36,8 +36,12 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": range(1, 9), "threads": range(1, 3), "is_wide": range(2), "activation": range(3), "stored": range(5)}  # fmt: skip
-MAY_BE_ABSENT = {"bias", "added"}
+RANGES = {"rows": range(1, 9), "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "activation": range(3), "stored": range(5)}  # fmt: skip
+
+
+def may_be_absent(kernel: str) -> set[str]:
+    """Operands of which nothing is needed where they are not there."""
+    return {name for name, need in OPERANDS[kernel] if need.startswith(f"{name}*")}
 
 
 def span(count: int, step: int, last: int) -> int:
@@ -53,7 +57,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         elif kind == "REAL":
             found[name] = 0.5
         else:
-            found[name] = name not in MAY_BE_ABSENT or pick.random() < 0.5
+            found[name] = name not in may_be_absent(kernel) or pick.random() < 0.5
     if kernel == "append_and_attend":
         found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3), "size": 32 * pick.randint(1, 3)}
         wide = found["groups"] * found["size"]
@@ -78,7 +82,8 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         )
     if name in ("codes", "zeros"):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
-    wide = name in ("cos", "sin") or (name == "scales" and sizes["stored"] == 2)
+    is_vector = name in ("weight", "bias") and "is_centered" in sizes and sizes["is_wide"]
+    wide = name in ("cos", "sin") or (name == "scales" and sizes["stored"] == 2) or is_vector
     return (
         torch.randn(count // (4 if wide else 2))
         .to(torch.float32 if wide else torch.bfloat16)
@@ -126,7 +131,7 @@ def test_the_types_for_python_are_those_of_the_table():
     typed = {f.name: f.args.posonlyargs for f in stub.body if isinstance(f, ast.FunctionDef)}
     kinds = {"SIZE": "int", "REAL": "float", "IN": "Operand", "OUT": "Operand"}
     for kernel, arguments in ARGUMENTS.items():
-        absent = {name for name in KERNELS[kernel] if name in (*MAY_BE_ABSENT, "zeros", "total")}
+        absent = may_be_absent(kernel) | {"zeros", "total"}
         expected = [(n, kinds[kind] + " | None" * (n in absent)) for kind, n, _ in arguments]
         assert [(a.arg, ast.unparse(a.annotation)) for a in typed[kernel]] == expected
 
@@ -149,7 +154,7 @@ def test_an_operand_that_is_a_byte_too_small_is_refused_and_nothing_is_written(k
                 ValueError, match=f"^{kernel}: {name} has {count - less} bytes, {count} are needed$"
             ):
                 run(kernel, sizes, short)
-        if name not in MAY_BE_ABSENT:
+        if name not in may_be_absent(kernel):
             with pytest.raises(ValueError, match=f"^{kernel}: {name} has 0 bytes, {count} are needed$"):
                 run(kernel, sizes, operands | {name: None})
     assert bits(operands) == before
@@ -179,6 +184,7 @@ FREE = {
     "threads",
     "window",
     "is_wide",
+    "is_centered",
     "activation",
     "next_q",
     "next_k",

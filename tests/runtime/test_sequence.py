@@ -382,10 +382,10 @@ def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
 def test_a_sequence_stops_at_a_kernel_that_refuses():
     ones, y = torch.ones(4).bfloat16(), torch.zeros(8)
     writer = writers.TapeBuilder(1, {})
-    x = writers.Place(1)
-    writer.call("rms_norm", 1, 4, 1e-6, x, writers.NOWHERE, writers.NOWHERE, x, writers.Place(2))
-    writer.call("multiply", 0, 4, 1, 1, 1, x, x, writers.NOWHERE, writers.NOWHERE, writers.Place(2, 16))
-    writer.call("rms_norm", 1, 4, 1e-6, x, writers.NOWHERE, writers.NOWHERE, x, writers.Place(2, 16))
+    x, nothing = writers.Place(1), writers.NOWHERE
+    writer.call("norm", 1, 4, 0, 0, 1e-6, x, nothing, nothing, x, nothing, writers.Place(2))
+    writer.call("multiply", 0, 4, 1, 1, 1, x, x, nothing, nothing, writers.Place(2, 16))
+    writer.call("norm", 1, 4, 0, 0, 1e-6, x, nothing, nothing, x, nothing, writers.Place(2, 16))
     rows = torch.tensor(writer.rows, dtype=torch.int64)
     with pytest.raises(ValueError, match="1 to 8 rows, got 0"):
         NATIVE.run_sequence(rows, None, ones, y)

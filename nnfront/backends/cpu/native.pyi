@@ -74,14 +74,17 @@ def multiply_quantized(
     y: Operand,
     /,
 ) -> None: ...
-def rms_norm(
+def norm(
     rows: int,
     size: int,
+    is_centered: int,
+    is_wide: int,
     epsilon: float,
     x: Operand,
     added: Operand | None,
     total: Operand | None,
-    weight: Operand,
+    weight: Operand | None,
+    bias: Operand | None,
     y: Operand,
     /,
 ) -> None: ...

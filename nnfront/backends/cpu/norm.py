@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Root-mean-square norms over the last axis on a CPU; few rows of bfloat16 in C.
+"""Root-mean-square and layer norms over the last axis on a CPU; few rows of bfloat16 in C.
 
 `torch.rms_norm` makes twice as many passes over the rows. 896 features in bfloat16, one thread: 512 rows 0.25 ms against 0.65 or more; one row between
 large matmuls 20 us against 35, and 15 in C.
@@ -8,10 +8,11 @@ large matmuls 20 us against 35, and 15 in C.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
@@ -23,119 +24,216 @@ from nnfront.memory.layout import Layout
 FEW = 1 << 16
 
 
-def _takes(x: torch.Tensor, weight: torch.Tensor | None) -> bool:
-    """Whether the kernel in C is for these rows."""
-    return NATIVE is not None and x.dtype == torch.bfloat16 and weight is not None and 0 < x.numel() <= FEW
+def is_for_c(x: torch.dtype, count: int, *vectors: torch.dtype | None) -> bool:
+    """Whether C computes a norm of so many elements with weight and bias of these dtypes: both that of x, or float32 beside it."""
+    there = {dtype for dtype in vectors if dtype is not None}
+    is_few = x == torch.bfloat16 and 0 < count <= FEW
+    return NATIVE is not None and is_few and len(there) < 2 and there <= {torch.bfloat16, torch.float32}
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What a norm does: with `is_centered` the mean is subtracted first."""
+
+    is_centered: bool
+    epsilon: float
+
+    @classmethod
+    def of(cls, run: Run) -> Norm:
+        """Return that of an instruction: of an op or of a region."""
+        is_centered = "normalized_shape" in run.attrs
+        return cls(is_centered, float(run.attrs.get("eps" if is_centered else "epsilon", 1e-5)))
+
+
+def _dtype(vector: torch.Tensor | None) -> torch.dtype | None:
+    return None if vector is None else vector.dtype
+
+
+def _takes(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
+    return x.is_cpu and is_for_c(x.dtype, x.numel(), _dtype(weight), _dtype(bias))
+
+
+def _whole(vector: torch.Tensor | None) -> torch.Tensor | None:
+    return None if vector is None else vector.contiguous()
 
 
 def _in_c(
+    norm: Norm,
     x: torch.Tensor,
     added: torch.Tensor | None,
     total: torch.Tensor | None,
-    weight: torch.Tensor,
-    epsilon: float,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
 ) -> torch.Tensor:
     """The norm of x, or of x + added, which is written to `total`."""
     assert NATIVE is not None
-    x, weight, y = x.contiguous(), weight.contiguous(), torch.empty(x.shape, dtype=torch.bfloat16)
-    size = x.shape[-1]
-    NATIVE.rms_norm(x.numel() // size, size, epsilon, x, added, total, weight, y)
+    x, y = x.contiguous(), torch.empty(x.shape, dtype=torch.bfloat16)
+    size, is_wide = x.shape[-1], torch.float32 in (_dtype(weight), _dtype(bias))
+    vectors = _whole(weight), _whole(bias)
+    NATIVE.norm(
+        x.numel() // size, size, norm.is_centered, is_wide, norm.epsilon, x, added, total, *vectors, y
+    )
     return y
 
 
 def rms_norm_last(run: Run) -> Callable[..., Any]:
     """The norm of rows."""
-    epsilon = run.attrs.get("epsilon", 1e-5)
+    norm = Norm.of(run)
     zero: dict[torch.dtype, torch.Tensor] = {}
 
-    def rms_norm_last(x: torch.Tensor, weight: torch.Tensor | None, bias: None) -> torch.Tensor:
-        if weight is not None and _takes(x, weight):
-            return _in_c(x, None, None, weight, epsilon)
+    def rms_norm_last(
+        x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if _takes(x, weight, bias):
+            return _in_c(norm, x, None, None, weight, bias)
         size, dtype = x.shape[-1], x.dtype
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        if x.numel() == size and weight is not None and dtype != torch.float64:
+        if x.numel() == size and _dtype(weight) == dtype != torch.float64 and bias is None:
+            assert weight is not None
             # The factor of one row is a number: x * weight * factor is one call, rounded once.
-            mean = torch.linalg.vector_norm(x, dtype=wide).item() ** 2 / size + epsilon
+            mean = torch.linalg.vector_norm(x, dtype=wide).item() ** 2 / size + norm.epsilon
             if mean > 0:
                 if dtype not in zero:
                     zero[dtype] = torch.zeros((), dtype=dtype)
                 return torch.addcmul(zero[dtype], x, weight, value=mean**-0.5)
         factor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
-        factor = factor.square_().div_(size).add_(epsilon).rsqrt_()
+        factor = factor.square_().div_(size).add_(norm.epsilon).rsqrt_()
         y = x * factor if dtype == wide else x.to(wide).mul_(factor)
-        return (y if weight is None else y.mul_(weight)).to(dtype)
+        y = y if weight is None else y.mul_(weight)
+        return (y if bias is None else y.add_(bias)).to(dtype)
 
     return rms_norm_last
 
 
-def rms_norm_of_sum(run: Run) -> Callable[..., Any]:
-    """The norm of x + residual, and the sum too where others read it."""
-    norm, has_sum, epsilon = rms_norm_last(run), len(run.outputs) == 2, run.attrs.get("epsilon", 1e-5)
+def layer_norm_last(run: Run) -> Callable[..., Any]:
+    """The norm of rows without their mean."""
+    norm = Norm.of(run)
 
-    def rms_norm_of_sum(
-        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: None
+    def layer_norm_last(
+        x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if _takes(x, weight, bias):
+            return _in_c(norm, x, None, None, weight, bias)
+        return F.layer_norm(x, x.shape[-1:], weight, bias, norm.epsilon)
+
+    return layer_norm_last
+
+
+def norm_of_sum(run: Run) -> Callable[..., Any]:
+    """The norm of x + residual, and the sum too where others read it."""
+    norm, has_sum = Norm.of(run), len(run.outputs) == 2
+    of_rows = layer_norm_last(run) if norm.is_centered else rms_norm_last(run)
+
+    def norm_of_sum(
+        x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> Any:
-        if weight is not None and _takes(x, weight):
+        if _takes(x, weight, bias):
             total = torch.empty(x.shape, dtype=torch.bfloat16)
-            y = _in_c(x, residual.contiguous(), total, weight, epsilon)
+            y = _in_c(norm, x, residual.contiguous(), total, weight, bias)
         else:
             total = x + residual
-            y = norm(total, weight, None)
+            y = of_rows(total, weight, bias)
         return (y, total) if has_sum else y
 
-    return rms_norm_of_sum
+    return norm_of_sum
 
 
-def _over_last_axis(run: Run, context: Context) -> str:
-    x, weight, bias = run.inputs
-    if run.attrs.get("axes") != (context.tensor(x).ndim - 1,):
-        return "it is not over the last axis alone"
-    if not context.is_none(bias):
-        return "it has a bias"
-    same = context.is_none(weight) or context.tensor(weight).dtype == context.tensor(x).dtype
-    return ACCEPTED if same else "weight and rows differ in dtype"
+def _rms_over_last_axis(run: Run, context: Context) -> str:
+    is_last = run.attrs.get("axes") == (context.tensor(run.inputs[0]).ndim - 1,)
+    return _vectors_fit(run, context) if is_last else "it is not over the last axis alone"
 
 
-def _norm_of_sum(run: Run, context: Context) -> str:
-    x, residual, *vectors = run.inputs
+def _layer_over_last_axis(run: Run, context: Context) -> str:
+    is_last = len(run.attrs.get("normalized_shape", ())) == 1
+    return _vectors_fit(run, context) if is_last else "it is not over the last axis alone"
+
+
+def _vectors_fit(run: Run, context: Context) -> str:
+    x, *vectors = run.inputs
+    dtype = context.tensor(x).dtype
+    found = {context.tensor(slot).dtype for slot in vectors if not context.is_none(slot)}
+    is_wider = dtype in ("bfloat16", "float16") and found == {"float32"}
+    return ACCEPTED if found <= {dtype} or is_wider else "weight, bias and rows differ in dtype"
+
+
+def _sum_of_alike(run: Run, context: Context) -> str:
+    x, residual = run.inputs[:2]
     if context.is_none(x) or context.is_none(residual):
         return "it is no sum of two tensors"
-    if "normalized_shape" in run.attrs:
-        return "it is a layer norm"
     y, *operands = (context.tensor(slot) for slot in (run.outputs[0], x, residual))
-    if y.dtype != "bfloat16" or any(operand != y for operand in operands):
-        return "the sum is not of two tensors in bfloat16 of one shape"
-    return _over_last_axis(replace(run, inputs=(x, *vectors)), context)
+    is_alike = y.dtype == "bfloat16" and all(operand == y for operand in operands)
+    return ACCEPTED if is_alike else "the sum is not of two tensors in bfloat16 of one shape"
 
 
-def _rms_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: None) -> int:
+def _of_sum(accepts: Callable[[Run, Context], str], attr: str, why: str) -> Callable[[Run, Context], str]:
+    """Whether a norm of a sum is one that `accepts` takes of rows, which has an attribute; `why` not, if it is another kind."""
+
+    def accepts_sum(run: Run, context: Context) -> str:
+        if attr not in run.attrs:
+            return why
+        x, _, *vectors = run.inputs
+        return _sum_of_alike(run, context) or accepts(replace(run, inputs=(x, *vectors)), context)
+
+    return accepts_sum
+
+
+def _is_for_c(x: Layout, *vectors: Layout | None) -> bool:
+    dtypes = (None if vector is None else getattr(torch, vector.dtype) for vector in vectors)
+    return is_for_c(getattr(torch, x.dtype), x.count, *dtypes)
+
+
+def _rms_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: Layout | None) -> int:
     """For a half type the result in float32, unless there is one row only, or C takes them."""
-    is_row = x.count == x.shape[-1] and weight is not None
-    if NATIVE and x.dtype == "bfloat16" and weight is not None and x.count <= FEW:
-        return 0
-    return 4 * x.count if x.is_half and not is_row else 0
+    is_row = x.count == x.shape[-1] and weight is not None and weight.dtype == x.dtype and bias is None
+    return 4 * x.count if x.is_half and not is_row and not _is_for_c(x, weight, bias) else 0
 
 
-def _rms_norm_of_sum_bytes(run: Run, x: Layout, residual: Layout, weight: Layout | None, bias: None) -> int:
+def _layer_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: Layout | None) -> int:
+    """The mean and the factor of each row."""
+    rows = x.count // max(x.shape[-1], 1)
+    return 0 if _is_for_c(x, weight, bias) else 2 * rows * x.item
+
+
+def _norm_of_sum_bytes(
+    run: Run, x: Layout, residual: Layout, weight: Layout | None, bias: Layout | None
+) -> int:
     """What the norm holds, and the sum if nobody else reads it."""
-    return _rms_norm_last_bytes(run, x, weight, None) + (0 if len(run.outputs) == 2 else x.count * x.item)
+    of_rows = _layer_norm_last_bytes if Norm.of(run).is_centered else _rms_norm_last_bytes
+    return of_rows(run, x, weight, bias) + (0 if len(run.outputs) == 2 else x.count * x.item)
 
 
+_SUM = "few rows: the sum in the kernel of the norm"
 KERNELS = (
     Kernel(
         "rms_norm_last",
         "rms_norm",
         rms_norm_last,
         "half the passes over the rows, rounded once",
-        _over_last_axis,
+        _rms_over_last_axis,
         workspace=Workspace(_rms_norm_last_bytes),
+    ),
+    Kernel(
+        "layer_norm_last",
+        "layer_norm",
+        layer_norm_last,
+        "one pass over the rows, rounded once",
+        _layer_over_last_axis,
+        workspace=Workspace(_layer_norm_last_bytes),
     ),
     Kernel(
         "rms_norm_of_sum",
         "norm_residual",
-        rms_norm_of_sum,
-        "few rows: the sum in the kernel of the norm",
-        _norm_of_sum,
-        workspace=Workspace(_rms_norm_of_sum_bytes),
+        norm_of_sum,
+        _SUM,
+        _of_sum(_rms_over_last_axis, "axes", "it is a layer norm"),
+        workspace=Workspace(_norm_of_sum_bytes),
+    ),
+    Kernel(
+        "layer_norm_of_sum",
+        "norm_residual",
+        norm_of_sum,
+        _SUM,
+        _of_sum(_layer_over_last_axis, "normalized_shape", "it is a root-mean-square norm"),
+        workspace=Workspace(_norm_of_sum_bytes),
     ),
 )

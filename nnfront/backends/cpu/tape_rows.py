@@ -24,7 +24,7 @@ from nnfront.backends.cpu.decode_attention import FEW_ROTATED, MOST, VECTOR, see
 from nnfront.backends.cpu.extension import KERNELS
 from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.cpu.linear import gated_small_batch
-from nnfront.backends.cpu.norm import FEW
+from nnfront.backends.cpu.norm import Norm, is_for_c
 from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Run
@@ -236,16 +236,17 @@ def _quantized(
     return (y,)
 
 
-def _norm(builder: TapeBuilder, run: Run, x: Value, weight: Value | None, bias: None) -> Sequence[Operand]:
+def _norm(
+    builder: TapeBuilder, run: Run, x: Value, weight: Value | None, bias: Value | None
+) -> Sequence[Operand]:
     return _norm_of_sum(builder, run, x, None, weight, bias)
 
 
 def _norm_of_sum(
-    builder: TapeBuilder, run: Run, x: Value, added: Value | None, weight: Value | None, bias: None
+    builder: TapeBuilder, run: Run, x: Value, added: Value | None, weight: Value | None, bias: Value | None
 ) -> Sequence[Operand]:
-    _demand(weight is not None and weight.dtype == torch.bfloat16)
-    assert weight is not None
-    rows = _few(x, x.shape[-1], FEW // max(x.shape[-1], 1))
+    vectors = [None if vector is None else vector.dtype for vector in (weight, bias)]
+    _demand(is_for_c(x.dtype, prod(x.shape), *vectors))
     y, total = builder.make(run.outputs[0], x.shape), None
     if added is not None:
         total = (
@@ -253,9 +254,10 @@ def _norm_of_sum(
             if len(run.outputs) == 2
             else Value(builder.take(x.nbytes), x.shape)
         )
-    epsilon = float(run.attrs.get("epsilon", 1e-5))
-    operands = (x.place, _place(added), _place(total), weight.place, y.place)
-    builder.call("rms_norm", rows, x.shape[-1], epsilon, *operands)
+    norm, size = Norm.of(run), x.shape[-1]
+    operands = (x.place, _place(added), _place(total), _place(weight), _place(bias), y.place)
+    kind = (norm.is_centered, torch.float32 in vectors)
+    builder.call("norm", prod(x.shape) // size, size, *kind, norm.epsilon, *operands)
     if total is not None and len(run.outputs) == 1:
         builder.release(total.place)
     return (y,) if total is None or len(run.outputs) == 1 else (y, total)
@@ -376,7 +378,9 @@ WRITERS: Mapping[str, Write] = {
     **{f"{name}_product": _quantized for name in _READ_IN_C},
     **{f"{name}_gated_product": partial(_quantized, is_gated=True) for name in _READ_IN_C},
     "rms_norm_last": _norm,
+    "layer_norm_last": _norm,
     "rms_norm_of_sum": _norm_of_sum,
+    "layer_norm_of_sum": _norm_of_sum,
     "rope_rotated": _rope,
     "qkv_attention": _qkv_attention,
     "attention_cached": _attention,

@@ -67,6 +67,23 @@ INLINE uint16_t rounded(float value) {
     return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+// The same of a vector.
+FAST INLINE __m256i rounded_vector(__m512 values) {
+    const __m512i bits = _mm512_castps_si512(values), high = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i near = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(near, is_nan, high, _mm512_set1_epi32(0x40)));
+}
+
+// The first `count` lanes of a vector of floats, all of them where there are more.
+FAST INLINE __mmask16 first_lanes(Py_ssize_t count) { return count < 16 ? (__mmask16)((1 << count) - 1) : (__mmask16)-1; }
+
+// 16 values, zero where `there` marks none.
+FAST INLINE __m512 widened_vector(const uint16_t *from, __mmask16 there) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16));
+}
+
 // e^x for x <= 0 as 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
 FAST INLINE __m512 exponential(__m512 x) {
     x = _mm512_max_ps(_mm512_set1_ps(-150.0f), x);  // e^-150 is 0 in float32

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Root-mean-square normalisation of few rows in bfloat16: between large products what it costs is the calls, and torch needs three.
+// Norms of few rows in bfloat16: between large products what they cost is the calls, and torch needs three.
 
 #include <math.h>
 
@@ -7,31 +7,59 @@
 
 #if HAS_KERNELS
 
-enum { SUMS = 64 };  // at a time, as one alone waits for itself
+enum { FLOATS = 16, SUMS = 4 };  // of a vector; vectors at a time, as one sum alone waits for itself
 
-// y = x * weight / root of the mean of x^2; x + added in the place of x if something is added, and that rounded to `total`.
-FAST static void normalize(const uint16_t *x, const uint16_t *added, uint16_t *total, const uint16_t *weight, uint16_t *y, Py_ssize_t size,
-                           float epsilon) {
-    Py_ssize_t i = 0;
-    if (added) {
-        for (; i < size; i++) total[i] = rounded(widened(x[i]) + widened(added[i]));
-        x = total, i = 0;
-    }
-    float squares[SUMS] = {0};
-    for (; i + SUMS <= size; i += SUMS)
-        for (int j = 0; j < SUMS; j++) squares[j] += widened(x[i + j]) * widened(x[i + j]);
-    for (; i < size; i++) squares[0] += widened(x[i]) * widened(x[i]);
-    double sum = 0.0;
-    for (int j = 0; j < SUMS; j++) sum += squares[j];
-    const float factor = (float)(1.0 / sqrt(sum / (double)size + epsilon));
-    for (i = 0; i < size; i++) y[i] = rounded(widened(x[i]) * factor * widened(weight[i]));
+// FLOATS weights, which are float if `is_wide`, zero where `there` marks none.
+FAST INLINE __m512 weights(const void *from, bool is_wide, Py_ssize_t at, __mmask16 there) {
+    return is_wide ? _mm512_maskz_loadu_ps(there, (const float *)from + at) : widened_vector((const uint16_t *)from + at, there);
 }
 
-const char *rms_norm(const struct rms_norm *n) {
+// The sum of x - mean, or of its squares.
+FAST INLINE double sum_of(const uint16_t *x, Py_ssize_t size, float mean, const bool is_squared) {
+    __m512 sums[SUMS];
+    for (int i = 0; i < SUMS; i++) sums[i] = _mm512_setzero_ps();
+    for (Py_ssize_t at = 0; at < size; at += FLOATS) {
+        const __mmask16 there = first_lanes(size - at);
+        const __m512 value = _mm512_maskz_sub_ps(there, widened_vector(x + at, there), _mm512_set1_ps(mean));
+        __m512 *sum = sums + at / FLOATS % SUMS;
+        *sum = is_squared ? _mm512_fmadd_ps(value, value, *sum) : _mm512_add_ps(*sum, value);
+    }
+    double sum = 0.0;
+    for (int i = 0; i < SUMS; i++) {
+        float parts[FLOATS];
+        _mm512_storeu_ps(parts, sums[i]);
+        for (int j = 0; j < FLOATS; j++) sum += parts[j];
+    }
+    return sum;
+}
+
+FAST static void normalize(const struct norm *n, const uint16_t *x, const uint16_t *added, uint16_t *total, uint16_t *y) {
+    const Py_ssize_t size = n->size;
+    const bool is_wide = n->is_wide != 0;
+    if (added) {
+        for (Py_ssize_t i = 0; i < size; i += FLOATS) {
+            const __mmask16 there = first_lanes(size - i);
+            const __m512 sum = _mm512_add_ps(widened_vector(x + i, there), widened_vector(added + i, there));
+            _mm256_mask_storeu_epi16(total + i, there, rounded_vector(sum));
+        }
+        x = total;
+    }
+    const float mean = n->is_centered ? (float)(sum_of(x, size, 0.0f, false) / (double)size) : 0.0f;
+    const float factor = (float)(1.0 / sqrt(sum_of(x, size, mean, true) / (double)size + n->epsilon));
+    for (Py_ssize_t i = 0; i < size; i += FLOATS) {
+        const __mmask16 there = first_lanes(size - i);
+        __m512 value = _mm512_mul_ps(_mm512_sub_ps(widened_vector(x + i, there), _mm512_set1_ps(mean)), _mm512_set1_ps(factor));
+        if (n->weight) value = _mm512_mul_ps(value, weights(n->weight, is_wide, i, there));
+        if (n->bias) value = _mm512_add_ps(value, weights(n->bias, is_wide, i, there));
+        _mm256_mask_storeu_epi16(y + i, there, rounded_vector(value));
+    }
+}
+
+const char *norm(const struct norm *n) {
     const uint16_t *x = n->x, *added = n->added;
     uint16_t *total = n->total, *y = n->y;
     for (Py_ssize_t at = 0; at < n->rows * n->size; at += n->size)
-        normalize(x + at, added ? added + at : NULL, added ? total + at : NULL, n->weight, y + at, n->size, (float)n->epsilon);
+        normalize(n, x + at, added ? added + at : NULL, added ? total + at : NULL, y + at);
     return NULL;
 }
 
