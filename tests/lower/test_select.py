@@ -109,8 +109,8 @@ def test_rope_tables_are_made_once_for_all_ropes():
     body = "a: float32[n, m, 2, 8] = rope(q, cos, sin) y: float32[n, m, 2, 8] = rope(a, cos, sin)"
     params = "q: input float32[n, m, 2, 8], cos: input float32[m, 3], sin: input float32[m, 3]"
     assert chosen(body, params, "float32[n, m, 2, 8]") == ["rope_tables", "rope_rotated", "rope_rotated"]
-    other = body.replace("sin)", "sin, interleaved=True)")
-    assert chosen(other, params, "float32[n, m, 2, 8]") == ["rope", "rope"]
+    other = body.replace("rope(a, cos, sin)", "rope(a, cos, sin, interleaved=True)")
+    assert chosen(other, params, "float32[n, m, 2, 8]") == ["rope_tables", "rope_rotated"] * 2
 
 
 HEADS = "q: input float32[n, m, 4, 8], k: input float32[n, m, 2, 8], v: input float32[n, m, 2, 8]"

@@ -133,19 +133,21 @@ def test_rms_norm_last_of_what_has_no_norm_is_what_the_reference_gives(rows, val
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "neighbours"])
 @pytest.mark.parametrize("pairs", [1, 3, 5])
 @pytest.mark.parametrize("tables", [(4, 0), (1, 4), (2, 4)], ids=["seq", "1, seq", "batch, seq"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_rope_by_tables_is_rope(dtype, tables, pairs):
+def test_rope_by_tables_is_rope(dtype, tables, pairs, interleaved):
     angles = torch.randn([n for n in tables if n] + [pairs])
     wide = "float64" if dtype == torch.float64 else "float32"
-    make = resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": wide}))
-    rotate = resolve(Run("rope_rotated", "rope", (), Structure(), {}))
+    attrs = {"interleaved": interleaved}
+    make = resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": wide, **attrs}))
+    rotate = resolve(Run("rope_rotated", "rope", (), Structure(), attrs))
     x = torch.randn(2, 4, 3, 10).to(dtype)
     for part in (x, torch.randn(2, 4, 6, 10).to(dtype)[:, :, ::2]):
         kept = part.clone()
         got = rotate(part, *make(angles.cos(), angles.sin()))
-        expected = ops.rope.run((part, angles.cos(), angles.sin()), {})
+        expected = ops.rope.run((part, angles.cos(), angles.sin()), attrs)
         assert got.dtype == expected.dtype
         torch.testing.assert_close(got, expected)
         assert torch.equal(part, kept)

@@ -36,7 +36,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": range(1, 9), "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "activation": range(3), "stored": range(5)}  # fmt: skip
+RANGES = {"rows": range(1, 9), "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(3), "stored": range(5)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -55,13 +55,21 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         if kind == "SIZE":
             found[name] = pick.choice(RANGES.get(name, range(1, 40)))
         elif kind == "REAL":
-            found[name] = 0.5
+            found[name] = pick.choice(RANGES.get(name, [0.5]))
         else:
             found[name] = name not in may_be_absent(kernel) or pick.random() < 0.5
     if kernel == "append_and_attend":
-        found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3), "size": 32 * pick.randint(1, 3)}
+        found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3), "size": pick.randint(1, 70)}
         wide = found["groups"] * found["size"]
         found |= {"next_q": wide * found["shared"], "next_k": wide + 8, "next_v": wide}
+        # Keys whose first features are the values, or values of their own; tokens of both, or none.
+        if not found["values"]:
+            found |= {"v": False, "value_size": pick.randint(1, found["size"])}
+        else:
+            found["v"] = found["k"]
+        found |= {"positions": found["capacity"] + pick.randint(0, 9), "bias_bytes": pick.choice([1, 2, 4])}
+    if kernel == "rotate":
+        found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
     if kernel == "multiply_quantized":
         is_grouped = found["stored"] in (1, 3, 4)
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
@@ -80,10 +88,15 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return (
             torch.arange(1, count // 4 + 1, dtype=torch.int32).clamp_(max=sizes["capacity"]).view(torch.uint8)
         )
+    if name == "bias" and "bias_bytes" in sizes:
+        kinds = {1: torch.bool, 2: torch.bfloat16, 4: torch.float32}
+        values = torch.randn(count // sizes["bias_bytes"])
+        return values.to(kinds[sizes["bias_bytes"]]).view(torch.uint8)
     if name in ("codes", "zeros"):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
+    is_sink = name == "sinks" and sizes["has_wide_sinks"]
     is_vector = name in ("weight", "bias") and "is_centered" in sizes and sizes["is_wide"]
-    wide = name in ("cos", "sin") or (name == "scales" and sizes["stored"] == 2) or is_vector
+    wide = name in ("cos", "sin") or (name == "scales" and sizes["stored"] == 2) or is_vector or is_sink
     return (
         torch.randn(count // (4 if wide else 2))
         .to(torch.float32 if wide else torch.bfloat16)
@@ -185,6 +198,12 @@ FREE = {
     "window",
     "is_wide",
     "is_centered",
+    "is_interleaved",
+    "has_wide_sinks",
+    "next_bias",
+    "next_bias_head",
+    "bias_bytes",
+    "positions",
     "activation",
     "next_q",
     "next_k",

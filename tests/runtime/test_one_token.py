@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnfront as nn
+from nnfront import ops
 from nnfront.backends.cpu import decode_attention as one_token
 from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.cpu import norm as norms
 from nnfront.backends.cpu import tape as sequence
+from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.lower import kv_layer
+from nnfront.backends.table import resolver
+from nnfront.lower import Run, Structure, kv_layer
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.ring import RingLayer, make_layer
 
@@ -53,7 +56,7 @@ def exact(q, layer: RingLayer, window: int | None, scale: float) -> torch.Tensor
 def test_attention_of_one_token_agrees_with_float64(data: st.DataObject):
     lengths = data.draw(st.lists(st.sampled_from([0, 1, 2, 15, 127, 128, 129, 300]), min_size=1, max_size=3))
     groups, shared = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 18))
-    size = data.draw(st.sampled_from([32, 64, 96, 128, 160, 256]))
+    size = data.draw(st.sampled_from([1, 15, 32, 64, 80, 96, 128, 160, 256, 288]))
     window = data.draw(st.sampled_from([None, 1, 16, 200]))
     scale = data.draw(st.sampled_from([None, 0.03, 1.0]))
     layer = make_filled(lengths, groups, size, 400, None)
@@ -62,7 +65,7 @@ def test_attention_of_one_token_agrees_with_float64(data: st.DataObject):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(data.draw(st.sampled_from([1, 2, 5])))
-        y = one_token.attend(q, k, v, layer, window, scale)
+        y = one_token.attend(q, k, v, layer, Scores(scale, window))
     finally:
         torch.set_num_threads(threads)
     assert y is not None
@@ -83,7 +86,7 @@ def test_scores_far_apart_leave_one_weight():
         torch.zeros(1, 1, 1, 32).bfloat16(),
         torch.zeros(1, 1, 1, 32),
     )
-    y = one_token.attend(q, k, v.bfloat16(), layer, None, 1.0)
+    y = one_token.attend(q, k, v.bfloat16(), layer, Scores(1.0, None))
     torch.testing.assert_close(y.double(), exact(q, layer, None, 1.0), rtol=2**-8, atol=1e-6)
 
 
@@ -93,19 +96,19 @@ def test_what_is_no_number_is_not_hidden(where: str, value: float):
     layer = make_filled([9], 1, 32, 16, None)
     getattr(layer.storage, where)[0, 0, 4, 3] = value
     q, k, v = torch.ones(1, 1, 3, 32).bfloat16().split(1, 2)
-    y = one_token.attend(q, k, v, layer, None, None)
+    y = one_token.attend(q, k, v, layer, Scores())
     assert not y.isfinite().all()
 
 
 @pytest.mark.parametrize(
     ("size", "dtype", "seq"),
-    [(40, torch.bfloat16, 1), (288, torch.bfloat16, 1), (32, torch.float32, 1), (32, torch.bfloat16, 2)],
+    [(32, torch.float32, 1), (32, torch.bfloat16, 2)],
 )
 def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype, seq: int):
     name = str(dtype).removeprefix("torch.")
     layer = make_layer(kv_layer(1, size, name, 1, 8, None))
     q = k = v = torch.ones(1, seq, 1, size, dtype=dtype)
-    assert one_token.attend(q, k, v, layer, None, None) is None
+    assert one_token.attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (0,)
 
 
@@ -113,8 +116,8 @@ def test_a_full_layer_is_left_to_the_general_way():
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
     layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None))
     for _ in range(4):
-        assert one_token.attend(q, k, v, layer, None, None) is not None
-    assert one_token.attend(q, k, v, layer, None, None) is None
+        assert one_token.attend(q, k, v, layer, Scores()) is not None
+    assert one_token.attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (4,)
 
 
@@ -142,7 +145,9 @@ def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject
             .bfloat16()
             .split((groups * shared, groups, groups), 2)
         )
-        y = one_token.attend(q, k, v, ring, data.draw(st.sampled_from([None, window, window + 3])), 1.0)
+        y = one_token.attend(
+            q, k, v, ring, Scores(1.0, data.draw(st.sampled_from([None, window, window + 3])))
+        )
         every.append(k, v)
         expected = exact(q, every, window, 1.0)
         assert y is not None
@@ -153,7 +158,7 @@ def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject
 def test_a_query_that_sees_less_than_a_turned_layer_holds_is_left_to_the_general_way():
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
     layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 100, 4))
-    assert one_token.attend(q, k, v, layer, 3, None) is None
+    assert one_token.attend(q, k, v, layer, Scores(None, 3)) is None
     assert layer.lengths.values == (0,)
 
 
@@ -161,14 +166,14 @@ def test_a_query_that_sees_less_than_a_turned_layer_holds_is_left_to_the_general
 def test_codes_are_left_to_the_general_way(coded: bool):
     layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None), coded=coded)
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
-    assert (one_token.attend(q, k, v, layer, None, None) is None) == coded
+    assert (one_token.attend(q, k, v, layer, Scores()) is None) == coded
 
 
 def test_some_sequences_of_a_cache_attend_without_the_others():
     layer = make_filled([3, 7, 5], 2, 64, 16, None)
     part = layer.part(1, 2)
     q, k, v = torch.randn(2, 1, 10, 64).bfloat16().split((6, 2, 2), 2)
-    y = one_token.attend(q, k, v, part, None, None)
+    y = one_token.attend(q, k, v, part, Scores())
     assert layer.lengths.values == (3, 8, 6)
     torch.testing.assert_close(y.double(), exact(q, part, None, 0.125), rtol=2**-8, atol=1e-5)
 
@@ -177,17 +182,22 @@ def test_some_sequences_of_a_cache_attend_without_the_others():
 @given(data=st.data())
 def test_q_and_k_of_a_fused_projection_are_rotated_before(data: st.DataObject):
     lengths = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
-    heads, groups, size = data.draw(st.sampled_from([(1, 1, 32), (6, 2, 64), (3, 3, 96), (9, 1, 128)]))
+    heads, groups, size = data.draw(st.sampled_from([(1, 1, 32), (6, 2, 64), (3, 3, 80), (9, 1, 128)]))
+    pairs = data.draw(st.sampled_from([size // 2, 1, 5, size // 4]))
+    is_interleaved = data.draw(st.booleans())
     batch, tables = len(lengths), data.draw(st.sampled_from([1, len(lengths)]))
     layer = make_filled(lengths, groups, size, 16, None)
     qkv = torch.randn(batch, 1, (heads + 2 * groups) * size).bfloat16()
-    angles = torch.randn(tables, 1, 1, size // 2)
-    cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
-    y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, None, None)
+    angles = torch.randn(tables, 1, pairs)
+    make = resolver("cpu")(
+        Run("rope_tables", "rope", (), Structure(), {"dtype": "float32", "interleaved": is_interleaved})
+    )
+    cos, sin = make(angles.cos(), angles.sin())
+    y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, Scores(), is_interleaved=is_interleaved)
 
     x = qkv.double().unflatten(-1, (-1, size))
-    swapped = torch.cat([x[..., size // 2 :], x[..., : size // 2]], -1)
-    rotated = x * cos + swapped * sin
+    tables = angles.double().cos(), angles.double().sin()
+    rotated = ops.rope.run((x, *tables), {"interleaved": is_interleaved})
     q, k = rotated[:, :, :heads], rotated[:, :, heads : heads + groups]
     for row, length in enumerate(lengths):
         stored = layer.storage.keys[row, :, length].double()
@@ -210,7 +220,7 @@ def test_fused_projections_of_more_tokens_or_other_dtypes_are_left_to_others():
         (qkv, table.repeat(1, 2, 1, 1)),
         (torch.ones(1, 1, 192).bfloat16()[..., ::2], table),
     ):
-        assert one_token.attend_rotated(x, cos, cos, 1, 1, layer, None, None) is None
+        assert one_token.attend_rotated(x, cos, cos, 1, 1, layer, Scores()) is None
     assert layer.lengths.values == (1,)
 
 
@@ -222,7 +232,7 @@ def test_tables_in_pieces_are_left_to_others():
         torch.ones(2, 1, 1, 32),
     )
     for cos, sin in ((one.expand(2, 1, 1, 32), whole), (whole, one.expand(2, 1, 1, 32))):
-        assert one_token.attend_rotated(qkv, cos, sin, 1, 1, layer, None, None) is None
+        assert one_token.attend_rotated(qkv, cos, sin, 1, 1, layer, Scores()) is None
         assert one_token.rotate(x, cos, sin) is None
     assert layer.lengths.values == (1, 1)
     assert one_token.rotate(x, whole, whole) is not None
@@ -236,8 +246,8 @@ def test_without_c_there_is_another_way(monkeypatch):
         torch.ones(1, 1, 1, 32),
         make_filled([1], 1, 32, 4, None),
     )
-    assert one_token.attend_rotated(qkv, table, table, 1, 1, layer, None, None) is None
-    assert one_token.attend(q, k, v, layer, None, None) is None
+    assert one_token.attend_rotated(qkv, table, table, 1, 1, layer, Scores()) is None
+    assert one_token.attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (1,)
 
 

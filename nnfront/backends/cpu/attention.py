@@ -10,6 +10,7 @@ head (decoding) the query heads of a group are therefore given to it as the quer
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +18,11 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.backends.cpu import decode_attention
+from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
-from nnfront.memory.allocations import Workspace
+from nnfront.lower.reference import reference
+from nnfront.memory.allocations import Workspace, metered
 from nnfront.memory.layout import Layer, Layout
 from nnfront.state.layer import CacheLayer
 from nnfront.state.lengths import SequenceLengths
@@ -32,13 +35,18 @@ BLOCK = 64
 
 def cached(run: Run) -> Callable[..., Any]:
     """Append to a layer of a cache and attend to what it holds."""
-    scale, own_window = run.attrs.get("scale"), run.attrs.get("window")
+    scores, general = Scores.of(run), _general(run)
+    scale, own_window = scores.scale, scores.window
 
     def attention_cached(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, sinks: None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, sinks: torch.Tensor | None
     ) -> tuple[torch.Tensor, CacheLayer]:
-        y = decode_attention.attend(q, k, v, layer, own_window, scale)
+        y = decode_attention.attend(q, k, v, layer, scores, sinks)
         if y is not None:
+            return y, layer
+        if scores.softcap is not None or sinks is not None:
+            y, _ = general(q, k, v, layer, sinks)
+            layer.release()
             return y, layer
         if q.shape[1] == 1 and len(q) and (seen := _append_token(k, v, layer, own_window)) is not None:
             return _one_token(q, *seen, None, scale), layer
@@ -69,6 +77,18 @@ def cached(run: Run) -> Callable[..., Any]:
         return y, layer
 
     return attention_cached
+
+
+def _as_op(run: Run) -> Run:
+    """The instruction, of the op or of a region, as one of the op."""
+    names = ("scale", "is_causal", "window", "softcap")
+    attrs = {name: run.attrs[name] for name in names if name in run.attrs}
+    return replace(run, kernel="attention", op="attention", attrs=attrs)
+
+
+def _general(run: Run) -> Callable[..., Any]:
+    """What attention is by its reference: soft caps and sinks of more than C takes."""
+    return reference(_as_op(run))
 
 
 def _append_token(
@@ -180,11 +200,8 @@ def _hidden(
 
 def fused(run: Run) -> Callable[..., Any]:
     """Attend without a cache: q, k, v [batch, seq, heads, size]."""
-    scale, window, is_causal = (
-        run.attrs.get("scale"),
-        run.attrs.get("window"),
-        run.attrs.get("is_causal", True),
-    )
+    scores, is_causal = Scores.of(run), run.attrs.get("is_causal", True)
+    scale, window = scores.scale, scores.window
 
     def attention_fused(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: None, sinks: None
@@ -234,14 +251,15 @@ def _attend(
 
 
 def _with_cache(run: Run, context: Context) -> str:
-    return "there is no cache" if context.is_none(run.inputs[3]) else _softmax_only(run, context)
+    return "there is no cache" if context.is_none(run.inputs[3]) else ACCEPTED
 
 
 def _without_cache(run: Run, context: Context) -> str:
-    return _softmax_only(run, context) if context.is_none(run.inputs[3]) else "there is a cache"
+    return softmax_only(run, context) if context.is_none(run.inputs[3]) else "there is a cache"
 
 
-def _softmax_only(run: Run, context: Context) -> str:
+def softmax_only(run: Run, context: Context) -> str:
+    """Whether torch's attention is all that there is to do, or what more there is."""
     if not context.is_none(run.inputs[4]):
         return "it has sinks"
     return "it has a softcap" if "softcap" in run.attrs else ACCEPTED
@@ -268,6 +286,15 @@ def _block_mask_bytes(q: Layout, groups: int) -> int:
     return min(BLOCK, q.shape[1]) * q.shape[1] * q.shape[2] // groups * q.item
 
 
+def _is_general(run: Run, sinks: Layout | None) -> bool:
+    return "softcap" in run.attrs or sinks is not None
+
+
+def _general_bytes(run: Run, *operands: Layout | Layer | None) -> int:
+    """What the reference takes."""
+    return metered(_as_op(run), operands, {}, (None, None)).workspace
+
+
 def fused_bytes(run: Run, q: Layout, k: Layout, *operands: object) -> int:
     """A block at a time; in a window that hides anything the mask of it."""
     window, seq = run.attrs.get("window"), q.shape[1]
@@ -283,15 +310,19 @@ def _hides(run: Run, q: Layout, layer: Layer) -> bool:
     return min(windows, default=q.shape[1]) < q.shape[1]
 
 
-def cached_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: None) -> int:
+def cached_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None) -> int:
     """A block at a time; keys and values of the new tokens, if the ring cannot hold them."""
+    if _is_general(run, sinks):
+        return _general_bytes(run, q, k, v, layer, sinks)
     if _hides(run, q, layer):
         return k.size_bytes + v.size_bytes if layer.capacity < q.shape[1] else 0
     return _block_bytes(q) if q.shape[1] > FOLDED else 0
 
 
-def mask_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: None) -> int:
+def mask_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None) -> int:
     """The mask of a block, or of a window that hides anything: all layers use it."""
+    if _is_general(run, sinks):
+        return 0
     if _hides(run, q, layer):
         return _window_mask_bytes(q)
     return _block_mask_bytes(q, k.shape[2]) if q.shape[1] > FOLDED else 0

@@ -7,21 +7,59 @@ Between products that leave nothing in the caches each call of torch costs sever
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
 
 # A tensor, or bytes behind its begin.
 Operand: TypeAlias = torch.Tensor | tuple[torch.Tensor, int]
 
-# Features of a head: a multiple of what a vector holds, up to what stays in registers.
-VECTOR, MOST = 32, 256
 BYTES = 2  # of an element
 # Elements up to which C, which keeps to one thread, was seen to be the faster way: heads of 128 features 16 us against 56.
 FEW_ROTATED = 1 << 16
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What attention does with scores: as `op.attention` has it."""
+
+    scale: float | None = None
+    window: int | None = None
+    softcap: float | None = None
+
+    @classmethod
+    def of(cls, run: Run) -> Scores:
+        """Return that of an instruction: of the op or of a region."""
+        return cls(*(run.attrs.get(name) for name in ("scale", "window", "softcap")))
+
+    def reals(self, size: int) -> tuple[float, float]:
+        """The scale and the soft cap that C wants for queries of `size` features."""
+        return float(size**-0.5 if self.scale is None else self.scale), float(self.softcap or 0.0)
+
+    def sees_all(self, layer: CacheLayer) -> bool:
+        """Whether a query sees all that a layer holds whose newer tokens lie over older ones."""
+        return self.window is None or layer.window is None or self.window >= layer.window
+
+    def seen(self, layer: CacheLayer) -> int:
+        """How many tokens of a layer a query sees, 0 for all."""
+        return min((limit for limit in (self.window, layer.window) if limit is not None), default=0)
+
+
+def are_for_c(scores: Scores, layer: CacheLayer, sinks: torch.dtype | None) -> bool:
+    """Whether C attends to a layer so, with sinks of this dtype or without."""
+    return sinks in (None, torch.bfloat16, torch.float32) and scores.sees_all(layer)
+
+
+def are_tables(shape: tuple[int, ...], rows: int, size: int) -> bool:
+    """Whether tables of this shape turn heads of `size` features, all rows alike or each by its own."""
+    rotated = shape[-1]
+    return 0 < rotated <= size and rotated % 2 == 0 and prod(shape) in (rotated, rows * rotated)
 
 
 def attend(
@@ -29,20 +67,21 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     layer: CacheLayer,
-    window: int | None,
-    scale: float | None,
+    scores: Scores,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """Store the tokens k and v [batch, 1, groups, size] and attend: q and the result [batch, 1, heads, size].
 
     Where this cannot be done, nothing is, and the result is None.
     """
     _, seq, heads, size = q.shape
-    if seq != 1 or not _takes(q, size):
+    if seq != 1 or not _reads(q) or not q.numel() or not v.numel():
         return None
     if not (_has_heads_in_a_row(q) and _has_heads_in_a_row(k) and _has_heads_in_a_row(v)):
         return None
     strides = q.stride(0), k.stride(0), v.stride(0)
-    return _attend((q, k, v), strides, (len(q), heads, k.shape[2], size), layer, window, scale)
+    sizes = len(q), heads, k.shape[2], size, v.shape[3]
+    return _attend((q, k, v), strides, sizes, layer, scores, sinks)
 
 
 def attend_rotated(
@@ -52,49 +91,50 @@ def attend_rotated(
     heads: int,
     groups: int,
     layer: CacheLayer,
-    window: int | None,
-    scale: float | None,
+    scores: Scores,
+    sinks: torch.Tensor | None = None,
+    *,
+    is_interleaved: bool = False,
 ) -> torch.Tensor | None:
-    """Rotate q and k and do what `attend` does: qkv [batch, 1, (heads + 2 * groups) * size], float32 tables [batch or 1, 1, 1, size].
+    """Rotate q and k and do what `attend` does: qkv [batch, 1, (heads + 2 * groups) * size], float32 tables [batch or 1, 1, 1, rotated].
 
     Places are found by adding up, as views would cost as much as all the rest.
     """
     batch, seq, width = qkv.shape
-    size = width // (heads + 2 * groups)
-    if seq != 1 or not _takes(qkv, size) or not qkv.is_contiguous():
+    size, rotated = width // (heads + 2 * groups), cos.shape[-1]
+    if seq != 1 or not _reads(qkv) or not qkv.numel() or not qkv.is_contiguous():
         return None
-    if cos.dtype != torch.float32 or cos.numel() not in (size, batch * size) or not _are_whole(cos, sin):
+    if cos.dtype != torch.float32 or not are_tables(cos.shape, batch, size) or not _are_whole(cos, sin):
         return None
     assert NATIVE is not None
-    rotated = torch.empty((batch, heads + groups, size), dtype=torch.bfloat16)
-    next_table, next_rotated = 0 if cos.numel() == size else size, (heads + groups) * size
-    NATIVE.rotate(batch, heads + groups, size, width, next_table, qkv, cos, sin, rotated)
-    operands = rotated, (rotated, BYTES * heads * size), (qkv, BYTES * next_rotated)
-    strides = next_rotated, next_rotated, width
-    return _attend(operands, strides, (batch, heads, groups, size), layer, window, scale)
+    turned = torch.empty((batch, heads + groups, size), dtype=torch.bfloat16)
+    next_table, next_turned = 0 if cos.numel() == rotated else rotated, (heads + groups) * size
+    kind = rotated, is_interleaved
+    NATIVE.rotate(batch, heads + groups, size, *kind, width, next_table, qkv, cos, sin, turned)
+    operands = turned, (turned, BYTES * heads * size), (qkv, BYTES * next_turned)
+    strides = next_turned, next_turned, width
+    return _attend(operands, strides, (batch, heads, groups, size, size), layer, scores, sinks)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor | None:
-    """Rotate few tokens: x and the result [batch, seq, heads, size], float32 tables [batch, seq, 1, size] or of one token. None where this cannot be done."""
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool = False
+) -> torch.Tensor | None:
+    """Rotate few tokens: x and the result [batch, seq, heads, size], float32 tables [batch, seq, 1, rotated] or of one token. None where this cannot be done."""
     batch, seq, heads, size = x.shape
-    rows = batch * seq
-    if not _reads(x) or cos.dtype != torch.float32 or cos.shape[-1] != size:
+    rows, rotated = batch * seq, cos.shape[-1]
+    if not _reads(x) or cos.dtype != torch.float32 or not are_tables(cos.shape, rows, size):
         return None
-    if not (0 < x.numel() <= FEW_ROTATED and _are_whole(x, cos, sin) and cos.numel() in (size, rows * size)):
+    if not (0 < x.numel() <= FEW_ROTATED and _are_whole(x, cos, sin)):
         return None
     assert NATIVE is not None
     y = torch.empty_like(x)
-    next_table = 0 if cos.numel() == size else size
-    NATIVE.rotate(rows, heads, size, heads * size, next_table, x, cos, sin, y)
+    next_table = 0 if cos.numel() == rotated else rotated
+    NATIVE.rotate(rows, heads, size, rotated, is_interleaved, heads * size, next_table, x, cos, sin, y)
     return y
 
 
 def _are_whole(*tensors: torch.Tensor) -> bool:
     return all(map(torch.Tensor.is_contiguous, tensors))
-
-
-def _takes(x: torch.Tensor, size: int) -> bool:
-    return _reads(x) and len(x) > 0 and size % VECTOR == 0 and 0 < size <= MOST
 
 
 def _reads(x: torch.Tensor) -> bool:
@@ -105,40 +145,43 @@ def _reads(x: torch.Tensor) -> bool:
 def _attend(
     operands: tuple[Operand, Operand, Operand],
     strides: tuple[int, int, int],
-    sizes: tuple[int, int, int, int],
+    sizes: tuple[int, int, int, int, int],
     layer: CacheLayer,
-    window: int | None,
-    scale: float | None,
+    scores: Scores,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor | None:
-    """`attend` for q, k and v, sequences so many elements apart; sizes are batch, heads, groups and size."""
+    """`attend` for q, k and v, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
     assert NATIVE is not None
-    storage = layer.reserve_one() if sees_all(layer, window) else None
+    if not are_for_c(scores, layer, None if sinks is None else sinks.dtype):
+        return None
+    storage = layer.reserve_one()
     if storage is None:
         return None
-    batch, heads, groups, size = sizes
-    y = torch.empty((batch, 1, heads, size), dtype=torch.bfloat16)
+    batch, heads, groups, size, value_size = sizes
+    y = torch.empty((batch, 1, heads, value_size), dtype=torch.bfloat16)
+    no_bias = 0, 0, 0, 0
     NATIVE.append_and_attend(
         batch,
         groups,
         heads // groups,
         size,
+        value_size,
         storage.keys.shape[2],
-        min((limit for limit in (window, layer.window) if limit is not None), default=0),
+        scores.seen(layer),
         *strides,
+        *no_bias,
+        sinks is not None and sinks.dtype == torch.float32,
         torch.get_num_threads(),
-        size**-0.5 if scale is None else scale,
+        *scores.reals(size),
         *operands,
         storage.keys,
         storage.values,
         layer.lengths.counts(),
+        None if sinks is None else sinks.contiguous(),
+        None,
         y,
     )
     return y
-
-
-def sees_all(layer: CacheLayer, window: int | None) -> bool:
-    """Whether a query sees all that a layer holds whose newer tokens lie over older ones."""
-    return window is None or layer.window is None or window >= layer.window
 
 
 def _has_heads_in_a_row(x: torch.Tensor) -> bool:

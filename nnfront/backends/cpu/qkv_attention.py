@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu import attention, decode_attention
-from nnfront.backends.cpu.rope import rope_rotated, rope_rotated_bytes, rope_tables
+from nnfront.backends.cpu.decode_attention import Scores
+from nnfront.backends.cpu.rope import is_interleaved, rope_rotated, rope_rotated_bytes, rope_tables
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
@@ -20,8 +21,6 @@ from nnfront.state.layer import CacheLayer
 
 def _as_rotated_attention(run: Run, context: Context) -> Run | str:
     """Attention after rope by such tables, its heads as attributes."""
-    if run.attrs.get("interleaved", False):
-        return "neighbours are pairs, not halves"
     qkv, cos, sin, *rest = run.inputs
     width, y = context.tensor(qkv).shape[-1], context.tensor(run.outputs[0])
     heads, size = y.shape[2:]
@@ -31,14 +30,8 @@ def _as_rotated_attention(run: Run, context: Context) -> Run | str:
     return replace(run, inputs=(qkv, *rope_tables(run, qkv, cos, sin, context), *rest), attrs=attrs)
 
 
-def _rotated_heads(run: Run, context: Context) -> str:
-    cos, sinks = run.inputs[1], run.inputs[4]
-    if not context.is_none(sinks):
-        return "it has sinks"
-    if "softcap" in run.attrs:
-        return "it has a softcap"
-    size, rotated = context.tensor(run.outputs[0]).shape[3], context.tensor(cos).shape[-1]
-    return ACCEPTED if rotated == size else f"{rotated} of {size} features are rotated"
+def _caches(run: Run, context: Context) -> str:
+    return attention.softmax_only(run, context) if context.is_none(run.inputs[3]) else ACCEPTED
 
 
 def _qkv_attention(run: Run) -> Callable[..., Any]:
@@ -48,20 +41,26 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
     """
     rotate, with_cache, without = rope_rotated(run), attention.cached(run), attention.fused(run)
     heads, groups = run.attrs["heads"], run.attrs["groups"]
-    window, scale = run.attrs.get("window"), run.attrs.get("scale")
+    scores, are_neighbours = Scores.of(run), is_interleaved(run)
 
     def qkv_attention(
-        qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: CacheLayer | None, sinks: None
+        qkv: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        layer: CacheLayer | None,
+        sinks: torch.Tensor | None,
     ) -> Any:
         if layer is not None and qkv.shape[1] == 1:
-            y = decode_attention.attend_rotated(qkv, cos, sin, heads, groups, layer, window, scale)
+            y = decode_attention.attend_rotated(
+                qkv, cos, sin, heads, groups, layer, scores, sinks, is_interleaved=are_neighbours
+            )
             if y is not None:
                 return y, layer
         parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)
         q, k = rotate(parts.narrow(2, 0, heads + groups), cos, sin).split((heads, groups), 2)
         v = parts.narrow(2, heads + groups, groups)
         attend = without if layer is None else with_cache
-        return attend(q, k, v, layer, None)
+        return attend(q, k, v, layer, sinks)
 
     return qkv_attention
 
@@ -76,24 +75,24 @@ def _heads(run: Run, qkv: Layout) -> tuple[Layout, Layout, Layout]:
 
 
 def _qkv_attention_bytes(
-    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: None
+    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: Layout | None
 ) -> int:
     """Rotated q and k, and first what rotating them takes, then what attention takes."""
     q, k, both = _heads(run, qkv)
     attending = (
         attention.fused_bytes(run, q, k)
         if layer is None
-        else attention.cached_bytes(run, q, k, k, layer, None)
+        else attention.cached_bytes(run, q, k, k, layer, sinks)
     )
     return both.size_bytes + max(rope_rotated_bytes(run, both, cos, sin) - q.size_bytes, attending)
 
 
 def _remembered_by_qkv(
-    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: None
+    run: Run, qkv: Layout, cos: Layout, sin: Layout, layer: Layer | None, sinks: Layout | None
 ) -> int:
     """The mask that attention remembers."""
     q, k, _ = _heads(run, qkv)
-    return 0 if layer is None else attention.mask_bytes(run, q, k, k, layer, None)
+    return 0 if layer is None else attention.mask_bytes(run, q, k, k, layer, sinks)
 
 
 KERNELS = (
@@ -102,7 +101,7 @@ KERNELS = (
         "qkv_attention",
         _qkv_attention,
         "q and k rotated at once",
-        _rotated_heads,
+        _caches,
         _as_rotated_attention,
         workspace=Workspace(_qkv_attention_bytes, _remembered_by_qkv),
     ),

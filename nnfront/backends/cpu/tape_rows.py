@@ -20,13 +20,14 @@ import torch
 
 from nnfront.backends.cpu import quantized_linear as quantized
 from nnfront.backends.cpu.activations import GATES, activation_name
-from nnfront.backends.cpu.decode_attention import FEW_ROTATED, MOST, VECTOR, sees_all
+from nnfront.backends.cpu.decode_attention import FEW_ROTATED, Scores, are_for_c, are_tables
 from nnfront.backends.cpu.extension import KERNELS
 from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.cpu.linear import gated_small_batch
 from nnfront.backends.cpu.norm import Norm, is_for_c
 from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
+from nnfront.backends.cpu.rope import is_interleaved
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
 
@@ -265,43 +266,54 @@ def _norm_of_sum(
 
 def _rope(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
     batch, seq, heads, size = x.shape
-    rows = batch * seq
-    _demand(x.dtype == torch.bfloat16 and cos.dtype == torch.float32 and cos.shape[-1] == size)
-    _demand(0 < prod(x.shape) <= FEW_ROTATED and prod(cos.shape) in (size, rows * size))
-    y, next_table = builder.make(run.outputs[0], x.shape), 0 if prod(cos.shape) == size else size
+    rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
+    _demand(x.dtype == torch.bfloat16 and 0 < prod(x.shape) <= FEW_ROTATED)
+    next_table = _table_step(cos, rows, size)
+    y = builder.make(run.outputs[0], x.shape)
     operands = (x.place, cos.place, sin.place, y.place)
-    builder.call("rotate", rows, heads, size, heads * size, next_table, *operands)
+    builder.call("rotate", rows, heads, size, *kind, heads * size, next_table, *operands)
     return (y,)
 
 
+def _table_step(table: Value, rows: int, size: int) -> int:
+    """Elements from one row's table for heads of `size` features to the next one's."""
+    _demand(table.dtype == torch.float32 and are_tables(table.shape, rows, size))
+    return 0 if prod(table.shape) == table.shape[-1] else table.shape[-1]
+
+
 def _attention(
-    builder: TapeBuilder, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: None
+    builder: TapeBuilder, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: Value | None
 ) -> Sequence[Operand]:
     batch, seq, heads, size = q.shape
     _demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
     strides = tuple(prod(t.shape[1:]) for t in (q, k, v))
-    places = (q.place, k.place, v.place)
-    return _append_and_attend(builder, run, layer, places, strides, (batch, heads, k.shape[2], size))
+    places, sizes = (q.place, k.place, v.place), (batch, heads, k.shape[2], size, v.shape[3])
+    return _append_and_attend(builder, run, layer, places, strides, sizes, sinks)
 
 
 def _qkv_attention(
-    builder: TapeBuilder, run: Run, qkv: Value, cos: Value, sin: Value, layer: LayerValue, sinks: None
+    builder: TapeBuilder,
+    run: Run,
+    qkv: Value,
+    cos: Value,
+    sin: Value,
+    layer: LayerValue,
+    sinks: Value | None,
 ) -> Sequence[Operand]:
     """One token, by the places that `decode_attention.attend_rotated` has."""
     heads, groups = run.attrs["heads"], run.attrs["groups"]
     batch, seq, width = qkv.shape
-    size = width // (heads + 2 * groups)
-    _demand(seq == 1 and qkv.dtype == torch.bfloat16 and cos.dtype == torch.float32)
-    _demand(prod(cos.shape) in (size, batch * size))
-    item, rotated_width = qkv.dtype.itemsize, (heads + groups) * size
-    rotated = builder.take(batch * rotated_width * item)
-    next_table = 0 if prod(cos.shape) == size else size
-    operands = (qkv.place, cos.place, sin.place, rotated)
-    builder.call("rotate", batch, heads + groups, size, width, next_table, *operands)
-    places = (rotated, rotated + heads * size * item, qkv.place + rotated_width * item)
-    strides = (rotated_width, rotated_width, width)
-    made = _append_and_attend(builder, run, layer, places, strides, (batch, heads, groups, size))
-    builder.release(rotated)
+    size, kind = width // (heads + 2 * groups), (cos.shape[-1], is_interleaved(run))
+    _demand(seq == 1 and qkv.dtype == torch.bfloat16)
+    next_table = _table_step(cos, batch, size)
+    item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
+    turned = builder.take(batch * turned_width * item)
+    operands = (qkv.place, cos.place, sin.place, turned)
+    builder.call("rotate", batch, heads + groups, size, *kind, width, next_table, *operands)
+    places = (turned, turned + heads * size * item, qkv.place + turned_width * item)
+    strides, sizes = (turned_width, turned_width, width), (batch, heads, groups, size, size)
+    made = _append_and_attend(builder, run, layer, places, strides, sizes, sinks)
+    builder.release(turned)
     return made
 
 
@@ -311,28 +323,33 @@ def _append_and_attend(
     layer: LayerValue,
     places: tuple[Place, Place, Place],
     strides: tuple[int, ...],
-    sizes: tuple[int, int, int, int],
+    sizes: tuple[int, int, int, int, int],
+    sinks: Value | None,
 ) -> Sequence[Operand]:
-    """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups and size."""
-    batch, heads, groups, size = sizes
-    _demand(batch > 0 and size % VECTOR == 0 and 0 < size <= MOST)
-    _demand(sees_all(layer.layer, run.attrs.get("window")))
-    y = builder.make(run.outputs[0], (batch, 1, heads, size))
-    window = min((w for w in (run.attrs.get("window"), layer.layer.window) if w is not None), default=0)
-    scale = run.attrs.get("scale")
+    """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
+    batch, heads, groups, size, value_size = sizes
+    scores, kind = Scores.of(run), None if sinks is None else sinks.dtype
+    _demand(prod(sizes) > 0 and are_for_c(scores, layer.layer, kind))
+    y = builder.make(run.outputs[0], (batch, 1, heads, value_size))
+    no_bias = 0, 0, 0, 0
     builder.call(
         "append_and_attend",
         batch,
         groups,
         heads // groups,
         size,
+        value_size,
         layer.place(3),
-        window,
+        scores.seen(layer.layer),
         *strides,
+        *no_bias,
+        kind == torch.float32,
         builder.threads,
-        float(size**-0.5 if scale is None else scale),
+        *scores.reals(size),
         *places,
         *(layer.place(i) for i in range(3)),
+        _place(sinks),
+        NOWHERE,
         y.place,
     )
     return (y, layer)

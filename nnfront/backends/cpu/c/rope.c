@@ -5,23 +5,32 @@
 
 #if HAS_KERNELS
 
-// x * cos + (x with its halves swapped) * sin; the sines of the first half have their sign turned.
-FAST static void rotate_head(const uint16_t *x, const float *cos, const float *sin, uint16_t *y, Py_ssize_t size) {
-    const Py_ssize_t half = size / 2;
-    for (Py_ssize_t i = 0; i < half; i++) {
-        const float low = widened(x[i]), high = widened(x[i + half]);
-        y[i] = rounded(low * cos[i] + high * sin[i]);
-        y[i + half] = rounded(high * cos[i + half] + low * sin[i + half]);
-    }
+// Turn the pairs of the first `rotated` features, which lie `apart`, by tables in which the sine of the first of a pair has its sign turned.
+// Pairs begin at the first `apart` features of each 2 * apart.
+FAST INLINE void rotate_head(const uint16_t *x, const float *cos, const float *sin, uint16_t *y, Py_ssize_t rotated, Py_ssize_t apart) {
+    for (Py_ssize_t first = 0; first < rotated; first += 2 * apart)
+        for (Py_ssize_t i = first; i < first + apart; i++) {
+            const float low = widened(x[i]), high = widened(x[i + apart]);
+            y[i] = rounded(low * cos[i] + high * sin[i]);
+            y[i + apart] = rounded(high * cos[i + apart] + low * sin[i + apart]);
+        }
 }
 
-const char *rotate(const struct rotate *n) {
-    const uint16_t *x = n->x;
-    const float *cos = n->cos, *sin = n->sin;
+FAST const char *rotate(const struct rotate *n) {
+    const Py_ssize_t size = n->size, rotated = n->rotated;
+    if (rotated > size || rotated % 2) return refused("an even number of up to %zd rotated features, got %zd", size, rotated);
     uint16_t *y = n->y;
-    for (Py_ssize_t row = 0; row < n->rows; row++)
-        for (Py_ssize_t head = 0; head < n->heads; head++, y += n->size)
-            rotate_head(x + row * n->next_row + head * n->size, cos + row * n->next_table, sin + row * n->next_table, y, n->size);
+    for (Py_ssize_t row = 0; row < n->rows; row++) {
+        const float *cos = (const float *)n->cos + row * n->next_table, *sin = (const float *)n->sin + row * n->next_table;
+        for (Py_ssize_t head = 0; head < n->heads; head++, y += size) {
+            const uint16_t *x = (const uint16_t *)n->x + row * n->next_row + head * size;
+            if (n->is_interleaved)
+                rotate_head(x, cos, sin, y, rotated, 1);
+            else
+                rotate_head(x, cos, sin, y, rotated, rotated / 2);
+            memcpy(y + rotated, x + rotated, (size - rotated) * sizeof *y);
+        }
+    }
     return NULL;
 }
 

@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention of one token in C does with scores and with values, against float64, and that decoding with it is one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnfront as nn
+from nnfront import op, ops, spec
+from nnfront.backends.cpu import decode_attention, tape
+from nnfront.backends.cpu.decode_attention import Scores
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.table import resolver
+from nnfront.lower import CacheLayerType, Run, Structure
+from nnfront.state.layer import make_layer
+from nnfront.state.lengths import SequenceLengths
+
+pytestmark = pytest.mark.skipif(
+    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+BF16 = torch.bfloat16
+
+
+@dataclass
+class Case:
+    """A call of the kernel: what is stored is NaN wherever there is no token, and so is all around the operands."""
+
+    groups: int
+    shared: int
+    size: int
+    value_size: int
+    capacity: int
+    lengths: list[int]  # with the new token
+    appends: bool = True
+    has_values: bool = True
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None  # [1 or batch, 1 or heads, 1, positions]
+
+    def __post_init__(self) -> None:
+        batch = len(self.lengths)
+        self.q = torch.randn(batch, self.groups * self.shared, self.size).to(BF16)
+        self.every_key = [torch.randn(self.groups, n, self.size).to(BF16) for n in self.lengths]
+        self.every_value = [torch.randn(self.groups, n, self.value_size).to(BF16) for n in self.lengths]
+        if not self.has_values:
+            self.every_value = [keys[..., : self.value_size] for keys in self.every_key]
+
+    def stored(self, every: list[torch.Tensor]) -> torch.Tensor:
+        made = torch.full((len(every), self.groups, self.capacity, every[0].shape[-1]), torch.nan).to(BF16)
+        for row, (tokens, length) in enumerate(zip(every, self.lengths, strict=True)):
+            for position in range(max(0, length - self.capacity), length - self.appends):
+                made[row, :, position % self.capacity] = tokens[:, position]
+        return made
+
+    def run(self, threads: int = 2) -> torch.Tensor:
+        assert NATIVE is not None
+        batch, heads = len(self.lengths), self.groups * self.shared
+        keys = self.stored(self.every_key)
+        values = self.stored(self.every_value) if self.has_values else None
+        k, v = (torch.stack([t[:, -1] for t in every]) for every in (self.every_key, self.every_value))
+        y = torch.full((batch, heads, self.value_size), torch.nan).to(BF16)
+        bias, next_bias, next_head, positions = self.bias, 0, 0, 0
+        if bias is not None:
+            bias = bias.contiguous()
+            next_bias = bias.stride(0) if len(bias) > 1 else 0
+            next_head, positions = (bias.stride(1) if bias.shape[1] > 1 else 0), bias.shape[-1]
+        NATIVE.append_and_attend(
+            batch, self.groups, self.shared, self.size, self.value_size, self.capacity, 0,
+            heads * self.size, self.groups * self.size, self.groups * self.value_size,
+            positions, next_bias, next_head, 0 if bias is None else bias.itemsize,
+            self.sinks is not None and self.sinks.dtype == torch.float32, threads,
+            self.size**-0.5, self.softcap,
+            self.q, k if self.appends else None, v if self.appends and self.has_values else None, keys, values,
+            torch.tensor(self.lengths, dtype=torch.int32), self.sinks, bias, y,
+        )  # fmt: skip
+        if self.appends:
+            for row, length in enumerate(self.lengths):
+                assert torch.equal(keys[row, :, (length - 1) % self.capacity], k[row])
+                assert values is None or torch.equal(values[row, :, (length - 1) % self.capacity], v[row])
+        return y
+
+    def exact(self) -> torch.Tensor:
+        rows = []
+        for row, length in enumerate(self.lengths):
+            seen = range(max(0, length - self.capacity), length)
+            keys, values = (every[row][:, seen].double() for every in (self.every_key, self.every_value))
+            query = self.q[row].double().unflatten(0, (self.groups, -1))
+            scores = (query @ keys.mT).flatten(0, 1) * self.size**-0.5
+            if self.softcap:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
+            if self.bias is not None:
+                bias = self.bias[row % len(self.bias), :, 0][:, seen]
+                scores = (
+                    scores.masked_fill(~bias, -torch.inf)
+                    if bias.dtype == torch.bool
+                    else scores + bias.double()
+                )
+            sinks = torch.full((len(scores),), -torch.inf) if self.sinks is None else self.sinks
+            weights = torch.cat([scores, sinks.double()[:, None]], -1).softmax(-1)[:, :-1].nan_to_num(0.0)
+            rows.append((weights.unflatten(0, (self.groups, -1)) @ values).flatten(0, 1))
+        return torch.stack(rows)
+
+
+def assert_near(y: torch.Tensor, expected: torch.Tensor, scale: float = 1.0) -> None:
+    """The result is rounded; scores, weights and sums are float32."""
+    assert ((y.double() - expected).abs() <= expected.abs() * 2**-8 + scale * 8e-6).all()
+
+
+def biases(data: st.DataObject, batch: int, heads: int, positions: int) -> torch.Tensor | None:
+    kind = data.draw(st.sampled_from([None, torch.float32, BF16, torch.bool]))
+    shape = data.draw(st.sampled_from([1, batch])), data.draw(st.sampled_from([1, heads])), 1, positions
+    if kind is None:
+        return None
+    return torch.rand(shape) < 0.7 if kind == torch.bool else (2 * torch.randn(shape)).to(kind)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_attention_in_c_agrees_with_float64(data: st.DataObject):
+    lengths = data.draw(st.lists(st.sampled_from([1, 2, 15, 127, 129, 260]), min_size=1, max_size=3))
+    groups, shared = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 18))
+    size = data.draw(st.sampled_from([1, 7, 16, 31, 33, 64, 80, 192]))
+    has_values = data.draw(st.booleans())
+    value_size = data.draw(st.integers(1, size if not has_values else 70))
+    sinks = data.draw(st.sampled_from([None, torch.float32, BF16]))
+    case = Case(
+        groups, shared, size, value_size, data.draw(st.sampled_from([20, 260, 300])), lengths,
+        data.draw(st.booleans()), has_values, data.draw(st.sampled_from([0.0, 0.5, 20.0])),
+        None if sinks is None else torch.randn(groups * shared).to(sinks),
+        biases(data, len(lengths), groups * shared, 300),
+    )  # fmt: skip
+    assert_near(case.run(data.draw(st.sampled_from([1, 2, 5]))), case.exact())
+
+
+def test_a_latent_is_read_once_for_scores_and_sums():
+    case = Case(1, 16, 576, 512, 300, [1, 299, 200], has_values=False)
+    assert_near(case.run(), case.exact())
+
+
+def test_results_do_not_depend_on_threads_where_each_has_heads_of_its_own():
+    sinks, bias = torch.randn(12), torch.randn(1, 12, 1, 300)
+    case = Case(3, 4, 72, 40, 300, [257, 31], softcap=3.0, sinks=sinks, bias=bias)
+    first = case.run(1)
+    assert all(torch.equal(case.run(threads), first) for threads in (2, 3, 6))
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    hidden = torch.zeros(1, 1, 1, 400, dtype=torch.bool)
+    for threads in (1, 4):
+        assert not Case(1, 3, 32, 32, 400, [300], bias=hidden).run(threads).any()
+        infinite = torch.full((1, 1, 1, 400), -torch.inf)
+        assert not Case(1, 3, 32, 32, 400, [300], bias=infinite).run(threads).any()
+
+
+def test_what_is_hidden_first_does_not_spoil_what_is_seen_later():
+    bias = torch.ones(1, 1, 1, 400, dtype=torch.bool)
+    bias[..., :290] = False
+    case = Case(1, 3, 32, 32, 400, [300], bias=bias)
+    for threads in (1, 4):
+        assert_near(case.run(threads), case.exact())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 0}, "heads of at least 1 feature, got 0 and 8"),
+        ({"value_size": 0}, "heads of at least 1 feature, got 8 and 0"),
+        ({"values": None, "v": None, "value_size": 9}, "values of at most 8 features, got 9"),
+        ({"values": None}, "a key with a value, a key whose first features are the value, or neither"),
+        ({"v": None}, "a key with a value, a key whose first features are the value, or neither"),
+        ({"k": None}, "a key with a value, a key whose first features are the value, or neither"),
+        ({"bias_bytes": 3}, "a bias of 1, 2 or 4 bytes, got 3"),
+        ({"positions": 2}, "a bias for 3 positions, got 2"),
+    ],
+)
+def test_operands_that_make_no_sense_together_are_refused(change, message):
+    assert NATIVE is not None
+    cache, token = torch.zeros(1, 1, 4, 9).to(BF16), torch.zeros(9).to(BF16)
+    sizes = {"batch": 1, "groups": 1, "shared": 1, "size": 8, "value_size": 8, "capacity": 4, "window": 0}
+    sizes |= {"next_q": 0, "next_k": 0, "next_v": 0, "positions": 4, "next_bias": 0, "next_bias_head": 0}
+    sizes |= {"bias_bytes": 4, "has_wide_sinks": 0, "threads": 1, "scale": 1.0, "softcap": 0.0}
+    operands: dict[str, Any] = {"q": token, "k": token, "v": token, "keys": cache, "values": cache.clone()}
+    operands |= {"lengths": torch.tensor([3], dtype=torch.int32), "sinks": None, "bias": torch.zeros(4)}
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        NATIVE.append_and_attend(*(sizes | operands | {"y": token.clone()} | change).values())
+    assert not cache.any()
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_soft_caps_and_sinks_agree_with_the_reference_of_the_op(data: st.DataObject):
+    groups, shared, seq = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 4)),
+        data.draw(st.integers(1, 3)),
+    )
+    heads, attrs = groups * shared, {"softcap": data.draw(st.sampled_from([1.0, 30.0]))}
+    sinks = data.draw(st.sampled_from([None, torch.randn(heads), torch.randn(heads).to(BF16)]))
+    attrs = {} if sinks is not None and data.draw(st.booleans()) else attrs
+    attrs |= {"window": data.draw(st.sampled_from([3, 20]))} if data.draw(st.booleans()) else {}
+    attend = resolver("cpu")(Run("attention_cached", "attention", (), Structure(), attrs))
+    layers = [make_layer(CacheLayerType(groups, 40, "bfloat16", 2, 16, None), {}) for _ in range(2)]
+    for layer in layers:
+        torch.manual_seed(0)
+        layer.append(*torch.randn(2, 2, 5, groups, 40).to(BF16))
+        layer.set_lengths(SequenceLengths((5, 2)))
+    q = torch.randn(2, seq, heads, 40).to(BF16)
+    k, v = torch.randn(2, 2, seq, groups, 40).to(BF16)
+    y, _ = attend(q, k, v, layers[0], sinks)
+    expected, _ = ops.attention.run((q, k, v, layers[1], sinks), attrs)
+    torch.testing.assert_close(y, expected, rtol=2**-7, atol=1e-3)
+    assert torch.equal(layers[0].keys(), layers[1].keys())
+    assert layers[0].lengths.values == layers[1].lengths.values
+
+
+class Layer(nn.Module):
+    """Attention as models that are no Llama have it."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.qkv = nn.Linear(32, 8 * 16, bias=False, dtype="bfloat16")
+        self.out = nn.Linear(4 * 16, 32, bias=False, dtype="bfloat16")
+        self.up = nn.Linear(32, 32, bias=False, dtype="bfloat16")
+        self.sinks = nn.Parameter((4,), "bfloat16")
+
+    def forward(self, x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor, cache: nn.Cache) -> nn.Tensor:
+        batch, seq, _ = x.shape
+        q, k, v = op.split(self.qkv(x), (64, 96), -1)
+        q, k, v = (op.reshape(t, (batch, seq, heads, 16)) for t, heads in ((q, 4), (k, 2), (v, 2)))
+        is_interleaved = self.kind == "neighbours"
+        q, k = (op.rope(t, cos, sin, interleaved=is_interleaved) for t in (q, k))
+        capped, sinks = {"capped": (2.0, None), "sinks": (None, self.sinks)}.get(self.kind, (None, None))
+        y = op.attention(q, k, v, cache[0], sinks, softcap=capped)
+        return self.up(x + self.out(op.reshape(y, (batch, seq, 64))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "pairs"), [("capped", 8), ("sinks", 8), ("rotated in part", 3), ("neighbours", 8)]
+)
+def test_attention_of_other_models_is_part_of_one_call(kind, pairs, monkeypatch):
+    x = spec.Tensor(["batch", "seq", 32], "bfloat16")
+    angles = spec.Tensor(["batch", "seq", pairs], "float32")
+    cache = spec.Cache(1, 2, 16, "bfloat16")
+    ir = Layer(kind).export({"forward": {"x": x, "cos": angles, "sin": angles, "cache": cache}})
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    weights = {"qkv.weight": torch.randn(128, 32) / 4, "out.weight": torch.randn(32, 64) / 8}
+    weights["up.weight"] = torch.randn(32, 32) / 6
+    weights = {name: w.to(BF16) for name, w in {**weights, "sinks": torch.randn(4)}.items()}
+
+    def decoded() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        session = executable.load(weights)
+        state, found = session.make_cache(batch=2, max_seq=9), []
+        for seq in (3, 1, 1):
+            table = torch.randn(2, seq, pairs)
+            found.append(
+                session["forward"](torch.randn(2, seq, 32).to(BF16), table.cos(), table.sin(), state)
+            )
+        return found
+
+    ran: list[int] = []
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(NATIVE, name)
+
+        def run_sequence(self, rows: torch.Tensor, *memories: Any) -> None:
+            ran.append(len(rows))
+            assert NATIVE is not None
+            NATIVE.run_sequence(rows, *memories)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tape, "NATIVE", Recorder())
+        got = decoded()
+    assert ran == [3, 3]  # rope, attention, and the product with the residual after it
+    with monkeypatch.context() as patch:
+        patch.setattr(tape, "NATIVE", None)
+        assert all(torch.equal(a, b) for a, b in zip(got, decoded(), strict=True))
+        patch.setattr(decode_attention, "NATIVE", None)
+        for a, b in zip(got, decoded(), strict=True):
+            torch.testing.assert_close(a, b, rtol=2**-6, atol=0.03)
+
+
+def test_sinks_of_other_dtypes_are_left_to_the_reference():
+    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 4, None), {})
+    q = k = v = torch.ones(1, 1, 1, 32).to(BF16)
+    assert decode_attention.attend(q, k, v, layer, Scores(), torch.ones(1).half()) is None
+    assert layer.lengths.values == (0,)
