@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from nnfront.backends.cpu import extension
 from nnfront.backends.cpu.extension import KERNELS, NATIVE, TABLE, read_table
-from nnfront.backends.cpu.tape_rows import NOWHERE, OFFSET_BITS, ROW, Place, TapeBuilder
+from nnfront.backends.cpu.tape_builder import NOWHERE, OFFSET_BITS, ROW, Place, TapeBuilder
 
 pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"

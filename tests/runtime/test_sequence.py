@@ -19,7 +19,7 @@ import nnfront as nn
 from nnfront import op, spec
 from nnfront.backends.cpu import decode_attention as one_token
 from nnfront.backends.cpu import tape as sequence
-from nnfront.backends.cpu import tape_rows as writers
+from nnfront.backends.cpu import tape_builder as writers
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.errors import RunError
 from nnfront.session import Session

@@ -6,6 +6,6 @@ linear, moe        linear layers and mixtures of experts;  gemv  few rows times 
 quantized_linear   times a quantised weight;  quantized_pieces  by pieces;  quantized_gemv  few rows, in C;  float8  to values
 attention          through torch's flash attention;  qkv_attention  of a fused projection;  decode_attention  of one token, in C;  rope
 norm               of rows, few of them in C;  activations  what fusions name;  host  what no op stands behind
-tape               kernels in C that follow one another as one call;  tape_rows  how their calls are written
+tape               kernels in C that follow one another as one call;  tape_rows, tape_builder  how their calls are written
 extension          the kernels in C (`c/`), where they can run;  native  their types
 """

@@ -31,15 +31,13 @@ def _as_rotated(run: Run, context: Context) -> Run:
 
 def rope_tables(run: Run, x: int, cos: int, sin: int, context: Context) -> tuple[int, ...]:
     """The tables by which `x` is rotated, made where the first of their readers is."""
-    attrs = {
-        "dtype": "float64" if context.tensor(x).dtype == "float64" else "float32",
-        "interleaved": is_interleaved(run),
-    }
+    dtype = "float64" if context.tensor(x).dtype == "float64" else "float32"
+    attrs = {"dtype": dtype, "interleaved": is_interleaved(run)}
     key = ("rope_tables", cos, sin, *attrs.values())
     made = context.shared.get(key)
     if made is None:
         *outer, pairs = context.tensor(cos).shape
-        type = TensorType((*outer, 1, 2 * pairs), attrs["dtype"])
+        type = TensorType((*outer, 1, 2 * pairs), dtype)
         made = context.emit(run, "rope", (cos, sin), attrs, TupleType((type, type)), kernel="rope_tables")
         context.shared[key] = made
     return made
@@ -77,7 +75,7 @@ def rope_rotated(run: Run) -> Callable[..., Any]:
 
     def swapped(x: torch.Tensor) -> torch.Tensor:
         if are_neighbours:
-            return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            return x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).flatten(-2)
         return torch.roll(x, x.shape[-1] // 2, -1)
 
     def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -18,17 +18,8 @@ import torch
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import SMALL_BATCH
-from nnfront.backends.cpu.tape_rows import (
-    MEMORY,
-    VIEWS,
-    WRITERS,
-    LayerValue,
-    Operand,
-    Place,
-    Refused,
-    TapeBuilder,
-    Value,
-)
+from nnfront.backends.cpu.tape_builder import MEMORY, LayerValue, Place, Refused, TapeBuilder, Value
+from nnfront.backends.cpu.tape_rows import VIEWS, WRITERS, Operand
 from nnfront.lower import Instruction, Run, Slot
 from nnfront.runtime.execute import Code, Frame, Step, execute
 from nnfront.state.layer import CacheLayer

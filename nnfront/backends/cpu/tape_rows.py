@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the calls of kernels in C are written down, for `tape` to run many of them as one.
-
-A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of the table in `c/kernels.def`. A place is
-bytes behind the begin of one of the memories that a sequence is given when it runs. There is a function for each kernel that can be written so; it says where
-operands lie, and finds a place for the result.
+"""How the calls of kernels in C are written down, for `tape` to run many of them as one: a function for each kernel that can be written so, which
+says where operands lie, and finds a place for the result.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from math import prod
@@ -21,137 +16,14 @@ import torch
 from nnfront.backends.cpu import quantized_linear as quantized
 from nnfront.backends.cpu.activations import GATES, activation_name
 from nnfront.backends.cpu.decode_attention import FEW_ROTATED, Scores, are_for_c, are_tables
-from nnfront.backends.cpu.extension import KERNELS
 from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.cpu.linear import gated_small_batch
 from nnfront.backends.cpu.norm import Norm, is_for_c
 from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.backends.cpu.rope import is_interleaved
+from nnfront.backends.cpu.tape_builder import NOWHERE, LayerValue, Place, Refused, TapeBuilder, Value, demand
 from nnfront.lower import Run
-from nnfront.state.layer import CacheLayer
-
-# As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
-ROW, OFFSET_BITS = 2 + max(map(len, KERNELS.values()), default=0), 40
-ALIGNMENT = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Bytes behind the begin of one of the memories of a call."""
-
-    index: int
-    offset: int = 0
-
-    def __add__(self, count: int) -> Place:
-        return Place(self.index, self.offset + count)
-
-
-# The first two memories of each call: none, and the memory of values that do not outlive it.
-NOWHERE, MEMORY = Place(0), 1
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor in one piece, which may be a part of a larger one: then `whole` is where that is."""
-
-    place: Place
-    shape: tuple[int, ...]
-    dtype: torch.dtype = torch.bfloat16
-    whole: Place | None = None
-
-    @property
-    def base(self) -> Place:
-        return self.whole or self.place
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class LayerValue:
-    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the memories too."""
-
-    layer: CacheLayer
-    first: int
-
-    def place(self, index: int) -> Place:
-        return Place(self.first + index)
-
-
-class Refused(Exception):
-    """The kernels in C are not for these operands."""
-
-
-def _demand(is_right: bool) -> None:
-    if not is_right:
-        raise Refused
-
-
-@dataclass
-class TapeBuilder:
-    """Writes the rows of a sequence and finds places for its values. `outlive` are the slots of values that the call returns."""
-
-    threads: int
-    outlive: Mapping[int, int]
-    rows: list[list[int]] = field(default_factory=list)
-    returned: dict[int, Value] = field(default_factory=dict)
-    size: int = 0
-    _free: list[tuple[int, int]] = field(default_factory=list)
-    # By offset: bytes, and how many slots hold them.
-    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def call(self, kernel: str, *numbers: int | float | Place) -> None:
-        """Add a call."""
-        assert len(numbers) == len(KERNELS[kernel])
-        mask, row = 0, []
-        for i, number in enumerate(numbers):
-            if isinstance(number, Place):
-                mask |= 1 << i
-                number = number.index << OFFSET_BITS | number.offset
-            elif isinstance(number, float):
-                (number,) = struct.unpack("<q", struct.pack("<d", number))
-            row.append(int(number))
-        row += [0] * (ROW - 2 - len(row))
-        self.rows.append([list(KERNELS).index(kernel), mask, *row])
-
-    def make(self, slot: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Value:
-        """Find a place for what is to be in a slot."""
-        if slot in self.outlive:
-            self.returned[slot] = Value(Place(self.outlive[slot]), tuple(shape), dtype)
-            return self.returned[slot]
-        made = Value(NOWHERE, tuple(shape), dtype)
-        return Value(self.take(made.nbytes), made.shape, dtype)
-
-    def take(self, count: int) -> Place:
-        """Find a place for bytes, no two the same."""
-        count = max(-(-count // ALIGNMENT), 1) * ALIGNMENT
-        fitting = [piece for piece in self._free if piece[0] >= count]
-        if fitting:
-            piece = min(fitting)
-            self._free.remove(piece)
-            count, offset = piece
-        else:
-            offset, self.size = self.size, self.size + count
-        self._held[offset] = (count, 1)
-        return Place(MEMORY, offset)
-
-    def hold(self, place: Place) -> None:
-        """Say that one more slot has the value at a place."""
-        if place.index == MEMORY:
-            count, slots = self._held[place.offset]
-            self._held[place.offset] = count, slots + 1
-
-    def release(self, place: Place) -> None:
-        """Say that one slot less does."""
-        if place.index == MEMORY:
-            count, slots = self._held.pop(place.offset)
-            if slots > 1:
-                self._held[place.offset] = count, slots - 1
-            else:
-                self._free.append((count, place.offset))
-
 
 Operand: TypeAlias = Any  # Value, LayerValue or None
 Write: TypeAlias = Callable[..., Sequence[Operand]]
@@ -160,7 +32,7 @@ Write: TypeAlias = Callable[..., Sequence[Operand]]
 def _few(x: Value, columns: int, most: int) -> int:
     """The rows of x, if they are few and in bfloat16."""
     rows = prod(x.shape) // max(columns, 1)
-    _demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
+    demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
     return rows
 
 
@@ -181,7 +53,7 @@ def _product(
     outputs, columns = weight.shape
     rows = _few(x, columns, SMALL_BATCH.most)
     is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
-    _demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
+    demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
     operands = (weight.place, x.place, _place(bias), _place(added), y.place)
     builder.call("multiply", rows, columns, outputs, is_wide, builder.threads, *operands)
@@ -189,7 +61,7 @@ def _product(
 
 
 def _gated(builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None) -> Sequence[Operand]:
-    _demand(gated_small_batch(run) is not None)
+    demand(gated_small_batch(run) is not None)
     assert SMALL_BATCH is not None
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
     rows, gate = _few(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
@@ -214,15 +86,15 @@ def _quantized(
 ) -> Sequence[Operand]:
     """A product with codes; in a gated one gate and up next to each other, then what they give."""
     few = quantized.small_batch(run)
-    _demand(scale is None and (is_gated or quantized.only_adds(run)))
-    _demand(not is_gated or activation_name(run) in GATES)
+    demand(scale is None and (is_gated or quantized.only_adds(run)))
+    demand(not is_gated or activation_name(run) in GATES)
     if few is None:
         raise Refused
     columns, outputs = x.shape[-1], weight.shape[0]
     rows = _few(x, columns, few.most)
-    _demand(scales.dtype == few.scales and (zeros is not None) == few.has_zeros)
-    _demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
-    _demand(added is None or added.shape == (*x.shape[:-1], outputs))
+    demand(scales.dtype == few.scales and (zeros is not None) == few.has_zeros)
+    demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
+    demand(added is None or added.shape == (*x.shape[:-1], outputs))
     if is_gated:
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
@@ -247,7 +119,7 @@ def _norm_of_sum(
     builder: TapeBuilder, run: Run, x: Value, added: Value | None, weight: Value | None, bias: Value | None
 ) -> Sequence[Operand]:
     vectors = [None if vector is None else vector.dtype for vector in (weight, bias)]
-    _demand(is_for_c(x.dtype, prod(x.shape), *vectors))
+    demand(is_for_c(x.dtype, prod(x.shape), *vectors))
     y, total = builder.make(run.outputs[0], x.shape), None
     if added is not None:
         total = (
@@ -267,7 +139,7 @@ def _norm_of_sum(
 def _rope(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
     batch, seq, heads, size = x.shape
     rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
-    _demand(x.dtype == torch.bfloat16 and 0 < prod(x.shape) <= FEW_ROTATED)
+    demand(x.dtype == torch.bfloat16 and 0 < prod(x.shape) <= FEW_ROTATED)
     next_table = _table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     operands = (x.place, cos.place, sin.place, y.place)
@@ -277,7 +149,7 @@ def _rope(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> S
 
 def _table_step(table: Value, rows: int, size: int) -> int:
     """Elements from one row's table for heads of `size` features to the next one's."""
-    _demand(table.dtype == torch.float32 and are_tables(table.shape, rows, size))
+    demand(table.dtype == torch.float32 and are_tables(table.shape, rows, size))
     return 0 if prod(table.shape) == table.shape[-1] else table.shape[-1]
 
 
@@ -285,7 +157,7 @@ def _attention(
     builder: TapeBuilder, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: Value | None
 ) -> Sequence[Operand]:
     batch, seq, heads, size = q.shape
-    _demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
+    demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
     strides = tuple(prod(t.shape[1:]) for t in (q, k, v))
     places, sizes = (q.place, k.place, v.place), (batch, heads, k.shape[2], size, v.shape[3])
     return _append_and_attend(builder, run, layer, places, strides, sizes, sinks)
@@ -304,7 +176,7 @@ def _qkv_attention(
     heads, groups = run.attrs["heads"], run.attrs["groups"]
     batch, seq, width = qkv.shape
     size, kind = width // (heads + 2 * groups), (cos.shape[-1], is_interleaved(run))
-    _demand(seq == 1 and qkv.dtype == torch.bfloat16)
+    demand(seq == 1 and qkv.dtype == torch.bfloat16)
     next_table = _table_step(cos, batch, size)
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
     turned = builder.take(batch * turned_width * item)
@@ -329,7 +201,7 @@ def _append_and_attend(
     """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
     batch, heads, groups, size, value_size = sizes
     scores, kind = Scores.of(run), None if sinks is None else sinks.dtype
-    _demand(prod(sizes) > 0 and are_for_c(scores, layer.layer, kind))
+    demand(prod(sizes) > 0 and are_for_c(scores, layer.layer, kind))
     y = builder.make(run.outputs[0], (batch, 1, heads, value_size))
     no_bias = 0, 0, 0, 0
     builder.call(
@@ -368,13 +240,13 @@ def _split(
 ) -> Sequence[Operand]:
     """Parts of one row, each in one piece."""
     *outer, width = x.shape
-    _demand(prod(outer) == 1 and axis == len(outer))
+    demand(prod(outer) == 1 and axis == len(outer))
     if isinstance(indices_or_sections, int):
-        _demand(width % indices_or_sections == 0)
+        demand(width % indices_or_sections == 0)
         starts = list(range(0, width, width // indices_or_sections))
     else:
         starts = [0, *indices_or_sections]
-    _demand(sorted(starts) == starts and starts[-1] <= width)
+    demand(sorted(starts) == starts and starts[-1] <= width)
     parts = []
     for start, end in pairwise([*starts, width]):
         builder.hold(x.base)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of a sequence, and the places of its values: what `tape_rows` writes calls with.
+
+A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of the table in `c/kernels.def`. A place is
+bytes behind the begin of one of the memories that a sequence is given when it runs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+
+from nnfront.backends.cpu.extension import KERNELS
+from nnfront.state.layer import CacheLayer
+
+# As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
+ROW, OFFSET_BITS = 2 + max(map(len, KERNELS.values()), default=0), 40
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Bytes behind the begin of one of the memories of a call."""
+
+    index: int
+    offset: int = 0
+
+    def __add__(self, count: int) -> Place:
+        return Place(self.index, self.offset + count)
+
+
+# The first two memories of each call: none, and the memory of values that do not outlive it.
+NOWHERE, MEMORY = Place(0), 1
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A tensor in one piece, which may be a part of a larger one: then `whole` is where that is."""
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.bfloat16
+    whole: Place | None = None
+
+    @property
+    def base(self) -> Place:
+        return self.whole or self.place
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class LayerValue:
+    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the memories too."""
+
+    layer: CacheLayer
+    first: int
+
+    def place(self, index: int) -> Place:
+        return Place(self.first + index)
+
+
+class Refused(Exception):
+    """The kernels in C are not for these operands."""
+
+
+def demand(is_right: bool) -> None:
+    """Refuse operands of which this is not right."""
+    if not is_right:
+        raise Refused
+
+
+@dataclass
+class TapeBuilder:
+    """Writes the rows of a sequence and finds places for its values. `outlive` are the slots of values that the call returns."""
+
+    threads: int
+    outlive: Mapping[int, int]
+    rows: list[list[int]] = field(default_factory=list)
+    returned: dict[int, Value] = field(default_factory=dict)
+    size: int = 0
+    _free: list[tuple[int, int]] = field(default_factory=list)
+    # By offset: bytes, and how many slots hold them.
+    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def call(self, kernel: str, *numbers: int | float | Place) -> None:
+        """Add a call."""
+        assert len(numbers) == len(KERNELS[kernel])
+        mask, row = 0, []
+        for i, number in enumerate(numbers):
+            if isinstance(number, Place):
+                mask |= 1 << i
+                number = number.index << OFFSET_BITS | number.offset
+            elif isinstance(number, float):
+                (number,) = struct.unpack("<q", struct.pack("<d", number))
+            row.append(int(number))
+        row += [0] * (ROW - 2 - len(row))
+        self.rows.append([list(KERNELS).index(kernel), mask, *row])
+
+    def make(self, slot: int, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> Value:
+        """Find a place for what is to be in a slot."""
+        if slot in self.outlive:
+            self.returned[slot] = Value(Place(self.outlive[slot]), tuple(shape), dtype)
+            return self.returned[slot]
+        made = Value(NOWHERE, tuple(shape), dtype)
+        return Value(self.take(made.nbytes), made.shape, dtype)
+
+    def take(self, count: int) -> Place:
+        """Find a place for bytes, no two the same."""
+        count = max(-(-count // ALIGNMENT), 1) * ALIGNMENT
+        fitting = [piece for piece in self._free if piece[0] >= count]
+        if fitting:
+            piece = min(fitting)
+            self._free.remove(piece)
+            count, offset = piece
+        else:
+            offset, self.size = self.size, self.size + count
+        self._held[offset] = (count, 1)
+        return Place(MEMORY, offset)
+
+    def hold(self, place: Place) -> None:
+        """Say that one more slot has the value at a place."""
+        if place.index == MEMORY:
+            count, slots = self._held[place.offset]
+            self._held[place.offset] = count, slots + 1
+
+    def release(self, place: Place) -> None:
+        """Say that one slot less does."""
+        if place.index == MEMORY:
+            count, slots = self._held.pop(place.offset)
+            if slots > 1:
+                self._held[place.offset] = count, slots - 1
+            else:
+                self._free.append((count, place.offset))
