@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums that a product or a norm of a CPU makes by itself, against float64."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -144,13 +146,49 @@ def test_other_residuals_are_added_by_torch_and_say_why(dtype, residual, reason)
 
 class More(Residual):
     def forward(self, x: nn.Tensor, y: nn.Tensor) -> nn.Tensor:
-        return y + op.silu(self.proj(x))
+        return y + 2.0 * self.proj(x)
 
 
 def test_what_comes_between_a_product_and_its_residual_is_no_part_of_it():
     found = runs(exported(More(True), ["n", 10], ["n", 14]))
-    assert [run.op for run in found] == ["linear", "silu", "add"]
-    assert found[-1].refused == ("finished_product: more than a residual and a cast comes after it",)
+    assert [run.op for run in found] == ["linear", "multiply", "add"]
+    assert found[-1].refused == (
+        "finished_product: more than an activation, a residual and a cast comes after it",
+    )
+
+
+class Activated(Residual):
+    def __init__(self, act: Callable[[nn.Tensor], nn.Tensor]) -> None:
+        super().__init__(bias=True)
+        self.act = act
+
+    def forward(self, x: nn.Tensor, y: nn.Tensor) -> nn.Tensor:
+        return y + self.act(self.proj(x))
+
+
+@pytest.mark.parametrize("by", ["C", "torch"])
+@pytest.mark.parametrize(
+    ("act", "exact"),
+    [
+        (op.silu, F.silu),
+        (op.relu, F.relu),
+        (op.gelu, F.gelu),
+        (lambda x: op.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
+    ],
+    ids=["silu", "relu", "gelu", "gelu_tanh"],
+)
+@pytest.mark.parametrize("rows", [0, 1, 5, 64, 65])
+def test_an_activation_before_the_residual_is_part_of_the_product(rows, act, exact, by, monkeypatch):
+    if by == "torch":
+        monkeypatch.setattr(kernels, "SMALL_BATCH", None)
+    (run,) = runs(exported(Activated(act), ["n", 10], ["n", 14]))
+    assert run.kernel == "finished_product"
+    x, w, b, added = (torch.randn(s).to(BF16) for s in ((rows, 10), (14, 10), (14,), (rows, 14)))
+    got = resolve(run)(x, w, b, None, added)
+    expected = exact(F.linear(x.double(), w.double(), b.double())) + added.double()
+    sizes = F.linear(x.double().abs(), w.double().abs(), b.double().abs()) + added.double().abs()
+    assert got.dtype == BF16
+    assert ((got.double() - expected).abs() <= 2**-8 * (expected.abs() + 3 * sizes)).all()
 
 
 @pytest.mark.parametrize(

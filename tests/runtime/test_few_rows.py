@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu import extension
 from nnfront.backends.cpu import gemv as small_batch
+from nnfront.backends.cpu.activations import GATES
 from nnfront.backends.cpu.gemv import SmallBatchLinear, find_native, find_torch
 
 NATIVE, TORCH = find_native(extension.NATIVE), find_torch(extension.torch_library())
@@ -17,6 +18,9 @@ native_only = pytest.mark.skipif(
 )
 KERNELS = [
     pytest.param(NATIVE, id="native", marks=native_only),
+    pytest.param(
+        find_native(extension.NATIVE, with_tiles=False), id="native without tiles", marks=native_only
+    ),
     pytest.param(TORCH, id="torch", marks=pytest.mark.skipif(TORCH is None, reason="another build of torch")),
 ]
 GUARD = 64
@@ -76,6 +80,7 @@ ACTIVATIONS = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
+    "gelu": F.gelu,
 }
 
 
@@ -104,6 +109,36 @@ def test_gated_products_agree_with_float64_wherever_operands_lie(data: st.DataOb
     assert y.dtype == torch.bfloat16
     assert y.shape == active.shape
     assert ((y.double() - active * up).abs() <= (active * up).abs() * 2.0**-8 + error + 1e-30).all()
+
+
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if "native" in str(kernel.id)])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_activated_products_agree_with_float64(kernel: SmallBatchLinear, data: st.DataObject):
+    name, dtype = data.draw(st.sampled_from(GATES)), data.draw(st.sampled_from(kernel.results))
+    rows, columns = data.draw(st.integers(1, kernel.most)), data.draw(st.sampled_from([1, 31, 33, 257]))
+    outputs = data.draw(st.sampled_from([1, 15, 16, 17, 130, 1030]))
+    x, w, b = operands(rows, columns, outputs, data.draw(st.booleans()), data.draw(st.integers(0, 31)))
+    w.mul_(data.draw(st.sampled_from([0.05, 1.0])))
+    added = operands(rows, outputs, 1, False)[0] if data.draw(st.booleans()) else None
+    y = kernel.multiply(x, w, b, added, dtype, GATES.index(name))
+
+    product = x.double() @ w.double().T + (0 if b is None else b.double())
+    sums = x.double().abs() @ w.double().abs().T + (0 if b is None else b.double().abs())
+    exact = ACTIVATIONS[name](product) + (0 if added is None else added.double())
+    rounding = exact.abs() * (2.0**-8 if dtype == torch.bfloat16 else 2.0**-22)
+    error = sums * 2.0**-21 + 2.0**-20 * (product.abs() + 1e-3)
+    assert y.dtype == dtype
+    assert ((y.double() - exact).abs() <= rounding + error + 1e-30).all()
+
+
+def test_rows_do_not_depend_on_how_many_there_are_beside_them():
+    x, w, b = operands(64, 257, 130, True)
+    for kernel in (NATIVE, find_native(extension.NATIVE, with_tiles=False)):
+        if kernel is not None:
+            every = kernel.multiply(x, w, b)
+            for rows in (2, 9, 16, 17, 63):
+                assert torch.equal(kernel.multiply(x[:rows], w, b), every[:rows])
 
 
 @native_only
@@ -223,11 +258,12 @@ def test_a_wrong_number_of_rows_is_refused_before_memory_is_touched():
     x, y = torch.zeros(1 << 14).bfloat16(), torch.full((1 << 14,), torch.nan)
     for name in ("multiply", "multiply_gated"):
         kernel, absent = getattr(extension.NATIVE, name), [None] * (2 if name == "multiply" else 1)
-        for rows in (0, 9):
-            with pytest.raises(ValueError, match=f"1 to 8 rows, got {rows}"):
-                kernel(rows, 64, 64, 0, 1, x, x, *absent, y)
+        sizes = (8, 8, *[0] * (2 if name == "multiply" else 1), 1, 1)
+        for rows in (0, 65):
+            with pytest.raises(ValueError, match=f"1 to 64 rows, got {rows}"):
+                kernel(rows, *sizes, x, x, *absent, y)
         with pytest.raises(ValueError, match=f"{name}: rows is -1, it must be from 0 to 2\\^40"):
-            kernel(-1, 64, 64, 0, 1, x, x, *absent, y)
+            kernel(-1, *sizes, x, x, *absent, y)
     assert y.isnan().all()
-    with pytest.raises(TypeError, match="multiply takes 10 arguments, got 2"):
+    with pytest.raises(TypeError, match="multiply takes 12 arguments, got 2"):
         extension.NATIVE.multiply(0, 0)

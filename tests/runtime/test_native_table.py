@@ -36,7 +36,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": range(1, 9), "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(3), "stored": range(5)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "stored": range(5)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -205,6 +205,7 @@ FREE = {
     "bias_bytes",
     "positions",
     "activation",
+    "with_tiles",
     "next_q",
     "next_k",
     "next_v",
@@ -268,12 +269,12 @@ def test_rows_that_are_no_rows_are_refused():
     for row, message in [
         ([len(KERNELS)], f"there is no kernel {len(KERNELS)}"),
         ([-1], "there is no kernel -1"),
-        ([multiply, 0, 1, 4, 1, 0, 1, x.data_ptr()], "multiply: argument 5 is no place"),
-        ([multiply, 1 << 5, 1, 4, 1, 0, 1, 2 * place], "multiply: there is no memory 2"),
-        ([multiply, 1 << 5, 1, 4, 1, 0, 1, -place], "multiply: there is no memory -1"),
-        ([multiply, 1 << 5, 1, 4, 1, 0, 1, place + 257], "a place 257 bytes into 256"),
+        ([multiply, 0, 1, 4, 1, 0, 4, 1, 1, x.data_ptr()], "multiply: argument 7 is no place"),
+        ([multiply, 1 << 7, 1, 4, 1, 0, 4, 1, 1, 2 * place], "multiply: there is no memory 2"),
+        ([multiply, 1 << 7, 1, 4, 1, 0, 4, 1, 1, -place], "multiply: there is no memory -1"),
+        ([multiply, 1 << 7, 1, 4, 1, 0, 4, 1, 1, place + 257], "a place 257 bytes into 256"),
         ([multiply, 1, place], "multiply: argument 0 is no number"),
-        ([multiply, 1 << 5, 1, 4, 1, 0, 1, 0], "a number is no place"),
+        ([multiply, 1 << 7, 1, 4, 1, 0, 4, 1, 1, 0], "a number is no place"),
     ]:
         rows = torch.tensor([row + [0] * (ROW - len(row))], dtype=torch.int64)
         with pytest.raises(ValueError, match=f"^{message}$"):

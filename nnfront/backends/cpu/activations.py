@@ -20,13 +20,22 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-# Those that kernels in C compute of gates, in the order of their enum.
-GATES = ("silu", "gelu_tanh", "relu")
+# Those that kernels in C compute, in the order of their enum, and then the number of none.
+GATES = ("silu", "gelu_tanh", "relu", "gelu")
+NO_ACTIVATION = len(GATES)
 
 
 def activation_name(run: Run) -> str:
     """Return the key of the activation that a region's attributes name."""
     return "gelu_tanh" if run.attrs.get("approximate") == "tanh" else str(run.attrs["activation"])
+
+
+def activation_number(run: Run) -> int | None:
+    """Return what kernels in C call the activation of a region's attributes, if it has one; None for one that they do not compute."""
+    if "activation" not in run.attrs:
+        return NO_ACTIVATION
+    name = activation_name(run)
+    return GATES.index(name) if name in GATES else None
 
 
 def activation(run: Run) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -2,7 +2,8 @@
 """Products of a few rows with a bfloat16 weight, at the speed of memory.
 
 Torch's public ops take oneDNN's matmul for bfloat16, which reaches a third to a half of the memory's bandwidth for one row (2 threads, EPYC with
-AVX512_BF16). `c/products.c` reaches nine tenths of it, and stays ahead of oneDNN up to eight rows. Where that was not built, or the processor cannot run
+AVX512_BF16). `c/products.c` reaches nine tenths of it; of several rows it stays there where the processor has tiles (AMX_BF16: 16 rows take as long
+as one), and else comes as far as the arithmetic allows. Where that was not built, or the processor cannot run
 it, torch's own kernel for one row is next: it widens before it multiplies, and reaches three quarters or a little more. Torch has it behind a switch that turns oneDNN off for the
 whole process, so it would change the speed and the rounding of whatever other threads do; hence it is called by its symbol. The mangled name spells
 out the argument types: where a build of torch has another kernel, the name is missing.
@@ -18,7 +19,7 @@ from typing import TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.activations import GATES
+from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
 from nnfront.backends.cpu.extension import NATIVE, torch_library
 
 _SYMBOL = (
@@ -27,6 +28,8 @@ _SYMBOL = (
 )
 # What torch itself picks from, best first, for each capability it reports. A variant may be absent, which is a null pointer.
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
+# Products are multiplied with tiles where the processor has them; tests turn it off.
+TILES = True
 _ONE = 0x3F80  # 1.0 as bfloat16
 
 
@@ -37,9 +40,10 @@ Multiply: TypeAlias = Callable[..., torch.Tensor]
 class SmallBatchLinear:
     """A kernel for up to `most` rows.
 
-    multiply    (x, weight, bias, added, dtype) -> x @ weight.T + bias + added, operands bfloat16 and contiguous; x [..., columns],
-                weight [outputs, columns], added [..., outputs]
+    multiply    (x, weight, bias, added, dtype, activation) -> activation(x @ weight.T + bias) + added, operands bfloat16 and contiguous;
+                x [..., columns], weight [outputs, columns], added [..., outputs]
     results     what `dtype` may be; a result in float32 is not rounded
+    activates   whether `activation` may be a number of `activations.GATES`
     gated       by activation: (x, weight, bias) -> activation(gate) * up, the halves of the product; for those that the kernel computes
     """
 
@@ -47,6 +51,7 @@ class SmallBatchLinear:
     multiply: Multiply
     results: tuple[torch.dtype, ...] = (torch.bfloat16,)
     gated: Mapping[str, Multiply] = field(default_factory=dict)
+    activates: bool = False
 
     def takes(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Whether `x` is of few rows, and the operands are of one dtype and lie in one piece each."""
@@ -55,8 +60,8 @@ class SmallBatchLinear:
         return are_whole and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
 
 
-def find_native(module: ModuleType | None) -> SmallBatchLinear | None:
-    """Return the kernel in C, if there is one."""
+def find_native(module: ModuleType | None, *, with_tiles: bool = TILES) -> SmallBatchLinear | None:
+    """Return the kernel in C, if there is one; with tiles where the processor has them, or without."""
     if module is None:
         return None
     product, gated_product, threads = module.multiply, module.multiply_gated, torch.get_num_threads
@@ -67,13 +72,15 @@ def find_native(module: ModuleType | None) -> SmallBatchLinear | None:
         bias: torch.Tensor | None = None,
         added: torch.Tensor | None = None,
         dtype: torch.dtype = torch.bfloat16,
+        activation: int = NO_ACTIVATION,
     ) -> torch.Tensor:
         outputs, columns = weight.shape
         shape = list(x.shape)  # less work than taking a torch.Size apart
         shape[-1] = outputs
         y = torch.empty(shape, dtype=dtype)
         rows, is_wide = x.numel() // columns, dtype is torch.float32
-        product(rows, columns, outputs, is_wide, threads(), weight, x, bias, added, y)
+        kind = is_wide, activation, with_tiles, threads()
+        product(rows, columns, outputs, *kind, weight, x, bias, added, y)
         return y
 
     def gated_by(activation: int) -> Multiply:
@@ -82,13 +89,14 @@ def find_native(module: ModuleType | None) -> SmallBatchLinear | None:
             shape = list(x.shape)
             shape[-1] = outputs
             y = torch.empty(shape, dtype=torch.bfloat16)
-            gated_product(x.numel() // columns, columns, outputs, activation, threads(), weight, x, bias, y)
+            kind = activation, with_tiles, threads()
+            gated_product(x.numel() // columns, columns, outputs, *kind, weight, x, bias, y)
             return y
 
         return gated
 
     gates = {name: gated_by(i) for i, name in enumerate(GATES)}
-    return SmallBatchLinear(8, multiply, (torch.bfloat16, torch.float32), gates)
+    return SmallBatchLinear(64, multiply, (torch.bfloat16, torch.float32), gates, True)
 
 
 def find_torch(torch_cpu: ctypes.CDLL | None) -> SmallBatchLinear | None:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.activations import activation, activation_name
-from nnfront.backends.cpu.gemv import SMALL_BATCH
+from nnfront.backends.cpu.activations import NO_ACTIVATION, activation, activation_name, activation_number
+from nnfront.backends.cpu.gemv import SMALL_BATCH, SmallBatchLinear
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -89,12 +89,12 @@ def _gates_linear(run: Run, context: Context) -> str:
 
 
 def _ends_in_bfloat16(run: Run, context: Context) -> str:
-    """A product in bfloat16, and nothing but a residual of its shape and a cast to float32 after it."""
+    """A product in bfloat16, and nothing but an activation, a residual of its shape and a cast to float32 after it."""
     x, weight, _, scale, residual = run.inputs
     if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
         return "it is not a plain linear"
-    if "activation" in run.attrs or "scale" in run.attrs or not context.is_none(scale):
-        return "more than a residual and a cast comes after it"
+    if "scale" in run.attrs or not context.is_none(scale):
+        return "more than an activation, a residual and a cast comes after it"
     if run.attrs.get("dtype", "float32") != "float32":
         return f"the result is {run.attrs['dtype']}"
     operands = (x, weight) if context.is_none(residual) else (x, weight, residual)
@@ -167,10 +167,20 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
     return linear_wide
 
 
+def finishing_small_batch(run: Run) -> SmallBatchLinear | None:
+    """Return the kernel that computes a product of few rows and all that comes after it, if there is one."""
+    dtype, number = getattr(torch, run.attrs.get("dtype", "bfloat16")), activation_number(run)
+    if SMALL_BATCH is None or dtype not in SMALL_BATCH.results or number is None:
+        return None
+    return SMALL_BATCH if SMALL_BATCH.activates or number == NO_ACTIVATION else None
+
+
 def _finished_product(run: Run) -> Callable[..., Any]:
-    """x @ weight.T + bias + residual, as float32 if it is cast: few rows are rounded once at the end, more rows after each."""
+    """activation(x @ weight.T + bias) + residual, as float32 if it is cast: few rows are rounded once at the end, more rows after each."""
     dtype: torch.dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
-    few = SMALL_BATCH if SMALL_BATCH and dtype in SMALL_BATCH.results else None
+    few, number = finishing_small_batch(run), activation_number(run)
+    options = () if number == NO_ACTIVATION else (number,)
+    activate = activation(run) if "activation" in run.attrs else None
 
     def finished_product(
         x: torch.Tensor,
@@ -180,8 +190,9 @@ def _finished_product(run: Run) -> Callable[..., Any]:
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
         if few and few.takes(x, weight, bias) and (residual is None or residual.is_contiguous()):
-            return few.multiply(x, weight, bias, residual, dtype)
+            return few.multiply(x, weight, bias, residual, dtype, *options)
         y = F.linear(x, weight, bias)
+        y = y if activate is None else activate(y)
         return (y if residual is None else y.add_(residual)).to(dtype)
 
     return finished_product
@@ -232,11 +243,10 @@ def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None)
 def _finished_product_bytes(
     run: Run, x: Layout, weight: Layout, bias: Layout | None, scale: None, residual: Layout | None
 ) -> int:
-    """The product, if it is cast; in C it is not made before."""
-    rows = x.count // max(x.shape[-1], 1)
-    if "dtype" not in run.attrs or (
-        SMALL_BATCH and torch.float32 in SMALL_BATCH.results and 0 < rows <= SMALL_BATCH.most
-    ):
+    """The product, if it is cast or its activation is made anew; in C it is not made before."""
+    rows, few = x.count // max(x.shape[-1], 1), finishing_small_batch(run)
+    is_new = "activation" in run.attrs and activation_name(run).startswith("gelu")
+    if (few and 0 < rows <= few.most) or not ("dtype" in run.attrs or is_new):
         return 0
     return rows * weight.shape[0] * x.item
 
@@ -295,7 +305,7 @@ KERNELS = (
         "finished_product",
         "product",
         _finished_product,
-        "few rows: residual and cast in the kernel of the product; more rows: the sum in the product's own memory",
+        "few rows: what comes after it in the kernel of the product; more rows: the sum in the product's own memory",
         _ends_in_bfloat16,
         workspace=Workspace(_finished_product_bytes),
     ),

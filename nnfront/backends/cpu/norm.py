@@ -20,8 +20,8 @@ from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layout
 
-# Elements up to which C, which keeps to one thread, is the faster way for all that was tried: rows of 128 to 8192 features 21 to 57 us against 65 to 80.
-FEW = 1 << 16
+# Elements up to which rows are few. With more, that torch has made them is no longer what a norm costs.
+FEW = 1 << 18
 
 
 def is_for_c(x: torch.dtype, count: int, *vectors: torch.dtype | None) -> bool:
@@ -70,9 +70,8 @@ def _in_c(
     x, y = x.contiguous(), torch.empty(x.shape, dtype=torch.bfloat16)
     size, is_wide = x.shape[-1], torch.float32 in (_dtype(weight), _dtype(bias))
     vectors = _whole(weight), _whole(bias)
-    NATIVE.norm(
-        x.numel() // size, size, norm.is_centered, is_wide, norm.epsilon, x, added, total, *vectors, y
-    )
+    kind = norm.is_centered, is_wide, torch.get_num_threads(), norm.epsilon
+    NATIVE.norm(x.numel() // size, size, *kind, x, added, total, *vectors, y)
     return y
 
 

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import torch
 
 from nnfront.backends.cpu import quantized_linear as quantized
-from nnfront.backends.cpu.activations import GATES, activation_name
+from nnfront.backends.cpu.activations import GATES, activation_name, activation_number
 from nnfront.backends.cpu.decode_attention import FEW_ROTATED, Scores, are_for_c, are_tables
-from nnfront.backends.cpu.gemv import SMALL_BATCH
+from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES
 from nnfront.backends.cpu.linear import gated_small_batch
 from nnfront.backends.cpu.norm import Norm, is_for_c
 from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
@@ -51,12 +51,15 @@ def _product(
 ) -> Sequence[Operand]:
     assert SMALL_BATCH is not None
     outputs, columns = weight.shape
-    rows = _few(x, columns, SMALL_BATCH.most)
+    rows, number = _few(x, columns, SMALL_BATCH.most), activation_number(run)
+    if number is None:
+        raise Refused
     is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
     demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
     operands = (weight.place, x.place, _place(bias), _place(added), y.place)
-    builder.call("multiply", rows, columns, outputs, is_wide, builder.threads, *operands)
+    kind = is_wide, number, TILES, builder.threads
+    builder.call("multiply", rows, columns, outputs, *kind, *operands)
     return (y,)
 
 
@@ -67,7 +70,8 @@ def _gated(builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value 
     rows, gate = _few(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     operands = (weight.place, x.place, _place(bias), y.place)
-    builder.call("multiply_gated", rows, columns, outputs, gate, builder.threads, *operands)
+    kind = gate, TILES, builder.threads
+    builder.call("multiply_gated", rows, columns, outputs, *kind, *operands)
     return (y,)
 
 
@@ -129,8 +133,8 @@ def _norm_of_sum(
         )
     norm, size = Norm.of(run), x.shape[-1]
     operands = (x.place, _place(added), _place(total), _place(weight), _place(bias), y.place)
-    kind = (norm.is_centered, torch.float32 in vectors)
-    builder.call("norm", prod(x.shape) // size, size, *kind, norm.epsilon, *operands)
+    kind = (norm.is_centered, torch.float32 in vectors, builder.threads, norm.epsilon)
+    builder.call("norm", prod(x.shape) // size, size, *kind, *operands)
     if total is not None and len(run.outputs) == 1:
         builder.release(total.place)
     return (y,) if total is None or len(run.outputs) == 1 else (y, total)
@@ -143,7 +147,7 @@ def _rope(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> S
     next_table = _table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     operands = (x.place, cos.place, sin.place, y.place)
-    builder.call("rotate", rows, heads, size, *kind, heads * size, next_table, *operands)
+    builder.call("rotate", rows, heads, size, *kind, heads * size, next_table, builder.threads, *operands)
     return (y,)
 
 
@@ -181,7 +185,7 @@ def _qkv_attention(
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
     turned = builder.take(batch * turned_width * item)
     operands = (qkv.place, cos.place, sin.place, turned)
-    builder.call("rotate", batch, heads + groups, size, *kind, width, next_table, *operands)
+    builder.call("rotate", batch, heads + groups, size, *kind, width, next_table, builder.threads, *operands)
     places = (turned, turned + heads * size * item, qkv.place + turned_width * item)
     strides, sizes = (turned_width, turned_width, width), (batch, heads, groups, size, size)
     made = _append_and_attend(builder, run, layer, places, strides, sizes, sinks)

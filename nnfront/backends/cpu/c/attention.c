@@ -28,6 +28,7 @@ typedef struct {
     const int32_t *lengths;    // tokens of each sequence, the new one among them
     const void *sinks;         // [groups, shared], float if is_wide_sinks, else bfloat16; or NULL
     const void *bias;          // [batch, groups, shared, positions], elements of bias_bytes, sequences and heads next_* apart; or NULL
+    uint16_t *y;               // [batch, groups, shared, value_size]
     float *parts;              // [batch * groups, splits, part]: sums [shared, padded], and for each MOST_HEADS heads a State
     Py_ssize_t batch, groups, shared, size, value_size, value_step, padded, capacity, window, next_q, splits, part;
     Py_ssize_t bias_bytes, next_bias, next_bias_head;
@@ -212,10 +213,11 @@ FAST static void attend_parts(const void *attention, Py_ssize_t first, Py_ssize_
     }
 }
 
-// y [batch, groups, shared, value_size]: the parts of each head, made relative to the greatest score of all; zeros where nothing is seen.
-FAST static void join(const Attention *a, uint16_t *y) {
-    const Py_ssize_t heads = a->batch * a->groups * a->shared;
-    for (Py_ssize_t at = 0; at < heads; at++, y += a->value_size) {
+// The parts of heads, made relative to the greatest score of all; zeros where nothing is seen.
+FAST static void join(const void *attention, Py_ssize_t first, Py_ssize_t end) {
+    const Attention *a = attention;
+    uint16_t *y = a->y + first * a->value_size;
+    for (Py_ssize_t at = first; at < end; at++, y += a->value_size) {
         const Py_ssize_t head = at % a->shared, of_all = at % (a->groups * a->shared);
         float *parts = a->parts + at / a->shared * a->splits * a->part, *sums = parts + head * a->padded;
         float sink = -INFINITY, total = 0.0f;
@@ -247,7 +249,7 @@ static void append(const Attention *a, uint16_t *stored, const uint16_t *tokens,
 
 const char *append_and_attend(const struct append_and_attend *n) {
     Attention a = {
-        .q = n->q, .keys = n->keys, .values = n->values ? n->values : n->keys, .lengths = n->lengths, .sinks = n->sinks, .bias = n->bias,
+        .q = n->q, .keys = n->keys, .values = n->values ? n->values : n->keys, .lengths = n->lengths, .sinks = n->sinks, .bias = n->bias, .y = n->y,
         .batch = n->batch, .groups = n->groups, .shared = n->shared, .size = n->size, .value_size = n->value_size,
         .value_step = n->values ? n->value_size : n->size, .padded = (n->value_size + FLOATS - 1) / FLOATS * FLOATS, .capacity = n->capacity,
         .window = n->window, .next_q = n->next_q, .splits = 1, .bias_bytes = n->bias_bytes, .next_bias = n->next_bias,
@@ -272,7 +274,8 @@ const char *append_and_attend(const struct append_and_attend *n) {
     if (n->k) append(&a, a.keys, n->k, a.size, n->next_k);
     if (n->v && n->values) append(&a, a.values, n->v, a.value_size, n->next_v);
     in_shares(attend_parts, &a, pairs * a.splits, 1, pairs * longest * a.size < SMALL ? 1 : (unsigned)threads);
-    join(&a, n->y);
+    const Py_ssize_t heads = pairs * a.shared;
+    in_shares(join, &a, heads, 1, heads * a.value_size * a.splits < SMALL ? 1 : (unsigned)threads);
     free(a.parts);
     return NULL;
 }

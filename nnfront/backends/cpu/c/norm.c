@@ -7,7 +7,11 @@
 
 #if HAS_KERNELS
 
-enum { FLOATS = 16, SUMS = 4 };  // of a vector; vectors at a time, as one sum alone waits for itself
+enum {
+    FLOATS = 16,     // in a vector
+    SUMS = 4,        // vectors at a time, as one sum alone waits for itself
+    SMALL = 1 << 14, // elements that take less time than waking threads
+};
 
 // FLOATS weights, which are float if `is_wide`, zero where `there` marks none.
 FAST INLINE __m512 weights(const void *from, bool is_wide, Py_ssize_t at, __mmask16 there) {
@@ -55,11 +59,16 @@ FAST static void normalize(const struct norm *n, const uint16_t *x, const uint16
     }
 }
 
-const char *norm(const struct norm *n) {
+FAST static void normalize_rows(const void *given, Py_ssize_t first, Py_ssize_t end) {
+    const struct norm *n = given;
     const uint16_t *x = n->x, *added = n->added;
     uint16_t *total = n->total, *y = n->y;
-    for (Py_ssize_t at = 0; at < n->rows * n->size; at += n->size)
+    for (Py_ssize_t at = first * n->size; at < end * n->size; at += n->size)
         normalize(n, x + at, added ? added + at : NULL, added ? total + at : NULL, y + at);
+}
+
+const char *norm(const struct norm *n) {
+    in_shares(normalize_rows, n, n->rows, 1, n->rows * n->size < SMALL ? 1 : (unsigned)n->threads);
     return NULL;
 }
 

@@ -2,14 +2,18 @@
 // Products of a few rows with a bfloat16 weight.
 //
 // Such a product takes as long as reading its weight. A kernel that widens bfloat16 to float32 first is slower than the memory; one
-// instruction for 32 products is not. Each row of the weight is read once, in order, and multiplied with all rows of x meanwhile.
+// instruction for 32 products is not. Each row of the weight is read once, in order, and multiplied with all rows of x meanwhile. Of several rows the
+// arithmetic takes as long, unless the processor has tiles for it (`tiles.c`): of many, a few rows of the weight stay near for all rows of x.
 
-#include "native.h"
+#include <stdlib.h>
+
+#include "product.h"
 
 #if HAS_KERNELS
 
 enum {
-    MOST_ROWS = 8,   // rows of x
+    MOST_ROWS = 64,  // rows of x
+    TOGETHER = 8,    // rows of x at a time
     MOST_WIDE = 4,   // rows of the weight at a time
     MOST_SUMS = 24,  // rows of x times rows of the weight, so that all stay in registers
     NEAR = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
@@ -19,21 +23,14 @@ enum {
     GATES = 1 << 10, // results of a half that a thread holds at a time
 };
 
-typedef struct {
-    const uint16_t *weight;  // [outputs, columns]
-    const uint16_t *x;       // [rows, columns]
-    const uint16_t *bias;    // [outputs] or NULL
-    const uint16_t *added;   // [rows, outputs] or NULL
-    void *y;                 // [rows, outputs], float if is_wide, else bfloat16
-    Py_ssize_t rows, columns, outputs;
-    bool is_wide;
-} Product;
+// What is done to a product: in the order of GATES in activations.py, then nothing.
+typedef enum { SILU, GELU_TANH, RELU, GELU, NOTHING } Activation;
 
-// activation(x @ gate.T + its bias) * (x @ up.T + its bias), where up lies behind gate
+// activation(product) + what is added to it; or activation(product) * (x @ up.T + its bias), where up lies behind the product's weight
 typedef struct {
-    Product gate;
-    enum { SILU, GELU_TANH, RELU } activation;
-} Gated;
+    Product product;
+    Activation activation;
+} Activated;
 
 // LANES values, or the first of them that `there` marks.
 FAST INLINE __m512bh values(const uint16_t *from, const bool is_whole, __mmask32 there) {
@@ -81,8 +78,7 @@ FAST INLINE void tile(const Product *p, Py_ssize_t at, const int rows, const int
     }
 }
 
-FAST static void outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
-    const Product *p = product;
+FAST static void few_rows(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
     const bool is_near = p->rows * p->columns <= NEAR;
 #define ROWS(rows, wide) \
@@ -94,6 +90,24 @@ FAST static void outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
 #undef ROWS
 }
 
+FAST static void outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
+    const Product *p = product;
+    if (p->packed) {
+        outputs_by_tiles(p, at, end);
+        return;
+    }
+    const Py_ssize_t parts = (p->rows + TOGETHER - 1) / TOGETHER;
+    const Py_ssize_t step = parts > 1 ? MOST_SUMS / TOGETHER : end - at;
+    for (; at < end; at += step)
+        for (Py_ssize_t part = 0; part < parts; part++) {
+            const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
+            Product some = *p;
+            some.rows = p->rows * (part + 1) / parts - first, some.x += first * p->columns;
+            some.added += some.added ? skipped : 0, some.y = (char *)some.y + skipped * (p->is_wide ? 4 : 2);
+            few_rows(&some, at, step < end - at ? at + step : end);
+        }
+}
+
 // The parts `at` to `end` of `p` by themselves, in float.
 static Product part(const Product *p, Py_ssize_t at, Py_ssize_t end, float *y) {
     Product part = *p;
@@ -102,8 +116,24 @@ static Product part(const Product *p, Py_ssize_t at, Py_ssize_t end, float *y) {
     return part;
 }
 
+// x times the share of the normal distribution below x, by Abramowitz and Stegun's 7.1.26: off by 2e-7 of x.
+FAST INLINE __m512 by_normal(__m512 x) {
+    const float series[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
+    const __m512 one = _mm512_set1_ps(1.0f), z = _mm512_mul_ps(_mm512_andnot_ps(_mm512_set1_ps(-0.0f), x), _mm512_set1_ps(0.707106781f));
+    const __m512 t = _mm512_div_ps(one, _mm512_fmadd_ps(z, _mm512_set1_ps(0.3275911f), one));
+    __m512 sum = _mm512_set1_ps(1.061405429f);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) sum = _mm512_fmadd_ps(sum, t, _mm512_set1_ps(series[i]));
+    const __m512 power = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_mul_ps(z, z)));
+    const __m512 beyond = _mm512_mul_ps(_mm512_mul_ps(sum, t), _mm512_mul_ps(power, _mm512_set1_ps(0.5f)));
+    const __m512 below = _mm512_mask_sub_ps(beyond, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ), one, beyond);
+    return _mm512_mul_ps(x, below);
+}
+
 // x / (1 + e^-z) without an e^ that is too large; z is x, or what the approximation by tanh (Hendrycks and Gimpel, 2016) makes of it.
-FAST INLINE __m512 activated(__m512 x, const int activation) {
+FAST INLINE __m512 activated(__m512 x, const Activation activation) {
+    if (activation == NOTHING) return x;
+    if (activation == GELU) return by_normal(x);
     if (activation == RELU) return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());
     const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x), one = _mm512_set1_ps(1.0f);
     const __m512 z = activation == SILU ? x : _mm512_mul_ps(_mm512_set1_ps(1.595769122f), _mm512_fmadd_ps(_mm512_set1_ps(0.044715f), cube, x));
@@ -112,17 +142,16 @@ FAST INLINE __m512 activated(__m512 x, const int activation) {
     return _mm512_div_ps(_mm512_mul_ps(x, above), _mm512_add_ps(one, power));
 }
 
-FAST static void gate_values(const float *gates, const float *ups, uint16_t *y, Py_ssize_t count, const int activation) {
+FAST static void gate_values(const float *gates, const float *ups, uint16_t *y, Py_ssize_t count, Activation activation) {
     for (Py_ssize_t i = 0; i < count; i += FLOATS) {
-        float products[FLOATS];
-        _mm512_storeu_ps(products, _mm512_mul_ps(activated(_mm512_loadu_ps(gates + i), activation), _mm512_loadu_ps(ups + i)));
-        for (Py_ssize_t j = 0; j < FLOATS && i + j < count; j++) y[i + j] = rounded(products[j]);
+        const __m512 product = _mm512_mul_ps(activated(_mm512_loadu_ps(gates + i), activation), _mm512_loadu_ps(ups + i));
+        _mm256_mask_storeu_epi16(y + i, first_lanes(count - i), rounded_vector(product));
     }
 }
 
 FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
-    const Gated *g = given;
-    const Product *p = &g->gate;
+    const Activated *g = given;
+    const Product *p = &g->product;
     const Py_ssize_t most = GATES / p->rows / FLOATS * FLOATS, up = p->outputs;
     float gates[GATES + FLOATS], ups[GATES + FLOATS];
     for (; at < end; at += most) {
@@ -135,26 +164,61 @@ FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end)
     }
 }
 
-static const char *run(Share share, const void *work, const Product *p, Py_ssize_t threads) {
+FAST static void activated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
+    const Activated *g = given;
+    const Product *p = &g->product;
+    const Py_ssize_t most = GATES / p->rows / FLOATS * FLOATS;
+    float values[GATES + FLOATS];
+    for (; at < end; at += most) {
+        const Py_ssize_t count = most < end - at ? most : end - at;
+        Product some = part(p, at, at + count, values);
+        some.added = NULL;
+        outputs(&some, 0, count);
+        for (Py_ssize_t row = 0; row < p->rows; row++)
+            for (Py_ssize_t i = 0; i < count; i += FLOATS) {
+                const Py_ssize_t to = row * p->outputs + at + i;
+                const __mmask16 there = first_lanes(count - i);
+                __m512 value = activated(_mm512_loadu_ps(values + row * count + i), g->activation);
+                if (p->added) value = _mm512_add_ps(value, widened_vector(p->added + to, there));
+                if (p->is_wide)
+                    _mm512_mask_storeu_ps((float *)p->y + to, there, value);
+                else
+                    _mm256_mask_storeu_epi16((uint16_t *)p->y + to, there, rounded_vector(value));
+            }
+    }
+}
+
+// Let threads do their shares of a product, and what `work` does with it, whose product it is.
+static const char *run(Share share, const void *work, Product *p, Py_ssize_t with_tiles, Py_ssize_t threads) {
     if (p->rows < 1 || p->rows > MOST_ROWS) return refused("1 to %d rows, got %zd", MOST_ROWS, p->rows);
+    uint16_t *packed = NULL;
+    if (with_tiles && p->rows > 1 && has_tiles()) {
+        if (!(packed = packed_for_tiles(p))) return no_memory;
+        p->packed = packed;
+    }
     in_shares(share, work, p->outputs, SHARE / (p->columns + 1), p->outputs * p->columns < SMALL ? 1 : (unsigned)threads);
+    free(packed);
     return NULL;
 }
 
 const char *multiply(const struct multiply *n) {
-    const Product p = {
-        .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns,
-        .outputs = n->outputs, .is_wide = n->is_wide != 0,
+    Activated g = {
+        .product = {
+            .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns,
+            .outputs = n->outputs, .is_wide = n->is_wide != 0,
+        },
+        .activation = n->activation,
     };
-    return run(outputs, &p, &p, n->threads);
+    const bool is_plain = n->activation >= NOTHING;
+    return run(is_plain ? outputs : activated_outputs, is_plain ? &g.product : (void *)&g, &g.product, n->with_tiles, n->threads);
 }
 
 const char *multiply_gated(const struct multiply_gated *n) {
-    const Gated g = {
-        .gate = {.weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs},
+    Activated g = {
+        .product = {.weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs},
         .activation = n->activation,
     };
-    return run(gated_outputs, &g, &g.gate, n->threads);
+    return run(gated_outputs, &g, &g.product, n->with_tiles, n->threads);
 }
 
 FAST const char *gate(const struct gate *n) {
@@ -166,7 +230,7 @@ FAST const char *gate(const struct gate *n) {
             const Py_ssize_t count = GATES < size - at ? GATES : size - at;
             float gates[GATES + FLOATS], ups[GATES + FLOATS];
             for (Py_ssize_t i = 0; i < count; i++) gates[i] = widened(both[at + i]), ups[i] = widened(both[size + at + i]);
-            gate_values(gates, ups, y + at, count, (int)n->activation);
+            gate_values(gates, ups, y + at, count, (Activation)n->activation);
         }
     return NULL;
 }

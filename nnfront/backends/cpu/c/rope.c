@@ -5,6 +5,8 @@
 
 #if HAS_KERNELS
 
+enum { SMALL = 1 << 14 };  // elements that take less time than waking threads
+
 // Turn the pairs of the first `rotated` features, which lie `apart`, by tables in which the sine of the first of a pair has its sign turned.
 // Pairs begin at the first `apart` features of each 2 * apart.
 FAST INLINE void rotate_head(const uint16_t *x, const float *cos, const float *sin, uint16_t *y, Py_ssize_t rotated, Py_ssize_t apart) {
@@ -16,11 +18,11 @@ FAST INLINE void rotate_head(const uint16_t *x, const float *cos, const float *s
         }
 }
 
-FAST const char *rotate(const struct rotate *n) {
+FAST static void rotate_rows(const void *given, Py_ssize_t first, Py_ssize_t end) {
+    const struct rotate *n = given;
     const Py_ssize_t size = n->size, rotated = n->rotated;
-    if (rotated > size || rotated % 2) return refused("an even number of up to %zd rotated features, got %zd", size, rotated);
-    uint16_t *y = n->y;
-    for (Py_ssize_t row = 0; row < n->rows; row++) {
+    uint16_t *y = (uint16_t *)n->y + first * n->heads * size;
+    for (Py_ssize_t row = first; row < end; row++) {
         const float *cos = (const float *)n->cos + row * n->next_table, *sin = (const float *)n->sin + row * n->next_table;
         for (Py_ssize_t head = 0; head < n->heads; head++, y += size) {
             const uint16_t *x = (const uint16_t *)n->x + row * n->next_row + head * size;
@@ -31,6 +33,11 @@ FAST const char *rotate(const struct rotate *n) {
             memcpy(y + rotated, x + rotated, (size - rotated) * sizeof *y);
         }
     }
+}
+
+const char *rotate(const struct rotate *n) {
+    if (n->rotated > n->size || n->rotated % 2) return refused("an even number of up to %zd rotated features, got %zd", n->size, n->rotated);
+    in_shares(rotate_rows, n, n->rows, 1, n->rows * n->heads * n->size < SMALL ? 1 : (unsigned)n->threads);
     return NULL;
 }
 
