@@ -299,7 +299,12 @@ def test_a_gate_of_what_was_multiplied_agrees_with_float64(name, size, rows):
     y = torch.full((rows * size + 2 * GUARD,), torch.nan).bfloat16()
     NATIVE.gate(rows, size, GATES.index(name), both, y[GUARD:])
     first, second = both.double().chunk(2, -1)
-    kinds = {"silu": F.silu, "relu": F.relu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+    kinds = {
+        "silu": F.silu,
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    }
     exact = kinds[name](first) * second
     error = (y[GUARD:-GUARD].view(rows, size).double() - exact).abs()
     assert (error <= exact.abs() * 2**-8 + first.abs() * second.abs() * 2**-20).all()

@@ -62,6 +62,11 @@ def are_tables(shape: tuple[int, ...], rows: int, size: int) -> bool:
     return 0 < rotated <= size and rotated % 2 == 0 and prod(shape) in (rotated, rows * rotated)
 
 
+def rotates(x: torch.dtype, table: torch.dtype, count: int) -> bool:
+    """Whether C rotates so many elements."""
+    return NATIVE is not None and x == torch.bfloat16 and table == torch.float32 and 0 < count <= FEW_ROTATED
+
+
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -122,9 +127,9 @@ def rotate(
     """Rotate few tokens: x and the result [batch, seq, heads, size], float32 tables [batch, seq, 1, rotated] or of one token. None where this cannot be done."""
     batch, seq, heads, size = x.shape
     rows, rotated = batch * seq, cos.shape[-1]
-    if not _reads(x) or cos.dtype != torch.float32 or not are_tables(cos.shape, rows, size):
+    if not (x.is_cpu and rotates(x.dtype, cos.dtype, x.numel()) and are_tables(cos.shape, rows, size)):
         return None
-    if not (0 < x.numel() <= FEW_ROTATED and _are_whole(x, cos, sin)):
+    if not _are_whole(x, cos, sin):
         return None
     assert NATIVE is not None
     y = torch.empty_like(x)

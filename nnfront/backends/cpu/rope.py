@@ -15,7 +15,7 @@ from nnfront.backends.kernel import Context, Kernel
 from nnfront.ir import TensorType, TupleType
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
-from nnfront.memory.layout import Layout
+from nnfront.memory.layout import Layout, contiguous
 
 
 def is_interleaved(run: Run) -> bool:
@@ -110,6 +110,13 @@ def rope_rotated_bytes(run: Run, x: Layout, cos: Layout, sin: Layout) -> int:
     return max(2 * wide - x.size_bytes, wide) + rotated * x.item
 
 
+def _rope_rotated_bytes(run: Run, x: Layout, cos: Layout, sin: Layout) -> int:
+    """Nothing where C does it."""
+    dtypes_of = (getattr(torch, layout.dtype) for layout in (x, cos))
+    in_c = decode_attention.rotates(*dtypes_of, x.count) and x == contiguous(x.shape, x.dtype)
+    return 0 if in_c else rope_rotated_bytes(run, x, cos, sin)
+
+
 TABLES = Kernel("rope_tables", "", _rope_tables, workspace=Workspace(_rope_tables_bytes))
 KERNELS = (
     TABLES,
@@ -119,6 +126,6 @@ KERNELS = (
         rope_rotated,
         "tables made once for all layers, then three calls",
         rewrite=_as_rotated,
-        workspace=Workspace(rope_rotated_bytes),
+        workspace=Workspace(_rope_rotated_bytes),
     ),
 )

@@ -15,7 +15,7 @@ import torch
 
 from nnfront.backends.cpu import quantized_linear as quantized
 from nnfront.backends.cpu.activations import GATES, activation_name, activation_number
-from nnfront.backends.cpu.decode_attention import FEW_ROTATED, Scores, are_for_c, are_tables
+from nnfront.backends.cpu.decode_attention import Scores, are_for_c, are_tables, rotates
 from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES
 from nnfront.backends.cpu.linear import gated_small_batch
 from nnfront.backends.cpu.norm import Norm, is_for_c
@@ -143,7 +143,7 @@ def _norm_of_sum(
 def _rope(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
     batch, seq, heads, size = x.shape
     rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
-    demand(x.dtype == torch.bfloat16 and 0 < prod(x.shape) <= FEW_ROTATED)
+    demand(rotates(x.dtype, cos.dtype, prod(x.shape)))
     next_table = _table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     operands = (x.place, cos.place, sin.place, y.place)
