@@ -112,8 +112,8 @@ def rope_rotated_bytes(run: Run, x: Layout, cos: Layout, sin: Layout) -> int:
 
 def _rope_rotated_bytes(run: Run, x: Layout, cos: Layout, sin: Layout) -> int:
     """Nothing where C does it."""
-    dtypes_of = (getattr(torch, layout.dtype) for layout in (x, cos))
-    in_c = decode_attention.rotates(*dtypes_of, x.count) and x == contiguous(x.shape, x.dtype)
+    kinds = getattr(torch, x.dtype), getattr(torch, cos.dtype)
+    in_c = decode_attention.rotates(*kinds, x.count) and x == contiguous(x.shape, x.dtype)
     return 0 if in_c else rope_rotated_bytes(run, x, cos, sin)
 
 
