@@ -17,9 +17,9 @@ from nnfront.backends.cpu import decode_attention, tape
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.table import resolver
-from nnfront.lower import CacheLayerType, Run, Structure
-from nnfront.state.layer import make_layer
+from nnfront.lower import Run, Structure, kv_layer
 from nnfront.state.lengths import SequenceLengths
+from nnfront.state.ring import make_layer
 
 pytestmark = pytest.mark.skipif(
     NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
@@ -205,7 +205,7 @@ def test_soft_caps_and_sinks_agree_with_the_reference_of_the_op(data: st.DataObj
     attrs = {} if sinks is not None and data.draw(st.booleans()) else attrs
     attrs |= {"window": data.draw(st.sampled_from([3, 20]))} if data.draw(st.booleans()) else {}
     attend = resolver("cpu")(Run("attention_cached", "attention", (), Structure(), attrs))
-    layers = [make_layer(CacheLayerType(groups, 40, "bfloat16", 2, 16, None), {}) for _ in range(2)]
+    layers = [make_layer(kv_layer(groups, 40, "bfloat16", 2, 16, None)) for _ in range(2)]
     for layer in layers:
         torch.manual_seed(0)
         layer.append(*torch.randn(2, 2, 5, groups, 40).to(BF16))
@@ -215,7 +215,7 @@ def test_soft_caps_and_sinks_agree_with_the_reference_of_the_op(data: st.DataObj
     y, _ = attend(q, k, v, layers[0], sinks)
     expected, _ = ops.attention.run((q, k, v, layers[1], sinks), attrs)
     torch.testing.assert_close(y, expected, rtol=2**-7, atol=1e-3)
-    assert torch.equal(layers[0].keys(), layers[1].keys())
+    assert torch.equal(layers[0].stored(0), layers[1].stored(0))
     assert layers[0].lengths.values == layers[1].lengths.values
 
 
@@ -288,7 +288,7 @@ def test_attention_of_other_models_is_part_of_one_call(kind, pairs, monkeypatch)
 
 
 def test_sinks_of_other_dtypes_are_left_to_the_reference():
-    layer = make_layer(CacheLayerType(1, 32, "bfloat16", 1, 4, None), {})
+    layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None))
     q = k = v = torch.ones(1, 1, 1, 32).to(BF16)
     assert decode_attention.attend(q, k, v, layer, Scores(), torch.ones(1).half()) is None
     assert layer.lengths.values == (0,)
