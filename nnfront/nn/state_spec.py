@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nnfront.dims import Dim, Size, to_size
@@ -57,11 +57,15 @@ class Cache:
         self.batch = to_size(batch)
         self.max_seq = to_size(max_seq)
         self.windows = windows
+
+    @property
+    def type(self) -> StateType:
+        """The type of the argument."""
         made = {
-            window: kv_layer(kv_heads, head_size, self.dtype, self.batch, self.max_seq, window)
-            for window in dict.fromkeys(windows)
+            window: kv_layer(self.kv_heads, self.head_size, self.dtype, self.batch, self.max_seq, window)
+            for window in dict.fromkeys(self.windows)
         }
-        self.type = StateType(tuple(made[window] for window in windows))
+        return StateType(tuple(made[window] for window in self.windows))
 
     def __repr__(self) -> str:
         return f"Cache({self.layers}, {self.kv_heads}, {self.head_size}, {self.dtype!r}, {self.batch}, {self.max_seq})"
@@ -110,17 +114,25 @@ class State:
         self.layers = tuple(layers)
         self.batch = to_size(batch)
         self.max_seq = to_size(max_seq)
-        made: dict[int, StateLayerType] = {}  # mostly one and the same object
+        self._kinds: dict[int, StateLayerType] = {}  # by id: mostly one and the same object
         for i, layer in enumerate(self.layers):
-            if id(layer) not in made:
-                made[id(layer)] = _layer_type(f"spec.State: layer {i}", layer, self.batch, self.max_seq)
-        self.type = StateType(tuple(made[id(layer)] for layer in self.layers))
+            if id(layer) not in self._kinds:
+                self._kinds[id(layer)] = _layer_type(f"spec.State: layer {i}", layer)
+
+    @property
+    def type(self) -> StateType:
+        """The type of the argument."""
+        made = {
+            key: replace(kind, batch=self.batch, max_seq=self.max_seq) for key, kind in self._kinds.items()
+        }
+        return StateType(tuple(made[id(layer)] for layer in self.layers))
 
     def __repr__(self) -> str:
         return f"State({list(self.layers)}, {self.batch}, {self.max_seq})"
 
 
-def _layer_type(what: str, layer: Layer, batch: Size, max_seq: Size) -> StateLayerType:
+def _layer_type(what: str, layer: Layer) -> StateLayerType:
+    """What a layer keeps, for no sequences yet."""
     per_token, per_sequence = (
         tuple(_buffer(what, name, tensor, least) for name, tensor in group.items())
         for group, least in ((layer.per_token, 1), (layer.per_sequence, 0))
@@ -131,7 +143,7 @@ def _layer_type(what: str, layer: Layer, batch: Size, max_seq: Size) -> StateLay
         raise SpecError(f"{what}: {problem}")
     if layer.window is not None and (type(layer.window) is not int or layer.window < 1):
         raise SpecError(f"{what}: window is {layer.window!r}, expected a positive int or None")
-    return StateLayerType(per_token, per_sequence, batch, max_seq, layer.window)
+    return StateLayerType(per_token, per_sequence, 0, 0, layer.window)
 
 
 def _buffer(what: str, name: str, tensor: Any, least: int) -> Buffer:
