@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import check, eval, explain, export, run, serve, show, verify
+from nnfront.cli import chat, check, eval, explain, export, run, serve, show, verify
 from nnfront.errors import NnfrontError
 
 COMMANDS = {
+    "chat": chat,
     "check": check,
     "eval": eval,
     "explain": explain,

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 from nnfront.cli import loading
 from nnfront.errors import LoadError
@@ -68,22 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    try:
-        import uvicorn
-
-        from nnfront.serve.app import app
-        from nnfront.serve.chat import template_of
-    except ImportError as error:
-        raise LoadError(
-            f"the package {error.name!r} is not installed", help="pip install 'nnfront[serve]'"
-        ) from None
-    from nnfront.serve.engine import Engine
-    from nnfront.serve.schedule import Limits
-
+    parts = engine_parts()
     llm = loading.load(args)
     longest = min(args.max_model_len or llm.context, llm.context)
     tokens = args.max_tokens or 4 * longest
-    limits = Limits(
+    limits = parts.Limits(
         max_model_len=longest,
         pages=-(-tokens // max(args.page_size, 1)),
         max_num_seqs=args.max_num_seqs,
@@ -93,12 +83,12 @@ def main(args: argparse.Namespace) -> int:
         step_tokens=2 * args.chunk,
         reuse_answers=args.reuse_answers,
     )
-    source = None if args.chat_template is None else _read(args.chat_template)
-    template = template_of(llm.files, source)
+    source = None if args.chat_template is None else read_template(args.chat_template)
+    template = parts.template_of(llm.files, source)
     name = args.served_model_name or Path(args.path).resolve().name
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    with Engine(llm, limits) as engine:
-        served = app(engine, name, template=template, keys=keys, seconds=args.timeout)
+    with parts.Engine(llm, limits) as engine:
+        served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout)
         print(
             f"serving {name!r}: {limits.max_num_seqs} answers at a time, {limits.pages} pages of {limits.page_size} tokens"
             + ("" if template else "; without a chat template it takes texts only, at /v1/completions"),
@@ -106,12 +96,39 @@ def main(args: argparse.Namespace) -> int:
         )
         # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        uvicorn.run(served, host=args.host, port=args.port, log_level="info", access_log=False)
+        parts.uvicorn.run(served, host=args.host, port=args.port, log_level="info", access_log=False)
         engine.close(drain=True)
     return 0
 
 
-def _read(path: str) -> str:
+def engine_parts() -> SimpleNamespace:
+    """What serving takes, which loads heavy packages. Raises LoadError if one of them is not installed."""
+    try:
+        import uvicorn
+
+        from nnfront.serve.app import app
+        from nnfront.serve.chat import template_of
+        from nnfront.serve.engine import Engine
+        from nnfront.serve.params import Params
+        from nnfront.serve.schedule import Limits
+        from nnfront.serve.talk import Talk
+    except ImportError as error:
+        raise LoadError(
+            f"the package {error.name!r} is not installed", help="pip install 'nnfront[serve]'"
+        ) from None
+    return SimpleNamespace(
+        uvicorn=uvicorn,
+        app=app,
+        template_of=template_of,
+        Engine=Engine,
+        Params=Params,
+        Limits=Limits,
+        Talk=Talk,
+    )
+
+
+def read_template(path: str) -> str:
+    """Return what a file of the user's holds. Raises LoadError if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
