@@ -27,6 +27,7 @@ from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
 from nnfront.serve.metrics import EngineMetrics
 from nnfront.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, read
+from nnfront.serve.responses import ResponsesRequest, respond
 from nnfront.serve.service import Chunks, Service
 
 MAX_BODY_BYTES = 8 << 20
@@ -82,6 +83,11 @@ def app(
         chunks = await asyncio.to_thread(service.completion, asked, request.state.number)
         return _Reply(chunks, is_stream=bool(asked.stream))
 
+    async def responses(request: Request) -> Response:
+        asked, number = read(ResponsesRequest, await _json(request, max_body_bytes)), request.state.number
+        chunks = await asyncio.to_thread(lambda: service.chat(asked.chat(), number))
+        return _Reply(respond(service, asked, number, chunks), is_stream=bool(asked.stream), is_named=True)
+
     async def tokenize(request: Request) -> Response:
         asked = read(TokenizeRequest, await _json(request, max_body_bytes))
         return JSONResponse(await asyncio.to_thread(service.tokenize, asked))
@@ -100,6 +106,7 @@ def app(
         Route("/v1/models/{name:path}", one_model),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
@@ -164,8 +171,9 @@ class _Reply(Response):
     What is wrong before the first token still has a status of its own.
     """
 
-    def __init__(self, chunks: Chunks, *, is_stream: bool) -> None:
+    def __init__(self, chunks: Chunks, *, is_stream: bool, is_named: bool = False) -> None:
         super().__init__()
+        self._is_named = is_named  # events have their type as a name, and no [DONE] behind them
         self._chunks = chunks
         self._is_stream = is_stream
 
@@ -183,13 +191,14 @@ class _Reply(Response):
                 await JSONResponse(first)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            await _send_part(send, _event(first))
+            await _send_part(send, _event(first, self._is_named))
             try:
                 async for chunk in chunks:
-                    await _send_part(send, _event(chunk))
+                    await _send_part(send, _event(chunk, self._is_named))
             except RunError as error:
-                await _send_part(send, _event(_failure(error).body()))
-            await _send_part(send, b"data: [DONE]\n\n")
+                await _send_part(send, _event(_failure(error).body(), False))
+            if not self._is_named:
+                await _send_part(send, b"data: [DONE]\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -232,8 +241,9 @@ async def _json(request: Request, most: int) -> Any:
         raise Failure(400, f"the request is no JSON: {error}") from None
 
 
-def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+def _event(data: dict[str, Any], is_named: bool) -> bytes:
+    name = f"event: {data['type']}\n".encode() if is_named else b""
+    return name + b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 def _failure(error: Exception) -> Failure:

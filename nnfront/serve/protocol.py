@@ -18,11 +18,13 @@ MOST_CHOICES = 64
 MOST_STOPS = 16
 
 
-class _Checked(BaseModel):
+class Checked(BaseModel):
+    """Data of a client's: no other fields than these, of these types."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(_Checked):
+class StreamOptions(Checked):
     """`include_usage`: a last chunk with the usage and no choices. `continuous_usage_stats`: the usage so far in every chunk."""
 
     include_usage: bool = False
@@ -30,7 +32,7 @@ class StreamOptions(_Checked):
     include_obfuscation: bool | None = None
 
 
-class JsonSchema(_Checked):
+class JsonSchema(Checked):
     """A named schema; answers always keep to it, whatever `strict` says."""
 
     name: str | None = None
@@ -39,14 +41,14 @@ class JsonSchema(_Checked):
     strict: bool | None = None
 
 
-class ResponseFormat(_Checked):
+class ResponseFormat(Checked):
     """What form an answer has."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(_Checked):
+class StructuredOutputs(Checked):
     """One of these says what an answer may be."""
 
     json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
@@ -56,7 +58,7 @@ class StructuredOutputs(_Checked):
     json_object: bool | None = None
 
 
-class _Request(_Checked):
+class _Request(Checked):
     """What all kinds of requests may say."""
 
     model: str | None = None
@@ -155,7 +157,7 @@ class ChatRequest(_Request):
     modalities: list[Literal["text"]] | None = None
 
 
-class TokenizeRequest(_Checked):
+class TokenizeRequest(Checked):
     """A text, or messages, whose tokens are asked for."""
 
     model: str | None = None
@@ -168,7 +170,7 @@ class TokenizeRequest(_Checked):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(_Checked):
+class DetokenizeRequest(Checked):
     """Tokens whose text is asked for."""
 
     model: str | None = None

@@ -52,10 +52,11 @@ class Talk:
         if name not in kinds:
             raise RunError(f"there is no parameter {name!r}", help=f"there are {', '.join(kinds)}")
         try:
-            found = None if value == "none" else kinds[name](value)
+            found: Any = None if value == "none" else kinds[name](value)
         except ValueError:
             raise RunError(f"{name} is {value!r}, expected a number or none") from None
-        self.params = replace(self.params, **{name: found})
+        changed: dict[str, Any] = {name: found}
+        self.params = replace(self.params, **changed)
 
     def _answer(self) -> Iterator[str]:
         before = [{"role": "system", "content": self.system}] if self.system else []
