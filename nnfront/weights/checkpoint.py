@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Checkpoint`: the tensors of a safetensors file or of a folder of them, by name, read when they are asked for."""
+"""`Checkpoint`: the tensors of safetensors or GGUF files, one or a folder of them, by name, read when they are asked for."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from nnfront.errors import LoadError
 from nnfront.files import Folder, shown
+from nnfront.weights.gguf import is_gguf, read_gguf
 from nnfront.weights.mapped_memory import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
 from nnfront.weights.name_hints import shortened
 from nnfront.weights.safetensors import TensorInfo, length_problems, read_header
@@ -46,8 +48,8 @@ class FileState(NamedTuple):
 class Checkpoint(Mapping[str, torch.Tensor]):
     """Tensors by name. Opening it reads and checks the headers only; `checkpoint[name]` maps a tensor without copying it.
 
-    `path` is a safetensors file, an index (`*.safetensors.index.json`), or a folder with `model.safetensors`, with
-    `model.safetensors.index.json` and the shards it names, or with any safetensors files. With `headers_only` the files may end
+    `path` is a safetensors or a GGUF file, an index (`*.safetensors.index.json`), or a folder with `model.safetensors`, with
+    `model.safetensors.index.json` and the shards it names, with any safetensors files, or with one model in GGUF. With `headers_only` the files may end
     after their headers: enough to check a model against them; `truncated` says which end elsewhere, but not where they should.
     `folder` is the folder, if it is open already: files are opened once, so that one that is replaced stays what it was.
     Raises LoadError that lists what is wrong with the files, all of them. May be used from several threads.
@@ -58,7 +60,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     ) -> None:
         self.path = _named(Path(path))
         self.headers_only = headers_only
-        self.metadata: dict[str, str] = {}
+        self.metadata: dict[str, Any] = {}
         self.truncated: list[str] = []
         self._infos: dict[str, TensorInfo] = {}
         self._states: dict[Path, FileState] = {}
@@ -78,13 +80,17 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
     def _add_file(self, file: Path, problems: list[str]) -> None:
         try:
-            header = read_header(file, headers_only=self.headers_only, folder=self._folder)
+            is_blocks = is_gguf(self._folder, file.name)
+            read = read_gguf if is_blocks else read_header
+            header = read(file, headers_only=self.headers_only, folder=self._folder)
             state = FileState.of(self._folder.open(file.name))
         except LoadError as error:
             problems.extend(f"{file.name}: {detail}" for detail in error.details)
             return
         self._states[file] = state
-        if state.size_bytes != header.data_start:  # without any data it was meant to have none
+        if state.size_bytes != header.data_start and not (
+            is_blocks and state.size_bytes > header.data_end
+        ):  # without any data it was meant to have none
             problem = length_problems(header, state.size_bytes)
             self.truncated.extend(f"{file.name}: {line}" for line in problem)
         self.metadata |= header.metadata
@@ -267,12 +273,29 @@ def _find_files(path: Path, folder: Folder) -> tuple[list[str], Mapping[str, str
     files = [name for name in names if name.endswith(".safetensors")]
     if files:
         return files, None
+    if files := [name for name in names if name.endswith(".gguf")]:
+        return _one_gguf(path, files), None
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
     raise LoadError(
         f"{path}: there is no safetensors file in this folder",
         details=[f"it has {pickles[0]}, which may hold code and is not read"] if pickles else (),
         help="save the weights with safetensors.torch.save_file" if pickles else "",
     )
+
+
+def _one_gguf(path: Path, files: list[str]) -> list[str]:
+    """The files of the one model that a folder holds: a single one, or all parts of it, `NAME-00001-of-00003.gguf`."""
+    parts = [re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", name) for name in files]
+    whole = {(part[1], int(part[3])) for part in parts if part}
+    if len(files) == 1 and not whole:
+        return files
+    if None in parts or len(whole) != 1 or len(files) != next(iter(whole))[1]:
+        raise LoadError(
+            f"{path}: there are several GGUF files, or not all parts of one, in this folder",
+            details=shortened([(name, name) for name in files]),
+            help="give the path of one file, or a folder that holds all parts of one model and no other",
+        )
+    return files
 
 
 def _read_index(index: str, folder: Folder) -> tuple[list[str], Mapping[str, str]]:

@@ -56,7 +56,10 @@ DTYPES: dict[str, tuple[str, int]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What a header says about a tensor. `offset` counts bytes from the start of the file."""
+    """What a header says about a tensor. `offset` counts bytes from the start of the file.
+
+    `encoding` names how its bytes are to be read where the dtype does not say it.
+    """
 
     name: str
     dtype: str
@@ -64,6 +67,7 @@ class TensorInfo:
     file: Path
     offset: int
     size_bytes: int
+    encoding: str = ""
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
@@ -75,7 +79,7 @@ class Header:
 
     file: Path
     tensors: Mapping[str, TensorInfo]
-    metadata: Mapping[str, str]
+    metadata: Mapping[str, Any]
     data_start: int
     data_end: int
 
