@@ -91,6 +91,10 @@ class Folder:
             return False
         return True
 
+    def why_not(self, name: str) -> str:
+        """Why there is nothing of this name, where more is known than that."""
+        return ""
+
     def open(self, name: str) -> int:
         """Return the open file of this name (parts joined by /). Raises LoadError for what is not one of the folder's regular files."""
         fd = self._fds.get(name)

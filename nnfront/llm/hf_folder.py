@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -14,8 +15,9 @@ from nnfront.artefact.save import Extras
 from nnfront.backends.registry import backend_of
 from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
-from nnfront.files import File, Folder, shown
+from nnfront.files import File, Folder, shown, shown_text
 from nnfront.ir import IRModule, StateType, TensorType, type_text
+from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.model_files import open_folder, read_folder, read_json
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
@@ -64,6 +66,18 @@ class CompiledFolder:
     def extras(self) -> Extras:
         """What an artefact of it has besides the program and the weights."""
         return Extras(self.text, tuple(File(self.held, name) for name in _COPIED if self.held.has(name)))
+
+
+def open_folder(path: str | Path) -> Folder:
+    """Open a Hugging Face folder, or what is seen as one: a GGUF file, or a folder with a model in GGUF. Raises LoadError if there is none."""
+    if holds_gguf(path):
+        return GgufFolder(path)
+    if not os.path.isdir(path):
+        raise LoadError(
+            f"{shown_text(str(path))} is not a folder",
+            help="give the path of a Hugging Face folder, with config.json and safetensors, of a GGUF file, or of an artefact",
+        )
+    return Folder(path)
 
 
 def export_folder(

@@ -149,6 +149,7 @@ class LLM:
             if not self.files.has(TOKENIZER):
                 raise LoadError(
                     f"{self.path} has no tokenizer.json, so it takes no text",
+                    details=list(filter(None, [self.files.why_not(TOKENIZER)])),
                     help="use generate_ids with token ids, or add the model's tokenizer.json to the folder",
                 )
             self._tokenizer = Tokenizer(File(self.files, TOKENIZER))

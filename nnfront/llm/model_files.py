@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import importlib.util
 import linecache
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nnfront.errors import LoadError, NnfrontError
-from nnfront.files import Folder, shown, shown_text
+from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.quantized import KEYS
 
@@ -186,16 +185,6 @@ def read_folder(
         key: value for key, value in hf_config.items() if key not in KEYS
     }  # how weights are stored is no model's affair
     return architecture, architecture.config(model), hf_config
-
-
-def open_folder(path: str | Path) -> Folder:
-    """Open a Hugging Face folder. Raises LoadError if there is none."""
-    if not os.path.isdir(path):
-        raise LoadError(
-            f"{shown_text(str(path))} is not a folder",
-            help="give the path of a Hugging Face folder, with config.json and safetensors, or of an artefact",
-        )
-    return Folder(path)
 
 
 def read_json(folder: Folder, name: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from nnfront.quantized.blocks import fp8, mxfp4
 from nnfront.quantized.compressed_tensors import compressed_tensors
 from nnfront.quantized.derive import Takes, derive_weights
 from nnfront.quantized.formula import Formula
+from nnfront.quantized.gguf import gguf
 from nnfront.quantized.gptq import gptq
 from nnfront.quantized.held import Held, Layout
 from nnfront.quantized.nvfp4 import modelopt
@@ -31,6 +32,7 @@ READERS: Mapping[str, Callable[[Settings], Layout]] = {
     "bitsandbytes": bitsandbytes,
     "compressed-tensors": compressed_tensors,
     "fp8": fp8,
+    "gguf": gguf,
     "gptq": gptq,
     "modelopt": modelopt,
     "mxfp4": mxfp4,
@@ -45,6 +47,7 @@ __all__ = [
     "READERS",
     "Held",
     "Quantization",
+    "Settings",
     "StoredReport",
     "StoredWeight",
     "Takes",

@@ -12,7 +12,7 @@ after, where the checkpoint holds both as int8 with a scale for each output:
         dequantize: float32[8, 4] = dequantize(ab.int8, ab.scales, axis=1)
         y: float32[n, 8] = linear(x, dequantize)
 
-A weight stays in few bits if nothing but products read it, joined to others of its format or not, in the method or in a private function that it is
+A weight stays in few bits if nothing but products read it, joined to others of its format or not, or take rows of it, in the method or in a private function that it is
 given to; and if a kernel takes the format. All others are dequantised by the formula, which lifting moves to load time.
 """
 
@@ -58,7 +58,11 @@ def derive_weights(
     `ir` is not lifted yet.
     """
     reasons = _reasons(ir, formulas, takes)
-    deriving = _Deriving(ir, formulas, {name for name, reason in reasons.items() if not reason})
+    deriving = _Deriving(
+        ir,
+        formulas,
+        {name for name, reason in reasons.items() if not reason and formulas[name].format is not None},
+    )
     return deriving.module(), report_of(formulas, _types(ir, formulas), reasons)
 
 
@@ -83,17 +87,13 @@ def _reasons(ir: IRModule, formulas: Mapping[str, Formula], takes: Takes) -> dic
     while not is_settled:  # what is joined to a weight that is dequantised is dequantised as well
         is_settled = True
         for function in ir.methods:
-            kept: dict[Var, QuantFormat | None] = {
-                p: formulas[p.name].format
-                for p in function.weights
-                if p.name in types and not reasons[p.name]
-            }
-            found = {v: format for v, format in kept.items() if format is not None}
-            others = _read_otherwise(function, found, into_products)
+            kept: dict[Var, QuantFormat] = {}
             for param in function.weights:
-                if param not in kept or param not in others:
-                    continue
-                reasons[param.name] = "not only products of one format read them"
+                format = formulas[param.name].format if param.name in types else None
+                if format is not None and not reasons[param.name]:
+                    kept[param] = format
+            for var in _read_otherwise(function, kept, into_products).intersection(kept):
+                reasons[var.name] = "joined to weights in other formats, or read by more than products"
                 is_settled = False
     return reasons
 
@@ -116,6 +116,8 @@ def _read_otherwise(
         good: set[Atom | None] = set()
         if isinstance(value, Call) and value.op is ops.linear and value.attrs.get("out_dtype") is None:
             good = {value.args[1]} - {value.args[0], *value.args[2:]}
+        elif isinstance(value, Call) and _takes_rows(value):
+            good = {value.args[0]} - {value.args[1]}
         elif isinstance(value, FunctionCall):
             inside = into_products.get(value.function, frozenset())
             good = {a for i, a in enumerate(value.args) if i in inside}
@@ -124,6 +126,18 @@ def _read_otherwise(
             good = set(_joined(value))
         others.update(var for var in used_vars(value) if var not in good)
     return others
+
+
+def _takes_rows(call: Call) -> bool:
+    """Whether it takes rows of a matrix, as an embedding does."""
+    table = call.args[0] if call.args else None
+    return (
+        call.op is ops.take
+        and call.attrs.get("axis") == 0
+        and table is not None
+        and isinstance(table.type, TensorType)
+        and table.type.ndim == 2
+    )
 
 
 def _joined(value: Expr) -> tuple[Var, ...]:
@@ -266,7 +280,7 @@ class _Body(Mutator):
             dense = made.dense(builder, weight.type.dtype) if isinstance(made, Encoded) else made
             dense = cast(builder, dense, weight.type.dtype)
             self.replaced[weight] = dense
-            self.derived.append(dense.name)
+            self.derived += [] if isinstance(dense, Param) else [dense.name]
         for b in builder.finish(sources[0]).bindings:
             self.head.append(
                 Binding(_var(names.get(b.var, b.var)), substitute_atoms(b.value, names), b.provenance)
@@ -285,6 +299,8 @@ class _Body(Mutator):
             return self.join(binding, parts)
         if isinstance(value, FunctionCall):
             return self.call(binding, value)
+        if isinstance(value, Call) and _takes_rows(value) and value.args[0] in self.encoded:
+            return self.rows(binding, value)
         if not isinstance(value, Call) or value.op is not ops.linear or value.args[1] not in self.encoded:
             return super().binding(binding)
         weight = value.args[1]
@@ -296,6 +312,16 @@ class _Body(Mutator):
         args = (self.known[weight] if a is weight else a if a is None else self.atom(a) for a in value.args)
         new = Binding(binding.var, Call(value.op, tuple(args), value.attrs), binding.provenance)
         return [*builder.finish(weight).bindings, new]
+
+    def rows(self, binding: Binding, call: Call) -> Sequence[Binding]:
+        """Take rows as they are stored, then dequantise these."""
+        table, places = call.args
+        assert isinstance(table, Var) and isinstance(table.type, TensorType) and places is not None
+        self.keep(self.encoded[table])
+        builder = self.builder(binding)
+        found = self.encoded[table].rows(builder, self.atom(places)).dense(builder, table.type.dtype)
+        *bindings, last = builder.finish(found).bindings
+        return [*bindings, Binding(binding.var, last.value, binding.provenance)]
 
     def keep(self, encoded: Encoded) -> None:
         """Let lifting keep what is made of weights for it."""

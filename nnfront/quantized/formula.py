@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from nnfront import dtypes, ops
-from nnfront.ir import FunctionBuilder, TensorType, Var
+from nnfront.ir import Atom, FunctionBuilder, TensorType, Var
 from nnfront.quant_format import QuantFormat
 
 
@@ -33,18 +33,24 @@ class Encoded:
         """The same of other values."""
         return Encoded(self.format, *parts)
 
+    def rows(self, builder: FunctionBuilder, places: Atom) -> Encoded:
+        """Emit some rows of it [..., in]."""
+        return self.with_parts([builder.call(ops.take, part, places, axis=0) for part in self.parts])
+
     def dense(self, builder: FunctionBuilder, dtype: str) -> Var:
         """Emit what it stands for: multiplied in float32, rounded once."""
         q = self.elements
+        assert isinstance(q.type, TensorType)
+        axis = q.type.ndim - 1
         if self.format.packing is not None:
-            q = builder.call(ops.unpack_int4, q, axis=self.format.packing, signed=self.format.dtype == "int8")
+            q = builder.call(ops.unpack_int4, q, axis=axis, signed=self.format.dtype == "int8")
         return builder.call(
             ops.dequantize,
             q,
             self.scales,
             self.zeros,
             group_size=self.format.group_size,
-            axis=self.format.axis,
+            axis=axis,
             dtype=dtype,
             format=self.format.name if self.format.values else None,
         )
@@ -63,6 +69,7 @@ class Formula:
     make         emits it
     format       as which `make` gives it, if that is a format of ours
     scale_dtype  the dtype in which it gives scales
+    is_plain     whether it is stored as the floats that it is, in another dtype or order
     """
 
     scheme: str
@@ -70,9 +77,12 @@ class Formula:
     make: Make
     format: QuantFormat | None = None
     scale_dtype: str = "float32"
+    is_plain: bool = False
 
     def reason_against(self, dtype: str, takes: Callable[[QuantFormat], bool]) -> str:
         """Why products of a dtype cannot take it as it is stored; empty if they can."""
+        if self.is_plain:
+            return ""
         if self.format is None:
             return "no kernel reads them as they are stored"
         if not takes(self.format):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -42,6 +43,10 @@ class Held:
         is_free = dtypes.is_float(dtype) and dtypes.size_bytes(dtype) > 1
         is_other = found in dtypes.COMPUTED
         return TensorType(tuple(shape), found if is_free and is_other else dtype)
+
+    def encoding(self, name: str) -> str:
+        """How the bytes of a tensor are to be read, where its dtype does not say it."""
+        return getattr(self.stored.get(name), "encoding", "")
 
     def scale_type(self, name: str, outputs: int) -> TensorType:
         """The type of one scale for all or one for each output, as it is stored."""
@@ -150,3 +155,8 @@ def ungrouped(
 
     middle = spread(zeros) if isinstance(zeros, Var) else zeros
     return b.call(ops.multiply, b.call(ops.subtract, cast(b, q, "float32"), middle), spread(scales))
+
+
+def table(values: Sequence[float]) -> Constant:
+    """A constant of float32."""
+    return Constant(TensorType((len(values),), "float32"), struct.pack(f"<{len(values)}f", *values))

@@ -7,15 +7,14 @@ The same in compressed-tensors' folders, where the factor of all is stored as on
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from nnfront import ops
-from nnfront.ir import Constant, FunctionBuilder, TensorType, Var
+from nnfront.ir import FunctionBuilder, TensorType, Var
 from nnfront.quant_format import E2M1, FORMATS
 from nnfront.quantized.blocks import float8
 from nnfront.quantized.formula import Encoded, Formula, cast
-from nnfront.quantized.held import Held, Layout, looked_up, matrix, over_blocks, unpacked
+from nnfront.quantized.held import Held, Layout, looked_up, matrix, over_blocks, table, unpacked
 from nnfront.quantized.settings import Settings
 
 GROUP = 16
@@ -72,8 +71,3 @@ def mxfp4_packed(weight: str, scale: str, sizes: tuple[int, int]) -> Formula:
     return Formula(
         "MXFP4", sources, lambda b, found: Encoded(FORMATS["mxfp4"], *found), FORMATS["mxfp4"], "uint8"
     )
-
-
-def table(values: Sequence[float]) -> Constant:
-    """A constant of float32."""
-    return Constant(TensorType((len(values),), "float32"), struct.pack(f"<{len(values)}f", *values))

@@ -38,7 +38,10 @@ class StoredReport:
         texts = []
         for scheme, found in _grouped((w.scheme, w) for w in self.weights).items():
             ways = _grouped((_way(weight), weight) for weight in found)
-            texts.append(f"{scheme}: " + ", ".join(f"{len(ws)} weights {way}" for way, ws in ways.items()))
+            texts.append(
+                f"{scheme}: "
+                + ", ".join(f"{len(ws)} weight{'s' * (len(ws) > 1)} {way}" for way, ws in ways.items())
+            )
         return "stored as " + "; ".join(texts) if texts else "stored as they are"
 
 
@@ -66,7 +69,7 @@ def report_of(
                 formulas[name].scheme,
                 sum(map(_bytes, formulas[name].sources.values())),
                 type.dtype,
-                "" if reasons[name] else str(formulas[name].format),
+                "" if reasons[name] or formulas[name].is_plain else str(formulas[name].format),
                 reasons[name],
             )
             for name, type in types.items()

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GGUF files against the library that defines them, and models of them against transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf_files
+import numpy as np
+import pytest
+import torch
+from folders import IDS, agrees, kinds, llama, logits
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+from gguf_files import write
+
+import nnfront as nn
+from nnfront import ops
+from nnfront.cli import main
+from nnfront.errors import LoadError
+from nnfront.ir import FunctionBuilder, IRModule, TensorType
+from nnfront.quantized.formula import Encoded
+from nnfront.quantized.gguf_types import ENCODINGS, Blocks
+from nnfront.weights.gguf import TYPES
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+"""Rows of whole blocks of 256."""
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_blocks_stand_for_what_the_library_says_bit_for_bit(name: str) -> None:
+    encoding = ENCODINGS[name]
+    b = FunctionBuilder("main")
+    data = b.param("data", TensorType((5, 3 * encoding.size_bytes), "uint8"), "input")
+    made = encoding.make(Blocks(b, b.call(ops.reshape, data, shape=(5, 3, encoding.size_bytes))))
+    if isinstance(made, Encoded):
+        assert isinstance(made.scales.type, TensorType)
+        assert (made.format, made.scales.type.dtype) == (encoding.format, encoding.scale_dtype)
+        made = made.dense(b, "float32")
+    session = nn.compile(IRModule([b.finish(made)])).load({})
+    type = GGMLQuantizationType[name]
+    for seed in range(3):
+        blocks = gguf_files.random_blocks((5, 3 * encoding.numbers), type, seed)
+        expected = dequantize(blocks, type)
+        assert np.array_equal(session["main"](torch.from_numpy(blocks)).numpy(), expected)
+
+
+def test_every_type_of_blocks_is_as_large_as_the_library_says() -> None:
+    from gguf.constants import GGML_QUANT_SIZES
+
+    assert {k: (t.numbers, t.size_bytes) for k, t in TYPES.items()} == {
+        k: GGML_QUANT_SIZES[GGMLQuantizationType(k)] for k in TYPES
+    }
+    assert {t.name for t in TYPES.values() if not t.dtype} == set(ENCODINGS)
+    assert all(GGMLQuantizationType(k).name == t.name for k, t in TYPES.items())
+
+
+KEPT = {
+    "Q4_0": "int4",
+    "Q5_0": "int8 in groups of 32",
+    "Q8_0": "int8 in groups of 32",
+    "Q6_K": "int8 in groups of 16",
+}
+
+
+@pytest.mark.parametrize(
+    "type", ["F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"]
+)
+def test_a_llama_is_the_model_of_the_weights_that_the_library_reads(tmp_path: Path, type: str) -> None:
+    model = write(tmp_path / "m.gguf", llama(**SIZES), types=type)
+    llm = agrees(tmp_path / "m.gguf", model, dtype="float32")
+    found = kinds(llm)
+    if type in KEPT:
+        assert found == {KEPT[type]: 9, "float32": 3}  # norms
+    assert llm.eos_token_ids == (7,)
+
+
+def test_a_folder_with_one_file_and_types_that_are_mixed(tmp_path: Path) -> None:
+    types = {"embed": "Q6_K", "down": "Q6_K", "v_proj": "Q6_K", "lm_head": "Q6_K", "weight": "Q4_K"}
+    model = write(tmp_path / "m.gguf", llama(**SIZES), types=types)
+    llm = agrees(tmp_path, model, dtype="float32")
+    assert str(llm.stored) == (
+        "stored as GGUF's Q6_K: 3 weights kept as int8 in groups of 16, 1 weight made float32 (joined to weights in other formats, or read by more than products);"
+        " GGUF's Q4_K: 5 weights made float32 (no kernel reads them as they are stored); GGUF's float32: 3 weights made float32"
+    )
+
+
+def test_it_computes_in_bfloat16_unless_its_matrices_are_floats(tmp_path: Path) -> None:
+    model = write(tmp_path / "q.gguf", llama(**SIZES), types="Q8_0", dtype=torch.bfloat16)
+    llm = nn.LLM.load(tmp_path / "q.gguf")
+    assert kinds(llm) == {"bfloat16": 12}
+    expected = logits(model)
+    assert (llm.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
+    write(tmp_path / "h.gguf", llama(**SIZES), types="F16")
+    assert nn.LLM.load(tmp_path / "h.gguf").config.dtype == "float16"
+
+
+def test_factors_of_wavelengths_are_a_tensor(tmp_path: Path) -> None:
+    parameters = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    model = llama(**SIZES, rope_parameters=parameters)
+    size = 64
+    plain = 1 / 10000.0 ** (np.arange(0, size, 2) / size)
+    factors = plain / model.model.rotary_emb.inv_freq.numpy()
+    write(tmp_path / "m.gguf", model, factors=factors)
+    agrees(tmp_path / "m.gguf", model)
+
+
+def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:
+    model = write(tmp_path / "m.gguf", llama(**SIZES, tie_word_embeddings=True), types="Q8_0")
+    model.tie_weights()
+    agrees(tmp_path / "m.gguf", model, dtype="float32")
+
+
+def test_the_command_line_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "m.gguf", llama(**SIZES), types="Q8_0")
+    assert main(["check", str(tmp_path / "m.gguf")]) == 0
+    assert "fits: every weight has its tensor" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "m.gguf"), "-o", str(tmp_path / "out"), "--dtype", "float32"]) == 0
+    assert (
+        "9 weights kept as int8 in groups of 32; GGUF's float32: 3 weights made float32"
+        in capsys.readouterr().out
+    )
+    artefact = nn.LLM.load(tmp_path / "out")
+    assert torch.equal(artefact.logits(IDS), nn.LLM.load(tmp_path / "m.gguf", dtype="float32").logits(IDS))
+    assert artefact.eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "problem"),
+    [
+        ("falcon", {}, "general.architecture is 'falcon'"),
+        ("llama", {"llama.expert_count": 8}, "expert_count is 8, expected 0"),
+        ("llama", {"llama.logit_scale": 2.0}, "logit_scale is 2.0, and no reader knows the key"),
+        (
+            "llama",
+            {"llama.rope.scaling.type": "su"},
+            "rope.scaling.type is 'su', expected 'none', 'linear' or 'yarn'",
+        ),
+    ],
+)
+def test_metadata_that_are_not_understood_are_refused(
+    tmp_path: Path, architecture: str, metadata: dict[str, object], problem: str
+) -> None:
+    write(tmp_path / "m.gguf", llama(**SIZES), architecture, metadata=metadata)
+    with pytest.raises(LoadError) as caught:
+        nn.export_folder(tmp_path / "m.gguf")
+    assert problem in str(caught.value)
+
+
+def test_several_models_in_a_folder_are_told_apart_by_nobody(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
+    with pytest.raises(LoadError, match="there are several GGUF files"):
+        nn.LLM.load(tmp_path)
