@@ -75,10 +75,12 @@ class GgufFolder(Folder):
 def holds_gguf(path: str | os.PathLike[str]) -> bool:
     """Whether a path is a GGUF file, or a folder with GGUF files and no safetensors."""
     if os.path.isdir(path):
-        names = os.listdir(path)
+        names = Folder(path).names()
         return any(n.endswith(".gguf") for n in names) and not any(n.endswith(".safetensors") for n in names)
+    if not os.path.isfile(path):
+        return False
     whole = os.path.realpath(path)
-    return os.path.isfile(whole) and is_gguf(Folder(os.path.dirname(whole)), os.path.basename(whole))
+    return is_gguf(Folder(os.path.dirname(whole)), os.path.basename(whole))
 
 
 def _config(
