@@ -18,7 +18,7 @@ from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown, shown_text
 from nnfront.ir import IRModule, StateType, TensorType, type_text
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
-from nnfront.llm.model_files import open_folder, read_folder, read_json
+from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.quantized import Held, StoredReport, quantization_of

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError
-from nnfront.llm.hf_folder import compile_folder, computing_in
-from nnfront.llm.model_files import open_folder, read_folder
+from nnfront.llm.hf_folder import compile_folder, computing_in, open_folder
+from nnfront.llm.model_files import read_folder
 from nnfront.nn.eager import Eager, run_in
 from nnfront.nn.module import Module
 from nnfront.nn.parameter import Parameter
