@@ -89,6 +89,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "default_dtype",
             "eager",
             "get_default_dtype",
+            "pairs_as_halves",
             "rope_parameters",
             "set_default_dtype",
         )

@@ -43,16 +43,18 @@ class HeadNorm(nn.Module):
 
     def __init__(self, heads: int, size: int, eps: float) -> None:
         self.weight = nn.Parameter((heads, size))
+        rows = nn.pairs_as_halves(size, size)(op.reshape(self.weight, (heads * size,)))
+        self.ordered = op.reshape(rows, (heads, size))  # as the rows of the projection
         self.size, self.eps = size, eps
 
     def forward(self, x_BSHK: nn.Tensor) -> nn.Tensor:
-        return op.layer_norm(x_BSHK, (self.size,), None, None, self.eps) * self.weight
+        return op.layer_norm(x_BSHK, (self.size,), None, None, self.eps) * self.ordered
 
 
 class CohereAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
         h, g, k = config.num_attention_heads, config.kv_heads, config.head_size
-        super().__init__(config.hidden_size, h, g, k, config.attention_bias, interleaved=True)
+        super().__init__(config.hidden_size, h, g, k, config.attention_bias, interleaved=k)
         self.q_norm = HeadNorm(h, k, config.layer_norm_eps) if config.use_qk_norm else nn.Identity()
         self.k_norm = HeadNorm(g, k, config.layer_norm_eps) if config.use_qk_norm else nn.Identity()
 

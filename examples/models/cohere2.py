@@ -56,7 +56,9 @@ class Cohere2DecoderLayer(nn.Module):
         d, bias = config.hidden_size, config.attention_bias
         sizes = d, config.num_attention_heads, config.kv_heads, config.head_size
         rotated = window is not None
-        self.self_attn = nn.Attention(*sizes, bias, window=window, rotated=rotated, interleaved=True)
+        self.self_attn = nn.Attention(
+            *sizes, bias, window=window, rotated=rotated, interleaved=config.head_size
+        )
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
         self.input_layernorm = nn.LayerNorm(d, config.layer_norm_eps, bias=False)
 

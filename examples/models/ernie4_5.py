@@ -38,7 +38,7 @@ class ErnieDecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         d, bias = config.hidden_size, config.use_bias
         sizes = d, config.num_attention_heads, config.kv_heads, config.head_size
-        self.self_attn = nn.Attention(*sizes, bias, interleaved=True)
+        self.self_attn = nn.Attention(*sizes, bias, interleaved=config.head_size)
         self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act, bias)
         self.input_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)

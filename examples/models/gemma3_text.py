@@ -7,8 +7,8 @@ normalised, five of six layers see a window and are rotated by angles of their o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import nnfront as nn
 from nnfront import op
@@ -50,9 +50,6 @@ class Config(nn.WindowedConfig):
     query_pre_attn_scalar: float = 256
     sliding_window_pattern: int = 6
     final_logit_softcapping: float | None = None
-    rope_parameters: dict[str, Any] = field(
-        default_factory=lambda: nn.rope_parameters({}, Config.rope_defaults)
-    )
 
     def is_sliding(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern != 0

@@ -36,7 +36,8 @@ class GlmDecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         d, bias = config.hidden_size, config.attention_bias
         sizes = d, config.num_attention_heads, config.kv_heads, config.head_size
-        self.self_attn = nn.Attention(*sizes, bias, out_bias=False, interleaved=True)
+        rotated = int(config.head_size * config.rope_parameters["partial_rotary_factor"])
+        self.self_attn = nn.Attention(*sizes, bias, out_bias=False, interleaved=rotated)
         self.mlp = nn.GateUpMLP(d, config.intermediate_size, config.hidden_act)
         self.input_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)

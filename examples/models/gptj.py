@@ -58,15 +58,14 @@ class Config(nn.DecoderConfig):
 
 
 class GPTJAttention(nn.Attention):
-    interleaved = True
-
     def __init__(self, config: Config) -> None:
         d = config.hidden_size
         self.k_proj = nn.Linear(d, d, bias=False)
         self.v_proj = nn.Linear(d, d, bias=False)
         self.q_proj = nn.Linear(d, d, bias=False)
         self.out_proj = nn.Linear(d, d, bias=False)
-        self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj)
+        order = nn.pairs_as_halves(config.head_size, config.rotary_dim)
+        self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj, orders=(order, order))
         self.head_size = config.head_size
 
     def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:

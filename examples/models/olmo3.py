@@ -9,8 +9,8 @@ Sizes: B batch, S seq, D hidden_size, H heads, G kv heads, K head size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import nnfront as nn
 from nnfront import op
@@ -31,9 +31,6 @@ class Config(nn.WindowedConfig):
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-5
     attention_bias: bool = False
-    rope_parameters: dict[str, Any] = field(
-        default_factory=lambda: nn.rope_parameters({}, Config.rope_defaults)
-    )
 
     def is_sliding(self, layer: int) -> bool:
         return (layer + 1) % 4 != 0

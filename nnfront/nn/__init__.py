@@ -44,7 +44,7 @@ from nnfront.nn.module import Module
 from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
-from nnfront.nn.projections import Fused, GatedMLP, GateUpMLP
+from nnfront.nn.projections import Fused, GatedMLP, GateUpMLP, pairs_as_halves
 from nnfront.nn.rotary import ROPE_KEYS, RotaryByLayerType, RotaryEmbedding, Rotation, rope_parameters
 from nnfront.nn.tensor import Tensor
 
@@ -102,6 +102,7 @@ __all__ = [
     "default_dtype",
     "eager",
     "get_default_dtype",
+    "pairs_as_halves",
     "rope_parameters",
     "set_default_dtype",
 ]

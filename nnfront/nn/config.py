@@ -144,8 +144,12 @@ class DecoderConfig(Config):
     head_dim: int | None = None
     max_position_embeddings: int = 2048
     tie_word_embeddings: bool = False
-    rope_parameters: dict[str, Any] = field(default_factory=lambda: rope_parameters({}))
+    rope_parameters: dict[str, Any] = field(default_factory=dict)
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not self.rope_parameters:
+            object.__setattr__(self, "rope_parameters", rope_parameters({}, self.rope_defaults))
 
     @property
     def kv_heads(self) -> int:
@@ -172,6 +176,7 @@ class WindowedConfig(DecoderConfig):
     layer_types: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise LoadError(
                 f"layer_types has {len(self.layer_types)} entries for {self.num_hidden_layers} layers"

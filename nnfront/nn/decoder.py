@@ -18,7 +18,7 @@ from nnfront.nn.config import DecoderConfig
 from nnfront.nn.functional import op
 from nnfront.nn.layers import Embedding, Linear
 from nnfront.nn.module import Module
-from nnfront.nn.projections import Fused
+from nnfront.nn.projections import Fused, pairs_as_halves
 from nnfront.nn.rotary import Rotation
 from nnfront.nn.tensor import Tensor
 
@@ -27,13 +27,12 @@ class Attention(Module):
     """Grouped-query attention: q_proj, k_proj and v_proj as one product, rotation, attention, o_proj.
 
     size: of what comes in and goes out. bias: of q, k and v; out_bias: of the output, as the others if None. window, scale, softcap: as for
-    `op.attention`. rotated: whether positions turn q and k; interleaved: the pairs that are rotated are neighbours.
+    `op.attention`. rotated: whether positions turn q and k. interleaved: of so many features the pairs that are rotated are neighbours.
 
     A class derived from it may project, rotate, or go on from `attend` in its own way; `head_size` is all that these need.
     """
 
     rotated = True
-    interleaved = False
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
@@ -51,14 +50,15 @@ class Attention(Module):
         scale: float | None = None,
         softcap: float | None = None,
         rotated: bool = True,
-        interleaved: bool = False,
+        interleaved: int = 0,
     ) -> None:
         self.q_proj = Linear(size, heads * head_size, bias)
         self.k_proj = Linear(size, kv_heads * head_size, bias)
         self.v_proj = Linear(size, kv_heads * head_size, bias)
         self.o_proj = Linear(heads * head_size, size, bias if out_bias is None else out_bias)
-        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
-        self.head_size, self.rotated, self.interleaved = head_size, rotated, interleaved
+        order = pairs_as_halves(head_size, interleaved) if interleaved else None
+        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj, orders=(order, order))
+        self.head_size, self.rotated = head_size, rotated
         self.window, self.scale, self.softcap = window, scale, softcap
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,8 +68,7 @@ class Attention(Module):
 
     def rotate(self, q: Tensor, k: Tensor, rope: Rotation) -> tuple[Tensor, Tensor]:
         """q and k at their positions."""
-        q, k = (op.rope(x, *rope, interleaved=self.interleaved) for x in (q, k))
-        return q, k
+        return op.rope(q, *rope), op.rope(k, *rope)
 
     def attend(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to what each head has seen, [batch, seq, heads * head_size]; without `rope` nothing is rotated."""

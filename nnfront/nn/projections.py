@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import accumulate
+from collections.abc import Callable, Sequence
+from itertools import accumulate, zip_longest
+from typing import TypeAlias
 
 from nnfront.errors import SpecError
 from nnfront.nn.activations import ACTIVATIONS
@@ -14,6 +15,33 @@ from nnfront.nn.mode import names_place
 from nnfront.nn.module import Module
 from nnfront.nn.tensor import Tensor
 
+Order: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def pairs_as_halves(head_size: int, rotated: int) -> Order:
+    """Return what reorders the rows of a weight or bias [heads * head_size, ...] so that pairs of neighbours become pairs of halves.
+
+    Of each head the first `rotated` rows are taken. Scores stay the same if q and k are both reordered, and `op.rope` turns
+    halves; so a checkpoint whose pairs are neighbours costs nothing more than others.
+    """
+
+    def reorder(x: Tensor) -> Tensor:
+        more = x.shape[1:]
+        heads = op.reshape(x, (x.shape[0] // head_size, head_size, *more))
+        pairs = op.reshape(heads[:, :rotated], (heads.shape[0], rotated // 2, 2, *more))
+        halves = op.permute_dims(pairs, (0, 2, 1, *range(3, 3 + len(more))))
+        parts = [op.reshape(halves, (heads.shape[0], rotated, *more))]
+        if rotated < head_size:
+            parts.append(heads[:, rotated:])
+        ordered: Tensor = op.reshape(op.concat(parts, 1), x.shape)
+        return ordered
+
+    return reorder
+
+
+def _ordered(tensors: Sequence[Tensor], orders: Sequence[Order | None]) -> list[Tensor]:
+    return [t if order is None else order(t) for t, order in zip_longest(tensors, orders)] if tensors else []
+
 
 class Fused(Module):
     """Several linear layers of one input as one product, whose weight and bias are derived from theirs.
@@ -22,8 +50,11 @@ class Fused(Module):
     """
 
     @names_place
-    def __init__(self, *parts: Linear) -> None:
-        """Raises SpecError for less than two layers, and for layers of which some have a bias, or whose inputs differ in size."""
+    def __init__(self, *parts: Linear, orders: Sequence[Order | None] = ()) -> None:
+        """`orders`: for each layer what puts the rows of its weight and bias in another order, if anything does.
+
+        Raises SpecError for less than two layers, and for layers of which some have a bias, or whose inputs differ in size.
+        """
         biases = [part.bias for part in parts if part.bias is not None]
         if (
             len(parts) < 2
@@ -38,8 +69,8 @@ class Fused(Module):
                 details=shown,
                 help="give two layers or more of one input, either all with a bias or none",
             )
-        self.weight = op.concat([part.weight for part in parts], 0)
-        self.bias = op.concat(biases, 0) if biases else None
+        self.weight = op.concat(_ordered([part.weight for part in parts], orders), 0)
+        self.bias = op.concat(_ordered(biases, orders), 0) if biases else None
         sizes = [part.out_features for part in parts]
         is_halves = len(sizes) == 2 and sizes[0] == sizes[1]
         self.splits = 2 if is_halves else tuple(accumulate(sizes[:-1]))

@@ -149,3 +149,18 @@ class TestCausalLM:
 def test_without_a_cache_every_layer_has_none() -> None:
     assert nn.NO_CACHE[0] is nn.NO_CACHE[57] is None
     assert repr(nn.NO_CACHE) == "<no cache>"
+
+
+@pytest.mark.parametrize("rotated", [2, 6, 8])
+def test_rows_in_the_order_of_halves_give_the_scores_of_pairs_of_neighbours(rotated: int) -> None:
+    q, k, x = torch.randn(24, 5), torch.randn(24, 5), torch.randn(2, 7, 5)
+    angles = torch.randn(7, rotated // 2)
+    order = nn.pairs_as_halves(8, rotated)
+
+    def scores(weights: list[torch.Tensor], **kwargs: bool) -> torch.Tensor:
+        heads = [nn.eager(op.split_heads, x @ weight.T, 8) for weight in weights]
+        turned = [op.rope(h, angles.cos(), angles.sin(), **kwargs) for h in heads]
+        return torch.einsum("bshk,bthk->bhst", *turned)
+
+    ordered = [nn.eager(order, weight) for weight in (q, k)]
+    torch.testing.assert_close(scores(ordered), scores([q, k], interleaved=True))
