@@ -52,6 +52,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "Dropout",
             "Effect",
             "Embedding",
+            "Experts",
             "Fused",
             "GELU",
             "GateUpMLP",
@@ -92,6 +93,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "pairs_as_halves",
             "rope_parameters",
             "set_default_dtype",
+            "top_experts",
         )
     },
     "Backend": ("nnfront.backends.backend", "Backend"),

@@ -13,6 +13,7 @@ Read the files in this order; each imports only from those above it:
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
     projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of
+    experts     mixtures of experts
     config      config.json, read and proved
 """
 
@@ -25,6 +26,7 @@ from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
+from nnfront.nn.experts import Experts, top_experts
 from nnfront.nn.layers import (
     GELU,
     Dropout,
@@ -68,6 +70,7 @@ __all__ = [
     "Dropout",
     "Effect",
     "Embedding",
+    "Experts",
     "Fused",
     "GateUpMLP",
     "GatedMLP",
@@ -105,4 +108,5 @@ __all__ = [
     "pairs_as_halves",
     "rope_parameters",
     "set_default_dtype",
+    "top_experts",
 ]

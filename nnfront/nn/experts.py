@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixtures of experts: feed-forward layers that a checkpoint stores one by one and a model multiplies as stacks, and how a router chooses among them."""
+
+from __future__ import annotations
+
+from nnfront.errors import SpecError
+from nnfront.nn.containers import ModuleList
+from nnfront.nn.functional import op
+from nnfront.nn.layers import Linear
+from nnfront.nn.mode import names_place
+from nnfront.nn.module import Module
+from nnfront.nn.tensor import Tensor
+
+GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+
+
+class _Expert(Module):
+    """The matrices of one expert, under the names that a checkpoint has for them."""
+
+    def __init__(self, size: int, inner: int, names: tuple[str, str, str]) -> None:
+        gate, up, down = (
+            Linear(*sizes, bias=False) for sizes in ((size, inner), (size, inner), (inner, size))
+        )
+        vars(self).update(zip(names, (gate, up, down), strict=True))
+        self.gate_up_weight = op.concat([gate.weight, up.weight], 0)
+
+
+class Experts(ModuleList):
+    """down(activation(gate(x)) * up(x)) of the experts that were chosen for each token, times their weights, summed (`op.moe_mlp`).
+
+    They are called by number in the checkpoint, and their matrices by `names`: "0.gate_proj.weight", and so on.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        inner: int,
+        activation: str = "silu",
+        names: tuple[str, str, str] = GATE_UP_DOWN,
+    ) -> None:
+        """`activation`: one of `op.moe_mlp`."""
+        super().__init__([_Expert(size, inner, names) for _ in range(count)])
+        self.activation = activation
+        self.gate_up_weight = op.stack([each.gate_up_weight for each in self], 0)
+        self.down_weight = op.stack([getattr(each, names[2]).weight for each in self], 0)
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
+        y: Tensor = op.moe_mlp(
+            x, self.gate_up_weight, self.down_weight, experts, weights, activation=self.activation
+        )
+        return y
+
+
+@names_place
+def top_experts(
+    scores: Tensor,
+    count: int,
+    *,
+    bias: Tensor | None = None,
+    groups: tuple[int, int, int] | None = None,
+    normalized: bool = False,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Choose `count` experts for each token by their scores: float [tokens, experts] to (experts, weights), both [tokens, count].
+
+    bias [experts] is added where experts are compared, not in their weights. groups (n, kept, best): the experts lie in n groups, and only those of the `kept`
+    groups can be chosen whose `best` highest scores have the highest sum. normalized: a token's weights, which are scores, are divided by their sum (plus `epsilon`).
+    scale: what the weights are multiplied with at the end.
+    Raises SpecError for groups that the experts do not divide into, or that cannot hold `count` experts.
+    """
+    total, ranked = scores.shape[-1], scores if bias is None else scores + bias
+    if groups is not None:
+        number, kept, best = groups
+        if total % number or kept > number or count > kept * (total // number) or best > total // number:
+            raise SpecError(
+                f"nnfront.top_experts: {count} of {total} experts cannot be chosen from {kept} of {number} groups"
+            )
+        by_group = op.reshape(ranked, (ranked.shape[0], number, total // number))
+        of_group = op.sum(op.topk(by_group, best, ret_type="values"), -1)
+        chosen = op.topk(of_group, kept, ret_type="indices")
+        is_kept = op.any(op.expand_dims(chosen, -1) == op.arange(number), 1)
+        by_group = op.where(op.expand_dims(is_kept, -1), by_group, float("-inf"))
+        ranked = op.reshape(by_group, (ranked.shape[0], total))
+    values, experts = op.topk(ranked, count)
+    weights = values if ranked is scores else op.gather(scores, experts, -1)
+    if normalized:
+        weights = weights / (op.sum(weights, -1, keepdims=True) + epsilon)
+    return experts, weights if scale == 1 else weights * scale
