@@ -50,6 +50,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "DecoderConfig",
             "DecoderLayer",
             "Dropout",
+            "EXPERT_ACTIVATIONS",
             "Effect",
             "Embedding",
             "Experts",

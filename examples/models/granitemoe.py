@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Granite MoE and PowerMoE: Granite, with its four multipliers, whose feed-forward layers are mixtures of experts.
 
-Source: transformers' `modeling_granitemoe.py` (5.x), whose checkpoint names these are: experts are stored as stacks. Differences: q, k, v, stored apart,
-are multiplied as one (derived tensors); rotary tables are computed once for all layers.
+Source: transformers' `modeling_granitemoe.py` (5.x), whose checkpoint names these are: experts are stored as stacks.
 
-Sizes: B batch, S seq, T batch * seq, D hidden_size, H heads, G kv heads, K head_dim, E experts, C chosen for a token, I intermediate_size, V vocab_size.
+Sizes: B batch, S seq, T batch * seq, D hidden_size, E experts, C chosen for a token, I intermediate_size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import nnfront as nn
-from nnfront import op, spec
+from nnfront import op
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,10 @@ class Config(nn.DecoderConfig):
 
     model_types: ClassVar = {"granitemoe": {}}
     aliases: ClassVar = {"num_experts": "num_local_experts"}
-    only: ClassVar = {"hidden_act": ("silu", "swish")}
+    only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
 
     max_position_embeddings: int = 2048
+    hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
     embedding_multiplier: float = 1.0
@@ -33,23 +33,6 @@ class Config(nn.DecoderConfig):
     logits_scaling: float = 1.0
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
-
-
-class GraniteMoeAttention(nn.Module):
-    def __init__(self, config: Config) -> None:
-        d, k, bias = config.hidden_size, config.head_size, config.attention_bias
-        self.q_proj = nn.Linear(d, config.num_attention_heads * k, bias)
-        self.k_proj = nn.Linear(d, config.kv_heads * k, bias)
-        self.v_proj = nn.Linear(d, config.kv_heads * k, bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * k, d, bias)
-        self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj)
-        self.head_size, self.scale = k, config.attention_multiplier
-
-    def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
-        q_BSHK, k_BSGK, v_BSGK = (op.split_heads(part, self.head_size) for part in self.qkv(x_BSD))
-        q_BSHK, k_BSGK = op.rope(q_BSHK, *rope), op.rope(k_BSGK, *rope)
-        y_BSHK = op.attention(q_BSHK, k_BSGK, v_BSGK, cache=cache, scale=self.scale)
-        return self.o_proj(op.merge_heads(y_BSHK))
 
 
 class Stack(nn.Module):
@@ -71,20 +54,24 @@ class GraniteMoeMoE(nn.Module):
         d, i, e = config.hidden_size, config.intermediate_size, config.num_local_experts
         self.router = Router(d, e)
         self.input_linear, self.output_linear = Stack(e, 2 * i, d), Stack(e, d, i)
-        self.chosen = config.num_experts_per_tok
+        self.chosen, self.activation = config.num_experts_per_tok, config.hidden_act
 
     def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
         x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
         logits_TC, chosen_TC = op.topk(op.astype(self.router.layer(x_TD), "float32"), self.chosen)
         weights_TC = op.softmax(logits_TC, -1)
-        y_TD = op.moe_mlp(x_TD, self.input_linear.weight, self.output_linear.weight, chosen_TC, weights_TC)
+        gate_up, down = self.input_linear.weight, self.output_linear.weight
+        y_TD = op.moe_mlp(
+            x_TD, gate_up, down, chosen_TC, weights_TC, activation=nn.EXPERT_ACTIVATIONS[self.activation]
+        )
         return op.reshape(y_TD, x_BSD.shape)
 
 
 class GraniteMoeDecoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
-        d, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = GraniteMoeAttention(config)
+        d, eps, scale = config.hidden_size, config.rms_norm_eps, config.attention_multiplier
+        sizes = config.num_attention_heads, config.kv_heads, config.head_size
+        self.self_attn = nn.Attention(d, *sizes, config.attention_bias, scale=scale)
         self.block_sparse_moe = GraniteMoeMoE(config)
         self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
@@ -95,32 +82,19 @@ class GraniteMoeDecoderLayer(nn.Module):
         return x_BSD + self.block_sparse_moe(self.post_attention_layernorm(x_BSD)) * self.multiplier
 
 
-class GraniteMoeModel(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [GraniteMoeDecoderLayer(config) for _ in range(config.num_hidden_layers)]
-        self.norm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False)
-        self.rotary_emb = nn.RotaryEmbedding(
-            config.head_size, config.rope_parameters, config.max_position_embeddings
-        )
-        self.multiplier = config.embedding_multiplier
-
-    def forward(self, tokens_BS: nn.Tensor, cache: nn.Cache | nn.NoCache = nn.NO_CACHE) -> nn.Tensor:
-        rope = self.rotary_emb(op.positions(tokens_BS, cache))
-        x_BSD = self.embed_tokens(tokens_BS) * self.multiplier
-        for i, layer in enumerate(self.layers):
-            x_BSD = layer(x_BSD, rope, cache[i])
-        return self.norm(x_BSD)
-
-
 class GraniteMoeForCausalLM(nn.CausalLM):
     def __init__(self, config: Config) -> None:
-        model = GraniteMoeModel(config)
+        model = nn.Decoder(
+            nn.ScaledEmbedding(config.vocab_size, config.hidden_size, config.embedding_multiplier),
+            [GraniteMoeDecoderLayer(config) for _ in range(config.num_hidden_layers)],
+            nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
+            nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
+        )
         super().__init__(model, model.embed_tokens, config.tie_word_embeddings)
         self.scaling = config.logits_scaling
 
-    def head(self, x: nn.Tensor) -> nn.Tensor:
-        return super().head(x) / self.scaling
+    def head(self, x_BSD: nn.Tensor) -> nn.Tensor:
+        return super().head(x_BSD) / self.scaling
 
 
 def build(config: Config) -> nn.Module:
@@ -129,11 +103,7 @@ def build(config: Config) -> nn.Module:
         return GraniteMoeForCausalLM(config)
 
 
-def export_spec(config: Config) -> dict[str, Any]:
-    """Return the methods to export: `logits` of a whole text, `prefill` and `decode` over a cache."""
-    cache = spec.Cache(config.num_hidden_layers, config.kv_heads, config.head_size, config.dtype)
-    return nn.causal_lm_spec(cache, config.max_position_embeddings)
-
+export_spec = nn.decoder_spec
 
 TINY = Config(
     vocab_size=259,

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtral: Mistral with a mixture of experts in the place of each feed-forward layer.
+"""Mixtral.
 
-Source: transformers' `modeling_mixtral.py` (5.x), whose checkpoint names these are (w1 gate, w3 up, w2 down). Differences: q, k, v and an expert's
-gate and up, stored apart, are multiplied as one; experts are stacked (derived tensors); rotary tables are computed once for all layers.
+Source: transformers' `modeling_mixtral.py` (5.x), whose checkpoint names these are (w1 is gate, w3 up, w2 down). Differences from Mistral: each feed-forward
+layer is a mixture of experts, which are stored one by one and stacked here (derived tensors).
 
-Sizes: B batch, S seq, T batch * seq, D hidden_size, H heads, G kv heads, K head_dim, E experts, C chosen for a token, V vocab_size.
+Sizes: B batch, S seq, T batch * seq, D hidden_size, E experts, C chosen for a token.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import nnfront as nn
-from nnfront import op, spec
+from nnfront import op
 
 
 @dataclass(frozen=True)
@@ -22,43 +22,31 @@ class Config(nn.DecoderConfig):
 
     model_types: ClassVar = {"mixtral": {}}
     aliases: ClassVar = {"num_experts": "num_local_experts"}
-    only: ClassVar = {"hidden_act": ("silu", "swish")}
+    only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
     unused: ClassVar = {"router_jitter_noise": "noise in training"}
     rope_defaults: ClassVar = {"rope_theta": 1e6}
 
     intermediate_size: int = 14336
     num_key_value_heads: int | None = 8
+    hidden_act: str = "silu"
     max_position_embeddings: int = 131072
     rms_norm_eps: float = 1e-5
     sliding_window: int | None = None
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
 
-
-class MixtralAttention(nn.Module):
-    def __init__(self, config: Config) -> None:
-        d, k = config.hidden_size, config.head_size
-        self.q_proj = nn.Linear(d, config.num_attention_heads * k, bias=False)
-        self.k_proj = nn.Linear(d, config.kv_heads * k, bias=False)
-        self.v_proj = nn.Linear(d, config.kv_heads * k, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * k, d, bias=False)
-        self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj)
-        self.head_size, self.window = k, config.sliding_window
-
-    def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
-        q_BSHK, k_BSGK, v_BSGK = (op.split_heads(part, self.head_size) for part in self.qkv(x_BSD))
-        q_BSHK, k_BSGK = op.rope(q_BSHK, *rope), op.rope(k_BSGK, *rope)
-        y_BSHK = op.attention(q_BSHK, k_BSGK, v_BSGK, cache=cache, window=self.window)
-        return self.o_proj(op.merge_heads(y_BSHK))
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.sliding_window,) * self.num_hidden_layers
 
 
 class MixtralSparseMoeBlock(nn.Module):
-    """Experts whose weights are a softmax over the scores of those that were chosen."""
+    """Experts that are weighed by the softmax of the scores of those that were chosen."""
 
     def __init__(self, config: Config) -> None:
-        d, e = config.hidden_size, config.num_local_experts
+        d, e, names = config.hidden_size, config.num_local_experts, ("w1", "w3", "w2")
         self.gate = nn.Linear(d, e, bias=False)
-        self.experts = nn.Experts(e, d, config.intermediate_size, names=("w1", "w3", "w2"))
+        self.experts = nn.Experts(e, d, config.intermediate_size, config.hidden_act, names)
         self.chosen = config.num_experts_per_tok
 
     def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
@@ -71,7 +59,8 @@ class MixtralSparseMoeBlock(nn.Module):
 class MixtralDecoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         d, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = MixtralAttention(config)
+        heads, kv_heads, k = config.num_attention_heads, config.kv_heads, config.head_size
+        self.self_attn = nn.Attention(d, heads, kv_heads, k, window=config.sliding_window)
         self.block_sparse_moe = MixtralSparseMoeBlock(config)
         self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
@@ -81,36 +70,19 @@ class MixtralDecoderLayer(nn.Module):
         return x_BSD + self.block_sparse_moe(self.post_attention_layernorm(x_BSD))
 
 
-class MixtralModel(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [MixtralDecoderLayer(config) for _ in range(config.num_hidden_layers)]
-        self.norm = nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False)
-        self.rotary_emb = nn.RotaryEmbedding(
-            config.head_size, config.rope_parameters, config.max_position_embeddings
-        )
-
-    def forward(self, tokens_BS: nn.Tensor, cache: nn.Cache | nn.NoCache = nn.NO_CACHE) -> nn.Tensor:
-        rope = self.rotary_emb(op.positions(tokens_BS, cache))
-        x_BSD = self.embed_tokens(tokens_BS)
-        for i, layer in enumerate(self.layers):
-            x_BSD = layer(x_BSD, rope, cache[i])
-        return self.norm(x_BSD)
-
-
 def build(config: Config) -> nn.Module:
     """Return the model; attribute paths are checkpoint names."""
     with nn.default_dtype(config.dtype):
-        model = MixtralModel(config)
+        model = nn.Decoder(
+            nn.Embedding(config.vocab_size, config.hidden_size),
+            [MixtralDecoderLayer(config) for _ in range(config.num_hidden_layers)],
+            nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
+            nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
+        )
         return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
 
 
-def export_spec(config: Config) -> dict[str, Any]:
-    """Return the methods to export: `logits` of a whole text, `prefill` and `decode` over a cache."""
-    layers, window = config.num_hidden_layers, config.sliding_window
-    cache = spec.Cache(layers, config.kv_heads, config.head_size, config.dtype, window=window)
-    return nn.causal_lm_spec(cache, config.max_position_embeddings)
-
+export_spec = nn.decoder_spec
 
 TINY = Config(
     vocab_size=259,

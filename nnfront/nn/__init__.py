@@ -26,7 +26,7 @@ from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
-from nnfront.nn.experts import Experts, top_experts
+from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, top_experts
 from nnfront.nn.layers import (
     GELU,
     Dropout,
@@ -52,6 +52,7 @@ from nnfront.nn.tensor import Tensor
 
 __all__ = [
     "ACTIVATIONS",
+    "EXPERT_ACTIVATIONS",
     "GELU",
     "NO_CACHE",
     "ROPE_KEYS",

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nnfront.errors import SpecError
 from nnfront.nn.containers import ModuleList
 from nnfront.nn.functional import op
@@ -10,6 +12,18 @@ from nnfront.nn.layers import Linear
 from nnfront.nn.mode import names_place
 from nnfront.nn.module import Module
 from nnfront.nn.tensor import Tensor
+
+EXPERT_ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""What experts may have between their products: names of config.json's `hidden_act`, and what `op.moe_mlp` calls them."""
 
 GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
 
@@ -39,9 +53,9 @@ class Experts(ModuleList):
         activation: str = "silu",
         names: tuple[str, str, str] = GATE_UP_DOWN,
     ) -> None:
-        """`activation`: one of `op.moe_mlp`."""
+        """`activation`: a name in `nnfront.EXPERT_ACTIVATIONS`."""
         super().__init__([_Expert(size, inner, names) for _ in range(count)])
-        self.activation = activation
+        self.activation = EXPERT_ACTIVATIONS[activation]
         self.gate_up_weight = op.stack([each.gate_up_weight for each in self], 0)
         self.down_weight = op.stack([getattr(each, names[2]).weight for each in self], 0)
 
