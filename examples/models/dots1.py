@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dots.llm1: Qwen 3's attention, a few dense layers, then mixtures of experts beside one that every token takes.
+
+Source: transformers' `modeling_dots1.py` (5.x), whose attribute names are the checkpoint's. Experts, stored one by one, are stacked (derived tensors).
+
+Sizes: B batch, S seq, T batch * seq, D hidden_size, H heads, G kv heads, K head_dim, E experts, C chosen for a token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import nnfront as nn
+from nnfront import op
+
+
+@dataclass(frozen=True)
+class Config(nn.DecoderConfig):
+    """The fields of config.json that matter, under its own names."""
+
+    model_types: ClassVar = {"dots1": {}}
+    aliases: ClassVar = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
+    only: ClassVar = {
+        "hidden_act": nn.EXPERT_ACTIVATIONS,
+        "layer_types": ("full_attention", "sliding_attention"),
+    }
+
+    vocab_size: int = 152064
+    hidden_size: int = 4608
+    intermediate_size: int = 10944
+    moe_intermediate_size: int = 1408
+    num_hidden_layers: int = 62
+    num_attention_heads: int = 32
+    num_key_value_heads: int | None = 32
+    hidden_act: str = "silu"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    sliding_window: int | None = 4096
+    max_window_layers: int = field(default=62, metadata={"min": 0})
+    layer_types: tuple[str, ...] | None = None
+    first_k_dense_replace: int = field(default=0, metadata={"min": 0})
+    n_routed_experts: int = 128
+    n_shared_experts: int = 1
+    num_experts_per_tok: int = 6
+    n_group: int = 1
+    topk_group: int = 1
+    norm_topk_prob: bool = False
+    routed_scaling_factor: float = 1.0
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        if self.layer_types is not None:
+            return nn.windows(self.layer_types, self.sliding_window)
+        layers = range(self.num_hidden_layers)
+        return tuple(self.sliding_window if i >= self.max_window_layers else None for i in layers)
+
+
+class Dots1Attention(nn.Attention):
+    def __init__(self, config: Config, window: int | None) -> None:
+        heads, k = (config.num_attention_heads, config.kv_heads), config.head_size
+        super().__init__(config.hidden_size, *heads, k, config.attention_bias, window=window)
+        self.q_norm = nn.RMSNorm(k, -1, config.rms_norm_eps, bias=False)
+        self.k_norm = nn.RMSNorm(k, -1, config.rms_norm_eps, bias=False)
+
+    def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
+        q_BSHK, k_BSGK, v_BSGK = super().project(x_BSD)
+        return self.q_norm(q_BSHK), self.k_norm(k_BSGK), v_BSGK
+
+
+class Dots1TopkRouter(nn.Module):
+    """Sigmoids as scores, which a bias corrects where they are compared; the best experts of the best groups."""
+
+    def __init__(self, config: Config) -> None:
+        self.weight = nn.Parameter([config.n_routed_experts, config.hidden_size])
+        self.e_score_correction_bias = nn.Parameter([config.n_routed_experts], "float32")
+        self.groups = (config.n_group, config.topk_group, 2) if config.n_group > 1 else None
+        self.chosen, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
+        self.scale = config.routed_scaling_factor
+
+    def forward(self, x_TD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
+        scores_TE = op.sigmoid(op.linear(x_TD, self.weight, out_dtype="float32"))
+        return nn.top_experts(
+            scores_TE,
+            self.chosen,
+            bias=self.e_score_correction_bias,
+            groups=self.groups,
+            normalized=self.normalized,
+            epsilon=1e-20,
+            scale=self.scale,
+        )
+
+
+class Dots1MoE(nn.Module):
+    def __init__(self, config: Config) -> None:
+        d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+        self.gate = Dots1TopkRouter(config)
+        self.experts = nn.Experts(config.n_routed_experts, d, inner, act)
+        self.shared_experts = nn.GatedMLP(d, inner * config.n_shared_experts, act)
+
+    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
+        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
+        chosen_TC, weights_TC = self.gate(x_TD)
+        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC), x_BSD.shape) + self.shared_experts(x_BSD)
+
+
+class Dots1DecoderLayer(nn.DecoderLayer):
+    def __init__(self, config: Config, index: int) -> None:
+        d, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Dots1Attention(config, config.windows[index])
+        self.mlp = (
+            nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
+            if index < config.first_k_dense_replace
+            else Dots1MoE(config)
+        )
+        self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
+        self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
+
+
+def build(config: Config) -> nn.Module:
+    """Return the model; attribute paths are checkpoint names."""
+    with nn.default_dtype(config.dtype):
+        model = nn.Decoder(
+            nn.Embedding(config.vocab_size, config.hidden_size),
+            [Dots1DecoderLayer(config, i) for i in range(config.num_hidden_layers)],
+            nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
+            nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
+        )
+        return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
+
+
+export_spec = nn.decoder_spec
+
+TINY = Config(
+    vocab_size=259,
+    hidden_size=64,
+    intermediate_size=96,
+    moe_intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    first_k_dense_replace=1,
+    max_position_embeddings=256,
+)
