@@ -59,11 +59,11 @@ def reference(model_type: str, sizes: dict[str, Any]) -> Any:
     config = AutoConfig.for_model(model_type, **sizes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5)
+        for stored in model.state_dict().values():
+            if stored.ndim > 1:
+                stored.normal_(0, stored.shape[-1] ** -0.5)
             else:
-                parameter.add_(0.3 * torch.randn_like(parameter))
+                stored.add_(0.3 * torch.randn_like(stored))
     return model
 
 
