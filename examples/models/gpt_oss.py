@@ -70,13 +70,6 @@ class GptOssAttention(nn.Attention):
         super().__init__(config.hidden_size, *heads, config.head_size, config.attention_bias, window=window)
         self.sinks = nn.Parameter([config.num_attention_heads])
 
-    def attend(self, x_BSD: nn.Tensor, rope: nn.Rotation | None, cache: nn.CacheLayer | None) -> nn.Tensor:
-        q_BSHK, k_BSGK, v_BSGK = self.project(x_BSD)
-        assert rope is not None
-        q_BSHK, k_BSGK = self.rotate(q_BSHK, rope), self.rotate(k_BSGK, rope)
-        y_BSHK = op.attention(q_BSHK, k_BSGK, v_BSGK, cache=cache, sinks=self.sinks, window=self.window)
-        return op.merge_heads(y_BSHK)
-
 
 class GptOssExperts(nn.Module):
     def __init__(self, config: Config) -> None:

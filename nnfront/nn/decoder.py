@@ -29,13 +29,14 @@ class Attention(Module):
     size: of what comes in and goes out. bias: of q, k and v; out_bias: of the output, as the others if None. window, scale, softcap: as for
     `op.attention`. rotated: whether positions turn q and k. interleaved: of so many features the pairs that are rotated are neighbours.
 
-    A class derived from it may project, rotate, or go on from `attend` in its own way; `head_size` is all that these need.
+    A class derived from it may have `sinks`, as for `op.attention`, project, rotate, or go on from `attend` in its own way; `head_size` is all that these need.
     """
 
     rotated = True
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None
+    sinks: Tensor | None = None
 
     def __init__(
         self,
@@ -75,7 +76,8 @@ class Attention(Module):
         q, k, v = self.project(x)
         if self.rotated and rope is not None:
             q, k = self.rotate(q, k, rope)
-        y = op.attention(q, k, v, cache=cache, scale=self.scale, window=self.window, softcap=self.softcap)
+        options = {"scale": self.scale, "window": self.window, "softcap": self.softcap}
+        y = op.attention(q, k, v, cache=cache, sinks=self.sinks, **options)
         merged: Tensor = op.merge_heads(y)
         return merged
 
