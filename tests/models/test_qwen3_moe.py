@@ -14,6 +14,7 @@ from nnfront_models import qwen3_moe
 import nnfront as nn
 from nnfront.errors import LoadError
 
+ACTIVATIONS = "'silu', 'swish', 'gelu', 'gelu_new', 'gelu_fast', 'gelu_pytorch_tanh', 'relu' or 'relu2'"
 BASE: dict[str, Any] = {
     "vocab_size": 259,
     "hidden_size": 64,
@@ -80,7 +81,7 @@ def test_both_generations_of_config_keys_are_read() -> None:
     ("changes", "problem"),
     [
         ({"use_sliding_window": True}, "use_sliding_window is true, expected false"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', expected 'silu' or 'swish'"),
+        ({"hidden_act": "mish"}, f"hidden_act is 'mish', expected {ACTIVATIONS}"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0, expected an int >= 1"),
         ({"mlp_only_layers": [0, -1]}, "mlp_only_layers is [0, -1], expected a list, each item an int >= 0"),
         ({"num_local_experts": 7}, "num_local_experts is 7, but num_experts is 6"),

@@ -289,7 +289,7 @@ class TestReport:
         assert found["lm_head.weight"] == ("head", "int8", "")
         assert found["model.embed_tokens.weight"] == ("embedding", "int8", "")
         assert found["model.layers.1.mlp.gate.weight"] == ("router", "keep", "chooses experts")
-        assert found["model.layers.1.mlp.down_weight"] == ("experts", "int4", "")
+        assert found["model.layers.1.mlp.experts.down_weight"] == ("experts", "int4", "")
         assert found["model.layers.0.self_attn.o_proj.weight"] == ("product", "int4", "")
         lines = report.text().splitlines()
         assert (lines[0], len(lines)) == (str(report), 2 + len(report.weights))
