@@ -60,6 +60,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "GatedMLP",
             "GroupNorm",
             "Identity",
+            "LatentAttention",
             "LayerNorm",
             "Linear",
             "Module",

@@ -13,7 +13,7 @@ Read the files in this order; each imports only from those above it:
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
     projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of
-    experts     mixtures of experts
+    experts     mixtures of experts    latent_attention   keys and values of low rank
     config      config.json, read and proved
 """
 
@@ -27,6 +27,7 @@ from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, top_experts
+from nnfront.nn.latent_attention import LatentAttention
 from nnfront.nn.layers import (
     GELU,
     Dropout,
@@ -77,6 +78,7 @@ __all__ = [
     "GatedMLP",
     "GroupNorm",
     "Identity",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "Module",
