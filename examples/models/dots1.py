@@ -16,15 +16,12 @@ from nnfront import op
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"dots1": {}}
     aliases: ClassVar = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
-    only: ClassVar = {
-        "hidden_act": nn.EXPERT_ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
 
     vocab_size: int = 152064
     hidden_size: int = 4608
@@ -36,9 +33,7 @@ class Config(nn.DecoderConfig):
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6
     attention_bias: bool = False
-    sliding_window: int | None = 4096
     max_window_layers: int = field(default=62, metadata={"min": 0})
-    layer_types: tuple[str, ...] | None = None
     first_k_dense_replace: int = field(default=0, metadata={"min": 0})
     n_routed_experts: int = 128
     n_shared_experts: int = 1
@@ -48,12 +43,8 @@ class Config(nn.DecoderConfig):
     norm_topk_prob: bool = False
     routed_scaling_factor: float = 1.0
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        if self.layer_types is not None:
-            return nn.windows(self.layer_types, self.sliding_window)
-        layers = range(self.num_hidden_layers)
-        return tuple(self.sliding_window if i >= self.max_window_layers else None for i in layers)
+    def is_sliding(self, layer: int) -> bool:
+        return layer >= self.max_window_layers
 
 
 class Dots1Attention(nn.Attention):
@@ -107,7 +98,7 @@ class Dots1MoE(nn.Module):
 class Dots1DecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config, index: int) -> None:
         d, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = Dots1Attention(config, config.windows[index])
+        self.self_attn = Dots1Attention(config, config.window(index))
         self.mlp = (
             nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
             if index < config.first_k_dense_replace

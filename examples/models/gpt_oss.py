@@ -17,7 +17,7 @@ from nnfront import op
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"gpt_oss": {}}
@@ -25,7 +25,7 @@ class Config(nn.DecoderConfig):
         "num_experts": "num_local_experts",
         "experts_per_token": "num_experts_per_tok",
     }
-    only: ClassVar = {"hidden_act": ("silu",), "layer_types": ("full_attention", "sliding_attention")}
+    only: ClassVar = {"hidden_act": ("silu",)}
     unused: ClassVar = {
         "initial_context_length": "rope_parameters have it as original_max_position_embeddings"
     }
@@ -50,16 +50,13 @@ class Config(nn.DecoderConfig):
     rms_norm_eps: float = 1e-5
     attention_bias: bool = True
     sliding_window: int | None = 128
-    layer_types: tuple[str, ...] | None = None
     num_local_experts: int = 128
     num_experts_per_tok: int = 4
     swiglu_alpha: float = 1.702
     swiglu_limit: float = 7.0
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        types = ("sliding_attention", "full_attention") * self.num_hidden_layers
-        return nn.windows(self.layer_types or types[: self.num_hidden_layers], self.sliding_window)
+    def is_sliding(self, layer: int) -> bool:
+        return layer % 2 == 0
 
 
 class GptOssAttention(nn.Attention):
@@ -124,7 +121,7 @@ def build(config: Config) -> nn.Module:
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
             nn.Embedding(config.vocab_size, config.hidden_size),
-            [GptOssDecoderLayer(config, window) for window in config.windows],
+            [GptOssDecoderLayer(config, config.window(i)) for i in range(config.num_hidden_layers)],
             nn.RMSNorm(config.hidden_size, -1, config.rms_norm_eps, bias=False),
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )

@@ -35,9 +35,8 @@ class Config(nn.DecoderConfig):
     num_local_experts: int = 8
     num_experts_per_tok: int = 2
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.sliding_window,) * self.num_hidden_layers
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
 
 
 class MixtralSparseMoeBlock(nn.Module):

@@ -38,9 +38,8 @@ class Config(nn.DecoderConfig):
     num_local_experts: int = 16
     router_jitter_noise: float = 0.01
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.sliding_window,) * self.num_hidden_layers
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
 
     @property
     def rotation(self) -> dict[str, Any]:

@@ -16,15 +16,12 @@ from nnfront import op
 
 
 @dataclass(frozen=True)
-class Config(nn.DecoderConfig):
+class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
     model_types: ClassVar = {"qwen2_moe": {}}
     aliases: ClassVar = {"num_local_experts": "num_experts"}
-    only: ClassVar = {
-        "hidden_act": nn.EXPERT_ACTIVATIONS,
-        "layer_types": ("full_attention", "sliding_attention"),
-    }
+    only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
 
     vocab_size: int = 151936
     hidden_size: int = 2048
@@ -40,7 +37,6 @@ class Config(nn.DecoderConfig):
     use_sliding_window: bool = False
     sliding_window: int | None = field(default=4096, metadata={"min": 0})
     max_window_layers: int = field(default=28, metadata={"min": 0})
-    layer_types: tuple[str, ...] | None = None
     qkv_bias: bool = True
     num_experts: int = 60
     num_experts_per_tok: int = 4
@@ -48,12 +44,11 @@ class Config(nn.DecoderConfig):
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        size = self.sliding_window if self.use_sliding_window else None
-        if self.layer_types is not None:
-            return nn.windows(self.layer_types, size)
-        return tuple(size if i >= self.max_window_layers else None for i in range(self.num_hidden_layers))
+    def is_sliding(self, layer: int) -> bool:
+        return self.use_sliding_window and layer >= self.max_window_layers
+
+    def window(self, layer: int) -> int | None:
+        return super().window(layer) if self.use_sliding_window else None
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
@@ -88,7 +83,7 @@ class Qwen2MoeDecoderLayer(nn.DecoderLayer):
             config.head_size,
             config.qkv_bias,
         )
-        self.self_attn = nn.Attention(d, heads, kv_heads, k, bias, False, window=config.windows[index])
+        self.self_attn = nn.Attention(d, heads, kv_heads, k, bias, False, window=config.window(index))
         self.mlp = (
             Qwen2MoeSparseMoeBlock(config)
             if config.is_sparse(index)
