@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nnfront.errors import SpecError
-from nnfront.nn.containers import ModuleList
 from nnfront.nn.functional import op
 from nnfront.nn.layers import Linear
 from nnfront.nn.mode import names_place
-from nnfront.nn.module import Module
+from nnfront.nn.module import Container, Module
 from nnfront.nn.tensor import Tensor
 
 EXPERT_ACTIVATIONS: Mapping[str, str] = {
@@ -39,7 +38,7 @@ class _Expert(Module):
         self.gate_up_weight = op.concat([gate.weight, up.weight], 0)
 
 
-class Experts(ModuleList):
+class Experts(Container):
     """down(activation(gate(x)) * up(x)) of the experts that were chosen for each token, times their weights, summed (`op.moe_mlp`).
 
     They are called by number in the checkpoint, and their matrices by `names`: "0.gate_proj.weight", and so on.
@@ -54,10 +53,10 @@ class Experts(ModuleList):
         names: tuple[str, str, str] = GATE_UP_DOWN,
     ) -> None:
         """`activation`: a name in `nnfront.EXPERT_ACTIVATIONS`."""
-        super().__init__([_Expert(size, inner, names) for _ in range(count)])
+        self.items_ = [_Expert(size, inner, names) for _ in range(count)]
         self.activation = EXPERT_ACTIVATIONS[activation]
-        self.gate_up_weight = op.stack([each.gate_up_weight for each in self], 0)
-        self.down_weight = op.stack([getattr(each, names[2]).weight for each in self], 0)
+        self.gate_up_weight = op.stack([each.gate_up_weight for each in self.items_], 0)
+        self.down_weight = op.stack([getattr(each, names[2]).weight for each in self.items_], 0)
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
@@ -85,7 +84,7 @@ def top_experts(
     scale: what the weights are multiplied with at the end.
     Raises SpecError for groups that the experts do not divide into, or that cannot hold `count` experts.
     """
-    total, ranked = scores.shape[-1], scores if bias is None else scores + bias
+    total, ranked = scores.shape[-1], scores if bias is None else op.add(scores, bias)
     if groups is not None:
         number, kept, best = groups
         if total % number or kept > number or count > kept * (total // number) or best > total // number:

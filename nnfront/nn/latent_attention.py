@@ -15,7 +15,7 @@ class LatentAttention(Module):
     """Attention whose keys and values are low-rank products of x.
 
     Keys are kv_b_proj's first part times the latent, and values its second part. Neither is made: the first part is multiplied to queries, the second
-    to what is seen of latents (derived tensors). So a layer of the cache holds `latent_size` numbers for a token: the latent, and features that positions turn.
+    to what is seen of latents (derived tensors). So a layer of the cache holds `kv_rank + rotated` numbers for a token: the latent, and features that positions turn.
 
     size: of what comes in and goes out. plain, rotated: features of a head of q without and with positions; value: features of its values. kv_rank: of the latent;
     q_rank: of q's, None for a q that is one product. interleaved: the pairs that are rotated are neighbours.
@@ -52,13 +52,8 @@ class LatentAttention(Module):
         self.heads, self.plain, self.kv_rank, self.q_rank = heads, plain, kv_rank, q_rank
         self.scale, self.interleaved = scale, interleaved
 
-    @property
-    def latent_size(self) -> int:
-        """Numbers that are kept of a token."""
-        return self.kv_a_proj_with_mqa.out_features
-
     def query(self, x: Tensor, rope: Rotation) -> Tensor:
-        """[batch, seq, size] to what is multiplied with latents, [batch, seq, heads, latent_size]."""
+        """[batch, seq, size] to what is multiplied with latents, [batch, seq, heads, kv_rank + rotated]."""
         q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = op.reshape(q, (*q.shape[:-1], self.heads, q.shape[-1] // self.heads))
         plain, rotated = op.split(q, [self.plain], -1)
@@ -67,7 +62,7 @@ class LatentAttention(Module):
         return both
 
     def latent(self, x: Tensor, rope: Rotation) -> Tensor:
-        """[batch, seq, size] to what is kept, [batch, seq, 1, latent_size]."""
+        """[batch, seq, size] to what is kept, [batch, seq, 1, kv_rank + rotated]."""
         compressed = op.unsqueeze(self.kv_a_proj_with_mqa(x), 2)
         latent, rotated = op.split(compressed, [self.kv_rank], -1)
         rotated = op.rope(rotated, *rope, interleaved=self.interleaved)
