@@ -14,6 +14,7 @@ Read the files in this order; each imports only from those above it:
     containers, layers, conv, rotary, mutator, activations
     projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of
     experts     mixtures of experts    latent_attention   keys and values of low rank
+    gated       parts under a gate             recurrent   parts that keep a state of a fixed size
     config      config.json, read and proved
 """
 
@@ -27,6 +28,7 @@ from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, top_experts
+from nnfront.nn.gated import GatedAttention, GatedRMSNorm
 from nnfront.nn.latent_attention import LatentAttention
 from nnfront.nn.layers import (
     GELU,
@@ -48,6 +50,15 @@ from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
 from nnfront.nn.projections import Fused, GatedMLP, GateUpMLP, pairs_as_halves
+from nnfront.nn.recurrent import (
+    CausalConv,
+    DeltaSizes,
+    GatedDeltaNet,
+    Mamba2Mixer,
+    Mamba2Sizes,
+    conv_state,
+    step_limits,
+)
 from nnfront.nn.rotary import ROPE_KEYS, RotaryByLayerType, RotaryEmbedding, Rotation, rope_parameters
 from nnfront.nn.tensor import Tensor
 
@@ -60,6 +71,7 @@ __all__ = [
     "Attention",
     "Cache",
     "CacheLayer",
+    "CausalConv",
     "CausalLM",
     "Config",
     "Conv1D",
@@ -69,18 +81,24 @@ __all__ = [
     "Decoder",
     "DecoderConfig",
     "DecoderLayer",
+    "DeltaSizes",
     "Dropout",
     "Effect",
     "Embedding",
     "Experts",
     "Fused",
     "GateUpMLP",
+    "GatedAttention",
+    "GatedDeltaNet",
     "GatedMLP",
+    "GatedRMSNorm",
     "GroupNorm",
     "Identity",
     "LatentAttention",
     "LayerNorm",
     "Linear",
+    "Mamba2Mixer",
+    "Mamba2Sizes",
     "Module",
     "ModuleDict",
     "ModuleList",
@@ -104,6 +122,7 @@ __all__ = [
     "Tensor",
     "WindowedConfig",
     "causal_lm_spec",
+    "conv_state",
     "decoder_spec",
     "default_dtype",
     "eager",
@@ -111,5 +130,6 @@ __all__ = [
     "pairs_as_halves",
     "rope_parameters",
     "set_default_dtype",
+    "step_limits",
     "top_experts",
 ]
