@@ -148,12 +148,26 @@ def _convolve(
     groups: int,
 ) -> torch.Tensor:
     function = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(stride)]
-    # Of a kernel of one element the dilation says nothing; torch 2.13 reads memory that is not its own for one in bfloat16, channels last.
-    dilation = [1 if width == 1 else spread for width, spread in zip(weight.shape[2:], dilation, strict=True)]
-    if all(before == after for before, after in padding):
-        return function(x, weight, bias, stride, [before for before, _ in padding], dilation, groups)
-    x = F.pad(x, [amount for pair in reversed(padding) for amount in pair])  # torch pads the last axis first
-    return function(x, weight, bias, stride, 0, dilation, groups)
+    x, weight, bias, dtype = *_safe(x, weight, bias), x.dtype
+    amounts: int | list[int] = [before for before, _ in padding]
+    if any(before != after for before, after in padding):
+        x = F.pad(
+            x, [amount for pair in reversed(padding) for amount in pair]
+        )  # torch pads the last axis first
+        amounts = 0
+    return function(x, weight, bias, stride, amounts, dilation, groups).to(dtype)
+
+
+def _safe(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """The operands as they are convolved: on a CPU in float32 or wider.
+
+    There torch 2.13 reads memory that is not its own, and dies, where half types meet strides of 64, more padding than a kernel covers, or
+    the dilation of a kernel of one element.
+    """
+    dtype = wide(x.dtype) if x.is_cpu else x.dtype
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
@@ -368,10 +382,6 @@ def _(
     dilation: Sequence[int],
     groups: int,
 ) -> torch.Tensor:
-    # In float32, rounded once: torch's own of bfloat16 dies on processors with AMX where a stride is 64 or more (torch 2.13).
-    dtype, (before, after) = wide(x.dtype), padding[0]
-    offset = None if bias is None else bias.to(dtype)
-    whole = F.conv_transpose1d(
-        x.to(dtype), weight.to(dtype), offset, stride, 0, output_padding, groups, dilation
-    )
+    operands, (before, after) = _safe(x, weight, bias), padding[0]
+    whole = F.conv_transpose1d(*operands, stride, 0, output_padding, groups, dilation)
     return whole.narrow(2, before, whole.shape[2] - before - after).to(x.dtype)

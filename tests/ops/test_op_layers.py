@@ -220,3 +220,11 @@ def test_a_transposed_convolution_of_bfloat16_takes_wide_strides() -> None:
     y = run(ops.conv1d_transpose, x, weight, stride=64)
     expected = F.conv_transpose1d(x.float(), weight.float(), stride=64)
     assert torch.equal(y, expected.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_convolution_of_a_half_type_takes_more_padding_than_its_kernel_covers(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(1, 3, 1).to(dtype), torch.randn(6, 1, 1).to(dtype)
+    y = run(ops.conv1d, x, weight, stride=3, padding=2, dilation=3, groups=3)
+    expected = F.conv1d(x.float(), weight.float(), stride=3, padding=2, groups=3)
+    assert torch.equal(y, expected.to(dtype))
