@@ -22,6 +22,7 @@ from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import name_of, op_of, reference
 from nnfront.lower.signature import bound_at_load, places
+from nnfront.ops.layer import KernelLayerLike, LayerLike, by_position
 from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Buffer",
     "DimBinding",
     "Instruction",
+    "KernelLayerLike",
+    "LayerLike",
     "Match",
     "MethodProgram",
     "Place",
@@ -49,6 +52,7 @@ __all__ = [
     "Type",
     "as_references",
     "bound_at_load",
+    "by_position",
     "check_returned",
     "is_foreign",
     "kv_layer",

@@ -87,9 +87,11 @@ class _Check:
         return dict.fromkeys([*tokens, *(buffer.name for buffer in type.per_sequence)], 0)
 
     def append(self, attention: Run) -> None:
-        k = self.slots[attention.inputs[1]].type
+        k, layer = self.slots[attention.inputs[1]].type, attention.inputs[3]
         if isinstance(k, TensorType) and len(attention.outputs) > 1:
-            self.count(attention, attention.inputs[3], attention.outputs[1], TOKENS, k.shape[1])
+            self.count(attention, layer, attention.outputs[1], TOKENS, k.shape[1])
+        elif layer in self.layers:  # it reads
+            self.layers[attention.outputs[1]] = self.layers[layer]
 
     def write(self, write: Run) -> None:
         held = write.sized.get("seq")

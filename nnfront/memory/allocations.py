@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nnfront.ir import OPS
+from nnfront.lower import LayerLike
 from nnfront.lower.instructions import PACK, Run
 from nnfront.lower.reference import reference
 from nnfront.memory.layout import Layer, Layout
@@ -204,7 +205,8 @@ def _without_data(operand: Operand) -> Any:
     if isinstance(operand, tuple):
         return tuple(map(_without_data, operand))
     if isinstance(operand, Layer):
-        return _FullLayer(operand)
+        layer: LayerLike = _FullLayer(operand)
+        return layer
     if not isinstance(operand, Layout):
         return operand
     return torch.empty_strided(operand.shape, operand.strides, dtype=getattr(torch, operand.dtype))
@@ -222,6 +224,9 @@ class _FullLayer:
 
     def positions(self, seq: int) -> torch.Tensor:
         return torch.empty(self._batch, seq, dtype=torch.int64)
+
+    def last_positions(self, seq: int) -> torch.Tensor:
+        return self.positions(seq)
 
     def append(self, *parts: torch.Tensor) -> None:
         """Its place is there already."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from nnfront.dims import Size, divides, product, total
+from nnfront.dims import Size, divides, product, same, total
 from nnfront.ir.op import op
 from nnfront.ir.types import StateLayerType, TensorType, TupleType
-from nnfront.ops.layer import LayerLike
+from nnfront.ops.layer import LayerLike, by_position
 from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
 
 _STRICTER = "all operands are floats of one dtype, where the reference would convert"
@@ -95,9 +95,11 @@ def _attend(
 
 
 def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
-    """Scores and weighted sum, as if every query saw every key given."""
-    q, k = operands[:2]
-    return total([product([2, *each.shape, k.shape[1]]) for each in (q, results[0])])
+    """Scores and weighted sum, as if every query saw every key given; where none is given, what is stored of as many tokens."""
+    q, *rest = operands
+    given = rest and rest[0].ndim == 4 and rest[0].dtype == q.dtype and same(rest[0].shape[3], q.shape[3])
+    keys = rest[0].shape[1] if given else q.shape[1]
+    return total([product([2, *each.shape, keys]) for each in (q, results[0])])
 
 
 @op(stricter=_STRICTER, flops=_flops, dtype_policy="compute")
@@ -178,106 +180,204 @@ def _(
     return _attend(query, key.transpose(1, 2), value.transpose(1, 2), bias, scale, dtype=compute)
 
 
+def _of_layer(
+    k: TensorType | None, v: TensorType | None, cache: StateLayerType, value_size: int | None
+) -> int:
+    """Check what is appended to a layer; return the size of what it keeps as values."""
+    buffers = cache.per_token
+    heads_and_size = bool(buffers) and all(len(buffer.shape) == 2 for buffer in buffers[:2])
+    require(heads_and_size, "the layer keeps {}, attention needs keys [heads, size] of each token", cache)
+    require(k is not None or v is None, "v is given without k")
+    if k is not None and v is None:
+        require(
+            len(buffers) == 1,
+            "the layer keeps {} besides {}, v is missing",
+            *(b.name for b in buffers[1::-1]),
+        )
+    if v is not None:
+        require(len(buffers) > 1, "the layer keeps nothing but {}, v is given", buffers[0].name)
+    for name, x, buffer in (("k", k, buffers[0]), ("v", v, buffers[min(1, len(buffers) - 1)])):
+        if x is None:
+            continue
+        require(
+            buffer.dtype == x.dtype,
+            "the cache holds {}, {} is {}",
+            buffer.dtype,
+            name,
+            x.dtype,
+            help="cast k and v, or make the cache of that dtype",
+        )
+        require_same(cache.batch, x.shape[0], f"the cache is for a batch of {{}}, {name} has {{}}")
+        heads = "key heads" if name == "k" else "value heads"
+        require_same(buffer.shape[0], x.shape[2], f"the cache has {{}} {heads}, {name} has {{}}")
+        require_same(buffer.shape[1], x.shape[3], f"the cache has head size {{}}, {name} has {{}}")
+    if len(buffers) > 1:
+        require(
+            value_size is None,
+            "value_size says what of the keys are values, and the layer keeps {}",
+            buffers[-1].name,
+        )
+        return buffers[1].shape[1]
+    return _value_size(value_size, buffers[0].shape[1])
+
+
+def _value_size(value_size: int | None, size: Size) -> int:
+    """How many elements of a key are its values."""
+    require(
+        value_size is not None,
+        "v is missing",
+        help="value_size=... says that the first so many elements of the keys are the values",
+    )
+    assert value_size is not None
+    fits = not isinstance(size, int) or value_size <= size
+    require(fits, "value_size is {}, the keys have {}", value_size, size)
+    return value_size
+
+
+def _check_bias(bias: TensorType, q: TensorType, keys: Size) -> None:
+    if bias.dtype != "bool":
+        require_float(bias, "bias")
+    require(bias.ndim == 4, "bias must be [batch, heads, seq, positions], got {} axes", bias.ndim)
+    wanted = (q.shape[0], q.shape[2], q.shape[1], keys)
+    for axis, (mine, full) in enumerate(zip(bias.shape, wanted, strict=True)):
+        if axis == 3 or not (isinstance(mine, int) and mine == 1):
+            require_same(mine, full, "bias is not [batch, heads, seq, positions]: {} and {}")
+
+
 @op(is_pure=False, writes="cache", stricter=_STRICTER, flops=_flops, dtype_policy="compute")
 def attention(
     q: TensorType,
-    k: TensorType,
-    v: TensorType,
+    k: TensorType | None = None,
+    v: TensorType | None = None,
     cache: StateLayerType | None = None,
     sinks: TensorType | None = None,
+    bias: TensorType | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     window: int | None = None,
     softcap: float | None = None,
+    value_size: int | None = None,
 ) -> TensorType | TupleType:
     """Attention of new tokens to themselves and, with a cache, to all that came before them.
 
-    Shapes: q [batch, seq, heads, head_size], k and v [batch, seq, kv_heads, head_size], heads a multiple of kv_heads; the
-    result is [batch, seq, heads, head_size of v]. With a layer of a cache k and v are appended to it first, and the result
-    is (y, the written handle). Without one, k and v may be longer or shorter than q if is_causal is False.
+    Shapes: q [batch, seq, heads, head_size], k [batch, seq, kv_heads, head_size], v [batch, seq, kv_heads, size of a value], heads a multiple
+    of kv_heads; the result is [batch, seq, heads, size of a value]. With a layer of a cache k and v are appended to what it keeps of tokens,
+    and the result is (y, the written handle). Without one, k and v may be longer or shorter than q if is_causal is False.
 
+    Without v the first `value_size` elements of the keys are the values, as of a latent that is stored once. Without k nothing is appended:
+    the queries are those of the last seq tokens that the layer holds, for layers that share keys and values.
     scale: of the scores; 1 / sqrt(head_size) if None. window: each token sees itself and the window - 1 before it; the
     cache's own window holds as well. softcap: scores become softcap * tanh(score / softcap). sinks [heads]: a logit for each
-    head that takes part in its softmax and is then dropped.
-    Source: sinks as in gpt-oss, softcap as in Gemma 2 (arXiv 2408.00118).
+    head that takes part in its softmax and is then dropped. bias: what is added to scores, or as bool which keys are seen besides:
+    [batch or 1, heads or 1, seq or 1, positions], its last axis the position of the key, as long as the cache's max_seq; without a cache
+    there is one for each key.
+    Source: sinks as in gpt-oss, softcap as in Gemma 2 (arXiv 2408.00118), value_size as in DeepSeek-V2 (arXiv 2405.04434).
     """
-    y = _check(q, k, v)
+    if cache is None:
+        require(
+            k is not None, "k is missing", help="without k the cache of another layer is read: cache=cache[i]"
+        )
+        assert k is not None
+        size: Size = 0 if v is not None else _value_size(value_size, k.shape[3])
+        require(
+            v is None or value_size is None, "value_size says what of the keys are values, and v is given"
+        )
+        y = _check(q, k, v if v is not None else TensorType((*k.shape[:3], size), k.dtype))
+        keys = k.shape[1]
+    else:
+        size, keys = _of_layer(k, v, cache, value_size), cache.max_seq
+        require(is_causal, "attention with a cache is causal", help="leave out the cache, or is_causal=False")
+        heads = cache.per_token[0].shape[0]
+        mine = TensorType((q.shape[0], q.shape[1], *cache.per_token[0].shape), cache.dtype)
+        values = TensorType((q.shape[0], q.shape[1], heads, size), cache.dtype)
+        y = _check(q, k if k is not None else mine, v if v is not None else values)
+        require_same(cache.batch, q.shape[0], "the cache is for a batch of {}, q has {}")
     if sinks is not None:
         require(sinks.ndim == 1, "sinks must be [heads], got {} axes", sinks.ndim)
         require_same(sinks.shape[0], q.shape[2], "{} sinks for {} heads")
         require_float(sinks, "sinks")
-    if is_causal or cache is not None:
+    if bias is not None:
+        _check_bias(bias, q, keys)
+    if k is not None and (is_causal or cache is not None):
         require_same(q.shape[1], k.shape[1], "causal attention needs as many queries as keys, got {} and {}")
-    if cache is None:
-        return y
-    require(is_causal, "attention with a cache is causal", help="leave out the cache, or is_causal=False")
-    require(cache.is_kv, "the layer keeps {}, attention needs keys and values", cache)
-    require(
-        cache.dtype == k.dtype,
-        "the cache holds {}, k is {}",
-        cache.dtype,
-        k.dtype,
-        help="cast k and v, or make the cache of that dtype",
-    )
-    require_same(cache.batch, k.shape[0], "the cache is for a batch of {}, k has {}")
-    require_same(cache.kv_heads, k.shape[2], "the cache has {} key heads, k has {}")
-    require_same(cache.head_size, k.shape[3], "the cache has head size {}, k has {}")
-    require_same(cache.per_token[1].shape[1], v.shape[3], "the cache has head size {}, v has {}")
-    return TupleType((y, cache))
+    return y if cache is None else TupleType((y, cache))
 
 
 @attention.normalize
 def _(
     q: TensorType,
-    k: TensorType,
-    v: TensorType,
+    k: TensorType | None = None,
+    v: TensorType | None = None,
     cache: StateLayerType | None = None,
     sinks: TensorType | None = None,
+    bias: TensorType | None = None,
     *,
     scale: float | None = None,
     is_causal: bool = True,
     window: int | None = None,
     softcap: float | None = None,
+    value_size: int | None = None,
 ) -> dict[str, Any]:
     if window is not None:
         require(integer(window, "window") > 0, "window must be positive, got {}", window)
         require(is_causal, "a window needs causal attention")
     if softcap is not None:
         require(softcap > 0, "softcap must be positive, got {}", softcap)
+    if value_size is not None:
+        require(integer(value_size, "value_size") > 0, "value_size must be positive, got {}", value_size)
     return {
         "scale": None if scale is None else float(scale),
         "is_causal": bool(is_causal),
         "window": window,
         "softcap": None if softcap is None else float(softcap),
+        "value_size": value_size,
     }
 
 
 @attention.reference
 def _(
     q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
     cache: LayerLike | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     *,
     scale: float | None,
     is_causal: bool,
     window: int | None,
     softcap: float | None,
+    value_size: int | None,
 ) -> Any:
+    seq = q.shape[1]
     if cache is None:
+        assert k is not None
+        values = k[..., :value_size] if v is None else v
         seen = None
         if is_causal:
-            steps = torch.arange(q.shape[1], device=q.device)[None]
+            steps = torch.arange(seq, device=q.device)[None]
             seen = _visible(steps, steps, window)
-        return _attend(q, k.transpose(1, 2), v.transpose(1, 2), seen, scale, softcap, sinks)
-    positions = cache.positions(q.shape[1])
-    cache.append(k, v)
-    seen = _visible(positions, cache.key_positions(), window)
+        seen = bias if seen is None else _and(seen, bias)
+        return _attend(q, k.transpose(1, 2), values.transpose(1, 2), seen, scale, softcap, sinks)
+    positions = cache.positions(seq) if k is not None else cache.last_positions(seq)
+    if k is not None:
+        cache.append(*(part for part in (k, v) if part is not None))
+    at = cache.key_positions()
+    seen = _visible(positions, at, window)
     if cache.window is not None:
-        seen = seen & _visible(positions, cache.key_positions(), cache.window)
-    return _attend(q, cache.stored(0), cache.stored(1), seen, scale, softcap, sinks), cache
+        seen = seen & _visible(positions, at, cache.window)
+    keys = cache.stored(0)
+    values = keys[..., :value_size] if value_size is not None else cache.stored(1)
+    both = _and(seen, None if bias is None else by_position(bias, at))
+    return _attend(q, keys, values, both, scale, softcap, sinks), cache
+
+
+def _and(seen: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """A bias of the keys that are seen."""
+    if bias is None:
+        return seen
+    return seen & bias if bias.dtype == torch.bool else bias.masked_fill(~seen, -torch.inf)
 
 
 def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:

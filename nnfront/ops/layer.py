@@ -21,6 +21,9 @@ class LayerLike(Protocol):
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next `seq` tokens of each sequence, counted from 0: int64 [batch, seq]."""
 
+    def last_positions(self, seq: int) -> torch.Tensor:
+        """Positions of the last `seq` tokens of each sequence: int64 [batch, seq]. Raises RunError if what they see is there no more."""
+
     def append(self, *parts: torch.Tensor) -> None:
         """Store `seq` more tokens of each sequence: for each per-token buffer a tensor [batch, seq, *shape]. Visible from then on."""
 
@@ -89,3 +92,10 @@ class KernelLayerLike(Protocol):
 
     def reserve(self, seq: int) -> StorageLike:
         """Find places for `seq` more tokens of each sequence, which the caller stores, at their positions or on their pages; return where."""
+
+
+def by_position(bias: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """What a bias [batch or 1, ..., positions] says of keys at these positions [batch, keys], -1 where there is none: [batch, ..., keys]."""
+    index = positions.clamp(min=0)[:, None, None, :]
+    batch = len(positions)
+    return bias.expand(batch, *bias.shape[1:]).gather(3, index.expand(batch, *bias.shape[1:3], -1))

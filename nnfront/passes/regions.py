@@ -118,6 +118,11 @@ def _gated_products(weight: Part) -> tuple[Tree, ...]:
     )
 
 
+def _has_keys_and_values(call: Call) -> bool:
+    """Whether attention is to what it is given, and nothing says besides which keys are seen."""
+    return call.attrs.get("value_size") is None and all(arg is None for arg in call.args[5:])
+
+
 _ATTENTION = {"scale": "scale", "window": "window", "softcap": "softcap", "is_causal": "is_causal"}
 
 
@@ -152,7 +157,9 @@ def _is_thirds(call: Call) -> bool:
 def _qkv_attention() -> Tree:
     parts = apply(ops.split, "qkv", where=_is_thirds)
     q, k, v = (apply(ops.reshape, field(parts, i), where=_is_heads) for i in range(3))
-    return apply(ops.attention, _rope(q), _rope(k), v, "cache", "sinks", keeps=_ATTENTION)
+    return apply(
+        ops.attention, _rope(q), _rope(k), v, "cache", "sinks", keeps=_ATTENTION, where=_has_keys_and_values
+    )
 
 
 def _is_row(call: Call) -> bool:
@@ -215,7 +222,16 @@ def _of_matrices(found: Match) -> Mapping[str, Any]:
 
 
 def _rope_attention() -> Tree:
-    return apply(ops.attention, _rope("q"), _rope("k"), "v", "cache", "sinks", keeps=_ATTENTION)
+    return apply(
+        ops.attention,
+        _rope("q"),
+        _rope("k"),
+        "v",
+        "cache",
+        "sinks",
+        keeps=_ATTENTION,
+        where=_has_keys_and_values,
+    )
 
 
 _QKV = Pattern("qkv_attention", (_qkv_attention(),))

@@ -231,7 +231,7 @@ class Cache(Sequence[CacheLayer]):
         elif to.journal is self.use.journal:
             to.journal.undo(to.position)
             if not to.position:
-                self.use.journal = None
+                self.use.journal = self.use.chunk = None
             self._set(to.lengths)
         else:
             self._cut(to.lengths)

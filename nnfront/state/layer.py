@@ -87,6 +87,10 @@ class CacheLayer(ABC):
         # A copy, as the lengths remember theirs and a method may return it.
         return self.lengths.positions(seq).clone()
 
+    def last_positions(self, seq: int) -> torch.Tensor:
+        """Positions of the last `seq` tokens of each sequence: int64 [batch, seq]. Raises RunError if what they see is there no more."""
+        return self.lengths.back(seq).positions(seq).clone()
+
     def read(self, name: str) -> torch.Tensor:
         """What it keeps of each sequence under a name: [batch, *shape]."""
         return self.fixed[name].read()
@@ -149,6 +153,11 @@ class CacheLayer(ABC):
     @abstractmethod
     def keeps(self, row: int, length: int) -> bool:
         """Whether all that the next token would see is there, if a sequence were cut to `length` tokens."""
+
+    def attended(self) -> None:
+        """Give back what only the attention of the last appended tokens needed, unless a call goes on in which others may read it."""
+        if self._state.use.journal is None:
+            self.release()
 
     @abstractmethod
     def release(self) -> None:

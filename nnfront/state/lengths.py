@@ -66,6 +66,10 @@ class SequenceLengths:
                 found._memo["counts"] = self.counts() + seq
         return found
 
+    def back(self, seq: int) -> SequenceLengths:
+        """The lengths before the last `seq` tokens of each sequence."""
+        return self.remember(("back", seq), lambda: self.like(tuple(n - seq for n in self.values)))
+
     def counts(self) -> torch.Tensor:
         """The lengths as kernels read them: int32 [sequences]."""
         return self.remember(

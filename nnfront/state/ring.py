@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from nnfront.backends.device import CPU
+from nnfront.errors import RunError
 from nnfront.lower import StateLayerType
 from nnfront.state.fixed import FixedStorage, Saved, full, make_fixed
 from nnfront.state.layer import CacheLayer, Storage
@@ -97,6 +98,15 @@ class RingLayer(CacheLayer):
     def release(self) -> None:
         if self._chunk is not None:
             self._state.use.chunk = None
+
+    def last_positions(self, seq: int) -> torch.Tensor:
+        if seq > 1 and self._chunk is None and self.lengths.longest > self.capacity:
+            raise RunError(
+                f"a layer with the window {self.window} is read again, but of the last {seq} tokens some see what it holds no more",
+                details=["another layer with a window has got its tokens in between"],
+                help="let a layer that shares keys and values be called before another one appends, or give fewer tokens at a time",
+            )
+        return super().last_positions(seq)
 
     @property
     def _chunk(self) -> Chunk | None:

@@ -54,7 +54,7 @@ class Use:
 
     def end(self) -> None:
         """Give it back."""
-        self.journal = None
+        self.journal = self.chunk = None
         self._lock.release()
 
 

@@ -49,6 +49,9 @@ class Layer:
     def positions(self, seq: int) -> torch.Tensor:
         return torch.arange(self.count, self.count + seq).expand(self.type.batch, seq)
 
+    def last_positions(self, seq: int) -> torch.Tensor:
+        return self.positions(seq) - seq
+
     def append(self, *parts: torch.Tensor) -> None:
         pairs = zip(self.tokens, parts, strict=True)
         self.tokens = [torch.cat([old, new.movedim(1, -2)], -2) for old, new in pairs]

@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from nnfront.backends.cpu import decode_attention
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
-from nnfront.lower import Run
+from nnfront.lower import Run, by_position
 from nnfront.lower.reference import reference
 from nnfront.memory.allocations import Workspace, metered
 from nnfront.memory.layout import Layer, Layout
@@ -36,44 +36,66 @@ BLOCK = 64
 def cached(run: Run) -> Callable[..., Any]:
     """Append to a layer of a cache and attend to what it holds."""
     scores, general = Scores.of(run), _general(run)
-    scale, own_window = scores.scale, scores.window
+    scale, own_window, value_size = scores.scale, scores.window, run.attrs.get("value_size")
 
     def attention_cached(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: CacheLayer, sinks: torch.Tensor | None
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        layer: CacheLayer,
+        sinks: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheLayer]:
-        y = decode_attention.attend(q, k, v, layer, scores, sinks)
-        if y is not None:
-            return y, layer
+        plain = (k, v) if k is not None and v is not None and bias is None else None
+        if plain is not None:
+            y = decode_attention.attend(q, *plain, layer, scores, sinks)
+            if y is not None:
+                return y, layer
         if scores.softcap is not None or sinks is not None:
-            y, _ = general(q, k, v, layer, sinks)
-            layer.release()
+            y, _ = general(q, k, v, layer, sinks, bias)
+            layer.attended()
             return y, layer
-        if q.shape[1] == 1 and len(q) and (seen := _append_token(k, v, layer, own_window)) is not None:
-            return _one_token(q, *seen, None, scale), layer
-        before = layer.lengths
-        layer.append(k, v)
+        seq = q.shape[1]
+        if plain is not None and seq == 1 and len(q):
+            seen = _append_token(*plain, layer, own_window)
+            if seen is not None:
+                return _one_token(q, *seen, None, scale), layer
+        if k is None:
+            before = layer.lengths.back(seq)
+            layer.last_positions(seq)  # which says so if they see what is gone
+        else:
+            before = layer.lengths
+            layer.append(*(part for part in (k, v) if part is not None))
+        keys = layer.stored(0)
+        values = layer.stored(1) if value_size is None else keys[..., :value_size]
         if not q.numel():
-            return torch.empty_like(q), layer
-        keys, values = layer.stored(0), layer.stored(1)
+            return q.new_empty((*q.shape[:3], values.shape[-1])), layer
         window = layer.window
         if own_window is not None:
             window = own_window if window is None else min(window, own_window)
-        seq, stored = q.shape[1], keys.shape[2]
-        if before.equal is not None and seq > FOLDED and (window is None or stored <= window):
+        stored = keys.shape[2]
+        if (
+            bias is None
+            and before.equal is not None
+            and seq > FOLDED
+            and (window is None or stored <= window)
+        ):
             y = _in_blocks(q, keys, values, before, scale)
-            layer.release()
+            layer.attended()
             return y, layer
         mask = None
         if before.equal is None or seq > 1 or (window is not None and stored > window):
             mask = _mask(before, layer, seq, window, q.dtype)
-        if seq == 1:
+        if bias is not None:
+            mask = _with_bias(mask, by_position(bias, layer.key_positions()), q.dtype)
+        if seq == 1 and (bias is None or bias.shape[1] == 1):
             y = _one_token(q, keys, values, mask, scale)
-        elif mask is not None and seq <= FOLDED:
+        elif mask is not None and seq <= FOLDED and bias is None:
             y = _folded(q, keys, values, mask, scale)
         else:
             gqa = q.shape[2] != keys.shape[1]
             y = attend(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=gqa).transpose(1, 2)
-        layer.release()
+        layer.attended()
         return y, layer
 
     return attention_cached
@@ -115,7 +137,7 @@ def _one_token(
     batch, _, heads, size = q.shape
     groups = keys.shape[1]
     query = q.reshape(batch, groups, heads // groups, size)
-    return attend(query, keys, values, mask, scale=scale).reshape(batch, 1, heads, size)
+    return attend(query, keys, values, mask, scale=scale).reshape(batch, 1, heads, values.shape[3])
 
 
 def _folded(
@@ -132,9 +154,7 @@ def _folded(
     )
     mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).flatten(2, 3)
     folded = attend(query, keys, values, mask, scale=scale)
-    return (
-        folded.view(batch, groups, shared, seq, size).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, size)
-    )
+    return folded.view(batch, groups, shared, seq, -1).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, -1)
 
 
 def _in_blocks(
@@ -173,6 +193,13 @@ def _block_mask(count: int, stored: int, shared: int, dtype: torch.dtype) -> tor
     return torch.zeros(count, stored, dtype=dtype).masked_fill_(hidden, -torch.inf).repeat(shared, 1)
 
 
+def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores: a bias, or what it hides, and a mask."""
+    if bias.dtype == torch.bool:
+        bias = torch.zeros(bias.shape, dtype=dtype).masked_fill_(~bias, -torch.inf)
+    return bias.to(dtype) if mask is None else bias.to(dtype) + mask
+
+
 def _mask(
     before: SequenceLengths, layer: CacheLayer, seq: int, window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
@@ -204,7 +231,7 @@ def fused(run: Run) -> Callable[..., Any]:
     scale, window = scores.scale, scores.window
 
     def attention_fused(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: None, sinks: None
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cache: None, sinks: None, bias: None = None
     ) -> torch.Tensor:
         seq, mask = q.shape[1], None
         is_hidden = is_causal and (window is None or window >= seq)
@@ -251,11 +278,25 @@ def _attend(
 
 
 def _with_cache(run: Run, context: Context) -> str:
+    return why_not_keys_and_values(run, context) or _stored(run, context)
+
+
+def _stored(run: Run, context: Context) -> str:
     return "there is no cache" if context.is_none(run.inputs[3]) else ACCEPTED
 
 
 def _without_cache(run: Run, context: Context) -> str:
-    return softmax_only(run, context) if context.is_none(run.inputs[3]) else "there is a cache"
+    if not context.is_none(run.inputs[3]):
+        return "there is a cache"
+    return why_not_keys_and_values(run, context) or softmax_only(run, context)
+
+
+def why_not_keys_and_values(run: Run, context: Context) -> str:
+    """Why attention is to more, or less, than the keys and values that it is given; ACCEPTED if it is not."""
+    if any(context.is_none(slot) for slot in run.inputs[1:3]):
+        return "it is to what a layer holds, or values are parts of keys"
+    has_bias = any(not context.is_none(slot) for slot in run.inputs[5:])
+    return "it has a bias" if has_bias else ACCEPTED
 
 
 def softmax_only(run: Run, context: Context) -> str:
@@ -310,7 +351,9 @@ def _hides(run: Run, q: Layout, layer: Layer) -> bool:
     return min(windows, default=q.shape[1]) < q.shape[1]
 
 
-def cached_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None) -> int:
+def cached_bytes(
+    run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None, bias: None = None
+) -> int:
     """A block at a time; keys and values of the new tokens, if the ring cannot hold them."""
     if _is_general(run, sinks):
         return _general_bytes(run, q, k, v, layer, sinks)
@@ -319,7 +362,9 @@ def cached_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks:
     return _block_bytes(q) if q.shape[1] > FOLDED else 0
 
 
-def mask_bytes(run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None) -> int:
+def mask_bytes(
+    run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None, bias: None = None
+) -> int:
     """The mask of a block, or of a window that hides anything: all layers use it."""
     if _is_general(run, sinks):
         return 0
@@ -345,6 +390,13 @@ KERNELS = (
         "one query for each group of heads: no copies of keys and values",
         _with_cache,
         workspace=Workspace(cached_bytes, mask_bytes),
+    ),
+    Kernel(
+        "attention_stored",
+        "attention",
+        cached,
+        "torch's attention over what a layer holds, under a bias if there is one",
+        _stored,
     ),
     Kernel("attention_fused", "attention", fused, FLASH, _without_cache, workspace=Workspace(fused_bytes)),
     Kernel(

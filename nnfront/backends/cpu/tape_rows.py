@@ -158,7 +158,14 @@ def _table_step(table: Value, rows: int, size: int) -> int:
 
 
 def _attention(
-    builder: TapeBuilder, run: Run, q: Value, k: Value, v: Value, layer: LayerValue, sinks: Value | None
+    builder: TapeBuilder,
+    run: Run,
+    q: Value,
+    k: Value,
+    v: Value,
+    layer: LayerValue,
+    sinks: Value | None,
+    bias: None = None,
 ) -> Sequence[Operand]:
     batch, seq, heads, size = q.shape
     demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.cpu.attention import why_not_keys_and_values
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
@@ -72,8 +73,9 @@ def _rotated(run: Run, context: Context) -> str:
 
 
 def _plain(run: Run, context: Context) -> str:
-    q, k, v, cache, _ = run.inputs
-    return _reason(run, context, cache, *map(context.tensor, (q, k, v)))
+    q, k, v, cache, *_ = run.inputs
+    reason = why_not_keys_and_values(run, context)
+    return reason or _reason(run, context, cache, *map(context.tensor, (q, k, v)))
 
 
 _FUSED = "rope and append in one pass over the projection; keys and values read once for the heads of a group"
@@ -218,6 +220,7 @@ def _plain_attention(run: Run) -> Callable[..., Any]:
         v: torch.Tensor,
         layer: CacheLayer | None,
         sinks: torch.Tensor | None,
+        bias: None = None,
     ) -> Any:
         return attend(q, k, v, None, None, layer, sinks)
 
