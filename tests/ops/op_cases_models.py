@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -61,21 +62,33 @@ def _(draw: Draw, name: str) -> Case:
 def _(draw: Draw, name: str) -> Case:
     causal = draw(st.booleans())
     q, k, v = _attention_operands(draw, causal or rarely(draw))
-    layer = None
+    layer, given = None, (k, v)
+    value_size = draw(SOME) if draw(st.booleans()) else None  # the values are parts of the keys
     if causal and draw(st.booleans()):
-        v = k
         batch = k.shape[0] + (1 if rarely(draw) else 0)
-        layer = Layer(
-            kv_layer(k.shape[2], k.shape[3], str(k.dtype)[6:], batch, 8, draw(st.none() | SOME)),
-            draw(SIZES),
+        type = kv_layer(
+            k.shape[2], k.shape[3], str(k.dtype)[6:], batch, 8, draw(st.none() | SOME), v.shape[3]
         )
+        if value_size is not None:
+            type = dataclasses.replace(type, per_token=type.per_token[:1])
+        layer = Layer(type, q.shape[1] + draw(SIZES))
+    if value_size is not None and not rarely(draw):
+        given = k, None
+    if layer is not None and draw(st.booleans()):
+        given = None, None
     sinks = make((q.shape[2],), "float32") if draw(st.booleans()) else None
+    bias = None
+    if draw(st.booleans()):
+        full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1] if layer is None else 8)
+        shape = [draw(st.sampled_from([1, n])) for n in full[:3]]
+        bias = make((*shape, full[3]), draw(st.sampled_from(["bool", "float32"])))
     attrs = {
         "is_causal": causal,
         "softcap": draw(st.sampled_from([None, 5.0])),
         "window": draw(st.none() | SOME) if causal else None,
+        "value_size": value_size,
     }
-    return Case((q, k, v, layer, sinks), attrs)
+    return Case((q, *given, layer, sinks, bias), attrs)
 
 
 @case("rope")

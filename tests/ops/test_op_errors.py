@@ -10,12 +10,14 @@ from nnfront import ops
 from nnfront.dims import Dim
 from nnfront.errors import InferError
 from nnfront.ir.op import Op
-from nnfront.ir.types import FunctionName, ObjectType, StateType, TupleType, kv_layer
+from nnfront.ir.types import Buffer, FunctionName, ObjectType, StateLayerType, StateType, TupleType, kv_layer
 from nnfront.quant_format import FORMATS
 
 N, M = Dim("n"), Dim("m")
 I64, F16, F8, BIT = "int64", "float16", "float8_e5m2", "bool"
 LAYER = kv_layer(2, 8, "float32", 3, 16)
+LATENT = StateLayerType((Buffer("latent", (2, 8), "float32"),), (), 3, 16)
+FIXED = StateLayerType((), (Buffer("conv", (4,), "float32"),), 3, 16)
 Q, K = t(3, 5, 4, 8), t(3, 5, 2, 8)
 PROB, COLUMN, INTS = t(2, 9), t(2, 1), t(2, 1, dtype=I64)
 U8 = t(4, 6, dtype="uint8")
@@ -255,6 +257,25 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.attention, [Q, K, K, kv_layer(4, 8, "float32", 3, 9)], {}, "the cache has 4 key heads, k has 2"),
     (ops.attention, [Q, K, K, kv_layer(2, 4, "float32", 3, 9)], {}, "the cache has head size 4, k has 8"),
     (ops.attention, [Q, K, t(3, 5, 2, 4), LAYER], {}, "the cache has head size 8, v has 4"),
+    (ops.attention, [Q], {}, "k is missing"),
+    (ops.attention, [Q, K], {}, "v is missing"),
+    (ops.attention, [Q, K], {"value_size": 9}, "value_size is 9, the keys have 8"),
+    (ops.attention, [Q, K], {"value_size": 0}, "value_size must be positive, got 0"),
+    (ops.attention, [Q, K, K], {"value_size": 4}, "value_size says what of the keys are values, and v is given"),
+    (ops.attention, [Q, K, None, LAYER], {}, "the layer keeps values besides keys, v is missing"),
+    (ops.attention, [Q, None, K, LAYER], {}, "v is given without k"),
+    (ops.attention, [Q, None, None, LAYER], {"value_size": 4}, "value_size says what of the keys are values, and the layer keeps values"),
+    (ops.attention, [Q, K, K, LATENT], {}, "the layer keeps nothing but latent, v is given"),
+    (ops.attention, [Q, K, None, LATENT], {}, "v is missing"),
+    (ops.attention, [Q, K, K, FIXED], {}, "the layer keeps conv 4 float32 a sequence, attention needs keys [heads, size] of each token"),
+    (ops.attention, [Q, K, K, None, None, t(1, 1, 1, 5, dtype=I64)], {}, "bias must have a floating-point dtype, got int64"),
+    (ops.attention, [Q, K, K, None, None, t(5, 5)], {}, "bias must be [batch, heads, seq, positions], got 2 axes"),
+    (ops.attention, [Q, K, K, None, None, t(1, 1, 1, 6)], {}, "bias is not [batch, heads, seq, positions]: 6 and 5"),
+    (ops.attention, [Q, K, K, LAYER, None, t(1, 1, 1, 5)], {}, "bias is not [batch, heads, seq, positions]: 5 and 16"),
+    (ops.cache_read, [FIXED], {"name": "ssm"}, "the layer keeps no 'ssm' of each sequence"),
+    (ops.cache_read, [LAYER], {"name": "keys"}, "the layer keeps no 'keys' of each sequence"),
+    (ops.cache_write, [FIXED, t(3, 4, dtype=F16)], {"name": "conv", "seq": 1}, "the layer keeps 'conv' as float32[3, 4], the value is float16 with 2 axes"),
+    (ops.cache_write, [FIXED, t(3, 5)], {"name": "conv", "seq": 1}, "'conv' is [batch, 4] in the layer: 5 is not 4"),
     (ops.scaled_dot_product_attention, [Q, K, K, t(5, 5, dtype=I64)], {}, "attn_mask must be bool or float32, got int64"),
     (ops.scaled_dot_product_attention, [Q, K, K, t(1, 1, 1, 5, 5)], {}, "attn_mask has 5 axes, more than [batch, heads, seq, kv_seq]"),
     (ops.scaled_dot_product_attention, [Q, K, K, t(5, 4)], {}, "attn_mask does not broadcast to [batch, heads, seq, kv_seq]: 4 and 5"),

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a cache with every option, held to its formula in float64: values of another size, values inside keys, reading again, biases."""
+
+import math
+
+import pytest
+import torch
+from cache_model import exact_in_codes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nnfront import ops
+from nnfront.backends.cpu.attention import cached
+from nnfront.errors import RunError
+from nnfront.lower import Buffer, Run, StateLayerType, StateType, Structure, kv_layer
+from nnfront.state.contiguous import make_cache
+
+HEADS, GROUPS, SIZE, VALUES, BATCH, ROOM = 4, 2, 6, 4, 2, 24
+LATENT = Buffer("latent", (1, SIZE), "float32")
+
+
+def exact(q, keys, values, position, bias, window, scale, softcap, sinks):
+    """One query [heads, size] over keys and values [tokens, groups, ...], bias [heads, tokens] of floats."""
+    shared, rows = HEADS // keys.shape[1], []
+    for head in range(HEADS):
+        scores = {}
+        for t in range(position + 1):
+            if window is not None and t <= position - window:
+                continue
+            score = float(q[head] @ keys[t, head // shared]) * scale
+            score = score if softcap is None else softcap * math.tanh(score / softcap)
+            scores[t] = score + float(bias[head, t])
+        weights = {t: math.exp(s) for t, s in scores.items()}
+        total = sum(weights.values()) + (0 if sinks is None else math.exp(sinks[head]))
+        row = torch.zeros(values.shape[-1], dtype=torch.float64)
+        for t, weight in weights.items():
+            row += values[t, head // shared] * (weight / total if total else 0)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def attend(by_kernel, layer, q, k, v, sinks, bias, attrs):
+    if by_kernel and sinks is None and "softcap" not in attrs:
+        return cached(Run("attention_stored", "attention", (), Structure(), attrs))(
+            q, k, v, layer, None, bias
+        )[0]
+    return ops.attention.run((q, k, v, layer, sinks, bias), attrs)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_attention_is_its_formula_over_every_storage(data):
+    draw = data.draw
+    torch.manual_seed(draw(st.integers(0, 1 << 20)))
+    is_latent, window = draw(st.booleans()), draw(st.sampled_from([None, None, 3]))
+    storage = draw(st.sampled_from([{}, {"page_size": 4}, {"stored_as": "float8_e4m3fn"}]))
+    type = (
+        StateLayerType((LATENT,), (), BATCH, ROOM, window)
+        if is_latent
+        else kv_layer(GROUPS, SIZE, "float32", BATCH, ROOM, window, value_size=VALUES)
+    )
+    groups = 1 if is_latent else GROUPS
+    cache = make_cache(StateType((type,)), {}, **storage)
+    keys, values = (torch.zeros(BATCH, 0, groups, n, dtype=torch.float64) for n in (SIZE, VALUES))
+    sinks = torch.randn(HEADS) if draw(st.booleans()) else None
+    by_kernel, softcap = draw(st.booleans()), draw(st.sampled_from([None, 2.0]))
+    own_window = draw(st.sampled_from([None, 2]))
+    attrs = {"scale": 0.4, "window": own_window, "value_size": VALUES if is_latent else None}
+    attrs |= {} if softcap is None else {"softcap": softcap}
+    if softcap is None and sinks is None and by_kernel:
+        attrs = {name: value for name, value in attrs.items() if value is not None}
+    else:
+        attrs |= {"is_causal": True, "softcap": softcap}
+    for seq in draw(st.lists(st.sampled_from([1, 1, 2, 5]), min_size=1, max_size=4)):
+        k, v = (exact_in_codes(BATCH, seq, groups, n) for n in (SIZE, VALUES))
+        keys = torch.cat([keys, k.double()], 1)
+        values = keys[..., :VALUES] if is_latent else torch.cat([values, v.double()], 1)
+        for again in range(draw(st.sampled_from([1, 2]))):
+            q = torch.randn(BATCH, seq, HEADS, SIZE)
+            shape = [draw(st.sampled_from([1, n])) for n in (BATCH, HEADS, seq)]
+            bias = draw(st.sampled_from([None, torch.randn(*shape, ROOM), torch.rand(*shape, ROOM) > 0.3]))
+            turned = window is not None and seq > 1 and keys.shape[1] > window and "page_size" not in storage
+            if again and turned and by_kernel and "softcap" not in attrs:
+                break  # outside of a call nothing is kept for those who read again
+            part = (None, None) if again else (k, None if is_latent else v)
+            y = attend(by_kernel, cache[0], q, *part, sinks, bias, attrs)
+            wide = torch.zeros(BATCH, HEADS, seq, ROOM, dtype=torch.float64)
+            if bias is not None:
+                wide = wide.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else wide + bias
+            limits = [w for w in (window, own_window) if w is not None]
+            for row in range(BATCH):
+                for i in range(seq):
+                    expected = exact(
+                        q[row, i].double(), keys[row], values[row], keys.shape[1] - seq + i,
+                        wide[row, :, i], min(limits, default=None), 0.4, softcap, sinks,
+                    )  # fmt: skip
+                    torch.testing.assert_close(y[row, i].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_reading_again_what_a_ring_has_lost_is_refused():
+    cache = make_cache(
+        StateType((kv_layer(1, 4, "float32", 1, 16, 3), kv_layer(1, 4, "float32", 1, 16, 3))), {}
+    )
+    for layer in cache:
+        layer.append(*(torch.randn(1, 7, 1, 4) for _ in range(2)))
+    with pytest.raises(RunError) as caught:
+        cache[0].last_positions(7)
+    assert (
+        caught.value.what
+        == "a layer with the window 3 is read again, but of the last 7 tokens some see what it holds no more"
+    )
+    assert cache[1].last_positions(7).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
