@@ -18,8 +18,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.backends.cpu import decode_attention
+from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, with_cache, without_cache
 from nnfront.backends.cpu.decode_attention import Scores
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run, by_position
 from nnfront.lower.reference import reference
 from nnfront.memory.allocations import Workspace, metered
@@ -277,39 +278,6 @@ def _attend(
     return attend(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=gqa).transpose(1, 2)
 
 
-def _with_cache(run: Run, context: Context) -> str:
-    return why_not_keys_and_values(run, context) or _stored(run, context)
-
-
-def _stored(run: Run, context: Context) -> str:
-    return "there is no cache" if context.is_none(run.inputs[3]) else ACCEPTED
-
-
-def _without_cache(run: Run, context: Context) -> str:
-    if not context.is_none(run.inputs[3]):
-        return "there is a cache"
-    return why_not_keys_and_values(run, context) or softmax_only(run, context)
-
-
-def why_not_keys_and_values(run: Run, context: Context) -> str:
-    """Why attention is to more, or less, than the keys and values that it is given; ACCEPTED if it is not."""
-    if any(context.is_none(slot) for slot in run.inputs[1:3]):
-        return "it is to what a layer holds, or values are parts of keys"
-    has_bias = any(not context.is_none(slot) for slot in run.inputs[5:])
-    return "it has a bias" if has_bias else ACCEPTED
-
-
-def softmax_only(run: Run, context: Context) -> str:
-    """Whether torch's attention is all that there is to do, or what more there is."""
-    if not context.is_none(run.inputs[4]):
-        return "it has sinks"
-    return "it has a softcap" if "softcap" in run.attrs else ACCEPTED
-
-
-def _no_scale_dtype(run: Run, context: Context) -> str:
-    return "it computes scores in another dtype" if "scale_dtype" in run.attrs else ACCEPTED
-
-
 def _window_mask_bytes(q: Layout) -> int:
     """The mask of a window, and what it is made from before the result is there."""
     pairs = q.shape[1] ** 2
@@ -388,7 +356,7 @@ KERNELS = (
         "attention",
         cached,
         "one query for each group of heads: no copies of keys and values",
-        _with_cache,
+        with_cache,
         workspace=Workspace(cached_bytes, mask_bytes),
     ),
     Kernel(
@@ -396,15 +364,15 @@ KERNELS = (
         "attention",
         cached,
         "torch's attention over what a layer holds, under a bias if there is one",
-        _stored,
+        stored,
     ),
-    Kernel("attention_fused", "attention", fused, FLASH, _without_cache, workspace=Workspace(fused_bytes)),
+    Kernel("attention_fused", "attention", fused, FLASH, without_cache, workspace=Workspace(fused_bytes)),
     Kernel(
         "sdpa_fused",
         "scaled_dot_product_attention",
         sdpa,
         FLASH,
-        _no_scale_dtype,
+        no_scale_dtype,
         workspace=Workspace(_sdpa_fused_bytes),
     ),
 )

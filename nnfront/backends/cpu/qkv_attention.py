@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu import attention, decode_attention
+from nnfront.backends.cpu.attention_kinds import softmax_only
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.rope import is_interleaved, rope_rotated, rope_rotated_bytes, rope_tables
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
@@ -31,7 +32,7 @@ def _as_rotated_attention(run: Run, context: Context) -> Run | str:
 
 
 def _caches(run: Run, context: Context) -> str:
-    return attention.softmax_only(run, context) if context.is_none(run.inputs[3]) else ACCEPTED
+    return softmax_only(run, context) if context.is_none(run.inputs[3]) else ACCEPTED
 
 
 def _qkv_attention(run: Run) -> Callable[..., Any]:

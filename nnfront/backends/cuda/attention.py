@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu.attention import why_not_keys_and_values
+from nnfront.backends.cpu.attention_kinds import why_not_keys_and_values
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
