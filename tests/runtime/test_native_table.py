@@ -36,7 +36,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "stored": range(5)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(5)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -68,6 +68,9 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         else:
             found["v"] = found["k"]
         found |= {"positions": found["capacity"] + pick.randint(0, 9), "bias_bytes": pick.choice([1, 2, 4])}
+    if "heads" in found and "groups" in found:
+        found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3)}
+        found["heads"] = found["groups"] * pick.randint(1, 3)
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
     if kernel == "multiply_quantized":
@@ -94,6 +97,12 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return values.to(kinds[sizes["bias_bytes"]]).view(torch.uint8)
     if name in ("codes", "zeros"):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
+    if name in ("g", "dt", "a", "beta", "d") or (name == "state" and sizes.get("is_wide_state", True)):
+        return torch.randn(count // 4).view(torch.uint8)
+    if name == "next":
+        return torch.zeros(count, dtype=torch.uint8)
+    if "is_wide_state" in sizes and name in ("weight", "bias") and sizes["is_wide"]:
+        return torch.randn(count // 4).view(torch.uint8)
     is_sink = name == "sinks" and sizes["has_wide_sinks"]
     is_vector = name in ("weight", "bias") and "is_centered" in sizes and sizes["is_wide"]
     wide = name in ("cos", "sin") or (name == "scales" and sizes["stored"] == 2) or is_vector or is_sink
@@ -206,6 +215,9 @@ FREE = {
     "positions",
     "activation",
     "with_tiles",
+    "is_wide_state",
+    "has_gates_of_keys",
+    "is_normed",
     "next_q",
     "next_k",
     "next_v",

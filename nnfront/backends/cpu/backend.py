@@ -15,6 +15,7 @@ from nnfront.backends.cpu import (
     norm,
     qkv_attention,
     quantized_linear,
+    recurrent,
     rope,
     tape,
 )
@@ -31,6 +32,7 @@ KERNELS = (
     *norm.KERNELS,
     *rope.KERNELS,
     *attention.KERNELS,
+    *recurrent.KERNELS,
     *host.KERNELS,
 )
 

@@ -41,7 +41,43 @@ def append_and_attend(
     y: Operand,
     /,
 ) -> None: ...
+def causal_conv1d_step(
+    batch: int,
+    channels: int,
+    width: int,
+    activation: int,
+    is_wide: int,
+    is_wide_state: int,
+    threads: int,
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None,
+    state: Operand | None,
+    y: Operand,
+    next: Operand,
+    /,
+) -> None: ...
 def gate(rows: int, size: int, activation: int, both: Operand, y: Operand, /) -> None: ...
+def gated_delta_rule_step(
+    batch: int,
+    groups: int,
+    heads: int,
+    key_size: int,
+    value_size: int,
+    has_gates_of_keys: int,
+    is_normed: int,
+    threads: int,
+    scale: float,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    g: Operand,
+    beta: Operand,
+    state: Operand | None,
+    y: Operand,
+    next: Operand,
+    /,
+) -> None: ...
 def multiply(
     rows: int,
     columns: int,
@@ -114,6 +150,24 @@ def rotate(
     cos: Operand,
     sin: Operand,
     y: Operand,
+    /,
+) -> None: ...
+def ssm_scan_step(
+    batch: int,
+    heads: int,
+    groups: int,
+    size: int,
+    states: int,
+    threads: int,
+    x: Operand,
+    dt: Operand,
+    a: Operand,
+    b: Operand,
+    c: Operand,
+    d: Operand | None,
+    state: Operand | None,
+    y: Operand,
+    next: Operand,
     /,
 ) -> None: ...
 def run_sequence(rows: Tensor, /, *memories: Tensor | int | None) -> None: ...

@@ -18,8 +18,9 @@ import torch
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import SMALL_BATCH
-from nnfront.backends.cpu.tape_builder import MEMORY, LayerValue, Place, Refused, TapeBuilder, Value
-from nnfront.backends.cpu.tape_rows import VIEWS, WRITERS, Operand
+from nnfront.backends.cpu.tape_builder import MEMORY, LayerValue, Operand, Place, Refused, TapeBuilder, Value
+from nnfront.backends.cpu.tape_recurrent import RECURRENT
+from nnfront.backends.cpu.tape_rows import VIEWS, WRITERS
 from nnfront.lower import Instruction, Run, Slot
 from nnfront.runtime.execute import Code, Frame, Step, execute
 from nnfront.state.layer import CacheLayer
@@ -27,7 +28,7 @@ from nnfront.state.layer import CacheLayer
 # What writes to the layer of a cache, its fourth operand.
 ATTENTION = ("qkv_attention", "attention_cached")
 # What is written for one token of each sequence, or for one token, only.
-FOR_ONE = frozenset((*ATTENTION, "split"))
+FOR_ONE = frozenset((*ATTENTION, *RECURRENT, "split"))
 
 Pair: TypeAlias = tuple[Step, Instruction | None]
 

@@ -8,9 +8,10 @@ bytes behind the begin of one of the memories that a sequence is given when it r
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any, TypeAlias
 
 import torch
 
@@ -138,3 +139,13 @@ class TapeBuilder:
                 self._held[place.offset] = count, slots - 1
             else:
                 self._free.append((count, place.offset))
+
+
+Operand: TypeAlias = Any  # Value, LayerValue or None
+Write: TypeAlias = Callable[..., Sequence[Operand]]
+"""How the calls of a kernel are written: from the builder, the instruction and its operands to its results. It raises Refused for operands that it is not for."""
+
+
+def place_of(value: Value | None) -> Place:
+    """Where a value lies, if there is one."""
+    return NOWHERE if value is None else value.place

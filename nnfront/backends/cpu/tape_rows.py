@@ -5,11 +5,10 @@ says where operands lie, and finds a place for the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, TypeAlias
 
 import torch
 
@@ -22,11 +21,20 @@ from nnfront.backends.cpu.norm import Norm, is_for_c
 from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.backends.cpu.rope import is_interleaved
-from nnfront.backends.cpu.tape_builder import NOWHERE, LayerValue, Place, Refused, TapeBuilder, Value, demand
+from nnfront.backends.cpu.tape_builder import (
+    NOWHERE,
+    LayerValue,
+    Operand,
+    Place,
+    Refused,
+    TapeBuilder,
+    Value,
+    Write,
+    demand,
+    place_of,
+)
+from nnfront.backends.cpu.tape_recurrent import RECURRENT
 from nnfront.lower import Run
-
-Operand: TypeAlias = Any  # Value, LayerValue or None
-Write: TypeAlias = Callable[..., Sequence[Operand]]
 
 
 def _few(x: Value, columns: int, most: int) -> int:
@@ -34,10 +42,6 @@ def _few(x: Value, columns: int, most: int) -> int:
     rows = prod(x.shape) // max(columns, 1)
     demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
     return rows
-
-
-def _place(value: Value | None) -> Place:
-    return NOWHERE if value is None else value.place
 
 
 def _product(
@@ -57,7 +61,7 @@ def _product(
     is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
     demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
-    operands = (weight.place, x.place, _place(bias), _place(added), y.place)
+    operands = (weight.place, x.place, place_of(bias), place_of(added), y.place)
     kind = is_wide, number, TILES, builder.threads
     builder.call("multiply", rows, columns, outputs, *kind, *operands)
     return (y,)
@@ -69,7 +73,7 @@ def _gated(builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value 
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
     rows, gate = _few(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
-    operands = (weight.place, x.place, _place(bias), y.place)
+    operands = (weight.place, x.place, place_of(bias), y.place)
     kind = gate, TILES, builder.threads
     builder.call("multiply_gated", rows, columns, outputs, *kind, *operands)
     return (y,)
@@ -103,7 +107,7 @@ def _quantized(
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
-    operands = (weight.place, scales.place, _place(zeros), x.place, _place(bias), _place(added), to)
+    operands = (weight.place, scales.place, place_of(zeros), x.place, place_of(bias), place_of(added), to)
     group = few.format.group_size
     sizes = (rows, columns, outputs, columns // group if group else 1)
     builder.call("multiply_quantized", few.stored, *sizes, builder.threads, *operands)
@@ -132,7 +136,7 @@ def _norm_of_sum(
             else Value(builder.take(x.nbytes), x.shape)
         )
     norm, size = Norm.of(run), x.shape[-1]
-    operands = (x.place, _place(added), _place(total), _place(weight), _place(bias), y.place)
+    operands = (x.place, place_of(added), place_of(total), place_of(weight), place_of(bias), y.place)
     kind = (norm.is_centered, torch.float32 in vectors, builder.threads, norm.epsilon)
     builder.call("norm", prod(x.shape) // size, size, *kind, *operands)
     if total is not None and len(run.outputs) == 1:
@@ -231,7 +235,7 @@ def _append_and_attend(
         *scores.reals(size),
         *places,
         *(layer.place(i) for i in range(3)),
-        _place(sinks),
+        place_of(sinks),
         NOWHERE,
         y.place,
     )
@@ -284,6 +288,7 @@ WRITERS: Mapping[str, Write] = {
     "rope_rotated": _rope,
     "qkv_attention": _qkv_attention,
     "attention_cached": _attention,
+    **RECURRENT,
     **VIEWS,
 }
 """For each kernel that sequences have: how its calls are written. It raises Refused for operands that it is not for."""
