@@ -316,15 +316,16 @@ def _(
     format: str | None,
 ) -> torch.Tensor:
     wide = torch.float64 if scale.dtype == torch.float64 else torch.float32
-    repeats = q.shape[axis] if group_size is None else group_size
     known = None if format is None else FORMATS[format]
     y = q.to(wide) if known is None else _looked_up(q & (2**known.bits - 1), known.values, wide)
     if known is not None and known.scale_values:
         scale = _looked_up(scale, known.scale_values, wide)
+    length = q.shape[axis] if group_size is None else group_size
+    y = y.reshape(*scale.shape[: axis + 1], length, *q.shape[axis + 1 :])
     if zero_point is not None:
-        y = y - zero_point.to(wide).repeat_interleave(repeats, axis)
-    y = y * scale.to(wide).repeat_interleave(repeats, axis)
-    return y.to(scale.dtype if dtype is None else getattr(torch, dtype))
+        y.sub_(zero_point.to(wide).unsqueeze(axis + 1))
+    y.mul_(scale.to(wide).unsqueeze(axis + 1))
+    return y.reshape(q.shape).to(scale.dtype if dtype is None else getattr(torch, dtype))
 
 
 @op(stricter=NO_AXIS, rowwise=True)
