@@ -9,6 +9,7 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
+import transformers
 from folders import IDS, agrees, kinds, llama, logits
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
@@ -159,3 +160,24 @@ def test_several_models_in_a_folder_are_told_apart_by_nobody(tmp_path: Path) -> 
         (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
     with pytest.raises(LoadError, match="there are several GGUF files"):
         nn.LLM.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3"])
+def test_qwen_keeps_the_order_of_its_rows(tmp_path: Path, name: str) -> None:
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    kind = {"qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}[name]
+    more = {"head_dim": 32} if name == "qwen3" else {}
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(kind(**sizes, **more), attn_implementation="eager")
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.1)
+    model = write(tmp_path / "m.gguf", model.eval(), name, types="Q8_0")
+    assert kinds(agrees(tmp_path / "m.gguf", model, dtype="float32"))["int8 in groups of 32"] == 16
