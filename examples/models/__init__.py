@@ -2,6 +2,7 @@
 """Model files: one flat file for each architecture, named by Hugging Face's model type."""
 
 FILES = {
+    "iquestcoder": "llama",
     "ministral": "llama",
     "mistral": "llama",
     "seed_oss": "llama",

@@ -36,6 +36,17 @@ class Config(nn.WindowedConfig):
             "max_position_embeddings": 131072,
             "sliding_window": 4096,
         },
+        "iquestcoder": {
+            "vocab_size": 76800,
+            "hidden_size": 5120,
+            "intermediate_size": 27648,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 40,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+        },
         "seed_oss": {
             "vocab_size": 155136,
             "intermediate_size": 27648,
@@ -50,6 +61,7 @@ class Config(nn.WindowedConfig):
     }
     lacks: ClassVar = {
         "llama": ("sliding_window", "layer_types", "attention_out_bias"),
+        "iquestcoder": ("sliding_window", "layer_types", "attention_out_bias"),
         "mistral": ("attention_bias", "attention_out_bias", "mlp_bias", "layer_types"),
         "ministral": ("attention_bias", "attention_out_bias", "mlp_bias"),
         "seed_oss": ("sliding_window", "layer_types"),

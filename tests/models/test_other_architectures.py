@@ -128,5 +128,8 @@ def test_multipliers_are_refused_by_their_names(tmp_path: Path) -> None:
     with pytest.raises(LoadError) as caught:
         nn.LLM.load(tmp_path, model_file=llama.__file__)
     first, *rest = caught.value.details
-    assert first == "model_type is 'granite', expected 'llama', 'mistral', 'ministral' or 'seed_oss'"
+    assert (
+        first
+        == "model_type is 'granite', expected 'llama', 'mistral', 'ministral', 'iquestcoder' or 'seed_oss'"
+    )
     assert "attention_multiplier is 0.5, and the file does not know the key" in rest
