@@ -28,22 +28,12 @@ class Config(nn.DecoderConfig):
     mlp_bias: bool = False
 
 
-class ArceeMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.down_proj(self.activation(self.up_proj(x_BSD)))
-
-
 class ArceeDecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         d = config.hidden_size
         sizes = d, config.num_attention_heads, config.kv_heads, config.head_size
         self.self_attn = nn.Attention(*sizes, config.attention_bias)
-        self.mlp = ArceeMLP(config)
+        self.mlp = nn.MLP(d, config.intermediate_size, config.hidden_act, config.mlp_bias)
         self.input_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, config.rms_norm_eps, bias=False)
 

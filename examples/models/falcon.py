@@ -83,21 +83,13 @@ class FalconAttention(nn.Attention):
         return self.dense(self.attend(x_BSD, rope, cache))
 
 
-class FalconMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        inner = config.ffn_hidden_size or 4 * config.hidden_size
-        self.dense_h_to_4h = nn.Linear(config.hidden_size, inner, config.bias)
-        self.dense_4h_to_h = nn.Linear(inner, config.hidden_size, config.bias)
-        self.activation = nn.ACTIVATIONS[config.activation]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.dense_4h_to_h(self.activation(self.dense_h_to_4h(x_BSD)))
-
-
 class FalconDecoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         self.self_attention = FalconAttention(config)
-        self.mlp = FalconMLP(config)
+        inner = config.ffn_hidden_size or 4 * config.hidden_size
+        self.mlp = nn.MLP(
+            config.hidden_size, inner, config.activation, config.bias, ("dense_h_to_4h", "dense_4h_to_h")
+        )
         self.num_norms = config.num_norms
         if self.num_norms == 2:
             self.ln_attn = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)

@@ -80,17 +80,15 @@ class BigCodeAttention(nn.Attention):
         kv = config.kv_heads * k
         self.c_attn = nn.Linear(d, d + 2 * kv)
         self.c_proj = nn.Linear(d, d)
-        self.weight, self.bias = self.c_attn.weight, self.c_attn.bias
+        self.ordered = None
         if not config.multi_query:  # stored head by head: q, k and v of the first, of the second ...
-            self.weight = op.reshape(
-                op.permute_dims(op.reshape(self.weight, (h, 3, k, d)), (1, 0, 2, 3)), (3 * d, d)
-            )
-            self.bias = op.reshape(op.permute_dims(op.reshape(self.bias, (h, 3, k)), (1, 0, 2)), (3 * d,))
+            self.ordered = [nn.part_by_part(x, h) for x in (self.c_attn.weight, self.c_attn.bias)]
         self.head_size, self.splits = k, (d, d + kv)
         self.scale = k**-0.5 if config.scale_attn_weights else 1.0
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
-        parts = op.split(op.linear(x_BSD, self.weight, self.bias), self.splits, -1)
+        qkv = self.c_attn(x_BSD) if self.ordered is None else op.linear(x_BSD, *self.ordered)
+        parts = op.split(qkv, self.splits, -1)
         q_BSHK, k_BSGK, v_BSGK = (op.split_heads(part, self.head_size) for part in parts)
         return q_BSHK, k_BSGK, v_BSGK
 
@@ -98,23 +96,13 @@ class BigCodeAttention(nn.Attention):
         return self.c_proj(self.attend(x_BSD, rope, cache))
 
 
-class BigCodeMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.c_fc = nn.Linear(config.hidden_size, inner)
-        self.c_proj = nn.Linear(inner, config.hidden_size)
-        self.activation = nn.ACTIVATIONS[config.activation_function]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.c_proj(self.activation(self.c_fc(x_BSD)))
-
-
 class BigCodeBlock(nn.Module):
     def __init__(self, config: Config) -> None:
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn = BigCodeAttention(config)
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = BigCodeMLP(config)
+        inner = config.intermediate_size or 4 * config.hidden_size
+        self.mlp = nn.MLP(config.hidden_size, inner, config.activation_function, names=("c_fc", "c_proj"))
 
     def forward(self, x_BSD: nn.Tensor, cache: nn.CacheLayer | None) -> nn.Tensor:
         x_BSD = x_BSD + self.attn(self.ln_1(x_BSD), None, cache)

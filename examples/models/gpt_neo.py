@@ -81,23 +81,13 @@ class NeoAttention(nn.Module):
         return self.attention(x_BSD, rope, cache)
 
 
-class NeoMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.c_fc = nn.Linear(config.hidden_size, inner)
-        self.c_proj = nn.Linear(inner, config.hidden_size)
-        self.activation = nn.ACTIVATIONS[config.activation_function]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.c_proj(self.activation(self.c_fc(x_BSD)))
-
-
 class NeoBlock(nn.Module):
     def __init__(self, config: Config, index: int) -> None:
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn = NeoAttention(config, index)
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        self.mlp = NeoMLP(config)
+        inner = config.intermediate_size or 4 * config.hidden_size
+        self.mlp = nn.MLP(config.hidden_size, inner, config.activation_function, names=("c_fc", "c_proj"))
 
     def forward(self, x_BSD: nn.Tensor, cache: nn.CacheLayer | None) -> nn.Tensor:
         x_BSD = x_BSD + self.attn(self.ln_1(x_BSD), None, cache)

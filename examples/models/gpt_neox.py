@@ -55,12 +55,8 @@ class NeoXAttention(nn.Attention):
         )
         self.query_key_value = nn.Linear(d, 3 * d, bias)
         self.dense = nn.Linear(d, d, bias)
-        by_head = op.reshape(self.query_key_value.weight, (h, 3, k, d))
-        self.weight = op.reshape(op.permute_dims(by_head, (1, 0, 2, 3)), (3 * d, d))
-        self.bias = None
-        if bias:
-            by_head = op.reshape(self.query_key_value.bias, (h, 3, k))
-            self.bias = op.reshape(op.permute_dims(by_head, (1, 0, 2)), (3 * d,))
+        self.weight = nn.part_by_part(self.query_key_value.weight, h)
+        self.bias = nn.part_by_part(self.query_key_value.bias, h) if bias else None
         self.head_size, self.splits = k, (d, 2 * d)
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
@@ -72,22 +68,17 @@ class NeoXAttention(nn.Attention):
         return self.dense(self.attend(x_BSD, rope, cache))
 
 
-class NeoXMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.dense_4h_to_h = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.dense_4h_to_h(self.activation(self.dense_h_to_4h(x_BSD)))
-
-
 class NeoXLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         self.input_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.attention = NeoXAttention(config)
-        self.mlp = NeoXMLP(config)
+        self.mlp = nn.MLP(
+            config.hidden_size,
+            config.intermediate_size,
+            config.hidden_act,
+            names=("dense_h_to_4h", "dense_4h_to_h"),
+        )
         self.parallel = config.use_parallel_residual
 
     def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:

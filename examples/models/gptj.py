@@ -72,22 +72,12 @@ class GPTJAttention(nn.Attention):
         return self.out_proj(self.attend(x_BSD, rope, cache))
 
 
-class GPTJMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.fc_in = nn.Linear(config.hidden_size, inner)
-        self.fc_out = nn.Linear(inner, config.hidden_size)
-        self.activation = nn.ACTIVATIONS[config.activation_function]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.fc_out(self.activation(self.fc_in(x_BSD)))
-
-
 class GPTJBlock(nn.Module):
     def __init__(self, config: Config) -> None:
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn = GPTJAttention(config)
-        self.mlp = GPTJMLP(config)
+        inner = config.intermediate_size or 4 * config.hidden_size
+        self.mlp = nn.MLP(config.hidden_size, inner, config.activation_function, names=("fc_in", "fc_out"))
 
     def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
         y_BSD = self.ln_1(x_BSD)

@@ -32,21 +32,11 @@ class Config(nn.DecoderConfig):
     mlp_bias: bool = True
 
 
-class Jais2MLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.down_proj(self.activation(self.up_proj(x_BSD)))
-
-
 class Jais2DecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         sizes = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_size
         self.self_attn = nn.Attention(*sizes, config.attention_bias)
-        self.mlp = Jais2MLP(config)
+        self.mlp = nn.MLP(config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
         self.input_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 

@@ -53,20 +53,12 @@ class NanoChatAttention(nn.Attention):
         return self.norm(q_BSHK), self.norm(k_BSGK)
 
 
-class NanoChatMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.fc2(self.activation(self.fc1(x_BSD)))
-
-
 class NanoChatDecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         self.self_attn = NanoChatAttention(config)
-        self.mlp = NanoChatMLP(config)
+        self.mlp = nn.MLP(
+            config.hidden_size, config.intermediate_size, config.hidden_act, False, ("fc1", "fc2")
+        )
         self.input_layernorm = Norm(config)
         self.post_attention_layernorm = Norm(config)
 

@@ -42,21 +42,11 @@ class NemotronLayerNorm(nn.LayerNorm):
         return op.layer_norm(x_BSD, self.normalized_shape, self.factor, self.bias, self.eps)
 
 
-class NemotronMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.down_proj(self.activation(self.up_proj(x_BSD)))
-
-
 class NemotronDecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         sizes = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_size
         self.self_attn = nn.Attention(*sizes, config.attention_bias)
-        self.mlp = NemotronMLP(config)
+        self.mlp = nn.MLP(config.hidden_size, config.intermediate_size, config.hidden_act, config.mlp_bias)
         self.input_layernorm = NemotronLayerNorm(config)
         self.post_attention_layernorm = NemotronLayerNorm(config)
 

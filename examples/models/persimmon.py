@@ -42,10 +42,8 @@ class PersimmonAttention(nn.Attention):
         self.dense = nn.Linear(d, d)
         self.q_layernorm = nn.LayerNorm(k, eps) if config.qk_layernorm else nn.Identity()
         self.k_layernorm = nn.LayerNorm(k, eps) if config.qk_layernorm else nn.Identity()
-        weights = op.reshape(self.query_key_value.weight, (h, 3, k, d))
-        biases = op.reshape(self.query_key_value.bias, (h, 3, k))
-        self.weight = op.reshape(op.permute_dims(weights, (1, 0, 2, 3)), (3 * d, d))
-        self.bias = op.reshape(op.permute_dims(biases, (1, 0, 2)), (3 * d,))
+        self.weight = nn.part_by_part(self.query_key_value.weight, h)
+        self.bias = nn.part_by_part(self.query_key_value.bias, h)
         self.head_size, self.splits = k, (d, 2 * d)
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
@@ -57,20 +55,15 @@ class PersimmonAttention(nn.Attention):
         return self.dense(self.attend(x_BSD, rope, cache))
 
 
-class PersimmonMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.dense_h_to_4h = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.dense_4h_to_h = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.dense_4h_to_h(self.activation(self.dense_h_to_4h(x_BSD)))
-
-
 class PersimmonDecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         self.self_attn = PersimmonAttention(config)
-        self.mlp = PersimmonMLP(config)
+        self.mlp = nn.MLP(
+            config.hidden_size,
+            config.intermediate_size,
+            config.hidden_act,
+            names=("dense_h_to_4h", "dense_4h_to_h"),
+        )
         self.input_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 

@@ -53,20 +53,12 @@ class PhiAttention(nn.Attention):
         return self.dense(self.attend(x_BSD, rope, cache))
 
 
-class PhiMLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.fc2(self.activation(self.fc1(x_BSD)))
-
-
 class PhiDecoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         self.self_attn = PhiAttention(config)
-        self.mlp = PhiMLP(config)
+        self.mlp = nn.MLP(
+            config.hidden_size, config.intermediate_size, config.hidden_act, names=("fc1", "fc2")
+        )
         self.input_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:

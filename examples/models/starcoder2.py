@@ -38,21 +38,17 @@ class Config(nn.DecoderConfig):
         return self.sliding_window
 
 
-class Starcoder2MLP(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.c_fc = nn.Linear(config.hidden_size, config.intermediate_size, config.use_bias)
-        self.c_proj = nn.Linear(config.intermediate_size, config.hidden_size, config.use_bias)
-        self.activation = nn.ACTIVATIONS[config.hidden_act]
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        return self.c_proj(self.activation(self.c_fc(x_BSD)))
-
-
 class Starcoder2DecoderLayer(nn.DecoderLayer):
     def __init__(self, config: Config) -> None:
         sizes = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_size
         self.self_attn = nn.Attention(*sizes, config.use_bias, window=config.sliding_window)
-        self.mlp = Starcoder2MLP(config)
+        self.mlp = nn.MLP(
+            config.hidden_size,
+            config.intermediate_size,
+            config.hidden_act,
+            config.use_bias,
+            ("c_fc", "c_proj"),
+        )
         self.input_layernorm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, config.norm_epsilon)
 

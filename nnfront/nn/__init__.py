@@ -49,7 +49,7 @@ from nnfront.nn.module import Module
 from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
-from nnfront.nn.projections import Fused, GatedMLP, GateUpMLP, pairs_as_halves
+from nnfront.nn.projections import MLP, Fused, GatedMLP, GateUpMLP, pairs_as_halves, part_by_part
 from nnfront.nn.recurrent import (
     CausalConv,
     DeltaSizes,
@@ -66,6 +66,7 @@ __all__ = [
     "ACTIVATIONS",
     "EXPERT_ACTIVATIONS",
     "GELU",
+    "MLP",
     "NO_CACHE",
     "ROPE_KEYS",
     "Attention",
@@ -128,6 +129,7 @@ __all__ = [
     "eager",
     "get_default_dtype",
     "pairs_as_halves",
+    "part_by_part",
     "rope_parameters",
     "set_default_dtype",
     "step_limits",

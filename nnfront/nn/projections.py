@@ -39,6 +39,13 @@ def pairs_as_halves(head_size: int, rotated: int) -> Order:
     return reorder
 
 
+def part_by_part(x: Tensor, heads: int, parts: int = 3) -> Tensor:
+    """A weight or bias [heads * parts * size, ...] that is stored head by head, as all heads of the first part, then of the second ..."""
+    split = op.reshape(x, (heads, parts, x.shape[0] // (heads * parts), *x.shape[1:]))
+    ordered: Tensor = op.reshape(op.permute_dims(split, (1, 0, *range(2, split.ndim))), x.shape)
+    return ordered
+
+
 def _ordered(tensors: Sequence[Tensor], orders: Sequence[Order | None]) -> list[Tensor]:
     return [t if order is None else order(t) for t, order in zip_longest(tensors, orders)] if tensors else []
 
@@ -113,4 +120,27 @@ class GateUpMLP(Module):
         """[..., size] to [..., size]."""
         gate, up = op.split(self.gate_up_proj(x), 2, -1)
         y: Tensor = self.down_proj(self.activation(gate) * up)
+        return y
+
+
+class MLP(Module):
+    """second(activation(first(x))). `names` are those of the two in the checkpoint."""
+
+    def __init__(
+        self,
+        size: int,
+        inner: int,
+        activation: str,
+        bias: bool = True,
+        names: tuple[str, str] = ("up_proj", "down_proj"),
+    ) -> None:
+        self.names = names
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[activation]
+        for name, sizes in zip(names, ((size, inner), (inner, size)), strict=True):
+            setattr(self, name, Linear(*sizes, bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] to [..., size]."""
+        first, second = (getattr(self, name) for name in self.names)
+        y: Tensor = second(self.activation(first(x)))
         return y

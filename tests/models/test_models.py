@@ -104,6 +104,27 @@ def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, An
         assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == tokens.tolist()
 
 
+@pytest.mark.matrix
+@pytest.mark.parametrize("model_type", [*known_architectures()])
+def test_bfloat16_errs_no_more_than_half_again_as_much_as_transformers(
+    model_type: str, tmp_path: Path
+) -> None:
+    _, sizes = next(values.values for values in configurations() if values.values[0] == model_type)
+    reference(model_type, sizes).to(torch.bfloat16).save_pretrained(tmp_path)
+    ids = torch.randint(0, TOKENS, (2, 40))
+    exact, half = (
+        logits_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval(), ids)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    ours = nn.LLM.load(tmp_path)
+    cache = ours.session.make_cache(batch=2, max_seq=40)
+    got = [ours.session["prefill"](ids[:, :20], cache)]
+    got += [ours.session["decode"](ids[:, i : i + 1], cache) for i in range(20, 40)]
+    allowed = 1.5 * (half - exact).square().mean().sqrt()
+    assert 0 < (ours.logits(ids) - exact).square().mean().sqrt() < allowed
+    assert 0 < (torch.cat(got, 1) - exact[:, 19:]).square().mean().sqrt() < allowed
+
+
 def test_every_model_type_of_a_file_is_known_by_it_and_has_three_configurations() -> None:
     known = known_architectures()
     for name, file in known.items():

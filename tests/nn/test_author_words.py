@@ -68,6 +68,29 @@ def test_a_gated_mlp_is_down_of_activation_of_gate_times_up(activation: str) -> 
     torch.testing.assert_close(mlp(x), down(act(gate(x)) * up(x)))
 
 
+def test_an_mlp_without_a_gate_has_the_names_that_it_is_given() -> None:
+    mlp = nn.MLP(6, 10, "relu2", names=("fc1", "fc2"))
+    assert [name for name, _ in mlp.named_parameters()] == [
+        "fc1.weight",
+        "fc1.bias",
+        "fc2.weight",
+        "fc2.bias",
+    ]
+    for parameter in mlp.parameters():
+        parameter.data = torch.randn([int(size) for size in parameter.shape])
+    x = torch.randn(2, 6)
+    inner = F.relu(F.linear(x, mlp.fc1.weight.data, mlp.fc1.bias.data)).square()
+    torch.testing.assert_close(mlp(x), F.linear(inner, mlp.fc2.weight.data, mlp.fc2.bias.data))
+
+
+@pytest.mark.parametrize("shape", [(24, 5), (24,)])
+def test_rows_that_are_stored_head_by_head_are_put_part_by_part(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    heads = x.reshape(4, 3, 2, *shape[1:])
+    expected = torch.cat([heads[:, part].reshape(8, *shape[1:]) for part in range(3)])
+    assert torch.equal(nn.eager(nn.part_by_part, x, 4), expected)
+
+
 def test_heads_are_taken_apart_and_put_together_in_order() -> None:
     x = torch.arange(24.0).reshape(2, 1, 12)
     split = nn.eager(op.split_heads, x, 4)
