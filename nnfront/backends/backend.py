@@ -48,6 +48,7 @@ class Backend:
     numbered       whether a target may end with the number of a device, as in `cuda:1`
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
+    reads_experts  whether products of experts read weights in the formats that others do
     ring_windows   whether a layer of a cache with a window is a ring of the window's tokens
     """
 
@@ -58,6 +59,7 @@ class Backend:
     captures = False
     uploads = False
     ring_windows = True
+    reads_experts = False
 
     def passes(self, target: str) -> Sequence[Any]:
         """What it does to the IR before lowering, in order."""

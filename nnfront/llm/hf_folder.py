@@ -107,7 +107,7 @@ def _derived(
     if quantization is None or checkpoint is None:
         return module, None
     held = Held(checkpoint.infos, None if checkpoint.headers_only else _small(checkpoint))
-    return quantization.derive(module, held, backend_of(target).reads)
+    return quantization.derive(module, held, backend_of(target))
 
 
 def _small(checkpoint: Checkpoint) -> Callable[[str], bytes | None]:

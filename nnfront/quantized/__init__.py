@@ -18,7 +18,7 @@ from nnfront.quantized.awq import awq
 from nnfront.quantized.bitsandbytes import bitsandbytes
 from nnfront.quantized.blocks import fp8, mxfp4
 from nnfront.quantized.compressed_tensors import compressed_tensors
-from nnfront.quantized.derive import Takes, derive_weights
+from nnfront.quantized.derive import derive_weights
 from nnfront.quantized.formula import Formula
 from nnfront.quantized.gguf import gguf
 from nnfront.quantized.gptq import gptq
@@ -26,6 +26,7 @@ from nnfront.quantized.held import Held, Layout
 from nnfront.quantized.nvfp4 import modelopt
 from nnfront.quantized.report import StoredReport, StoredWeight
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.uses import Takes
 
 READERS: Mapping[str, Callable[[Settings], Layout]] = {
     "awq": awq,

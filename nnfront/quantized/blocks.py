@@ -82,14 +82,8 @@ def mxfp4(settings: Settings) -> Layout:
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
             packed = b.call(ops.reshape, found[0], shape=(*outer, groups * 16))
-            if not is_turned:
-                return Encoded(FORMATS["mxfp4"], packed, found[1])
-            codes = b.call(ops.unpack_int4, packed, axis=2, signed=False)
-            dense = b.call(
-                ops.dequantize, codes, found[1], None, axis=2, group_size=32, dtype=type.dtype, format="mxfp4"
-            )
-            return b.call(ops.permute_dims, dense, axes=(0, 2, 1))
+            return Encoded(FORMATS["mxfp4"], packed, found[1], is_turned=is_turned)
 
-        return Formula("MXFP4", sources, make, None if is_turned else FORMATS["mxfp4"], "uint8")
+        return Formula("MXFP4", sources, make, FORMATS["mxfp4"], "uint8", is_turned=is_turned)
 
     return layout

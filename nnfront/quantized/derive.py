@@ -12,22 +12,20 @@ after, where the checkpoint holds both as int8 with a scale for each output:
         dequantize: float32[8, 4] = dequantize(ab.int8, ab.scales, axis=1)
         y: float32[n, 8] = linear(x, dequantize)
 
-A weight stays in few bits if nothing but products read it, joined to others of its format or not, or take rows of it, in the method or in a private function that it is
-given to; and if a kernel takes the format. All others are dequantised by the formula, which lifting moves to load time.
+A weight stays in few bits if nothing but products read it, of experts too, joined to others of its format or not, or take rows of it, in the method or in a private function that
+it is given to; and if a kernel takes the format. All others are dequantised by the formula, which lifting moves to load time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from nnfront import ops
 from nnfront.ir import (
     Atom,
     Binding,
     Block,
     Call,
-    Expr,
     Function,
     FunctionBuilder,
     FunctionCall,
@@ -37,17 +35,13 @@ from nnfront.ir import (
     Param,
     TensorType,
     Var,
-    callees_first,
     substitute_atoms,
-    used_vars,
     walk_bindings,
 )
 from nnfront.quant_format import QuantFormat
 from nnfront.quantized.formula import Encoded, Formula, cast
 from nnfront.quantized.report import StoredReport, report_of
-
-Takes = Callable[[QuantFormat], bool]
-"""Whether a target has a kernel for products with weights in a format."""
+from nnfront.quantized.uses import Takes, joined, matrices, reasons_against, takes_rows, turns
 
 
 def derive_weights(
@@ -57,98 +51,20 @@ def derive_weights(
 
     `ir` is not lifted yet.
     """
-    reasons = _reasons(ir, formulas, takes)
+    types = _types(ir, formulas)
+    reasons = reasons_against(ir, formulas, types, takes)
     deriving = _Deriving(
         ir,
         formulas,
         {name for name, reason in reasons.items() if not reason and formulas[name].format is not None},
     )
-    return deriving.module(), report_of(formulas, _types(ir, formulas), reasons)
+    return deriving.module(), report_of(formulas, types, reasons)
 
 
 def _types(ir: IRModule, formulas: Mapping[str, Formula]) -> dict[str, TensorType]:
     """The types that methods want of weights that have a formula."""
     found = {p.name: p.type for f in ir.methods for p in f.weights if p.name in formulas}
     return {name: type for name, type in found.items() if isinstance(type, TensorType)}
-
-
-def _reasons(ir: IRModule, formulas: Mapping[str, Formula], takes: Takes) -> dict[str, str]:
-    """For each weight that is read, why it is dequantised when it is loaded; empty if it stays as it is stored."""
-    types = _types(ir, formulas)
-    reasons = {name: formulas[name].reason_against(type.dtype, takes) for name, type in types.items()}
-    into_products: dict[str, frozenset[int]] = {}
-    for function in callees_first(ir):
-        if function.kind == "private":
-            others = _read_otherwise(function, {}, into_products)
-            into_products[function.name] = frozenset(
-                i for i, param in enumerate(function.params) if param not in others
-            )
-    is_settled = False
-    while not is_settled:  # what is joined to a weight that is dequantised is dequantised as well
-        is_settled = True
-        for function in ir.methods:
-            kept: dict[Var, QuantFormat] = {}
-            for param in function.weights:
-                format = formulas[param.name].format if param.name in types else None
-                if format is not None and not reasons[param.name]:
-                    kept[param] = format
-            for var in _read_otherwise(function, kept, into_products).intersection(kept):
-                reasons[var.name] = "joined to weights in other formats, or read by more than products"
-                is_settled = False
-    return reasons
-
-
-def _read_otherwise(
-    function: Function,
-    formats: Mapping[Var, QuantFormat],
-    into_products: Mapping[str, frozenset[int]],
-) -> set[Var]:
-    """What is read by anything but a product, here or in a private function; weights with a format may be joined to others that have it."""
-    joined = dict(formats)
-    for binding in function.bindings:
-        parts = _joined(binding.value)
-        own = {joined.get(part) for part in parts}
-        if parts and len(own) == 1 and (format := own.pop()) is not None:
-            joined[binding.var] = format
-    others: set[Var] = {function.result} if isinstance(function.result, Var) else set()
-    for binding in reversed(function.bindings):
-        value = binding.value
-        good: set[Atom | None] = set()
-        if isinstance(value, Call) and value.op is ops.linear and value.attrs.get("out_dtype") is None:
-            good = {value.args[1]} - {value.args[0], *value.args[2:]}
-        elif isinstance(value, Call) and _takes_rows(value):
-            good = {value.args[0]} - {value.args[1]}
-        elif isinstance(value, FunctionCall):
-            inside = into_products.get(value.function, frozenset())
-            good = {a for i, a in enumerate(value.args) if i in inside}
-            good -= {a for i, a in enumerate(value.args) if i not in inside}
-        elif binding.var in joined and binding.var not in others:
-            good = set(_joined(value))
-        others.update(var for var in used_vars(value) if var not in good)
-    return others
-
-
-def _takes_rows(call: Call) -> bool:
-    """Whether it takes rows of a matrix, as an embedding does."""
-    table = call.args[0] if call.args else None
-    return (
-        call.op is ops.take
-        and call.attrs.get("axis") == 0
-        and table is not None
-        and isinstance(table.type, TensorType)
-        and table.type.ndim == 2
-    )
-
-
-def _joined(value: Expr) -> tuple[Var, ...]:
-    """What a value is the outputs of, one after another; nothing if it is something else."""
-    if (
-        not isinstance(value, Call)
-        or value.op is not ops.concat
-        or value.op.full_attrs(value.attrs)["dim"] != 0
-    ):
-        return ()
-    return tuple(a for a in value.args if isinstance(a, Var))
 
 
 class _Deriving:
@@ -158,7 +74,7 @@ class _Deriving:
         self.ir, self.formulas, self.kept = ir, formulas, kept
         self.names = Names(ir)
         self.made: dict[
-            tuple[str, tuple[tuple[int, QuantFormat, tuple[TensorType, ...]], ...]], Function
+            tuple[str, tuple[tuple[int, QuantFormat, bool, tuple[TensorType, ...]], ...]], Function
         ] = {}
 
     def module(self) -> IRModule:
@@ -205,7 +121,7 @@ class _Deriving:
     def specialised(self, name: str, encoded: Mapping[int, Encoded]) -> str:
         """The name of a private function that takes some of its weights, by position, as they are encoded."""
         kinds = tuple(
-            (i, e.format, tuple(p.type for p in e.parts if isinstance(p.type, TensorType)))
+            (i, e.format, e.is_turned, tuple(p.type for p in e.parts if isinstance(p.type, TensorType)))
             for i, e in encoded.items()
         )
         if (name, kinds) not in self.made:
@@ -233,7 +149,7 @@ def _suffixes(format: QuantFormat) -> tuple[str, str, str]:
     return format.name, "scales", "zero_points"
 
 
-def _var(atom: Atom) -> Var:
+def _var(atom: Atom | None) -> Var:
     assert isinstance(atom, Var)
     return atom
 
@@ -294,24 +210,38 @@ class _Body(Mutator):
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = binding.value
-        parts = [self.encoded[v] for v in _joined(value) if v in self.encoded]
+        parts = [self.encoded[v] for v in joined(value) if v in self.encoded]
         if parts:
             return self.join(binding, parts)
         if isinstance(value, FunctionCall):
             return self.call(binding, value)
-        if isinstance(value, Call) and _takes_rows(value) and value.args[0] in self.encoded:
+        if isinstance(value, Call) and takes_rows(value) and value.args[0] in self.encoded:
             return self.rows(binding, value)
-        if not isinstance(value, Call) or value.op is not ops.linear or value.args[1] not in self.encoded:
-            return super().binding(binding)
-        weight = value.args[1]
-        assert isinstance(weight, Var) and isinstance(weight.type, TensorType)
+        if isinstance(value, Call) and turns(value) and value.args[0] in self.encoded:
+            self.encoded[binding.var] = replace(self.encoded[_var(value.args[0])], is_turned=False)
+            return []
+        read = [a for a in matrices(value) if a in self.encoded]
+        return (
+            self.product(binding, value, read)
+            if isinstance(value, Call) and read
+            else super().binding(binding)
+        )
+
+    def product(self, binding: Binding, call: Call, weights: Sequence[Var]) -> Sequence[Binding]:
+        """Multiply with what is dequantised right there."""
         builder = self.builder(binding)
-        if weight not in self.known:
-            self.keep(self.encoded[weight])
-            self.known[weight] = self.encoded[weight].dense(builder, weight.type.dtype)
-        args = (self.known[weight] if a is weight else a if a is None else self.atom(a) for a in value.args)
-        new = Binding(binding.var, Call(value.op, tuple(args), value.attrs), binding.provenance)
-        return [*builder.finish(weight).bindings, new]
+        for weight in weights:
+            assert isinstance(weight.type, TensorType)
+            if weight not in self.known:
+                self.keep(self.encoded[weight])
+                self.known[weight] = self.encoded[weight].dense(builder, weight.type.dtype)
+        read = {weight: self.known[weight] for weight in weights}
+        args = [
+            read[a] if isinstance(a, Var) and a in read else a if a is None else self.atom(a)
+            for a in call.args
+        ]
+        new = Binding(binding.var, Call(call.op, tuple(args), call.attrs), binding.provenance)
+        return [*builder.finish(binding.var).bindings, new]
 
     def rows(self, binding: Binding, call: Call) -> Sequence[Binding]:
         """Take rows as they are stored, then dequantise these."""
@@ -334,7 +264,9 @@ class _Body(Mutator):
         made = []
         for suffix, column in zip(_suffixes(parts[0].format), columns, strict=False):
             types = [part.type for part in column]
-            call = Call(ops.concat, tuple(column), ops.concat.canonical_attrs(types, {"dim": 0}))
+            assert isinstance(binding.value, Call)
+            op, attrs = binding.value.op, binding.value.op.full_attrs(binding.value.attrs)
+            call = Call(op, tuple(column), op.canonical_attrs(types, attrs))
             made.append(builder.emit(call, f"{binding.var.name}.{suffix}"))
         self.encoded[binding.var] = parts[0].with_parts(made)
         return builder.finish(made[0]).bindings

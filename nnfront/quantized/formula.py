@@ -16,13 +16,15 @@ from nnfront.quant_format import QuantFormat
 class Encoded:
     """A weight [out, in] as products take it: elements, packed as the format says, and for each group of inputs a scale and maybe a zero point.
 
-    Shapes: elements [out, in] or, in 4 bits, [out, in / 2]; scales and zeros [out, groups].
+    Shapes: elements [out, in] or, in 4 bits, [out, in / 2]; scales and zeros [out, groups]; of a stack all with an axis more in front. The weight is the stack of the transposes if
+    `is_turned`.
     """
 
     format: QuantFormat
     elements: Var
     scales: Var
     zeros: Var | None = None
+    is_turned: bool = False
 
     @property
     def parts(self) -> tuple[Var, ...]:
@@ -31,7 +33,8 @@ class Encoded:
 
     def with_parts(self, parts: Sequence[Var]) -> Encoded:
         """The same of other values."""
-        return Encoded(self.format, *parts)
+        elements, scales, *zeros = parts
+        return Encoded(self.format, elements, scales, next(iter(zeros), None), self.is_turned)
 
     def rows(self, builder: FunctionBuilder, places: Atom) -> Encoded:
         """Emit some rows of it [..., in]."""
@@ -44,7 +47,7 @@ class Encoded:
         axis = q.type.ndim - 1
         if self.format.packing is not None:
             q = builder.call(ops.unpack_int4, q, axis=axis, signed=self.format.dtype == "int8")
-        return builder.call(
+        dense = builder.call(
             ops.dequantize,
             q,
             self.scales,
@@ -54,6 +57,7 @@ class Encoded:
             dtype=dtype,
             format=self.format.name if self.format.values else None,
         )
+        return builder.call(ops.permute_dims, dense, axes=(0, 2, 1)) if self.is_turned else dense
 
 
 Make: TypeAlias = Callable[[FunctionBuilder, Sequence[Var]], Encoded | Var]
@@ -69,6 +73,7 @@ class Formula:
     make         emits it
     format       as which `make` gives it, if that is a format of ours
     scale_dtype  the dtype in which it gives scales
+    is_turned    whether it is a stack of matrices [in, out], of which `make` gives the transposes
     is_plain     whether it is stored as the floats that it is, in another dtype or order
     """
 
@@ -78,6 +83,7 @@ class Formula:
     format: QuantFormat | None = None
     scale_dtype: str = "float32"
     is_plain: bool = False
+    is_turned: bool = False
 
     def reason_against(self, dtype: str, takes: Callable[[QuantFormat], bool]) -> str:
         """Why products of a dtype cannot take it as it is stored; empty if they can."""

@@ -69,5 +69,9 @@ def mxfp4_packed(weight: str, scale: str, sizes: tuple[int, int]) -> Formula:
         scale: TensorType((outputs, inputs // 32), "uint8"),
     }
     return Formula(
-        "MXFP4", sources, lambda b, found: Encoded(FORMATS["mxfp4"], *found), FORMATS["mxfp4"], "uint8"
+        "MXFP4",
+        sources,
+        lambda b, found: Encoded(FORMATS["mxfp4"], found[0], found[1]),
+        FORMATS["mxfp4"],
+        "uint8",
     )

@@ -111,7 +111,8 @@ class _Reader:
 
     def text(self) -> str:
         """The next text; bytes that are no UTF-8 become characters of their own, as they may in a vocabulary."""
-        return self.take(self.number("Q")).decode("utf-8", "surrogateescape")
+        size = int.from_bytes(self.take(8), "little")
+        return self.take(size).decode("utf-8", "surrogateescape")
 
     def value(self, kind: int) -> Any:
         """The next value of a kind of GGUF's."""

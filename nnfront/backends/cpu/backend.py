@@ -42,6 +42,7 @@ class CpuBackend(Backend):
 
     name = "cpu"
     kernels = KERNELS
+    reads_experts = True
 
     def passes(self, target: str) -> Sequence[Any]:
         return PIPELINES["cpu"]
