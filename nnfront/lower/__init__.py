@@ -17,6 +17,7 @@ from nnfront.ir import (  # the types in a program, for those who run it
     kv_layer,
     type_text,
 )
+from nnfront.lower.function_value import FunctionValue
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure, place
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
@@ -33,6 +34,7 @@ __all__ = [
     "Branch",
     "Buffer",
     "DimBinding",
+    "FunctionValue",
     "Instruction",
     "KernelLayerLike",
     "LayerLike",

@@ -6,7 +6,7 @@ Its ops run through their references, one after the other, on whatever device th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class FunctionValue:
         self._functions = functions
         self._callees: dict[str, FunctionValue] = {}
         self._bound: dict[int, Callable[..., Any]] = {}  # calls whose attributes hold no dims, by id
-        self._constants: dict[int, torch.Tensor] = {}
+        self._constants: dict[tuple[int, torch.device], torch.Tensor] = {}
         self._solved: tuple[list[int], dict[Symbol, int]] | None = (
             None  # sizes of the last call, and its dims
         )
@@ -69,6 +69,13 @@ class FunctionValue:
         calls = (e for e in walk_exprs(self.function) if isinstance(e, Call))
         return all(call.op.is_pure_for(call.args) for call in calls) and all(
             self.callee(name).is_pure for name in self.function.callees
+        )
+
+    def asks_host(self, ops: Container[str]) -> bool:
+        """Whether a call takes a branch, or runs one of these ops, which read results back to the host."""
+        exprs = list(walk_exprs(self.function))
+        return any(isinstance(e, If) or (isinstance(e, Call) and e.op.name in ops) for e in exprs) or any(
+            self.callee(name).asks_host(ops) for name in self.function.callees
         )
 
     def callee(self, name: str) -> FunctionValue:
@@ -97,12 +104,13 @@ class FunctionValue:
         return evaluate(value, dims) if isinstance(value, Dim) else value
 
     def constant(self, atom: Constant) -> torch.Tensor:
-        """Return a constant as a tensor, made once; on the CPU."""
-        if id(atom) not in self._constants:
+        """Return a constant as a tensor on the device that tensors are made on now; it is moved there once."""
+        key = id(atom), torch.get_default_device()
+        if key not in self._constants:
             value = value_of(atom)
             assert isinstance(value, torch.Tensor)
-            self._constants[id(atom)] = value
-        return self._constants[id(atom)]
+            self._constants[key] = value.to(key[1])
+        return self._constants[key]
 
     def __str__(self) -> str:
         return f"@{self.function.name}"

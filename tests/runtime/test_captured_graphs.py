@@ -200,6 +200,16 @@ REFUSED = {
         y: float32[n, 8] = moe_mlp(x, g, d, e, w)
         return y
     }""": "moe_mlp_sorted reads a result back to the host",
+    """private def step(c: input float32[], x: input float32[]) -> (float32[],) {
+        p: bool[] = greater(x, 0.0)
+        y: float32[] = if p { yield c } else { yield x }
+        r: (float32[],) = (y,)
+        return r
+    }
+    def main[n](c: input float32[], x: input float32[n]) -> (float32[],) {
+        y: (float32[],) = scan(c, x, body=@step, out=type((float32[],)), carried=1, sliced=1, axis=0)
+        return y
+    }""": "scan reads a result back to the host",
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nnfront.backends.cuda import attention
 from nnfront.backends.table import kernels_of
-from nnfront.lower import Branch, MethodProgram, Program, Run, StateLayerType, StateType
+from nnfront.lower import Branch, FunctionValue, MethodProgram, Program, Run, StateLayerType, StateType
 
 # Rows (tokens of all sequences) up to which a call is captured. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
@@ -33,7 +33,8 @@ def why_not(program: MethodProgram) -> str:
             return f"{instruction.kernel}{where} asks the host how many tokens the cache holds"
         if not instruction.is_pure and not has_cache:
             return f"{instruction.op}{where} acts on the host"
-        if instruction.kernel in read_back:
+        bodies = [value for value in instruction.attrs.values() if isinstance(value, FunctionValue)]
+        if instruction.kernel in read_back or any(body.asks_host(read_back) for body in bodies):
             return f"{instruction.kernel}{where} reads a result back to the host"
     return ""
 
