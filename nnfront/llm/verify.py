@@ -33,7 +33,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a module was given first, and what it gave: the tensors among both."""
+    """What a module was given, and what it gave: the tensors among both."""
 
     given: Tensors
     gave: Tensors
@@ -155,7 +155,7 @@ def _run_theirs(path: Path, ids: torch.Tensor) -> tuple[dict[str, Call], torch.T
     def noted(name: str) -> Any:
         def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
             given = (*args, *kwargs.values())
-            calls.setdefault(name, Call(_tensors(given[:1]) or _tensors(given)[:1], _tensors(result)))
+            calls.setdefault(name, Call(_tensors(given), _tensors(result)))
 
         return hook
 
@@ -183,7 +183,7 @@ class _Watch(Eager):
         self._inside.append(path)
         result = super().call(module, args, kwargs)
         self._inside.pop()
-        given = self._values((*args, *kwargs.values()))[:1]
+        given = self._values((*args, *kwargs.values()))
         if isinstance(module, Fused):
             for part, gave in zip(self.parts[path], self._values(result), strict=True):
                 self.calls.append((part, Call(given, (gave,))))
@@ -258,8 +258,11 @@ def _find(
         around = [p for p in _around(path) if p in apart]
         if any(apart[p] <= TOLERANCE for p in (path, *around)):
             continue
-        given = {p: _apart(c.given, theirs[p].given) for p, c in reversed(calls) if p in (path, *around)}
-        path = next((p for p in (path, *around) if given[p] <= TOLERANCE), "")
+        given = {p: c.given for p, c in reversed(calls) if p in (path, *around)}
+        same = (
+            p for p in (path, *around) if all(_apart((x,), theirs[p].given) <= TOLERANCE for x in given[p])
+        )
+        path = next(same, "")
         module = modules[path]
         lost = list(_lost_products(path, theirs, watch, classes))
         is_part = any(path in parts for parts in watch.parts.values())
