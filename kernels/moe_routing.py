@@ -27,7 +27,7 @@ from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Pla
 from nnfront_kernels.tiles import cdiv
 
 MOST_EXPERTS = 512
-MOST_CHOICES = 8
+MOST_CHOICES = 16
 CHUNK = 128
 
 

@@ -108,7 +108,7 @@ def route(package: ModuleType, layer: Layer) -> None:
 ROUTES = [
     *(Layer(t, k, e) for t in (1, 2, 15, 16, 17, 129, 257) for k, e in ((1, 1), (2, 8), (8, 60))),
     *(Layer(160, 8, 256, choice=c, block_m=b) for c, b in (("random", 16), ("one", 64), ("ends", 128), ("elsewhere", 32), ("nowhere", 16))),
-    *(Layer(43, k, 9, block_m=32) for k in range(1, 9)),
+    *(Layer(43, k, 18, block_m=32) for k in (*range(1, 9), 9, 13, 16)),
     Layer(0, 4, 8),
     Layer(130, 3, 512),
     Layer(200, 8, 256, block_m=128),
@@ -235,6 +235,8 @@ LAYERS = [
     Layer(31, 2, 6, choice="one", block_m=32, arch="sm_90"),
     Layer(9, 2, 4, choice="nowhere"),
     *(Layer(10 + k, k, 8, width=65, hidden=63, gap=k, arch="gfx942") for k in range(3, 8)),
+    Layer(21, 10, 12, width=33, hidden=32),
+    Layer(17, 16, 24, width=32, hidden=33, choice="elsewhere"),
 ]
 
 
@@ -305,7 +307,7 @@ WRONG_ROUTES = [
     ({"experts": ids(4)}, r"experts must be a dense \[tokens, top_k\], got \[4\]"),
     ({"experts": ids(2, 4).T}, r"experts must be a dense \[tokens, top_k\], got \[4, 2\] with strides \[1, 4\]"),
     ({"experts": ids(4, 2).long()}, "moe_routing: experts must be int32, got 'int64'"),
-    ({"experts": ids(4, 9)}, "moe_routing: top_k must be 1 to 8, got 9"),
+    ({"experts": ids(4, 17)}, "moe_routing: top_k must be 1 to 16, got 17"),
     ({"num_experts": 513}, "moe_routing: there must be 1 to 512 experts, got 513"),
     ({"block_m": 48}, "moe_routing: block_m must be one of 16, 32, 64, 128, got 48"),
     ({"arch": "sm_70"}, "moe_routing: arch must be one of"),
