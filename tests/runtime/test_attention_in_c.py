@@ -16,7 +16,10 @@ from nnfront import op, ops, spec
 from nnfront.backends.cpu import decode_attention, tape
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.tape_builder import LayerValue, Place, TapeBuilder, Value
+from nnfront.backends.cpu.tape_rows import WRITERS
 from nnfront.backends.table import resolver
+from nnfront.ir.types import Buffer, StateLayerType
 from nnfront.lower import Run, Structure, kv_layer
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.ring import make_layer
@@ -285,6 +288,64 @@ def test_attention_of_other_models_is_part_of_one_call(kind, pairs, monkeypatch)
         patch.setattr(decode_attention, "NATIVE", None)
         for a, b in zip(got, decoded(), strict=True):
             torch.testing.assert_close(a, b, rtol=2**-6, atol=0.03)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_latent_and_a_bias_agree_with_the_reference_token_by_token(data: st.DataObject):
+    heads, size = data.draw(st.integers(1, 10)), data.draw(st.sampled_from([16, 40, 96]))
+    has_values, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 3]))
+    value_size = data.draw(st.integers(1, size))
+    buffers = [Buffer("latent", (1, size), "bfloat16"), Buffer("values", (1, value_size), "bfloat16")]
+    layer = make_layer(StateLayerType(tuple(buffers[: 1 + has_values]), (), 2, 9, window))
+    bias = biases(data, 2, heads, 9)
+    keys, values = torch.randn(2, 6, 1, size).to(BF16), torch.randn(2, 6, 1, value_size).to(BF16)
+    values = values if has_values else keys[..., :value_size]
+    scores = Scores(0.1, value_size=None if has_values else value_size)
+    for n in range(6):
+        q = torch.randn(2, 1, heads, size).to(BF16)
+        token = values[:, n : n + 1].contiguous() if has_values else None
+        y = decode_attention.attend(q, keys[:, n : n + 1].contiguous(), token, layer, scores, None, bias)
+        assert y is not None
+        seen = slice(0 if window is None else max(0, n + 1 - window), n + 1)
+        expected = ops.scaled_dot_product_attention.run(
+            (q.double(), keys[:, seen].double(), values[:, seen].double(), None if bias is None else mask_of(bias, seen)),
+            {"scale": 0.1},
+        )  # fmt: skip
+        assert_near(y, expected.nan_to_num(0.0))
+    assert layer.lengths.values == (6, 6)
+
+
+def mask_of(bias: torch.Tensor, seen: slice) -> torch.Tensor:
+    part = bias[..., seen]
+    return part if bias.dtype == torch.bool else part.double()
+
+
+def test_a_latent_and_a_bias_can_be_rows_of_a_sequence():
+    layer_type = StateLayerType((Buffer("latent", (1, 32), "bfloat16"),), (), 2, 5, None)
+    q, k = torch.randn(2, 1, 4, 32).to(BF16), torch.randn(2, 1, 1, 32).to(BF16)
+    bias, results = torch.randn(1, 4, 1, 5), []
+    run = Run(
+        "attention_cached",
+        "attention",
+        (),
+        Structure(fields=(Structure(0), Structure(1))),
+        {"value_size": 20},
+    )
+    builder, layer = TapeBuilder(2, {0: 9}), make_layer(layer_type)
+    values = [Value(Place(2 + i), tuple(t.shape), t.dtype) for i, t in enumerate((q, k, bias))]
+    WRITERS[run.kernel](builder, run, *values[:2], None, LayerValue(layer, 5), None, values[2])
+    assert NATIVE is not None
+    for _ in range(3):
+        storage = layer.reserve_one()
+        y = torch.empty(2, 1, 4, 20, dtype=BF16)
+        held = (storage.keys, None, layer.lengths.counts(), layer.capacity)
+        NATIVE.run_sequence(torch.tensor(builder.rows), None, None, q, k, bias, *held, y)
+        results.append(y)
+    other = make_layer(layer_type)
+    for y in results:
+        expected = decode_attention.attend(q, k, None, other, Scores(value_size=20), None, bias)
+        assert torch.equal(y, expected)
 
 
 def test_sinks_of_other_dtypes_are_left_to_the_reference():

@@ -7,6 +7,7 @@ Between products that leave nothing in the caches each call of torch costs sever
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
@@ -15,7 +16,7 @@ import torch
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.lower import Run
-from nnfront.state.layer import CacheLayer
+from nnfront.state.layer import CacheLayer, Storage
 
 # A tensor, or bytes behind its begin.
 Operand: TypeAlias = torch.Tensor | tuple[torch.Tensor, int]
@@ -32,11 +33,12 @@ class Scores:
     scale: float | None = None
     window: int | None = None
     softcap: float | None = None
+    value_size: int | None = None
 
     @classmethod
     def of(cls, run: Run) -> Scores:
         """Return that of an instruction: of the op or of a region."""
-        return cls(*(run.attrs.get(name) for name in ("scale", "window", "softcap")))
+        return cls(*(run.attrs.get(name) for name in ("scale", "window", "softcap", "value_size")))
 
     def reals(self, size: int) -> tuple[float, float]:
         """The scale and the soft cap that C wants for queries of `size` features."""
@@ -51,9 +53,21 @@ class Scores:
         return min((limit for limit in (self.window, layer.window) if limit is not None), default=0)
 
 
-def are_for_c(scores: Scores, layer: CacheLayer, sinks: torch.dtype | None) -> bool:
-    """Whether C attends to a layer so, with sinks of this dtype or without."""
-    return sinks in (None, torch.bfloat16, torch.float32) and scores.sees_all(layer)
+def are_for_c(
+    scores: Scores, layer: CacheLayer, sinks: torch.dtype | None, bias: torch.dtype | None = None
+) -> bool:
+    """Whether C attends to a layer so, with sinks and a bias of these dtypes or without."""
+    floats = (torch.bfloat16, torch.float32)
+    return sinks in (None, *floats) and bias in (None, torch.bool, *floats) and scores.sees_all(layer)
+
+
+def bias_sizes(shape: Sequence[int] | None, itemsize: int) -> tuple[int, int, int, int]:
+    """What C wants to know of a bias [1 or batch, 1 or heads, 1, positions]: positions, elements from a sequence and from a head to the next, bytes."""
+    if shape is None:
+        return 0, 0, 0, 0
+    batch, heads, seq, positions = shape
+    assert seq == 1
+    return positions, heads * positions * (batch > 1), positions * (heads > 1), itemsize
 
 
 def are_tables(shape: tuple[int, ...], rows: int, size: int) -> bool:
@@ -70,23 +84,28 @@ def rotates(x: torch.dtype, table: torch.dtype, count: int) -> bool:
 def attend(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     layer: CacheLayer,
     scores: Scores,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Store the tokens k and v [batch, 1, groups, size] and attend: q and the result [batch, 1, heads, size].
+    """Store the tokens k and v [batch, 1, groups, size] and attend: q and the result [batch, 1, heads, size]. Without v values are the first
+    `value_size` features of the keys. bias [1 or batch, 1 or heads, 1, positions].
 
     Where this cannot be done, nothing is, and the result is None.
     """
     _, seq, heads, size = q.shape
-    if seq != 1 or not _reads(q) or not q.numel() or not v.numel():
+    tokens = [q, k] if v is None else [q, k, v]
+    if seq != 1 or not _reads(q) or not all(token.numel() for token in tokens):
         return None
-    if not (_has_heads_in_a_row(q) and _has_heads_in_a_row(k) and _has_heads_in_a_row(v)):
+    if not all(map(_has_heads_in_a_row, tokens)):
         return None
-    strides = q.stride(0), k.stride(0), v.stride(0)
-    sizes = len(q), heads, k.shape[2], size, v.shape[3]
-    return _attend((q, k, v), strides, sizes, layer, scores, sinks)
+    value_size = scores.value_size if v is None else v.shape[3]
+    assert value_size is not None
+    strides = q.stride(0), k.stride(0), 0 if v is None else v.stride(0)
+    sizes = len(q), heads, k.shape[2], size, value_size
+    return _attend((q, k, v), strides, sizes, layer, scores, sinks, bias)
 
 
 def attend_rotated(
@@ -149,23 +168,25 @@ def _reads(x: torch.Tensor) -> bool:
 
 
 def _attend(
-    operands: tuple[Operand, Operand, Operand],
+    operands: tuple[Operand, Operand, Operand | None],
     strides: tuple[int, int, int],
     sizes: tuple[int, int, int, int, int],
     layer: CacheLayer,
     scores: Scores,
     sinks: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
     """`attend` for q, k and v, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
     assert NATIVE is not None
-    if not are_for_c(scores, layer, None if sinks is None else sinks.dtype):
+    kinds = (None if given is None else given.dtype for given in (sinks, bias))
+    if not are_for_c(scores, layer, *kinds):
         return None
     storage = layer.reserve_one()
     if storage is None:
         return None
     batch, heads, groups, size, value_size = sizes
     y = torch.empty((batch, 1, heads, value_size), dtype=torch.bfloat16)
-    no_bias = 0, 0, 0, 0
+    of_bias = (None, 0) if bias is None else (bias.shape, bias.itemsize)
     NATIVE.append_and_attend(
         batch,
         groups,
@@ -175,19 +196,23 @@ def _attend(
         storage.keys.shape[2],
         scores.seen(layer),
         *strides,
-        *no_bias,
+        *bias_sizes(*of_bias),
         sinks is not None and sinks.dtype == torch.float32,
         torch.get_num_threads(),
         *scores.reals(size),
         *operands,
-        storage.keys,
-        storage.values,
+        *stored(storage),
         layer.lengths.counts(),
         None if sinks is None else sinks.contiguous(),
-        None,
+        None if bias is None else bias.contiguous(),
         y,
     )
     return y
+
+
+def stored(storage: Storage) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Where keys and values of a layer are; None where values are parts of the keys."""
+    return storage.keys, storage.values if len(storage.buffers) > 1 else None
 
 
 def _has_heads_in_a_row(x: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeGuard
 
 import torch
 
+from nnfront.backends.cpu.decode_attention import stored
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.cpu.tape_builder import MEMORY, LayerValue, Operand, Place, Refused, TapeBuilder, Value
@@ -88,7 +89,7 @@ class TapeStep:
         memories = [None, memory, *map(frame.__getitem__, self._tensors)]
         for layer in map(frame.__getitem__, self._layers):
             storage = layer.reserve_one()
-            memories += (storage.keys, storage.values, layer.lengths.counts(), layer.capacity)
+            memories += (*stored(storage), layer.lengths.counts(), layer.capacity)
         NATIVE.run_sequence(plan.rows, *memories, *returned)
         return returned
 

@@ -14,7 +14,7 @@ import torch
 
 from nnfront.backends.cpu import quantized_linear as quantized
 from nnfront.backends.cpu.activations import GATES, activation_name, activation_number
-from nnfront.backends.cpu.decode_attention import Scores, are_for_c, are_tables, rotates
+from nnfront.backends.cpu.decode_attention import Scores, are_for_c, are_tables, bias_sizes, rotates
 from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES
 from nnfront.backends.cpu.linear import gated_small_batch
 from nnfront.backends.cpu.norm import Norm, is_for_c
@@ -22,7 +22,6 @@ from nnfront.backends.cpu.quantized_gemv import FORMATS_READ
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.backends.cpu.rope import is_interleaved
 from nnfront.backends.cpu.tape_builder import (
-    NOWHERE,
     LayerValue,
     Operand,
     Place,
@@ -165,17 +164,20 @@ def _attention(
     builder: TapeBuilder,
     run: Run,
     q: Value,
-    k: Value,
-    v: Value,
+    k: Value | None,
+    v: Value | None,
     layer: LayerValue,
     sinks: Value | None,
-    bias: None = None,
+    bias: Value | None = None,
 ) -> Sequence[Operand]:
+    if k is None:
+        raise Refused
     batch, seq, heads, size = q.shape
-    demand(seq == 1 and all(t.dtype == torch.bfloat16 for t in (q, k, v)))
-    strides = tuple(prod(t.shape[1:]) for t in (q, k, v))
-    places, sizes = (q.place, k.place, v.place), (batch, heads, k.shape[2], size, v.shape[3])
-    return _append_and_attend(builder, run, layer, places, strides, sizes, sinks)
+    value_size = run.attrs.get("value_size") if v is None else v.shape[3]
+    demand(seq == 1 and all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)))
+    strides = tuple(0 if t is None else prod(t.shape[1:]) for t in (q, k, v))
+    places, sizes = (q.place, k.place, place_of(v)), (batch, heads, k.shape[2], size, value_size)
+    return _append_and_attend(builder, run, layer, places, strides, sizes, sinks, bias)
 
 
 def _qkv_attention(
@@ -212,13 +214,14 @@ def _append_and_attend(
     strides: tuple[int, ...],
     sizes: tuple[int, int, int, int, int],
     sinks: Value | None,
+    bias: Value | None = None,
 ) -> Sequence[Operand]:
     """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
     batch, heads, groups, size, value_size = sizes
-    scores, kind = Scores.of(run), None if sinks is None else sinks.dtype
-    demand(prod(sizes) > 0 and are_for_c(scores, layer.layer, kind))
+    scores, kinds = Scores.of(run), [None if given is None else given.dtype for given in (sinks, bias)]
+    demand(prod(sizes) > 0 and are_for_c(scores, layer.layer, *kinds))
     y = builder.make(run.outputs[0], (batch, 1, heads, value_size))
-    no_bias = 0, 0, 0, 0
+    of_bias = (None, 0) if bias is None else (bias.shape, bias.dtype.itemsize)
     builder.call(
         "append_and_attend",
         batch,
@@ -229,14 +232,14 @@ def _append_and_attend(
         layer.place(3),
         scores.seen(layer.layer),
         *strides,
-        *no_bias,
-        kind == torch.float32,
+        *bias_sizes(*of_bias),
+        kinds[0] == torch.float32,
         builder.threads,
         *scores.reals(size),
         *places,
         *(layer.place(i) for i in range(3)),
         place_of(sinks),
-        NOWHERE,
+        place_of(bias),
         y.place,
     )
     return (y, layer)
