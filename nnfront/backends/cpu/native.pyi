@@ -112,6 +112,7 @@ def multiply_quantized(
     columns: int,
     outputs: int,
     groups: int,
+    with_tiles: int,
     threads: int,
     codes: Operand,
     scales: Operand,

@@ -109,7 +109,7 @@ def _quantized(
     operands = (weight.place, scales.place, place_of(zeros), x.place, place_of(bias), place_of(added), to)
     group = few.format.group_size
     sizes = (rows, columns, outputs, columns // group if group else 1)
-    builder.call("multiply_quantized", few.stored, *sizes, builder.threads, *operands)
+    builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, *operands)
     if is_gated:
         builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
         builder.release(to)
@@ -173,7 +173,7 @@ def _attention(
     if k is None:
         raise Refused
     batch, seq, heads, size = q.shape
-    value_size = run.attrs.get("value_size") if v is None else v.shape[3]
+    value_size = int(run.attrs["value_size"]) if v is None else v.shape[3]
     demand(seq == 1 and all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)))
     strides = tuple(0 if t is None else prod(t.shape[1:]) for t in (q, k, v))
     places, sizes = (q.place, k.place, place_of(v)), (batch, heads, k.shape[2], size, value_size)

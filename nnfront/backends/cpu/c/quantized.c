@@ -3,11 +3,13 @@
 //
 // As with bfloat16 (products.c), reading the weight is what takes time, so there is time for about ten instructions for each 64 bytes. Codes become
 // lanes of bfloat16, which holds each of them exactly, and are multiplied in pairs; sums are scaled, not codes. Where codes that lie in the
-// same bytes come apart into several vectors, x is brought into that order once for all outputs, and the weight stays as it is stored.
+// same bytes come apart into several vectors, x is brought into that order once for all outputs, and the weight stays as it is stored. Of several
+// rows tiles (`quantized_tiles.c`) decode each code once for all of them.
 
 #include <stdlib.h>
 
-#include "native.h"
+#include "codes.h"
+#include "product.h"
 
 #if HAS_KERNELS
 
@@ -24,15 +26,6 @@ enum {
     MOST_ZERO = 16,   // zero points up to this leave a difference that has a place in the table
 };
 
-// How a weight is stored: what its codes are, and how far a scale reaches.
-typedef enum {
-    INT8,            // a scale for each output
-    INT8_GROUPS,     // a scale for each group of columns
-    FLOAT8,          // e4m3fn, a float32 scale for each output
-    INT4_GROUPS,     // two to a byte, the first one low, in [-8, 7], a scale for each group
-    UINT4_GROUPS,    // the same in [0, 15], with a zero point for each group
-} Stored;
-
 typedef struct {
     const uint8_t *codes;   // [outputs, bytes]
     const void *scales;     // [outputs, groups], float for FLOAT8, else bfloat16
@@ -45,34 +38,9 @@ typedef struct {
     Py_ssize_t turn;        // how many times BYTES of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from codes to those that are needed AHEAD later
     int shift;              // a group has 1 << shift columns
-} Product;
-
-#define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
-#define N(e, m) (e + 120) << 7 | m << 4
-
-// What the codes 0 to 127 of float8 stand for; those of exponent 0 are multiples of 2^-9, and the last one is NaN.
-static const uint16_t float8_values[128] = {
-    0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, EIGHT(1), EIGHT(2), EIGHT(3), EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7), EIGHT(8),
-    EIGHT(9), EIGHT(10), EIGHT(11), EIGHT(12), EIGHT(13), EIGHT(14), N(15, 0), N(15, 1), N(15, 2), N(15, 3), N(15, 4), N(15, 5), N(15, 6), 0x7FC0,
-};
-#undef N
-#undef EIGHT
-
-// 0 to 15, then -16 to -1: the last five bits of a number in two's complement.
-static const uint16_t integers[32] = {
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
-    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
-};
-
-// The same for four bits: the fifth one of an index, which is the next code's, does not matter.
-static const uint16_t short_integers[32] = {
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
-};
+} Quantized;
 
 INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? 4 : 2; }
-
-INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= INT4_GROUPS; }
 
 // Where a column is among `parts` vectors: neighbours are in the same bytes or next to each other, so each goes to a vector of its own.
 INLINE Py_ssize_t place(Py_ssize_t column, const int parts) {
@@ -103,7 +71,7 @@ typedef struct {
     __m512i places;  // for each pair of lanes which of the scales of BYTES is theirs
 } Constants;
 
-FAST INLINE Constants constants(const Product *p, const Stored how) {
+FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     Constants c = {0};
     if (how == FLOAT8)
         for (int i = 0; i < 4; i++) c.table[i] = _mm512_loadu_si512(float8_values + 32 * i);
@@ -125,15 +93,6 @@ FAST INLINE __m512 sixteen(const uint8_t *codes, const bool is_whole, __mmask64 
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-// The code in the low byte of each word of `low`; its sign is the highest bit of `high`.
-FAST INLINE __m512bh float8(const Constants *c, __m512i low, __m512i high) {
-    const __mmask32 is_upper = _mm512_test_epi16_mask(low, _mm512_set1_epi16(0x40));
-    const __m512i first = _mm512_permutex2var_epi16(c->table[0], low, c->table[1]);
-    const __m512i second = _mm512_permutex2var_epi16(c->table[2], low, c->table[3]);
-    const __m512i size = _mm512_mask_mov_epi16(first, is_upper, second);
-    return (__m512bh)_mm512_ternarylogic_epi32(size, high, _mm512_set1_epi16((short)0x8000), 0xF8);  // size | (high & sign)
-}
-
 // BYTES of codes as vectors of bfloat16; `zeros` is what to subtract from codes, in both bytes of each word.
 FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *codes, __m512i zeros, const bool is_whole, __mmask64 there,
                         __m512bh *to) {
@@ -145,8 +104,8 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
     }
     const __m512i words = is_whole ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(there, codes);
     if (how == FLOAT8) {
-        to[0] = float8(c, words, _mm512_slli_epi16(words, 8));
-        to[1] = float8(c, _mm512_srli_epi16(words, 8), words);
+        to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
+        to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
     } else if (how == INT4_GROUPS) {
         to[0] = (__m512bh)_mm512_permutexvar_epi16(words, c->table[0]);
         to[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), c->table[0]);
@@ -164,7 +123,7 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
 }
 
 // Add to `sums` what the BYTES number `i` of output `at` and all rows of x contribute.
-FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m512 *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
+FAST INLINE void add(const Quantized *p, const Constants *c, const Stored how, __m512 *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
                      const bool is_whole, __mmask64 there) {
     const int parts = parts_of(how);
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
@@ -209,7 +168,7 @@ FAST INLINE void add(const Product *p, const Constants *c, const Stored how, __m
 typedef __m512 Sums[MOST_ROWS][TOGETHER];
 
 // Add to the sums of an output, for all rows of x, its BYTES from number `first`; `how` and `rows` are constants wherever this is inlined.
-FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, Py_ssize_t first,
+FAST INLINE void tile(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, Py_ssize_t first,
                       const int rows) {
     const Py_ssize_t whole = p->bytes / BYTES, end = first + p->turn < whole ? first + p->turn : whole;
     __m512 sums[MOST_ROWS];
@@ -223,7 +182,7 @@ FAST INLINE void tile(const Product *p, const Constants *c, const Stored how, Py
 }
 
 // The sums of one output whose zero points are too large for the table.
-FAST static void tile_of_any_zeros(const Product *p, Py_ssize_t at, Sums to, const int slot) {
+FAST static void tile_of_any_zeros(const Quantized *p, Py_ssize_t at, Sums to, const int slot) {
     for (Py_ssize_t row = 0; row < p->rows; row++) {
         float sum = 0.0f;
         for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
@@ -260,7 +219,7 @@ FAST INLINE __m512 widened_there(const uint16_t *from, __mmask16 there) {
 }
 
 // Write `count` outputs from `at`.
-FAST INLINE void finish(const Product *p, const Stored how, Py_ssize_t at, Py_ssize_t count, Sums sums) {
+FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t count, Sums sums) {
     const __mmask16 there = (__mmask16)((1 << count) - 1);
     const __m512 bias = p->bias ? widened_there(p->bias + at, there) : _mm512_setzero_ps();
     const __m512 scales = how == FLOAT8 ? _mm512_maskz_loadu_ps(there, (const float *)p->scales + at)
@@ -274,7 +233,7 @@ FAST INLINE void finish(const Product *p, const Stored how, Py_ssize_t at, Py_ss
 }
 
 // Whether all zero points of an output leave differences that are in the table.
-FAST INLINE bool has_places(const Product *p, Py_ssize_t at) {
+FAST INLINE bool has_places(const Quantized *p, Py_ssize_t at) {
     __mmask64 too_large = 0;
     for (Py_ssize_t i = 0; i < p->groups; i += BYTES) {
         const __mmask64 there = p->groups - i < BYTES ? ((__mmask64)1 << (p->groups - i)) - 1 : ~(__mmask64)0;
@@ -284,7 +243,7 @@ FAST INLINE bool has_places(const Product *p, Py_ssize_t at) {
     return !too_large;
 }
 
-FAST INLINE void outputs(const Product *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
+FAST INLINE void outputs(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const Constants c = constants(p, how);
     Sums sums = {0};
     for (; at < end; at += TOGETHER) {
@@ -317,13 +276,15 @@ const char *multiply_quantized(const struct multiply_quantized *n) {
     if (n->stored > UINT4_GROUPS) return refused("0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n->stored);
     if (is_grouped(how) ? (group != 32 && group != 64 && group != 128) || columns % groups : groups != 1)
         return refused("groups of %s, got %zd of %zd columns", is_grouped(how) ? "32, 64 or 128" : "all columns", groups, columns);
+    const bool are_few = n->rows < LEAST_BY_TILES || n->rows > MOST_BY_TILES;
+    if (n->with_tiles && !are_few && how != UINT4_GROUPS && has_tiles()) return multiply_codes_by_tiles(n);
     const Py_ssize_t each = parts_of(how) * LANES, padded = (columns + each - 1) / each * each;
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
     const Py_ssize_t stride = MOST_ROWS * padded <= NEAR ? padded : (padded + PAGE - 1) / PAGE * PAGE + PAGE / MOST_ROWS;
     void *memory = malloc((size_t)(MOST_ROWS * stride) * sizeof(uint16_t) + BYTES);
     if (!memory) return no_memory;
     uint16_t *x = (uint16_t *)(((uintptr_t)memory + BYTES - 1) / BYTES * BYTES);
-    Product p = {
+    Quantized p = {
         .codes = n->codes, .scales = n->scales, .zeros = n->zeros, .x = x, .bias = n->bias, .columns = columns, .stride = stride, .bytes = how >= INT4_GROUPS ? columns / 2 : columns,
         .outputs = outputs, .groups = groups, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
     };

@@ -6,18 +6,14 @@
 
 #include <stdlib.h>
 
-#include "product.h"
+#include "tiles.h"
 
 #if HAS_KERNELS
 
-enum { SIDE = 16, TILE = SIDE * LANES, MOST_TILES = 4 };  // rows of a tile; elements; tiles of x at a time
-
-#if defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#if HAS_TILES
 
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#define TILED __attribute__((target("amx-tile,amx-bf16,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
 bool has_tiles(void) {
     enum { REQUEST = 0x1023, TILE_DATA = 18 };  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
@@ -68,7 +64,7 @@ TILED INLINE void multiply_tiles(float *sums, const Product *p, const uint16_t *
 }
 
 // What is added to the sums of `there` outputs from `at` on, and where they go.
-TILED static void finish(const Product *p, const float *sums, Py_ssize_t at, int there) {
+TILED void finish_tiles(const Product *p, const float *sums, Py_ssize_t at, int there) {
     const __mmask16 mask = first_lanes(there);
     const __m512i apart = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(SIDE));
     const __m512 bias = p->bias ? widened_vector(p->bias + at, mask) : _mm512_setzero_ps();
@@ -85,13 +81,8 @@ TILED static void finish(const Product *p, const float *sums, Py_ssize_t at, int
 }
 
 TILED void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
-    const struct {
-        uint8_t palette, start, zeros[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64}, .rows = {SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE}};
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
-    _tile_loadconfig(&shape);
+    use_whole_tiles();
     for (; at < end; at += SIDE) {
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
         const uint16_t *weight = p->weight + at * p->columns;
@@ -102,7 +93,7 @@ TILED void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
             case 3: multiply_tiles(sums, p, weight, next, there, 3); break;
             default: multiply_tiles(sums, p, weight, next, there, 4);
         }
-        finish(p, sums, at, there);
+        finish_tiles(p, sums, at, there);
     }
     _tile_release();
 }

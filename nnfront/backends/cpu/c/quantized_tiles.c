@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of several rows with a weight in 8 or 4 bits by matrix tiles, as in `tiles.c`: codes become a tile of bfloat16, which holds each of them
+// exactly, and the sums of a group are scaled.
+
+#include <stdlib.h>
+
+#include "codes.h"
+#include "tiles.h"
+
+#if HAS_KERNELS && HAS_TILES
+
+enum { SMALL = 1 << 16, SHARE = 1 << 18, AHEAD = 4 << 10 };  // bytes of codes: less than waking threads takes; that a thread takes; fetched before
+
+typedef struct {
+    const struct multiply_quantized *n;
+    const uint16_t *packed;  // x as tiles want it
+} Coded;
+
+// LANES codes of an output as bfloat16, or the first of them that `there` marks.
+TILED INLINE __m512i values(const Stored how, const __m512i *table, const uint8_t *codes, __mmask32 there) {
+    if (how == INT4_GROUPS) {
+        const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
+        const __m512i low = _mm512_and_si512(pairs, _mm512_set1_epi32(15)), high = _mm512_slli_epi32(_mm512_srli_epi32(pairs, 4), 16);
+        return _mm512_permutexvar_epi16(_mm512_or_si512(low, high), table[0]);
+    }
+    const __m256i bytes = _mm256_maskz_loadu_epi8(there, codes);
+    if (how == FLOAT8) {
+        const __m512i words = _mm512_cvtepu8_epi16(bytes);
+        return (__m512i)float8(table, words, _mm512_slli_epi16(words, 8));
+    }
+    const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
+    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+}
+
+// Add to the sums of an output, [tiles, output, row], those of a group times its scale.
+TILED INLINE void scale(float *sums, const float *parts, const struct multiply_quantized *n, const Stored how, Py_ssize_t at, Py_ssize_t group,
+                        int there, const int tiles) {
+    for (int output = 0; output < there; output++) {
+        const Py_ssize_t which = (at + output) * n->groups + group;
+        const __m512 by = _mm512_set1_ps(how == FLOAT8 ? ((const float *)n->scales)[which] : widened(((const uint16_t *)n->scales)[which]));
+#pragma GCC unroll 4
+        for (int tile = 0; tile < tiles; tile++) {
+            float *sum = sums + (tile * SIDE + output) * SIDE;
+            _mm512_store_ps(sum, _mm512_fmadd_ps(_mm512_load_ps(parts + (tile * SIDE + output) * SIDE), by, _mm512_load_ps(sum)));
+        }
+    }
+}
+
+// `there` outputs from `at` on; `how` and `tiles` are constants wherever this is inlined.
+TILED INLINE void block(const Coded *given, const Stored how, const __m512i *table, Py_ssize_t at, int there, float *sums, const int tiles) {
+    const struct multiply_quantized *n = given->n;
+    const Py_ssize_t columns = n->columns, bytes = how == INT4_GROUPS ? columns / 2 : columns, group = columns / n->groups;
+    float parts[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
+    uint16_t some[2][TILE] __attribute__((aligned(64)));
+    memset(some, 0, sizeof some);
+    memset(sums, 0, sizeof parts);
+    for (Py_ssize_t begin = 0; begin < columns; begin += group) {
+        _tile_zero(0);
+        if (tiles > 1) _tile_zero(1);
+        if (tiles > 2) _tile_zero(2);
+        if (tiles > 3) _tile_zero(3);
+        for (Py_ssize_t column = begin; column < begin + group; column += LANES) {
+            const Py_ssize_t step = column / LANES, left = columns - column;
+            const __mmask32 mask = left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1;
+            const uint8_t *codes = (const uint8_t *)n->codes + at * bytes + (how == INT4_GROUPS ? column / 2 : column);
+            uint16_t *to = some[step % 2];
+            for (int output = 0; output < there; output++) {
+                if (step % 2 == 0) _mm_prefetch((const char *)codes + output * bytes + AHEAD, _MM_HINT_T1);
+                _mm512_store_si512(to + output * LANES, values(how, table, codes + output * bytes, mask));
+            }
+            __asm__ volatile("" : : "r"(to) : "memory");  // compilers do not know that loading a tile reads memory
+            _tile_loadd(4, to, 2 * LANES);
+            const uint16_t *x = given->packed + step * tiles * TILE;
+#define STEP(tile, with) \
+    if (tiles > tile) { \
+        _tile_loadd(with, x + tile * TILE, 2 * LANES); \
+        _tile_dpbf16ps(tile, 4, with); \
+    }
+            STEP(0, 5) STEP(1, 6) STEP(2, 5) STEP(3, 6)
+#undef STEP
+        }
+        _tile_stored(0, parts, 4 * SIDE);
+        if (tiles > 1) _tile_stored(1, parts + SIDE * SIDE, 4 * SIDE);
+        if (tiles > 2) _tile_stored(2, parts + 2 * SIDE * SIDE, 4 * SIDE);
+        if (tiles > 3) _tile_stored(3, parts + 3 * SIDE * SIDE, 4 * SIDE);
+        scale(sums, parts, n, how, at, begin / group, there, tiles);
+    }
+}
+
+TILED INLINE void outputs(const Coded *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
+    const struct multiply_quantized *n = given->n;
+    const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
+    float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
+    __m512i table[4];
+    for (int i = 0; i < 4; i++) table[i] = _mm512_loadu_si512(how == FLOAT8 ? float8_values + 32 * i : short_integers);
+    use_whole_tiles();
+    for (; at < end; at += SIDE) {
+        const int there = end - at < SIDE ? (int)(end - at) : SIDE;
+        switch ((n->rows + SIDE - 1) / SIDE) {
+            case 1: block(given, how, table, at, there, sums, 1); break;
+            case 2: block(given, how, table, at, there, sums, 2); break;
+            case 3: block(given, how, table, at, there, sums, 3); break;
+            default: block(given, how, table, at, there, sums, 4);
+        }
+        finish_tiles(&p, sums, at, there);
+    }
+    _tile_release();
+}
+
+#define OUTPUTS(how) \
+    TILED static void outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { outputs(given, how, at, end); }
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS)
+#undef OUTPUTS
+
+static const Share shares[] = {outputs_INT8, outputs_INT8_GROUPS, outputs_FLOAT8, outputs_INT4_GROUPS};
+
+const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
+    const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};
+    uint16_t *packed = packed_for_tiles(&p);
+    if (!packed) return no_memory;
+    const Coded given = {n, packed};
+    const Py_ssize_t bytes = n->stored == INT4_GROUPS ? n->columns / 2 : n->columns;
+    const unsigned threads = n->outputs * bytes < SMALL ? 1 : (unsigned)n->threads;
+    in_shares(shares[n->stored], &given, n->outputs, (SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
+    free(packed);
+    return NULL;
+}
+
+#elif HAS_KERNELS
+
+const char *multiply_codes_by_tiles(const struct multiply_quantized *n) { return refused("there are no tiles"); }
+
+#endif
