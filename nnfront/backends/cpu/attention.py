@@ -104,7 +104,7 @@ def cached(run: Run) -> Callable[..., Any]:
 
 def _as_op(run: Run) -> Run:
     """The instruction, of the op or of a region, as one of the op."""
-    names = ("scale", "is_causal", "window", "softcap")
+    names = ("scale", "is_causal", "window", "softcap", "value_size")
     attrs = {name: run.attrs[name] for name in names if name in run.attrs}
     return replace(run, kernel="attention", op="attention", attrs=attrs)
 
@@ -365,6 +365,7 @@ KERNELS = (
         cached,
         "torch's attention over what a layer holds, under a bias if there is one",
         stored,
+        workspace=Workspace(_general_bytes),
     ),
     Kernel("attention_fused", "attention", fused, FLASH, without_cache, workspace=Workspace(fused_bytes)),
     Kernel(
