@@ -61,7 +61,9 @@ class Lifetimes:
         self._footprints = footprints
         self._layouts: dict[int, Layout | None] = {}
         self._held: dict[int, tuple[Allocation, ...]] = {}  # by slot; absent: memory that is not the call's
-        self._remembered: set[tuple[str, int]] = set()  # kernels, and the bytes that they have left behind
+        self._remembered: set[tuple[str, int, int]] = (
+            set()
+        )  # kernels, the bytes that they have left behind, and where
         # Slots whose memory the session holds: weights, constants, what was computed at load, and views of these.
         self._sessions = {i for i, slot in enumerate(method.slots) if slot.kind in ("weight", "constant")}
         self._setup()
@@ -106,8 +108,10 @@ class Lifetimes:
             self.pieces.append(
                 Allocation(f"in {run.kernel}", run.module, footprint.workspace, "workspace", [(step, step)])
             )
-        if footprint.remembered and (run.kernel, footprint.remembered) not in self._remembered:
-            self._remembered.add((run.kernel, footprint.remembered))
+        place = run.inputs[0] if run.op == "cache_write" else -1  # each layer has content of its own
+        alike = run.kernel, footprint.remembered, place
+        if footprint.remembered and alike not in self._remembered:
+            self._remembered.add(alike)
             name = f"of {run.kernel}, for the next"
             self.pieces.append(Allocation(name, run.module, footprint.remembered, "value", since=step))
         made = [Allocation("", run.module, size, "value", since=step) for size in footprint.made]

@@ -161,3 +161,32 @@ def test_a_call_that_fails_behind_any_layer_leaves_every_kind_as_it_was(options,
         torch.testing.assert_close(state_of(cache), before, rtol=0, atol=0, equal_nan=True)
     finally:
         del nn.ops.control._EXTERNS["test_state.layer"]
+
+
+def test_what_only_the_cache_reads_becomes_its_buffer(session, monkeypatch):
+    runs = [line for line in str(session.program).splitlines() if "cache_write" in line]
+    assert runs
+    cache = session.make_cache(batch=2, max_seq=16)
+    session["step"](torch.randn(2, 3, SIZE), cache)
+    written = []
+    write = type(cache[0].fixed["ssm"]).write
+
+    def seen(self, value, seq, max_seq, *, take_over=False):
+        write(self, value, seq, max_seq, take_over=take_over)
+        written.append((self.tensor.data_ptr() == value.data_ptr(), take_over))
+
+    monkeypatch.setattr(type(cache[0].fixed["ssm"]), "write", seen)
+    session["step"](torch.randn(2, 1, SIZE), cache)
+    # The sum is a tensor of its own; the inputs are the end of a longer tensor, of which the rest would stay in memory.
+    assert sorted(written) == [(False, False), (True, True)]
+
+
+def test_a_tensor_that_a_caller_got_is_not_written_later(session):
+    cache = session.make_cache(batch=2, max_seq=16)
+    session["step"](torch.randn(2, 3, SIZE), cache)
+    seen = cache[0].read("ssm")
+    before = seen.clone()
+    session["step"](torch.randn(1, 2, SIZE), cache.rows(1))
+    cache.rows(0).reset()
+    cache.reset()
+    assert torch.equal(seen, before)

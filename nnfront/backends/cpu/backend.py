@@ -17,6 +17,7 @@ from nnfront.backends.cpu import (
     quantized_linear,
     recurrent,
     rope,
+    state,
     tape,
 )
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
@@ -33,6 +34,7 @@ KERNELS = (
     *rope.KERNELS,
     *attention.KERNELS,
     *recurrent.KERNELS,
+    *state.KERNELS,
     *host.KERNELS,
 )
 

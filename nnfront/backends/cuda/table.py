@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from nnfront.backends.cpu import attention as torch_attention
-from nnfront.backends.cpu import host, moe, rope
+from nnfront.backends.cpu import host, moe, rope, state
 from nnfront.backends.cuda import attention, linear, rowwise
 
 ON_DEVICE = (*linear.KERNELS, *attention.KERNELS, *rowwise.KERNELS)
@@ -15,4 +15,4 @@ ON_DEVICE = (*linear.KERNELS, *attention.KERNELS, *rowwise.KERNELS)
 
 _BY_TORCH = partial(moe.sorted_by_expert, moe.by_torch, moe.gated_by_torch)
 _EXPERTS = tuple(replace(kernel, bind=_BY_TORCH) for kernel in moe.KERNELS)
-KERNELS = (*ON_DEVICE, *_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *host.KERNELS)
+KERNELS = (*ON_DEVICE, *_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *state.KERNELS, *host.KERNELS)
