@@ -354,3 +354,13 @@ def test_six_thousand_bindings_parse() -> None:
     text = "def f[batch, seq: % 16](v0: input float32[batch, seq, 64]) -> float32[batch, seq, 64] {\n"
     function: Function = parse_function(text + "\n".join(lines) + "\nreturn v6000\n}")
     assert len(function.bindings) == 6000
+
+
+def test_layers_of_keys_and_values_in_older_text_are_still_read() -> None:
+    older = "layer(kv_heads=2, head_size=4, dtype=float16, batch=b, max_seq=m, window=8)"
+    newer = "layer(batch=b, max_seq=m, per_token={keys: float16[2, 4], values: float16[2, 4]}, window=8)"
+    text = "def f[b, m](c: input {0}) -> {0} {{ return c }}"
+    old, new = (parse_function(text.format(layer)) for layer in (older, newer))
+    assert str(old) == str(new)
+    assert newer in str(old)
+    assert old.params[0].type == new.params[0].type

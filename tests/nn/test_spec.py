@@ -151,3 +151,21 @@ def test_different_names_are_different_dims_and_the_error_says_where() -> None:
 def test_wrong_specs_are_refused_when_they_are_made(make: Any, message: str) -> None:
     with pytest.raises((SpecError, DimError, InferError), match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("layers", "what"),
+    [
+        ([], "spec.State: layers is not a list of layers"),
+        ([spec.Tensor([2])], "spec.State: layers is not a list of layers"),
+        ([spec.Layer()], "spec.State: layer 0: it keeps nothing"),
+        ([spec.KV(2, 4), spec.Layer({"a": spec.Tensor([])})], "spec.State: layer 1: 'a' has no axis, expected one at least of what is kept of each token"),
+        ([spec.Layer({"a": spec.Tensor(["n"])})], "spec.State: layer 0: 'a' is Tensor([n], 'float32'), expected spec.Tensor of positive ints"),
+        ([spec.Layer({"a": spec.Tensor([2])}, {"a": spec.Tensor([2])})], "spec.State: layer 0: 'a' is kept of tokens and of sequences"),
+        ([spec.KV(2, 4, window=0)], "spec.State: layer 0: window is 0, expected a positive int or None"),
+    ],
+)  # fmt: skip
+def test_what_a_state_cannot_keep_is_refused(layers, what) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SpecError) as caught:
+        spec.State(layers)
+    assert caught.value.what == what
