@@ -61,6 +61,11 @@ class QuantFormat:
         """Whether the formats differ in nothing but their groups and zero points."""
         return replace(self, group_size=other.group_size, symmetric=other.symmetric) == other
 
+    @property
+    def fit(self) -> bool:
+        """Whether scales are found by the least error: of 8 bits they lower it by too little to be worth the time."""
+        return self.bits < 8 and not self.values
+
     def __str__(self) -> str:
         known, words = FORMATS[self.name], [self.name]
         if self.group_size != known.group_size:

@@ -7,9 +7,6 @@ a format that says what its elements stand for, places in the table of these val
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-from math import copysign, frexp
 from typing import Any
 
 import torch
@@ -17,6 +14,15 @@ import torch
 from nnfront.dims import Size, divides, floordiv
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
+from nnfront.ops.rounding import (
+    fitted,
+    fitted_between,
+    integers,
+    looked_up,
+    nearest,
+    rounded_up,
+    scale_places,
+)
 from nnfront.ops.rules import (
     FLOAT8,
     NO_AXIS,
@@ -40,13 +46,16 @@ def quantize(
     scale_dtype: str | None = None,
     dtype: str | None = None,
     format: str | None = None,
+    fit: bool = False,
 ) -> TupleType:
     """Round each group of `group_size` neighbours along `axis` (None: the whole axis) to integers of `bits` bits, 2 to 8.
 
     Shapes: x [..., n, ...]; scale [..., n / group_size, ...] of type `scale_dtype` (x's if None).
     symmetric: (q, scale), q int8 in [-m, m], m = 2**(bits - 1) - 1, scale = max|x| / m; the error is at most scale / 2.
     Otherwise (q, scale, zero_point), q and zero_point uint8 in [0, 2**bits - 1], scale = (max(x, 0) - min(x, 0)) / (2**bits - 1);
-    the error is at most scale. A group of zeros gets scale 1.
+    the error is at most scale. A group of zeros gets scale 1; one that holds NaN or an infinity becomes NaN, its scale NaN.
+    fit: scales, and zero points, by the least squared error of the group instead, of a few that are tried, for integers; symmetric ones then reach down to -m - 1, and
+    scales may be negative.
     dtype: a float of 8 bits for q instead of integers, `float8_e4m3fn` (m = 448) or `float8_e5m2` (m = 57344): (q, scale), scale = max|x| / m.
     The error is at most 2**-4 (2**-3) of the element, or 2**-10 (2**-17) of scale where that is more; NaN makes its whole group NaN.
     format: a name of `nnfront.quant_format`, in the place of bits, symmetric, scale_dtype and dtype, and of group_size if that is None. With a table of values
@@ -89,6 +98,7 @@ def _(
     scale_dtype: Any = None,
     dtype: Any = None,
     format: Any = None,
+    fit: Any = False,
 ) -> dict[str, Any]:
     if format is not None:
         require(
@@ -102,6 +112,7 @@ def _(
             bits, symmetric, scale_dtype, format = known.bits, known.symmetric, known.scale_dtype, None
             dtype = known.dtype if known.dtype in FLOAT8 else None
     require(integer(bits, "bits") in range(2, 9), "bits must be 2 to 8, got {}", bits)
+    require(not fit or (dtype is None and format is None), "fit is for integers, not for {}", format or dtype)
     name = None if scale_dtype is None else dtype_name(scale_dtype)
     stored = None if dtype is None else dtype_name(dtype)
     if stored is not None:
@@ -126,6 +137,7 @@ def _(
         "scale_dtype": None if name == x.dtype else name,
         "dtype": stored,
         "format": format,
+        "fit": bool(fit),
     }
 
 
@@ -149,6 +161,7 @@ def _(
     scale_dtype: str | None,
     dtype: str | None,
     format: str | None,
+    fit: bool,
 ) -> tuple[torch.Tensor, ...]:
     out = x.dtype if scale_dtype is None else getattr(torch, scale_dtype)
     size = x.shape[axis]
@@ -158,65 +171,34 @@ def _(
     if format is not None:
         known, most = FORMATS[format], y.abs().amax(axis + 1, keepdim=True)
         if known.scale_values:
-            scale = _scale_places(most, known)
-            y = y / _looked_up(scale, known.scale_values, y.dtype)
+            scale = scale_places(most, known)
+            y = y / looked_up(scale, known.scale_values, y.dtype)
         else:
-            scale = _rounded_up(most / max(map(abs, known.values)), out)
+            scale = rounded_up(most / max(map(abs, known.values)), out)
             y = y / scale.to(y.dtype)
-        return _nearest(y, known.values).reshape(x.shape), scale.squeeze(axis + 1)
+        return nearest(y, known.values).reshape(x.shape), scale.squeeze(axis + 1)
     if dtype is not None:
         float8: torch.dtype = getattr(torch, dtype)
         largest = torch.finfo(float8).max
-        scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / largest, out)
+        scale = rounded_up(y.abs().amax(axis + 1, keepdim=True) / largest, out)
         codes = (y / scale.to(y.dtype)).clamp(-largest, largest).to(float8)
         return codes.reshape(x.shape), scale.squeeze(axis + 1)
+    if fit:
+        y = y.movedim(axis + 1, -1).contiguous()  # sums in one order, whatever the axis
+        parts = fitted(y, bits, out) if symmetric else fitted_between(y, bits, out)
+        q, *others = (part.movedim(-1, axis + 1) for part in parts)
+        return q.reshape(x.shape), *(other.squeeze(axis + 1) for other in others)
     if symmetric:
         most = 2 ** (bits - 1) - 1
-        scale = _rounded_up(y.abs().amax(axis + 1, keepdim=True) / most, out)
-        q = (y / scale.to(y.dtype)).round().clamp(-most, most).to(torch.int8)
+        scale = rounded_up(y.abs().amax(axis + 1, keepdim=True) / most, out)
+        q = integers(y / scale.to(y.dtype), -most, most, torch.int8)
         return q.reshape(x.shape), scale.squeeze(axis + 1)
     most = 2**bits - 1
     low, high = y.amin(axis + 1, keepdim=True).clamp(max=0), y.amax(axis + 1, keepdim=True).clamp(min=0)
-    scale = _rounded_up((high - low) / most, out)
-    zero = (-low / scale.to(y.dtype)).round().clamp(0, most)
-    q = ((y / scale.to(y.dtype)).round() + zero).clamp(0, most).to(torch.uint8)
-    return q.reshape(x.shape), scale.squeeze(axis + 1), zero.to(torch.uint8).squeeze(axis + 1)
-
-
-def _scale_places(most: torch.Tensor, known: QuantFormat) -> torch.Tensor:
-    """The place of the largest scale that is not above max|x| / 2**e, where 2**e is the greatest power of two among the values; NaN for what is not finite."""
-    power = 2.0 ** (frexp(max(known.values))[1] - 1)
-    finite = torch.tensor(known.scale_values[:-1], dtype=most.dtype, device=most.device)
-    places = torch.bucketize(most / power, finite, right=True).sub_(1).clamp_(min=0)
-    return torch.where(most.isfinite(), places, len(known.scale_values) - 1).to(torch.uint8)
-
-
-def _looked_up(places: torch.Tensor, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(values, dtype=dtype, device=places.device)[places.to(torch.int32)]
-
-
-def _nearest(y: torch.Tensor, values: Sequence[float]) -> torch.Tensor:
-    """The place of the nearest of some values, uint8; of two as near the even place, and of two zeros the one of the same sign."""
-    places = {value: place for place, value in reversed(list(enumerate(values)))}
-    ordered = sorted(places)
-    middles = torch.tensor([(low + high) / 2 for low, high in pairwise(ordered)], dtype=y.dtype)
-    # What is not above a middle is rounded down, so the middle of an odd place and an even one has to be just out of reach.
-    is_odd = torch.tensor([places[low] % 2 == 1 for low in ordered[:-1]])
-    middles = torch.where(is_odd, torch.nextafter(middles, torch.full_like(middles, -torch.inf)), middles)
-    ranks = torch.bucketize(y, middles.to(y.device), out_int32=True)
-    found = torch.tensor([places[value] for value in ordered], dtype=torch.uint8, device=y.device)[ranks]
-    for place, value in enumerate(values):
-        if value == 0 and copysign(1, value) < 0:
-            found.masked_fill_(torch.signbit(y) & (found == places[0.0]), place)
-    return found
-
-
-def _rounded_up(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return scales in their dtype, never less than given (the largest element must fit), 1 for a group of zeros."""
-    rounded = scale.to(dtype)
-    short = rounded.to(scale.dtype) < scale
-    rounded = torch.where(short, torch.nextafter(rounded, torch.full_like(rounded, torch.inf)), rounded)
-    return torch.where(scale == 0, torch.ones_like(rounded), rounded)
+    scale = rounded_up((high - low) / most, out)
+    zero = integers(-low / scale.to(y.dtype), 0, most, torch.uint8)
+    q = integers((y / scale.to(y.dtype)).round_().add_(zero), 0, most, torch.uint8)
+    return q.reshape(x.shape), scale.squeeze(axis + 1), zero.squeeze(axis + 1)
 
 
 @op(stricter=NO_AXIS, rowwise=True)
@@ -317,9 +299,9 @@ def _(
 ) -> torch.Tensor:
     wide = torch.float64 if scale.dtype == torch.float64 else torch.float32
     known = None if format is None else FORMATS[format]
-    y = q.to(wide) if known is None else _looked_up(q & (2**known.bits - 1), known.values, wide)
+    y = q.to(wide) if known is None else looked_up(q & (2**known.bits - 1), known.values, wide)
     if known is not None and known.scale_values:
-        scale = _looked_up(scale, known.scale_values, wide)
+        scale = looked_up(scale, known.scale_values, wide)
     length = q.shape[axis] if group_size is None else group_size
     y = y.reshape(*scale.shape[: axis + 1], length, *q.shape[axis + 1 :])
     if zero_point is not None:

@@ -9,7 +9,7 @@ before:
     }
 after:
     def main[n](x: input float32[n, 4], w: weight float32[6, 4]) -> float32[n, 6] attrs(derived=("w.int4", "w.scales")) {
-        quantize: (int8[6, 4], float32[6, 2]) = quantize(w, bits=4, group_size=2, axis=1)
+        quantize: (int8[6, 4], float32[6, 2]) = quantize(w, bits=4, group_size=2, axis=1, fit=True)
         quantize_1: int8[6, 4] = quantize[0]
         w.scales: float32[6, 2] = quantize[1]
         w.int4: uint8[6, 2] = pack_int4(quantize_1, axis=1)
@@ -246,9 +246,8 @@ class _Quantizing(Mutator):
             return self.stored[weight]
         assert isinstance(weight.type, TensorType)
         axis, own = weight.type.ndim - 1, f"{weight.name}.{format.name}"
-        found = builder.call(
-            ops.quantize, weight, group_size=_group(format, weight), axis=axis, format=format.name
-        )
+        attrs = {"group_size": _group(format, weight), "axis": axis, "format": format.name}
+        found = builder.call(ops.quantize, weight, **attrs, fit=format.fit)
         elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
         others = [builder.emit(Projection(found, 1), f"{weight.name}.scales")]
         if not format.symmetric:

@@ -158,6 +158,8 @@ def _(draw: Draw, name: str) -> Case:
     dtype = draw(st.none() | st.sampled_from(FLOAT8))
     if dtype is not None:
         attrs |= {"bits": 8, "symmetric": True, "dtype": dtype}
+    else:
+        attrs["fit"] = draw(st.booleans())
     return Case((x,), {**attrs, "scale_dtype": draw(st.none() | st.sampled_from(FLOATS))})
 
 

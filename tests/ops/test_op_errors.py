@@ -298,6 +298,7 @@ REFUSED: list[tuple[Op, list[Any], dict[str, Any], str]] = [
     (ops.quantize, [t(2, 6)], {"scale_dtype": I64}, "the scale must have a floating-point dtype, got int64"),
     (ops.quantize, [t(2, 6)], {"dtype": "float16"}, "dtype must be one of float8_e4m3fn, float8_e5m2, got float16"),
     (ops.quantize, [t(2, 6)], {"dtype": "float8_e4m3fn", "bits": 4}, "float8_e4m3fn has 8 bits and is symmetric: leave both at their default"),
+    (ops.quantize, [t(2, 64)], {"format": "mxfp4", "fit": True}, "fit is for integers, not for mxfp4"),
     (ops.quantize, [t(2, 64)], {"format": "nf7"}, f"format must be one of {', '.join(FORMATS)}, got 'nf7'"),
     (ops.quantize, [t(2, 64)], {"format": "int4", "bits": 4}, "format says how int4 is stored: leave bits, symmetric, scale_dtype and dtype at their default"),
     (ops.quantize, [t(2, 6)], {"format": "int4"}, "axis 1 of size 6 does not divide into groups of 32"),
