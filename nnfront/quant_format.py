@@ -4,6 +4,8 @@
     int8   a scale for each output; uint8 has a zero point as well
     int4   two to a byte, a scale for each 32 neighbours; uint4 has a zero point as well
     fp8    float8_e4m3fn, a float32 scale for each output; fp8_e5m2 likewise
+    nvfp4  floats of 4 bits (e2m1), a scale for each 16 neighbours in float8_e4m3fn, which a float32 for each output multiplies; nl4 likewise, of 16 values
+           that lie closer together in the middle
     mxfp4  floats of 4 bits (e2m1), two to a byte, a power of two (e8m0) for each 32 neighbours: OCP Microscaling Formats 1.0
 
 A format is added as one more entry of `FORMATS`. What quantises, dequantises and recognises weights reads nothing but the fields; a kernel says by
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import sinh
 from typing import Any
 
 
@@ -30,6 +33,7 @@ class QuantFormat:
     values        what an element stands for, if not for itself as a number
     scale_values  the same for a scale; they rise, and the last one is NaN
     fixed_groups  whether a weight cannot be quantised to it in groups of another size
+    has_factor    whether scales are multiplied by a float32 for each output, as what they are read in
     """
 
     name: str
@@ -43,6 +47,7 @@ class QuantFormat:
     values: tuple[float, ...] = ()
     scale_values: tuple[float, ...] = ()
     fixed_groups: bool = False
+    has_factor: bool = False
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -64,7 +69,12 @@ class QuantFormat:
     @property
     def fit(self) -> bool:
         """Whether scales are found by the least error: of 8 bits they lower it by too little to be worth the time."""
-        return self.bits < 8 and not self.values
+        return self.bits < 8 and (self.has_factor or not self.values)
+
+    @property
+    def read_scales(self) -> str | None:
+        """The dtype of scales where a weight is dequantised; None: that of the weight."""
+        return "float32" if self.has_factor else self.scale_dtype
 
     def __str__(self) -> str:
         known, words = FORMATS[self.name], [self.name]
@@ -90,6 +100,10 @@ _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_SIZES, *(-size for size in _SIZES))
 E8M0 = (*(2.0 ** (exponent - 127) for exponent in range(255)), float("nan"))
 
+# Values of normally distributed groups lie closer together in the middle. The largest of a group is -1, by a scale that may be negative.
+_BEND = 1.35
+NON_LINEAR = tuple(sinh(_BEND * place / 8) / sinh(_BEND) for place in range(-8, 8))
+
 FORMATS: dict[str, QuantFormat] = {
     format.name: format
     for format in (
@@ -109,6 +123,20 @@ FORMATS: dict[str, QuantFormat] = {
             values=E2M1,
             scale_values=E8M0,
             fixed_groups=True,
+        ),
+        *(
+            QuantFormat(
+                name,
+                4,
+                "uint8",
+                group_size=16,
+                scale_dtype="float8_e4m3fn",
+                packing=1,
+                values=values,
+                fixed_groups=True,
+                has_factor=True,
+            )
+            for name, values in (("nvfp4", E2M1), ("nl4", NON_LINEAR))
         ),
     )
 }

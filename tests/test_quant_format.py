@@ -51,19 +51,21 @@ def test_a_format_is_named_with_what_differs_from_that_of_its_name():
 
 
 INTEGERS = ("int4", "int8", "uint4", "uint8")
-WAYS = [(name, group, False) for name in FORMATS for group in (None, 32, 16) if group or name != "mxfp4"]
+WAYS = [
+    (name, group, False) for name in FORMATS for group in (None, 32, 16) if group or not FORMATS[name].values
+]
 WAYS += [(name, group, True) for name in INTEGERS for group in (None, 32, 16)]
 
 
 @pytest.mark.parametrize(("name", "group", "has_zeros"), WAYS, ids=str)
 def test_outlining_says_which_format_a_weight_is_in_that_an_author_dequantises(name, group, has_zeros):
-    is_packed, is_table = name in ("int4", "uint4", "mxfp4"), name == "mxfp4"
+    is_packed, is_table = FORMATS[name].packing is not None, bool(FORMATS[name].values)
     dtype, groups = FORMATS[name].dtype, 1 if group is None else 64 // group
 
     class Model(nn.Module):
         def __init__(self) -> None:
             self.q = nn.Parameter((6, 32 if is_packed else 64), "uint8" if is_packed else dtype)
-            self.scales = nn.Parameter((6, groups), "uint8" if is_table else "float32")
+            self.scales = nn.Parameter((6, groups), "uint8" if FORMATS[name].scale_values else "float32")
             self.zeros = nn.Parameter((6, groups), dtype) if has_zeros else None
 
         def forward(self, x: nn.Tensor) -> nn.Tensor:

@@ -17,6 +17,7 @@ from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rounding import (
     fitted,
     fitted_between,
+    fitted_values,
     integers,
     looked_up,
     nearest,
@@ -61,6 +62,7 @@ def quantize(
     format: a name of `nnfront.quant_format`, in the place of bits, symmetric, scale_dtype and dtype, and of group_size if that is None. With a table of values
     q is the place of the nearest one to x / scale, of two as near the even place, and the largest value stands for max|x|; where scales too are places in a table
     (mxfp4: powers of two), scale is the largest that lets the greatest power of two among the values stand for no more than max|x|.
+    A format with a factor (nvfp4) gives (q, scale, factor), factor float32 [..., 1, ...]: x is approximately values[q] * (scale * factor), by the least error of a few scales.
     """
     require_float(x)
     size = x.shape[axis]
@@ -81,6 +83,9 @@ def quantize(
         known = _format(format)
         scale_dtype, symmetric, dtype = known.scale_dtype, known.symmetric, known.dtype
     scale = TensorType(shape, scale_dtype or x.dtype)
+    if format is not None and _format(format).has_factor:
+        factor = TensorType((*x.shape[:axis], 1, *x.shape[axis + 1 :]), "float32")
+        return TupleType((TensorType(x.shape, "uint8"), scale, factor))
     if dtype is not None:
         return TupleType((TensorType(x.shape, dtype), scale))
     if symmetric:
@@ -112,7 +117,12 @@ def _(
             bits, symmetric, scale_dtype, format = known.bits, known.symmetric, known.scale_dtype, None
             dtype = known.dtype if known.dtype in FLOAT8 else None
     require(integer(bits, "bits") in range(2, 9), "bits must be 2 to 8, got {}", bits)
-    require(not fit or (dtype is None and format is None), "fit is for integers, not for {}", format or dtype)
+    is_fit = format is not None and _format(format).has_factor
+    require(
+        not fit or is_fit or (dtype is None and format is None),
+        "fit is for integers, not for {}",
+        format or dtype,
+    )
     name = None if scale_dtype is None else dtype_name(scale_dtype)
     stored = None if dtype is None else dtype_name(dtype)
     if stored is not None:
@@ -137,7 +147,7 @@ def _(
         "scale_dtype": None if name == x.dtype else name,
         "dtype": stored,
         "format": format,
-        "fit": bool(fit),
+        "fit": bool(fit) and not is_fit,
     }
 
 
@@ -168,6 +178,9 @@ def _(
     length = size if group_size is None else group_size
     y = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     y = y.reshape(*x.shape[:axis], size // length, length, *x.shape[axis + 1 :])
+    if format is not None and FORMATS[format].has_factor:
+        places, scale, factor = fitted_values(y.movedim(axis + 1, -1).contiguous(), axis, FORMATS[format])
+        return places.movedim(-1, axis + 1).reshape(x.shape), scale.squeeze(-1), factor.squeeze(-1)
     if format is not None:
         known, most = FORMATS[format], y.abs().amax(axis + 1, keepdim=True)
         if known.scale_values:

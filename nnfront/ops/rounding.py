@@ -66,6 +66,34 @@ def fitted_between(y: torch.Tensor, bits: int, dtype: torch.dtype) -> tuple[torc
     return q, scale, zero.to(torch.uint8)
 
 
+def fitted_values(y: torch.Tensor, axis: int, known: QuantFormat) -> tuple[torch.Tensor, ...]:
+    """Return places of values, scales of float8_e4m3fn, and factors that are shared by the scales along `axis`, for groups along the last axis."""
+    float8, extreme = torch.float8_e4m3fn, max(known.values, key=abs)
+    largest = y.gather(-1, y.abs().argmax(-1, keepdim=True))
+    if -extreme in known.values:
+        largest = largest.abs()
+    reach = torch.finfo(float8).max * PLACES[-1]  # what the largest scale that is tried comes to
+    none = torch.zeros_like(largest.sum(axis, keepdim=True))  # of an axis without groups there is no largest
+    factor = torch.cat([none, (largest / extreme / reach).abs()], axis).amax(axis, keepdim=True)
+    factor = torch.where(factor == 0, torch.ones_like(factor), factor)
+    unit = y / factor
+    scale, best = torch.ones_like(largest), torch.full_like(largest, torch.inf)
+    least = torch.finfo(float8).smallest_normal / 8
+    for place in PLACES[1:]:
+        tried = largest / factor / (extreme * place)
+        for _ in range(2):
+            tried = tried.to(float8).to(y.dtype)
+            tried = torch.where(tried == 0, torch.full_like(tried, least), tried)
+            values = looked_up(nearest(unit / tried, known.values), known.values, y.dtype)
+            error = (values * tried).sub_(unit).square_().sum(-1, keepdim=True)
+            is_better = error < best
+            scale, best = torch.where(is_better, tried, scale), torch.where(is_better, error, best)
+            tried = (unit * values).sum(-1, keepdim=True) / values.square_().sum(-1, keepdim=True)
+    places = nearest((unit / scale).nan_to_num_(0), known.values)
+    scale = torch.where(largest.isfinite(), scale, torch.full_like(scale, torch.nan))
+    return places, scale.to(float8), factor.to(torch.float32)
+
+
 def _stored(scale: torch.Tensor, spread: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Scales in their dtype: 1 where they would be 0, NaN where a group is not finite."""
     rounded = scale.to(dtype)

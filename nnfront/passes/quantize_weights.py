@@ -140,7 +140,10 @@ class _Stored:
         axis, format, q = self.elements.type.ndim - 1, self.format, self.elements
         if format.packing is not None:
             q = builder.call(ops.unpack_int4, q, axis=axis, signed=format.dtype == "int8")
-        scales, zeros = (*self.others, None)[:2]
+        scales, zeros = self.others[0], self.others[1] if not format.symmetric else None
+        if format.has_factor:
+            wide = builder.call(ops.astype, scales, dtype=format.read_scales)
+            scales = builder.call(ops.multiply, wide, self.others[1])
         attrs = {"group_size": _group(format, q), "axis": axis, "format": format.name, "dtype": self.dtype}
         return builder.call(ops.dequantize, q, scales, zeros, **attrs)
 
@@ -252,6 +255,8 @@ class _Quantizing(Mutator):
         others = [builder.emit(Projection(found, 1), f"{weight.name}.scales")]
         if not format.symmetric:
             others.append(builder.emit(Projection(found, 2), f"{weight.name}.zero_points"))
+        if format.has_factor:
+            others.append(builder.emit(Projection(found, 2), f"{weight.name}.factors"))
         if format.packing is not None:
             along = ops.pack_int4.canonical_attrs([q.type], {"axis": axis})
             elements = builder.emit(Call(ops.pack_int4, (q,), along), own)

@@ -74,7 +74,8 @@ def _dequantized(matrix: str = "") -> Tree:
 def _with_format(found: Match) -> Mapping[str, Any]:
     """The attributes of a region with a dequantised weight: its format in the place of what the calls say one by one."""
     attrs = dict(found.attrs)
-    return {**attrs, **_format(attrs, found, "weight", "").attrs}
+    format = _format(attrs, found, "weight", "")
+    return {**attrs, **format.attrs}
 
 
 def _format(attrs: dict[str, Any], found: Match, weight: str, prefix: str) -> QuantFormat:

@@ -8,6 +8,7 @@ import torch
 
 from nnfront import op, ops
 from nnfront.ir import TensorType
+from nnfront.quant_format import FORMATS
 
 GROUP = 32
 
@@ -93,3 +94,36 @@ def test_groups_along_any_axis_are_fitted_alike():
     turned, scales = op.quantize(x, 4, GROUP, axis=0, fit=True)
     assert torch.equal(turned.permute(1, 2, 0), q)
     assert torch.equal(scales.permute(1, 2, 0), scale)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nl4"])
+def test_scales_of_a_table_are_near_the_best_of_all_that_8_bits_can_say(name):
+    torch.manual_seed(0)
+    x = torch.randn(8, 512) * torch.logspace(-6, 6, 8).unsqueeze(1)
+    places, scale, factor = op.quantize(x, format=name)
+    assert (places.dtype, scale.dtype, factor.dtype) == (torch.uint8, torch.float8_e4m3fn, torch.float32)
+    assert (scale.shape, factor.shape) == ((8, 32), (8, 1))
+    back = op.dequantize(places, scale.float() * factor, format=name)
+    every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    tried = every[every.isfinite() & (every != 0)] * factor.double()
+    values, groups = torch.tensor(FORMATS[name].values, dtype=torch.float64), x.double().view(8, 32, 16)
+    best = torch.empty(8, 32, dtype=torch.float64)
+    for row in range(8):
+        grid = (tried[row, :, None] * values)[None, :, None]
+        best[row] = (groups[row, :, None, :, None] - grid).square().amin(-1).sum(-1).amin(-1)
+    found = (x.double() - back.double()).square().view(8, 32, 16).sum(-1)
+    assert float((found.sum(-1) / best.sum(-1)).max()) < 1.12
+    assert float((found.sum(-1) / best.sum(-1)).mean()) < 1.05
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nl4"])
+def test_zeros_in_a_table_format_are_zeros_and_what_is_not_finite_is_nan(name):
+    x = torch.randn(4, 32)
+    x[0], x[1, :16] = 0, 0
+    x[2, 3], x[3, 3] = float("nan"), float("inf")
+    places, scale, factor = op.quantize(x, format=name)
+    back = op.dequantize(places, scale.float() * factor, format=name)
+    assert torch.equal(back[0], torch.zeros(32))
+    assert torch.equal(back[1, :16], torch.zeros(16))
+    assert back[1, 16:].isfinite().all()
+    assert back[2:, :16].isnan().all()

@@ -45,6 +45,8 @@ def stands_for(weight: torch.Tensor, format: str) -> torch.Tensor:
         ops.quantize.canonical_attrs([nn.ir.TensorType(weight.shape, "float32")], attrs)
     )
     q, scales, *zeros = ops.quantize.run((weight,), given)
+    if found.has_factor:
+        scales, zeros = scales.float() * zeros[0], []
     back = {
         "group_size": found.group_size,
         "axis": 1,
@@ -176,7 +178,7 @@ def test_an_unknown_format_is_answered_with_those_that_there_are():
         quantize_weights(exported(), "nf7")
     assert str(caught.value) == (
         "there is no format 'nf7' to quantise weights to\n"
-        "  help: use one of 'int4', 'int8', 'fp8', 'uint4', 'uint8', 'fp8_e5m2', 'mxfp4'"
+        "  help: use one of 'int4', 'int8', 'fp8', 'uint4', 'uint8', 'fp8_e5m2', 'mxfp4', 'nvfp4', 'nl4'"
     )
 
 
@@ -265,7 +267,9 @@ class TestReport:
         }
 
     @pytest.mark.parametrize(
-        "scheme", ["int4", "int8:16", "uint4:64", "fp8", "mxfp4", QuantScheme("int4", "keep")], ids=str
+        "scheme",
+        ["int4", "int8:16", "uint4:64", "fp8", "mxfp4", "nvfp4", QuantScheme("int4", "keep")],
+        ids=str,
     )
     @pytest.mark.parametrize("file", [llama, qwen3_moe], ids=["llama", "qwen3_moe"])
     def test_it_says_what_is_quantised_and_all_bytes_as_a_session_holds_them(self, file, scheme: str):
@@ -364,7 +368,9 @@ class Embedded(nn.Module):
 
 @pytest.mark.parametrize("by_matmul", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("head", ["int8", "int8:16", "int4", "uint4", "fp8", "mxfp4", "uint8"])
+@pytest.mark.parametrize(
+    "head", ["int8", "int8:16", "int4", "uint4", "fp8", "mxfp4", "nvfp4", "nl4", "uint8"]
+)
 def test_a_head_and_an_embedding_are_stored_once_where_they_are_tied_and_compute_what_they_stand_for(
     head, tied, by_matmul
 ):
@@ -392,7 +398,7 @@ def test_a_head_and_an_embedding_are_stored_once_where_they_are_tied_and_compute
     torch.testing.assert_close(session["forward"](tokens), expected_y, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8", "uint4:16", "int8:16", "fp8", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["int4", "int8", "uint4:16", "int8:16", "fp8", "mxfp4", "nl4"])
 def test_experts_are_stored_in_few_bits_and_run_as_they_are_stored(scheme):
     model = qwen3_moe.build(qwen3_moe.TINY)
     ir = model.export(qwen3_moe.export_spec(qwen3_moe.TINY))

@@ -184,7 +184,7 @@ def _products(run: Run, matrix: str) -> Multiply:
             return (of_bfloat16 if x.dtype == torch.bfloat16 else others)(x, *stored)
 
         return product
-    few, decoding, own = find(NATIVE, format), _decoding(format), format.scale_dtype
+    few, decoding, own = find(NATIVE, format), _decoding(format), format.read_scales
     decoded = others if decoding is None else decoding.multiply(format)
 
     def quantized_product(

@@ -146,7 +146,7 @@ def _accepts(decoding: Decoding) -> Accepts:
         dtype, found = context.tensor(x).dtype, context.tensor(scales).dtype
         if dtype not in ("float32", "float16", "bfloat16"):
             return f"x is {dtype}"
-        wanted = format.scale_dtype or dtype
+        wanted = format.read_scales or dtype
         return ACCEPTED if found == wanted else f"scales are {found}, not {wanted}"
 
     return accepts

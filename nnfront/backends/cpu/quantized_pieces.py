@@ -203,15 +203,20 @@ def _from_tables(format: QuantFormat) -> Multiply:
 def looked_up(
     format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """values[weight] * scale_values[scales], exact but for float16, whose exponents are too few for scales: there rounded once."""
-    wide = torch.float32 if dtype == torch.float16 else dtype
+    """values[weight] * scale_values[scales], or values[weight] * scales; made in float32 and rounded once where it is not exact in the dtype."""
+    wide = torch.float32 if _is_rounded(format, dtype) else dtype
     pairs, powers = _tables(format, wide)
     # Both values of a byte are moved at once.
     found = pairs.index_select(0, weight.flatten().to(torch.int32)).view(wide)
-    found.view(*scales.shape, -1).mul_(
-        powers.index_select(0, scales.flatten().to(torch.int32)).view(*scales.shape, 1)
-    )
+    by = powers.index_select(0, scales.flatten().to(torch.int32)) if format.scale_values else scales
+    found.view(*scales.shape, -1).mul_(by.view(*scales.shape, 1))
+    del by
     return found.view(len(weight), -1).to(dtype)
+
+
+def _is_rounded(format: QuantFormat, dtype: torch.dtype) -> bool:
+    """Whether products of values and scales have more bits than a dtype, or exponents that it has not."""
+    return dtype == torch.float16 or (dtype == torch.bfloat16 and not format.scale_values)
 
 
 @cache
@@ -229,8 +234,9 @@ def _tables(format: QuantFormat, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 def _table_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
     """The most of the moments in which a piece is looked up, scaled, rounded, multiplied."""
     decoded, product = _piece_elements(x, outputs)
-    wide, groups = (4 if x.dtype == "float16" else x.item), decoded // max(x.shape[-1], 1) * scales.shape[-1]
-    rounded = x.item * decoded if x.dtype == "float16" else 0
+    is_rounded = _is_rounded(format, getattr(torch, x.dtype))
+    wide, groups = (4 if is_rounded else x.item), decoded // max(x.shape[-1], 1) * scales.shape[-1]
+    rounded = x.item * decoded if is_rounded else 0
     scaled = wide * decoded + max((4 + wide) * groups, rounded)
     return max((2 + wide) * decoded, scaled, x.item * (decoded + product))
 
@@ -278,6 +284,7 @@ DECODINGS = (
     Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
     Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
+    Decoding("table4", ("nvfp4", "nl4"), _TABLES, _from_tables, _table_pieces),
 )
 BY_OPS = Decoding(
     "by_ops",

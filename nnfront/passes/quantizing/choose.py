@@ -77,11 +77,12 @@ def choose(ir: IRModule, scheme: QuantScheme) -> Choices:
 
 
 def stored_bytes(format: QuantFormat, shape: Sequence[int], dtype: str) -> int:
-    """Return the bytes of a weight in a format: elements, scales and zero points."""
+    """Return the bytes of a weight in a format: elements, scales, zero points and factors."""
     count = prod(shape)
     groups = count // (format.group_size or shape[-1])
     each = dtypes.size_bytes(format.scale_dtype or dtype) + (0 if format.symmetric else 1)
-    return count * format.bits // 8 + groups * each
+    factors = count // shape[-1] * 4 if format.has_factor else 0
+    return count * format.bits // 8 + groups * each + factors
 
 
 def _wanted(
