@@ -15,6 +15,7 @@ from nnfront.dims import Size, divides, floordiv
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rounding import (
+    by_pieces,
     fitted,
     fitted_between,
     fitted_values,
@@ -198,7 +199,8 @@ def _(
         return codes.reshape(x.shape), scale.squeeze(axis + 1)
     if fit:
         y = y.movedim(axis + 1, -1).contiguous()  # sums in one order, whatever the axis
-        parts = fitted(y, bits, out) if symmetric else fitted_between(y, bits, out)
+        by_error = fitted if symmetric else fitted_between
+        parts = by_pieces(lambda part: by_error(part, bits, out), y)
         q, *others = (part.movedim(-1, axis + 1) for part in parts)
         return q.reshape(x.shape), *(other.squeeze(axis + 1) for other in others)
     if symmetric:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from math import copysign, frexp
 
@@ -21,6 +23,21 @@ def integers(y: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.
 # their least error at less: elements beyond are few. More of them take time and gain little: 4 bits, groups of 32, mean squared error
 # 0.00943 of the mean square without, 0.00708 with one, 0.00672 with three, 0.00668 with these, 0.00657 with sixteen.
 PLACES = (1.1, 1.0, 0.95, 0.85, 0.75)
+TABLE_PLACES = (1.25, 1.1, 1.0, 0.85, 0.72)
+STEPS = 1024
+PIECE = 1 << 15
+
+
+def by_pieces(
+    fit: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], y: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return what `fit` gives for groups along the last axis, some at a time on each thread: few enough to stay in its cache, and for torch not to share each step out."""
+    groups = y.reshape(-1, y.shape[-1])
+    parts = groups.split(max(PIECE // y.shape[-1], 1))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        found = list(pool.map(fit, parts))
+    joined = (torch.cat(each) for each in zip(*found, strict=True))
+    return tuple(part.view(*y.shape[:-1], part.shape[-1]) for part in joined)
 
 
 def fitted(y: torch.Tensor, bits: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -68,30 +85,43 @@ def fitted_between(y: torch.Tensor, bits: int, dtype: torch.dtype) -> tuple[torc
 
 def fitted_values(y: torch.Tensor, axis: int, known: QuantFormat) -> tuple[torch.Tensor, ...]:
     """Return places of values, scales of float8_e4m3fn, and factors that are shared by the scales along `axis`, for groups along the last axis."""
+    extreme = max(known.values, key=abs)
+    reach = (
+        torch.finfo(torch.float8_e4m3fn).max * TABLE_PLACES[-1] * abs(extreme)
+    )  # of the largest scale that is tried
+    none = torch.zeros_like(y.sum((axis, -1), keepdim=True))  # of an axis without groups there is no largest
+    factor = torch.cat([none, y.abs().amax(-1, keepdim=True) / reach], axis).amax(axis, keepdim=True)
+    factor = torch.where(factor == 0, torch.ones_like(factor), factor)
+    # The value nearest to each of many numbers: while scales are tried a table is as good as finding it each time, in a tenth of the time.
+    every = torch.arange(-STEPS, STEPS + 1, dtype=y.dtype, device=y.device) * (abs(extreme) / STEPS)
+    nearby = looked_up(nearest(every, known.values), known.values, y.dtype)
+    places, scale = by_pieces(partial(_fitted_values, known, nearby), y / factor)
+    return places, scale, factor.to(torch.float32)
+
+
+def _fitted_values(
+    known: QuantFormat, nearby: torch.Tensor, y: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     float8, extreme = torch.float8_e4m3fn, max(known.values, key=abs)
     largest = y.gather(-1, y.abs().argmax(-1, keepdim=True))
     if -extreme in known.values:
         largest = largest.abs()
-    reach = torch.finfo(float8).max * PLACES[-1]  # what the largest scale that is tried comes to
-    none = torch.zeros_like(largest.sum(axis, keepdim=True))  # of an axis without groups there is no largest
-    factor = torch.cat([none, (largest / extreme / reach).abs()], axis).amax(axis, keepdim=True)
-    factor = torch.where(factor == 0, torch.ones_like(factor), factor)
-    unit = y / factor
     scale, best = torch.ones_like(largest), torch.full_like(largest, torch.inf)
-    least = torch.finfo(float8).smallest_normal / 8
-    for place in PLACES[1:]:
-        tried = largest / factor / (extreme * place)
+    least = torch.full_like(largest, torch.finfo(float8).smallest_normal / 8)
+    for place in TABLE_PLACES:
+        tried = largest / (extreme * place)
         for _ in range(2):
             tried = tried.to(float8).to(y.dtype)
-            tried = torch.where(tried == 0, torch.full_like(tried, least), tried)
-            values = looked_up(nearest(unit / tried, known.values), known.values, y.dtype)
-            error = (values * tried).sub_(unit).square_().sum(-1, keepdim=True)
+            tried = torch.where(tried == 0, least, tried)
+            at = (y * (STEPS / abs(extreme) / tried)).clamp_(-STEPS, STEPS).add_(STEPS + 0.5)
+            values = nearby.index_select(0, at.nan_to_num_(0).to(torch.int32).flatten()).view(y.shape)
+            error = (values * tried).sub_(y).square_().sum(-1, keepdim=True)
             is_better = error < best
             scale, best = torch.where(is_better, tried, scale), torch.where(is_better, error, best)
-            tried = (unit * values).sum(-1, keepdim=True) / values.square_().sum(-1, keepdim=True)
-    places = nearest((unit / scale).nan_to_num_(0), known.values)
+            tried = (y * values).sum(-1, keepdim=True) / values.square_().sum(-1, keepdim=True)
+    places = nearest((y / scale).nan_to_num_(0), known.values)
     scale = torch.where(largest.isfinite(), scale, torch.full_like(scale, torch.nan))
-    return places, scale.to(float8), factor.to(torch.float32)
+    return places, scale.to(float8)
 
 
 def _stored(scale: torch.Tensor, spread: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_scales_of_a_table_are_near_the_best_of_all_that_8_bits_can_say(name):
         best[row] = (groups[row, :, None, :, None] - grid).square().amin(-1).sum(-1).amin(-1)
     found = (x.double() - back.double()).square().view(8, 32, 16).sum(-1)
     assert float((found.sum(-1) / best.sum(-1)).max()) < 1.12
-    assert float((found.sum(-1) / best.sum(-1)).mean()) < 1.05
+    assert float((found.sum(-1) / best.sum(-1)).mean()) < 1.06
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nl4"])
