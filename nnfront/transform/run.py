@@ -16,6 +16,7 @@ from nnfront.backends.table import others, resolver
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
+from nnfront.quant_format import FORMATS
 from nnfront.runtime.bind_arguments import observed, titles
 from nnfront.runtime.bind_arguments import resolve as resolve_dims
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
@@ -66,6 +67,8 @@ def stream_transform(
             elif not isinstance(step.action, Give):
                 has_computed = True
                 execute(prepare(Block((step.action,)), program.slots, resolve, slots, program.name), frame)
+            if isinstance(step.action, Run) and step.action.op == "quantize":
+                _check_scales(step.action, frame)
         if progress is not None:
             progress(done, len(steps))
         if isinstance(step.action, Give):
@@ -126,6 +129,23 @@ def _run_in_blocks(call: Callable[..., Any], run: Run, frame: Frame) -> None:
     values = run_in_blocks(call, [frame[slot] for slot in run.inputs], keywords)
     for slot, value in zip(run.outputs, values, strict=True):
         frame[slot] = value
+
+
+def _check_scales(run: Run, frame: Frame) -> None:
+    """Refuse a weight with elements that are no finite numbers: a group with one of them would be NaN in few bits."""
+    scales: torch.Tensor = frame[run.outputs[1]]
+    format = FORMATS.get(run.attrs.get("format", ""))
+    wrong = (
+        scales == len(format.scale_values) - 1
+        if format is not None and format.scale_values
+        else ~scales.float().isfinite()
+    )
+    if wrong.any():
+        raise LoadError(
+            "a weight that is to be quantised holds NaN or infinities",
+            where=run.module,
+            help="load the model without quantising this weight, or correct the checkpoint",
+        )
 
 
 def _free(frame: Frame, step: Step) -> None:

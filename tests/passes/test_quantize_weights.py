@@ -13,7 +13,7 @@ from pass_checks import module
 
 import nnfront as nn
 from nnfront import dtypes, op, ops, spec
-from nnfront.errors import PassError
+from nnfront.errors import LoadError, PassError
 from nnfront.lower import Run
 from nnfront.passes import QuantScheme, lift_transform_params, quantize_weights
 from nnfront.passes.quantizing.scheme import format_of
@@ -415,6 +415,31 @@ def test_experts_are_stored_in_few_bits_and_run_as_they_are_stored(scheme):
     tokens = torch.randint(0, 259, (2, 9))
     found = executable.load(given)["logits"](tokens)
     torch.testing.assert_close(found, plain["logits"](tokens), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("scheme", ["int4", "uint4", "int8", "uint8", "fp8", "mxfp4", "nvfp4"])
+def test_weights_that_are_not_finite_are_refused_and_their_module_is_named(scheme, value):
+    given = weights()
+    given["back.weight"][3, 40] = value
+    ir = quantize_weights(exported(), scheme)
+    with pytest.raises(LoadError) as caught:
+        nn.compile(lift_transform_params(ir, shared_transform=True)).load(given)
+    assert str(caught.value) == (
+        "a weight that is to be quantised holds NaN or infinities\n"
+        "  at back\n"
+        "  help: load the model without quantising this weight, or correct the checkpoint"
+    )
+
+
+def test_a_weight_of_zeros_is_one_of_zeros():
+    given = weights()
+    given["back.weight"].zero_()
+    for scheme in FORMATS:
+        session = nn.compile(
+            lift_transform_params(quantize_weights(exported(), scheme), shared_transform=True)
+        ).load(given)
+        assert torch.equal(session["plain"](torch.randn(2, D)), torch.zeros(2, 40))
 
 
 class TestRouters:
