@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -213,6 +213,14 @@ class Executable:
         results = {name: run_transform(t, sources, progress=progress) for name, t in transforms.items()}
         found = next(iter(results.values())) if len(results) == 1 else results
         return TransformedWeights(found, sources.found.dims)
+
+    def stream_params(
+        self, weights: Checkpoint | Mapping[str, torch.Tensor], *, cast: bool = False
+    ) -> Iterator[tuple[str, Any]]:
+        """Yield each result of the weight transform by name as soon as it is made; what the caller lets go of is given back. Tensors left over are ignored."""
+        sources = self._checked(weights, ["*"], cast)
+        for transform in self._used_transforms().values():
+            yield from stream_transform(transform, sources)
 
     def bind(
         self, transformed: TransformedWeights, weights: Mapping[str, torch.Tensor] | None = None

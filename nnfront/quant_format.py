@@ -68,8 +68,10 @@ class QuantFormat:
 
     @property
     def fit(self) -> bool:
-        """Whether scales are found by the least error: of 8 bits they lower it by too little to be worth the time."""
-        return self.bits < 8 and (self.has_factor or not self.values)
+        """Whether scales are found by the least error: for whole rows of 8 bits they lower it by too little to be worth the time."""
+        if self.values or "float" in self.dtype:
+            return self.has_factor
+        return self.bits < 8 or self.group_size is not None
 
     @property
     def read_scales(self) -> str | None:

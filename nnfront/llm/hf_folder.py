@@ -21,6 +21,8 @@ from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
+from nnfront.passes.quantizing.budget import measure, open_weights, within
+from nnfront.passes.quantizing.scheme import scheme_of
 from nnfront.quantized import Held, StoredReport, quantization_of
 from nnfront.weights import Checkpoint
 
@@ -153,6 +155,10 @@ def compile_folder(
     phases.end("export")
     quantized = None
     if quant is not None:
+        quant = scheme_of(quant)
+        if quant.budget is not None:
+            quant = _within_budget(module, quant, checkpoint, cast=dtype is not None)
+            phases.end("measure")
         quantized = passes.quantize_weights.report(module, quant)
         module = passes.quantize_weights(module, quant)
     module = passes.lift_transform_params(module, shared_transform=True)
@@ -160,6 +166,21 @@ def compile_folder(
     executable = compile(module, target=target)
     phases.end("compile")
     return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized, stored)
+
+
+def _within_budget(
+    module: IRModule, scheme: QuantScheme, checkpoint: Checkpoint, *, cast: bool
+) -> QuantScheme:
+    """Choose formats by what each loses of each weight, one weight after the other."""
+    names = open_weights(module, scheme)
+    executable = compile(passes.lift_transform_params(module, shared_transform=True))
+    measured, elements = {}, 0
+    for name, weight in executable.stream_params(checkpoint, cast=cast):
+        if name in names:
+            measured[name] = measure(weight)
+            elements += weight.numel()
+        del weight
+    return within(scheme, measured, elements)
 
 
 def computing_in(dtype: str, config: Any) -> Any:

@@ -33,7 +33,8 @@ def by_pieces(
 ) -> tuple[torch.Tensor, ...]:
     """Return what `fit` gives for groups along the last axis, some at a time on each thread: few enough to stay in its cache, and for torch not to share each step out."""
     groups = y.reshape(-1, y.shape[-1])
-    parts = groups.split(max(PIECE // y.shape[-1], 1))
+    step = max(PIECE // y.shape[-1], 1)
+    parts = [groups[first : first + step] for first in range(0, max(len(groups), 1), step)]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         found = list(pool.map(fit, parts))
     joined = (torch.cat(each) for each in zip(*found, strict=True))

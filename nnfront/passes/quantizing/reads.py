@@ -51,7 +51,7 @@ class Read:
     key         the weight's name; those of one key are one weight, in all methods
     is_turned   whether the stored weight is the transpose of the matrix [outputs, inputs]
     role        "product", "embedding", "experts", "head" or "router"
-    paths       of the module that reads it, and of the checkpoint's weights that it is made of, and their modules
+    paths       of the module that reads it, of the checkpoint's weights that it is made of, and their modules, and its key
     """
 
     weight: Var | None
@@ -149,6 +149,7 @@ class _Method:
             (module, *(path for name in made_of for path in (name, name.rpartition(".")[0])))
         )
         key = self._key(weight)
+        paths[key] = None
         assert isinstance(weight.type, TensorType)
         self.found.types.setdefault(key, weight.type)
         if self._is_stored(weight):

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 
 from nnfront.errors import PassError, nearest
 from nnfront.quant_format import FORMATS, QuantFormat
 
 KEEP = "keep"
+AUTO = "auto"
 HEAD = "int8"
 """What the head and the embedding are stored in where other weights have fewer bits."""
 
@@ -20,7 +22,8 @@ class QuantScheme:
     """What weights are to be quantised to.
 
     format  of all weights that nothing else is said of: the name of a format of `nnfront.quant_format`, with `:` and how many neighbours share a
-            scale, such as `int4:64`, or `:channel`, one scale for each output
+            scale, such as `int4:64`, or `:channel`, one scale for each output; `auto:4.5`, for whole folders, chooses one for each weight by its
+            measured error, so that all together take no more than 4.5 bits for an element
     head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
     rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
     """
@@ -30,24 +33,41 @@ class QuantScheme:
     rules: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for text in (
-            self.format,
-            *(() if self.head is None else (self.head,)),
-            *(to for _, to in self.rules),
-        ):
-            format_of(text)
         if self.format == KEEP:
             raise PassError(
                 "the format of a scheme is 'keep'",
                 help="say what weights are to be quantised to, such as 'int8'",
             )
+        formats = [self.head, *(to for _, to in self.rules)]
+        for text in (*formats, None if self.budget else self.format):
+            if text is not None:
+                format_of(text)
+
+    @property
+    def budget(self) -> float | None:
+        """The bits for an element that all weights together may take; None if their formats are said."""
+        name, _, bits = self.format.partition(":")
+        if name != AUTO:
+            return None
+        try:
+            found = float(bits)
+        except ValueError:
+            found = 0.0
+        if not 0 < found < inf:
+            raise PassError(
+                f"{self.format!r} does not say how many bits an element may take", help="write auto:4.5"
+            )
+        return found
 
     @property
     def body_format(self) -> QuantFormat:
-        """The format of most weights."""
-        found = format_of(self.format)
-        assert found is not None
-        return found
+        """The format of most weights. Raises PassError if it is to be chosen by errors."""
+        if self.budget is not None:
+            raise PassError(
+                f"{self.format} is by the errors of weights, which are not known here",
+                help="give it to LLM.load, nnfront run or nnfront export, or name a format",
+            )
+        return named(self.format)
 
     @property
     def head_format(self) -> QuantFormat | None:
@@ -116,6 +136,13 @@ def format_of(text: str) -> QuantFormat | None:
             help=f"write {name}, or use one of {others}",
         )
     return replace(found, group_size=size)
+
+
+def named(text: str) -> QuantFormat:
+    """Return the format of a text that is not `keep`."""
+    found = format_of(text)
+    assert found is not None
+    return found
 
 
 def text_of(format: QuantFormat) -> str:
