@@ -2,7 +2,7 @@
 """What formats of weights cost in quality, against those of llama.cpp at the same bits: `python bench/quantized_quality.py [--ggml LIBRARY]`.
 
 Two models, computed in float32 with weights that were rounded to a format and back, all matrices alike, embedding and head too: the shipped checkpoint, in bits per
-byte of its held-out text, and a Llama of random weights, in nats of the divergence between the next token's distributions. Rows of one table, by bits per weight,
+byte of its held-out text and in nats of the divergence between the next token's distributions, and a Llama of random weights, in nats of divergence. Rows of one table, by bits per weight,
 scales included. LIBRARY is ggml's (`libggml-base.so` of llama-cpp-python), which quantises; the package `gguf` dequantises. Without it ours are measured alone.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 from collections.abc import Callable
-from math import prod
+from math import log, prod
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,31 @@ from nnfront_models import llama
 import nnfront as nn
 from nnfront import ops
 from nnfront.ir import TensorType
+from nnfront.passes import QuantScheme
+from nnfront.passes.quantizing.budget import measure, within
 from nnfront.passes.quantizing.choose import stored_bytes
 from nnfront.passes.quantizing.scheme import format_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
-OURS = ("int8 int8:32 int8:128 fp8 int4 int4:64 int4:128 uint4 uint4:64 uint4:128 mxfp4 nvfp4 nl4").split()
+OURS = (
+    "int8 int8:32 int8:128 fp8 int4 int4:64 int4:128 uint4 uint4:64 uint4:128 mxfp4 nvfp4 nl4 auto:4.5 auto:5.5 auto:6.5625"
+).split()
+LLAMA_CPP = "llama.cpp "
 THEIRS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0")
 RANDOM = llama.Config(
     vocab_size=4096,
     hidden_size=512,
     intermediate_size=1536,
-    num_hidden_layers=6,
+    num_hidden_layers=4,
     num_attention_heads=8,
     num_key_value_heads=4,
     max_position_embeddings=512,
 )
-Round = Callable[[torch.Tensor], torch.Tensor]
+Matrices = dict[str, torch.Tensor]
 
 
-def ours(name: str) -> tuple[Round, Callable[[torch.Size], float]]:
-    """How a matrix of bfloat16 is rounded to a format and back, and the bits that its elements take."""
+def ours(name: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Size], float]]:
+    """How a matrix of bfloat16 is rounded to a format and back, and the bits that it takes."""
     format = format_of(name)
     assert format is not None
     attrs = {"group_size": format.group_size, "axis": 1, "format": format.name, "fit": format.fit}
@@ -56,10 +61,12 @@ def ours(name: str) -> tuple[Round, Callable[[torch.Size], float]]:
         found: torch.Tensor = ops.dequantize.run((q, scales, *(more or [None])), back)
         return found
 
-    return rounded, lambda shape: 8 * stored_bytes(format, shape, "bfloat16") / prod(shape)
+    return rounded, lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
 
 
-def theirs(name: str, library: ctypes.CDLL) -> tuple[Round, Callable[[torch.Size], float]]:
+def theirs(
+    name: str, library: ctypes.CDLL
+) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Size], float]]:
     """The same in llama.cpp."""
     import gguf
     import numpy as np
@@ -76,7 +83,31 @@ def theirs(name: str, library: ctypes.CDLL) -> tuple[Round, Callable[[torch.Size
         library.ggml_quantize_chunk(int(kind), *pointers, *sizes, None)
         return torch.from_numpy(gguf.quants.dequantize(stored, kind).reshape(rows, columns))
 
-    return rounded, lambda shape: 8 * size / block
+    return rounded, lambda shape: 8 * size * prod(shape) / block
+
+
+def mixed(scheme: str, matrices: Matrices) -> dict[str, str]:
+    """The format of each matrix within a budget."""
+    measured = {name: measure(weight) for name, weight in matrices.items()}
+    elements = sum(weight.numel() for weight in matrices.values())
+    return dict(within(QuantScheme(scheme), measured, elements).rules)
+
+
+def rounded(way: str, matrices: Matrices, library: ctypes.CDLL | None) -> tuple[Matrices, float]:
+    """Matrices rounded in a way, and the bits that an element takes."""
+    names = mixed(way, matrices) if way.startswith("auto") else dict.fromkeys(matrices, way)
+    found, bits = {}, 0.0
+    for name, weight in matrices.items():
+        kind = names[name]
+        assert library is not None or not kind.startswith(LLAMA_CPP)
+        round_to, bits_of = (
+            theirs(kind.removeprefix(LLAMA_CPP), library)
+            if library and kind.startswith(LLAMA_CPP)
+            else ours(kind)
+        )
+        found[name] = round_to(weight)
+        bits += bits_of(weight.shape)
+    return found, bits / sum(weight.numel() for weight in matrices.values())
 
 
 def random_weights() -> dict[str, torch.Tensor]:
@@ -97,10 +128,8 @@ def main() -> None:
     )
     parser.add_argument("--ggml", type=Path)
     args = parser.parse_args()
-    ways = {name: ours(name) for name in OURS}
-    if args.ggml:
-        library = ctypes.CDLL(str(args.ggml))
-        ways |= {f"llama.cpp {name}": theirs(name, library) for name in THEIRS}
+    library = ctypes.CDLL(str(args.ggml)) if args.ggml else None
+    ways = [*OURS, *(f"{LLAMA_CPP}{name}" for name in THEIRS if library)]
     trained = nn.LLM.load(FOLDER, dtype="float32")
     text = (FOLDER / "heldout.txt").read_text(encoding="utf-8")
     ids = torch.tensor(trained.tokenizer.encode(text))[: 512 * 16].view(16, 512)
@@ -113,34 +142,34 @@ def main() -> None:
     executable, drawn = nn.compile(ir), random_weights()
     tokens = torch.randint(0, RANDOM.vocab_size, (4, 128), generator=torch.Generator().manual_seed(1))
 
-    def of(given: dict[str, torch.Tensor], way: Round) -> dict[str, torch.Tensor]:
-        return {n: (way(w) if w.ndim == 2 else w).float() for n, w in given.items()}
+    def on_the_checkpoint(matrices: Matrices) -> tuple[torch.Tensor, float]:
+        trained.session.update({name: w.float() for name, w in {**weights, **matrices}.items()})
+        found = torch.cat([trained.logits(row[None]) for row in ids]).double().log_softmax(-1)
+        nats = -found[:, :-1].gather(-1, ids[:, 1:, None]).sum()
+        return found, float(nats) / log(2) / size
 
-    def bits_per_byte(way: Round) -> float:
-        trained.session.update(of(weights, way))
-        logits = torch.cat([trained.logits(row[None]) for row in ids])[:, :-1].flatten(0, 1)
-        nats = torch.nn.functional.cross_entropy(logits.double(), ids[:, 1:].flatten(), reduction="sum")
-        return float(nats) / 0.6931471805599453 / size
+    def on_random_weights(matrices: Matrices) -> torch.Tensor:
+        session = executable.load({name: w.float() for name, w in {**drawn, **matrices}.items()})
+        return session["logits"](tokens).double().log_softmax(-1)
 
-    def log_probabilities(way: Round) -> torch.Tensor:
-        return executable.load(of(drawn, way))["logits"](tokens).double().log_softmax(-1)
+    def divergence(of: torch.Tensor, found: torch.Tensor) -> float:
+        return float((of.exp() * (of - found)).sum(-1).mean())
 
-    plain, before = log_probabilities(lambda w: w), bits_per_byte(lambda w: w)
-    rows: list[dict[str, Any]] = [
-        {"format": "bfloat16", "bits": 16.0, "bits/byte": before, "more": 0.0, "divergence": 0.0}
-    ]
-    for name, (way, bits) in ways.items():
-        found = log_probabilities(way)
-        divergence = float((plain.exp() * (plain - found)).sum(-1).mean())
-        after = bits_per_byte(way)
-        size_of = sum(bits(w.shape) * w.numel() for w in drawn.values() if w.ndim == 2)
+    def matrices_of(given: Matrices) -> Matrices:
+        return {name: weight for name, weight in given.items() if weight.ndim == 2}
+
+    plain, before = on_random_weights({}), on_the_checkpoint({})
+    rows: list[dict[str, Any]] = [{"format": "bfloat16", "bits": 16.0, "bits/byte": before[1]}]
+    for way in ways:
+        after = on_the_checkpoint(rounded(way, matrices_of(weights), library)[0])
+        matrices, bits = rounded(way, matrices_of(drawn), library)
         rows.append(
             {
-                "format": name,
-                "bits": size_of / sum(w.numel() for w in drawn.values() if w.ndim == 2),
-                "bits/byte": after,
-                "more": after - before,
-                "divergence": divergence,
+                "format": way,
+                "bits": bits,
+                "bits/byte": after[1],
+                "divergence": divergence(before[0], after[0]),
+                "of random weights": divergence(plain, on_random_weights(matrices)),
             }
         )
         print(rows[-1], flush=True)

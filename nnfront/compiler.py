@@ -218,7 +218,7 @@ class Executable:
         self, weights: Checkpoint | Mapping[str, torch.Tensor], *, cast: bool = False
     ) -> Iterator[tuple[str, Any]]:
         """Yield each result of the weight transform by name as soon as it is made; what the caller lets go of is given back. Tensors left over are ignored."""
-        sources = self._checked(weights, ["*"], cast)
+        sources = self.named(weights, ["*"], cast)
         for transform in self._used_transforms().values():
             yield from stream_transform(transform, sources)
 
