@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What formats of weights cost in quality, against those of llama.cpp at the same bits: `python bench/quantized_quality.py [--ggml LIBRARY]`.
+"""What formats of weights cost in quality, against those of llama.cpp at the same bits: `python bench/quantized_quality.py [--ggml LIBRARY] [--only FORMAT ...]`.
 
 Two models, computed in float32 with weights that were rounded to a format and back, all matrices alike, embedding and head too: the shipped checkpoint, in bits per
 byte of its held-out text and in nats of the divergence between the next token's distributions, and a Llama of random weights, in nats of divergence. Rows of one table, by bits per weight,
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 from collections.abc import Callable
 from math import log, prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe, keep, table
+from machine import RESULTS, describe, keep, table
 from nnfront_models import llama
 
 import nnfront as nn
@@ -90,7 +91,8 @@ def mixed(scheme: str, matrices: Matrices) -> dict[str, str]:
     """The format of each matrix within a budget."""
     measured = {name: measure(weight) for name, weight in matrices.items()}
     elements = sum(weight.numel() for weight in matrices.values())
-    return dict(within(QuantScheme(scheme), measured, elements).rules)
+    heads = matrices.keys() & {"lm_head.weight"} or {"model.embed_tokens.weight"}
+    return dict(within(QuantScheme(scheme), measured, elements, heads).rules)
 
 
 def rounded(way: str, matrices: Matrices, library: ctypes.CDLL | None) -> tuple[Matrices, float]:
@@ -127,9 +129,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ggml", type=Path)
+    parser.add_argument(
+        "--only", nargs="+", help="formats to measure; of others the rows that were kept stay"
+    )
     args = parser.parse_args()
     library = ctypes.CDLL(str(args.ggml)) if args.ggml else None
     ways = [*OURS, *(f"{LLAMA_CPP}{name}" for name in THEIRS if library)]
+    ways = args.only or ways
     trained = nn.LLM.load(FOLDER, dtype="float32")
     text = (FOLDER / "heldout.txt").read_text(encoding="utf-8")
     ids = torch.tensor(trained.tokenizer.encode(text))[: 512 * 16].view(16, 512)
@@ -173,6 +179,10 @@ def main() -> None:
             }
         )
         print(rows[-1], flush=True)
+    kept = RESULTS / "quantized_quality.json"
+    if args.only and kept.exists():
+        measured = {row["format"] for row in rows}
+        rows += [row for row in json.loads(kept.read_text())["rows"] if row["format"] not in measured]
     rows.sort(key=lambda row: -row["bits"])
     print(keep("quantized_quality", describe("torch", "gguf"), rows))
     print(table(rows))

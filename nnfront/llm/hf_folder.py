@@ -180,7 +180,7 @@ def _within_budget(
             measured[name] = measure(weight)
             elements += weight.numel()
         del weight
-    return within(scheme, measured, elements)
+    return within(scheme, measured, elements, [name for name, is_head in names.items() if is_head])
 
 
 def computing_in(dtype: str, config: Any) -> Any:

@@ -2,12 +2,13 @@
 """A format for each weight by its measured error, so that all together take no more than so many bits for an element (`auto:4.5`).
 
 What a rounded matrix adds to its result is in proportion to its error over its size, the mean square of what is lost over that of what was there, whatever matrix it is.
-So the sum of these is made small: all begin in the smallest format, and the step that saves the most of it for its bits is taken until no other fits.
+What a head adds is in the logits as it is, what another matrix adds is one of many parts of the stream that the head reads: a head counts as much as half of all others.
+The sum of these is made small: all begin in the smallest format, and the step that saves the most of it for its bits is taken until no other fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -28,13 +29,14 @@ Measured = Mapping[str, tuple[int, float]]
 """Of each candidate the bits that it takes, and what it loses: the mean square of the error over that of the weight."""
 
 
-def open_weights(ir: IRModule, scheme: QuantScheme) -> set[str]:
-    """Return the names of the weights whose formats no rule says, and no format of the head."""
+def open_weights(ir: IRModule, scheme: QuantScheme) -> dict[str, bool]:
+    """Return the names of the weights whose formats no rule says, and no format of the head, and whether they are heads."""
     first, second = (
         choose(ir, QuantScheme(format, scheme.head or format, scheme.rules)).weights
         for format in ("int8", "int4")
     )
-    return {a.name for a, b in zip(first, second, strict=True) if a.format != b.format}
+    pairs = zip(first, second, strict=True)
+    return {a.name: "head" in a.role for a, b in pairs if a.format != b.format}
 
 
 def measure(weight: torch.Tensor) -> Measured:
@@ -57,8 +59,10 @@ def measure(weight: torch.Tensor) -> Measured:
     return found
 
 
-def within(scheme: QuantScheme, measured: Mapping[str, Measured], elements: int) -> QuantScheme:
-    """Return the scheme with a rule for each of the weights that were measured, ahead of its own rules; `elements` is how many they have.
+def within(
+    scheme: QuantScheme, measured: Mapping[str, Measured], elements: int, heads: Collection[str] = ()
+) -> QuantScheme:
+    """Return the scheme with a rule for each of the weights that were measured, ahead of its own rules; `elements` is how many they have, `heads` which are heads.
 
     Raises PassError if the budget is less than they take in the smallest format.
     """
@@ -66,6 +70,7 @@ def within(scheme: QuantScheme, measured: Mapping[str, Measured], elements: int)
     chosen = dict.fromkeys(measured, CANDIDATES[0])
     least = sum(each[CANDIDATES[0]][0] for each in measured.values())
     left = scheme.budget * elements - least
+    counts = {name: max(len(measured) / 2, 1) if name in heads else 1 for name in measured}
     if left < 0:
         raise PassError(
             f"{scheme.format} is less than the weights take in {CANDIDATES[0]}",
@@ -73,7 +78,7 @@ def within(scheme: QuantScheme, measured: Mapping[str, Measured], elements: int)
             help="allow more, or keep fewer weights",
         )
     while steps := [
-        ((lost - after) / (then - bits), name, to, then - bits)
+        ((lost - after) * counts[name] / (then - bits), name, to, then - bits)
         for name, to in ((name, to) for name in measured for to in CANDIDATES)
         for (bits, lost), (then, after) in [(measured[name][chosen[name]], measured[name][to])]
         if after < lost and 0 < then - bits <= left
