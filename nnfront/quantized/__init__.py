@@ -26,6 +26,7 @@ from nnfront.quantized.held import Held, Layout
 from nnfront.quantized.nvfp4 import modelopt
 from nnfront.quantized.report import StoredReport, StoredWeight
 from nnfront.quantized.settings import Settings
+from nnfront.quantized.torchao import torchao
 from nnfront.quantized.uses import Takes
 
 READERS: Mapping[str, Callable[[Settings], Layout]] = {
@@ -37,6 +38,7 @@ READERS: Mapping[str, Callable[[Settings], Layout]] = {
     "gptq": gptq,
     "modelopt": modelopt,
     "mxfp4": mxfp4,
+    "torchao": torchao,
 }
 """By `quant_method`."""
 

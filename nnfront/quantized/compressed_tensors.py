@@ -209,13 +209,13 @@ def _integers(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> 
     if has_zeros:
         sources[f"{name}_zero_point"] = TensorType(scale.shape, "int8")
     groups = _groups(scheme, inputs)
-    is_plain = not has_zeros and inputs % groups == 0
-    format = grouped("int8", scheme.group if groups > 1 else None) if is_plain else None
+    is_plain = inputs % groups == 0
+    format = grouped("int8", scheme.group if groups > 1 else None, has_zeros=has_zeros) if is_plain else None
 
     def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
         columns = [for_outputs(b, x, outputs) if groups == 1 else x for x in found[1:]]
         if format is not None:
-            return Encoded(format, found[0], columns[0])
+            return Encoded(format, found[0], columns[0], columns[1] if has_zeros else None)
         middle = columns[1] if has_zeros else Scalar(0)
         return ungrouped(b, found[0], middle, columns[0], scheme.group or inputs)
 

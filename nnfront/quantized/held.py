@@ -70,9 +70,10 @@ def matrix(type: TensorType) -> tuple[int, int] | None:
     return rows, columns
 
 
-def grouped(name: str, group: int | None) -> QuantFormat:
-    """A format in groups along the inputs."""
-    return replace(FORMATS[name], group_size=group)
+def grouped(name: str, group: int | None, *, has_zeros: bool | None = None) -> QuantFormat:
+    """A format in groups along the inputs, with zero points as usual for it, if it is not said."""
+    known = FORMATS[name]
+    return replace(known, group_size=group, symmetric=known.symmetric if has_zeros is None else not has_zeros)
 
 
 def turned(b: FunctionBuilder, x: Var) -> Var:

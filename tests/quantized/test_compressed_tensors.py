@@ -64,7 +64,7 @@ CASES = {
     "int8": ("int-quantized", INT8, "int8"),
     "int8 for all": ("int-quantized", {**INT8, "strategy": "tensor"}, "int8"),
     "int8 in groups": ("int-quantized", {**INT8, "strategy": "group", "group_size": 64}, "int8 in groups of 64"),
-    "int8 with zero points": ("int-quantized", {**INT8, "symmetric": False}, "float32"),
+    "int8 with zero points": ("int-quantized", {**INT8, "symmetric": False}, "int8 with zero points"),
     "fp8": ("float-quantized", FP8, "fp8"),
     "fp8 for all": ("float-quantized", {**FP8, "strategy": "tensor"}, "fp8"),
     "fp8 in blocks": ("float-quantized", {**FP8, "strategy": "block", "block_structure": [64, 32]}, "float32"),

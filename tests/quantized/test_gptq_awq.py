@@ -139,5 +139,5 @@ def test_a_method_that_no_reader_knows_is_refused(tmp_path: Path) -> None:
         caught.value.what == "config.json: quantization_config.quant_method is 'hqq', and no reader knows it"
     )
     assert caught.value.details == (
-        "known: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4",
+        "known: awq, bitsandbytes, compressed-tensors, fp8, gguf, gptq, modelopt, mxfp4, torchao",
     )
