@@ -353,3 +353,23 @@ def test_sinks_of_other_dtypes_are_left_to_the_reference():
     q = k = v = torch.ones(1, 1, 1, 32).to(BF16)
     assert decode_attention.attend(q, k, v, layer, Scores(), torch.ones(1).half()) is None
     assert layer.lengths.values == (0,)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_kernels_of_latents_and_biases_decode_as_the_reference_of_the_op(data: st.DataObject):
+    heads, has_values = data.draw(st.integers(1, 4)), data.draw(st.booleans())
+    attrs: dict[str, Any] = {"softcap": 5.0} if data.draw(st.booleans()) else {}
+    attrs |= {} if has_values else {"value_size": 20}
+    buffers = [Buffer("latent", (1, 32), "bfloat16"), Buffer("values", (1, 20), "bfloat16")]
+    layers = [make_layer(StateLayerType(tuple(buffers[: 1 + has_values]), (), 2, 9, None)) for _ in range(2)]
+    bias = biases(data, 2, heads, 9)
+    bias = bias if bias is None or bias.dtype == torch.bool else bias.to(BF16)
+    attend = resolver("cpu")(Run("attention_stored", "attention", (), Structure(), attrs))
+    for _ in range(3):
+        q, k, v = (torch.randn(2, 1, n, size).to(BF16) for n, size in ((heads, 32), (1, 32), (1, 20)))
+        value = v if has_values else None
+        y, _ = attend(q, k, value, layers[0], None, bias)
+        expected, _ = ops.attention.run((q, k, value, layers[1], None, bias), attrs)
+        torch.testing.assert_close(y, expected, rtol=2**-7, atol=1e-2)
+        assert torch.equal(layers[0].stored(0), layers[1].stored(0))

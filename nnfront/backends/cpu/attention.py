@@ -48,8 +48,8 @@ def cached(run: Run) -> Callable[..., Any]:
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheLayer]:
         plain = (k, v) if k is not None and v is not None and bias is None else None
-        if plain is not None:
-            y = decode_attention.attend(q, *plain, layer, scores, sinks)
+        if k is not None:
+            y = decode_attention.attend(q, k, v, layer, scores, sinks, bias)
             if y is not None:
                 return y, layer
         if scores.softcap is not None or sinks is not None:
