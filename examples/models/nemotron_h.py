@@ -41,24 +41,25 @@ class Config(nn.Config):
         "tie_word_embeddings": (False,),
     }
     unused: ClassVar = {
-        "attention_bias": "transformers does not read it",
+        **dict.fromkeys(
+            ("attention_bias", "expand", "residual_in_fp32", "sliding_window"),
+            "transformers does not read it",
+        ),
+        **dict.fromkeys(
+            ("mtp_hybrid_override_pattern", "mtp_layers_block_type", "num_nextn_predict_layers"),
+            "layers that guess further tokens",
+        ),
+        **dict.fromkeys(
+            ("rescale_prenorm_residual", "time_step_floor", "time_step_max"), "how weights begin"
+        ),
         "chunk_size": "how many tokens are computed at once, which changes their rounding alone",
-        "expand": "transformers does not read it",
         "mamba_ssm_cache_dtype": "the state is float32",
         "mamba_proj_bias": "transformers reads use_bias",
         "moe_shared_expert_overlap": "how transformers runs it",
-        "mtp_hybrid_override_pattern": "layers that guess further tokens",
-        "mtp_layers_block_type": "layers that guess further tokens",
         "n_shared_experts": "transformers reads moe_shared_expert_intermediate_size",
         "num_hidden_layers": "it is the number of layers_block_type",
         "num_logits_to_keep": "how transformers generates",
-        "num_nextn_predict_layers": "layers that guess further tokens",
-        "rescale_prenorm_residual": "how weights begin",
-        "residual_in_fp32": "transformers does not read it",
-        "sliding_window": "transformers does not read it",
-        "time_step_floor": "how weights begin",
         "time_step_limit": "transformers reads time_step_min",
-        "time_step_max": "how weights begin",
         "use_mamba_kernels": "how transformers runs it",
     }
 
@@ -190,8 +191,8 @@ def mixer(config: Config, kind: str) -> nn.Module:
     if kind == "full_attention":
         heads, kv_heads = config.num_attention_heads, config.kv_heads
         return nn.Attention(d, heads, kv_heads, config.head_dim, rotated=False)
-    eps, limits = config.layer_norm_epsilon, (config.time_step_min, math.inf)
-    return nn.Mamba2Mixer(d, config.sizes, eps, bias=bias, conv_bias=config.use_conv_bias, limits=limits)
+    eps, limits, conv_bias = config.layer_norm_epsilon, (config.time_step_min, math.inf), config.use_conv_bias
+    return nn.Mamba2Mixer(d, config.sizes, eps, bias=bias, conv_bias=conv_bias, limits=limits)
 
 
 class NemotronHBlock(nn.Module):
