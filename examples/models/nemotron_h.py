@@ -17,8 +17,7 @@ from nnfront import op, spec
 
 IGNORED = ("mtp.*",)  # layers that guess further tokens
 KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-KINDS |= {"mamba": "linear_attention", "attention": "full_attention"}
-"""Layers as patterns and older configurations call them."""
+KINDS |= {"mamba": "linear_attention", "attention": "full_attention"}  # in older configurations
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ class Config(nn.Config):
     mlp_bias: bool = False
     mamba_num_heads: int = 128
     mamba_head_dim: int = 64
-    mamba_hidden_act: str = "silu"
     n_groups: int = 8
     ssm_state_size: int = 128
     conv_kernel: int = 4
@@ -93,7 +91,6 @@ class Config(nn.Config):
     n_group: int = 1
     topk_group: int = 1
     norm_topk_prob: bool = True
-    tie_word_embeddings: bool = False
     dtype: str = "float32"
 
     @property
