@@ -31,19 +31,20 @@ class CausalConv(Module):
         self.weight = Parameter([channels, 1, width])
         self.bias = Parameter([channels]) if bias else None
         self.taps = op.reshape(self.weight, (channels, width))
-        self.activation = activation
+        self.activation, self.keeps = activation, width > 1
 
     def forward(self, x: Tensor, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, channels] to the same."""
-        before = op.cache_read(cache, "conv")
+        before = op.cache_read(cache, "conv") if self.keeps else None
         y, last = op.causal_conv1d(x, self.taps, self.bias, before, activation=self.activation)
-        op.cache_write(cache, "conv", last, x.shape[1])
+        if self.keeps:
+            op.cache_write(cache, "conv", last, x.shape[1])
         result: Tensor = y
         return result
 
 
 def conv_state(channels: int, width: int, dtype: str) -> dict[str, spec.Tensor]:
-    """Return what a `CausalConv` keeps of each sequence."""
+    """Return what a `CausalConv` keeps of each sequence: nothing, if it has one tap."""
     return {"conv": spec.Tensor([channels, width - 1], dtype)} if width > 1 else {}
 
 

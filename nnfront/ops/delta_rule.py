@@ -98,7 +98,7 @@ def _(
     if seq == 1:
         h = h * fade.exp()
         change = rates * (values - keys @ h)
-        h = torch.addcmul(h, keys.mT, change)
+        h = h.addcmul_(keys.mT, change)
         y = queries @ h
     else:
         y = torch.empty_like(values)

@@ -199,8 +199,8 @@ def _(
     into = given * steps[..., None]
     write, read = (m.to(dtype).transpose(1, 2)[:, :, None] for m in (b, c))
     if seq == 1:
-        h = torch.addcmul(h * fade.exp()[..., None], into.mT, write)
-        y = (h * read).sum(-1)[..., None, :]
+        h = (h * fade.exp()[..., None]).addcmul_(into.mT, write)
+        y = (h @ read.mT).mT
     else:
         y = torch.empty_like(into)
         for first in range(0, seq, CHUNK):
