@@ -154,8 +154,8 @@ def build(config: Config) -> nn.Module:
 
 def export_spec(config: Config) -> dict[str, Any]:
     """Return the methods to export: `logits` of a whole text, `prefill` and `decode` over a cache."""
-    latent = config.kv_lora_rank + config.qk_rope_head_dim
-    cache = spec.Cache(config.num_hidden_layers, 1, latent, config.dtype)
+    latent = spec.Tensor([1, config.kv_lora_rank + config.qk_rope_head_dim], config.dtype)
+    cache = spec.State([spec.Layer({"latent": latent})] * config.num_hidden_layers)
     return nn.causal_lm_spec(cache, config.max_position_embeddings)
 
 

@@ -71,10 +71,8 @@ class LatentAttention(Module):
 
     def forward(self, x: Tensor, rope: Rotation, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
-        latent = self.latent(x, rope)
-        seen = op.attention(self.query(x, rope), latent, latent, cache=cache, scale=self.scale)[
-            ..., : self.kv_rank
-        ]
+        q, latent = self.query(x, rope), self.latent(x, rope)
+        seen = op.attention(q, latent, cache=cache, scale=self.scale, value_size=self.kv_rank)
         values = op.einsum("bshr,hvr->bshv", seen, self.value_weight)
         y: Tensor = self.o_proj(op.merge_heads(values))
         return y
