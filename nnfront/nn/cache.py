@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nnfront.dims import Size
 from nnfront.errors import TraceError
 from nnfront.ir import StateLayerType, StateType, Var
 
@@ -29,6 +30,11 @@ class CacheLayer:
     def window(self) -> int | None:
         """How many last positions attention sees, None for all."""
         return self.type.window
+
+    @property
+    def max_seq(self) -> Size:
+        """How many positions there are at most: the last axis of a bias of attention."""
+        return self.type.max_seq
 
 
 class Cache:
