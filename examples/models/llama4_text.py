@@ -84,8 +84,12 @@ class Place(NamedTuple):
 class Llama4TextAttention(nn.Attention):
     def __init__(self, config: Config, index: int) -> None:
         sizes = config.num_attention_heads, config.kv_heads, config.head_size
-        super().__init__(config.hidden_size, *sizes, config.attention_bias, interleaved=True)
-        self.rotated, self.chunked = config.is_rotated(index), config.is_chunked(index)
+        is_rotated = config.is_rotated(index)
+        pairs = config.head_size if is_rotated else 0
+        super().__init__(
+            config.hidden_size, *sizes, config.attention_bias, rotated=is_rotated, interleaved=pairs
+        )
+        self.chunked = config.is_chunked(index)
         self.tuned, self.eps = config.attn_temperature_tuning, config.rms_norm_eps
         self.has_norms = config.use_qk_norm
 

@@ -92,7 +92,13 @@ def whole_reads(method: MethodProgram) -> list[str]:
 @pytest.mark.parametrize(
     "executable",
     [gated("relu"), gated("silu"), experts("float32", 2), experts("bfloat16", 17), experts("bfloat16", 16)],
-    ids=["ReGLU", "SwiGLU", "experts in float32", "more experts for a token than there are places", "sixteen experts for a token"],
+    ids=[
+        "ReGLU",
+        "SwiGLU",
+        "experts in float32",
+        "more experts for a token than there are places",
+        "sixteen experts for a token",
+    ],
 )
 def test_no_call_reads_a_whole_weight_but_in_a_product(executable: Executable) -> None:
     assert whole_reads(executable.program.methods["forward"]) == []
