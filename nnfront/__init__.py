@@ -37,6 +37,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
         name: ("nnfront.nn", name)
         for name in (
             "ACTIVATIONS",
+            "ALiBi",
             "Attention",
             "Cache",
             "CacheLayer",

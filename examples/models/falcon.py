@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Falcon, with rotary positions.
+"""Falcon.
 
 Source: transformers' `modeling_falcon.py` (5.x), whose attribute names are the checkpoint's. Layer norms; q, k and v are stored as one, in groups of heads; parts
-of a layer read the same norm, or one each, or follow one another.
+of a layer read the same norm, or one each, or follow one another; positions are rotations, or what ALiBi adds to scores.
 
 Sizes: B batch, S seq, D hidden_size, H heads, G kv heads, K head size.
 """
@@ -27,7 +27,9 @@ class Config(nn.DecoderConfig):
         "n_head_kv": "num_kv_heads",
     }
     lacks: ClassVar = {"falcon": ("head_dim", "num_key_value_heads", "intermediate_size")}
-    only: ClassVar = {"activation": nn.ACTIVATIONS, "alibi": (False,)}
+    only: ClassVar = {
+        "activation": nn.ACTIVATIONS,
+    }
 
     vocab_size: int = 65024
     hidden_size: int = 4544
@@ -38,6 +40,7 @@ class Config(nn.DecoderConfig):
     layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = True
     bias: bool = False
+    alibi: bool = False
     new_decoder_architecture: bool = False
     multi_query: bool = True
     parallel_attn: bool = True
@@ -79,8 +82,14 @@ class FalconAttention(nn.Attention):
         q_BSHK, k_BSGK, v_BSGK = (op.split_heads(part, self.head_size) for part in parts)
         return q_BSHK, k_BSGK, v_BSGK
 
-    def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
-        return self.dense(self.attend(x_BSD, rope, cache))
+    def forward(
+        self,
+        x_BSD: nn.Tensor,
+        rope: nn.Rotation | None,
+        cache: nn.CacheLayer | None,
+        alibi_1H1T: nn.Tensor | None,
+    ) -> nn.Tensor:
+        return self.dense(self.attend(x_BSD, rope, cache, alibi_1H1T))
 
 
 class FalconDecoderLayer(nn.Module):
@@ -99,13 +108,21 @@ class FalconDecoderLayer(nn.Module):
         if self.num_norms == 0:
             self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
 
-    def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
+    def forward(
+        self,
+        x_BSD: nn.Tensor,
+        rope: nn.Rotation | None,
+        cache: nn.CacheLayer | None,
+        alibi_1H1T: nn.Tensor | None,
+    ) -> nn.Tensor:
         if self.num_norms == 2:
             return (
-                x_BSD + self.self_attention(self.ln_attn(x_BSD), rope, cache) + self.mlp(self.ln_mlp(x_BSD))
+                x_BSD
+                + self.self_attention(self.ln_attn(x_BSD), rope, cache, alibi_1H1T)
+                + self.mlp(self.ln_mlp(x_BSD))
             )
         y_BSD = self.input_layernorm(x_BSD)
-        x_BSD = x_BSD + self.self_attention(y_BSD, rope, cache)
+        x_BSD = x_BSD + self.self_attention(y_BSD, rope, cache, alibi_1H1T)
         return x_BSD + self.mlp(y_BSD if self.num_norms else self.post_attention_layernorm(x_BSD))
 
 
@@ -115,13 +132,21 @@ class FalconModel(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.h = [FalconDecoderLayer(config) for _ in range(config.num_hidden_layers)]
         self.ln_f = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
+        self.alibi = nn.ALiBi(config.num_attention_heads) if config.alibi else None
+        self.scale = config.head_size**-0.5
         self.rotary_emb = nn.RotaryEmbedding(config.head_size, config.rope_parameters, length)
 
     def forward(self, tokens_BS: nn.Tensor, cache: nn.Cache | nn.NoCache) -> nn.Tensor:
-        rope = self.rotary_emb(op.positions(tokens_BS, cache))
+        rope = alibi_1H1T = None
+        if self.alibi is None:
+            rope = self.rotary_emb(op.positions(tokens_BS, cache))
+        else:  # rounded as in training, and divided as the scores are
+            alibi_1H1T = (
+                op.astype(op.astype(self.alibi(tokens_BS, cache), "bfloat16"), "float32") * self.scale
+            )
         x_BSD = self.word_embeddings(tokens_BS)
         for i, layer in enumerate(self.h):
-            x_BSD = layer(x_BSD, rope, cache[i])
+            x_BSD = layer(x_BSD, rope, cache[i], alibi_1H1T)
         return self.ln_f(x_BSD)
 
 

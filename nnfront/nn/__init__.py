@@ -12,13 +12,14 @@ Read the files in this order; each imports only from those above it:
     trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
-    projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of
+    projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of    alibi
     experts     mixtures of experts    latent_attention   keys and values of low rank
     gated       parts under a gate             recurrent   parts that keep a state of a fixed size
     config      config.json, read and proved
 """
 
 from nnfront.nn.activations import ACTIVATIONS
+from nnfront.nn.alibi import ALiBi
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.causal_lm import NO_CACHE, CausalLM, NoCache, causal_lm_spec
 from nnfront.nn.config import Config, DecoderConfig, WindowedConfig
@@ -69,6 +70,7 @@ __all__ = [
     "MLP",
     "NO_CACHE",
     "ROPE_KEYS",
+    "ALiBi",
     "Attention",
     "Cache",
     "CacheLayer",

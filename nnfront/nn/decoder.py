@@ -71,13 +71,15 @@ class Attention(Module):
         """q and k at their positions."""
         return op.rope(q, *rope), op.rope(k, *rope)
 
-    def attend(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
+    def attend(
+        self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None, bias: Tensor | None = None
+    ) -> Tensor:
         """[batch, seq, size] to what each head has seen, [batch, seq, heads * head_size]; without `rope` nothing is rotated."""
         q, k, v = self.project(x)
         if self.rotated and rope is not None:
             q, k = self.rotate(q, k, rope)
         options = {"scale": self.scale, "window": self.window, "softcap": self.softcap}
-        y = op.attention(q, k, v, cache=cache, sinks=self.sinks, **options)
+        y = op.attention(q, k, v, cache=cache, sinks=self.sinks, bias=bias, **options)
         merged: Tensor = op.merge_heads(y)
         return merged
 

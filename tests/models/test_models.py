@@ -57,7 +57,8 @@ def reference(model_type: str, sizes: dict[str, Any]) -> Any:
     """transformers' model with random weights, such that logits are of order 1 and no vector is all ones or zeros."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **sizes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    attention = "sdpa" if sizes.get("alibi") else "eager"  # Falcon's eager attention adds its biases twice
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
     with torch.no_grad():
         for stored in model.state_dict().values():
             if stored.ndim > 1:
@@ -143,8 +144,8 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
     absent = config.from_hf({"model_type": model_type})
     written = config.from_hf(AutoConfig.for_model(model_type).to_dict())
     made_of_others = {
-        *("attention_layers", "ffn_hidden_size", "head_dim", "layer_types", "no_rope_layers"),
-        *("moe_layers", "num_key_value_heads", "num_kv_heads", "sliding_window"),
+        *("attention_layers", "attn_config", "ffn_hidden_size", "head_dim", "layer_types", "moe_layers"),
+        *("no_rope_layers", "num_key_value_heads", "num_kv_heads", "sliding_window"),
         *("full_attn_idxs", "layers_block_type", "mamba_d_head", "time_step_limit", "time_step_rank"),
         *(("attention_hidden_size", "intermediate_size") if model_type == "rwkv" else ()),
     }

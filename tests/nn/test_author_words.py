@@ -187,3 +187,14 @@ def test_rows_in_the_order_of_halves_give_the_scores_of_pairs_of_neighbours(rota
 
     ordered = [nn.eager(order, weight) for weight in (q, k)]
     torch.testing.assert_close(scores(ordered), scores([q, k], interleaved=True))
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 12])
+def test_slopes_of_alibi_are_those_of_its_paper_and_of_its_code_for_other_numbers_of_heads(
+    heads: int,
+) -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    expected = build_alibi_tensor(torch.ones(1, 5), heads, torch.float32).reshape(1, heads, 1, 5)
+    tokens = torch.zeros(1, 5, dtype=torch.int64)
+    torch.testing.assert_close(nn.eager(nn.ALiBi(heads), tokens, nn.NO_CACHE), expected)
