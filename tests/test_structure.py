@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -244,3 +245,9 @@ def test_the_project_speaks_of_itself_alone() -> None:
         ):
             text = path.read_text(errors="ignore")
             assert here not in text or here == "/", name
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Without packages in `tests/` pytest imports them by their file's name alone."""
+    names = Counter(path.name for path in (PROJECT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products and a model with float8 weights, for `test_models.py`. A module of its own: it runs in a process with the interpreter on."""
+"""Products and a model with float8 weights, for `test_kernels_in_models.py`. A module of its own: it runs in a process with the interpreter on."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models through the Triton kernels, for `test_models.py`. A module of its own: it runs in a process with the interpreter on."""
+"""Whole models through the Triton kernels, for `test_kernels_in_models.py`. A module of its own: it runs in a process with the interpreter on."""
 
 from __future__ import annotations
 
