@@ -62,8 +62,8 @@ class Engine:
         self.limits = limits
         self.stats = Stats()
         self._decode_rows = decode_rows
-        self._scheduler = Scheduler(limits)
         self._pool = Pool(llm.session, limits, llm.stored_as)
+        self._scheduler = Scheduler(limits, shares=self._pool.shares)
         self._requests: dict[int, _Request] = {}
         self._cancelled: dict[int, str] = {}
         self._arrivals = itertools.count()
@@ -264,7 +264,7 @@ class Engine:
         with self._changed:
             lost = [self._requests.pop(s.arrival) for s in self._scheduler.running]
             waiting = self._scheduler.waiting
-            self._scheduler = Scheduler(self.limits)
+            self._scheduler = Scheduler(self.limits, shares=self._pool.shares)
             self._scheduler.waiting = waiting
         for request in lost:
             self.stats.ended("error", time.monotonic() - request.began)

@@ -42,6 +42,15 @@ class Pool:
         assert self._cache is not None
         return self._cache
 
+    @property
+    def shares(self) -> bool:
+        """Whether a sequence can begin with any part of another: not where layers keep a state of the whole, or drop tokens behind a window."""
+        longest = self._limits.max_model_len
+        return not any(
+            layer.per_sequence or (layer.window is not None and layer.window < longest)
+            for layer in self.cache.type.layers
+        )
+
     def apply(self, changes: Sequence[Change]) -> None:
         """Begin, cut and forget sequences, in this order."""
         for change in changes:
@@ -88,7 +97,11 @@ class Pool:
         self._cache = self.cache.fork(order)
 
     def _cut(self, row: int, length: int) -> None:
-        self._view(row, 1).truncate(length)
+        view = self._view(row, 1)
+        if length:
+            view.truncate(length)
+        else:
+            view.reset()  # which a window that has dropped tokens allows, too
 
     def _view(self, first: int, count: int) -> Cache:
         view = self._views.get((first, count))

@@ -122,10 +122,13 @@ class Step:
 
 
 class Scheduler:
-    """Sequences that wait, run and are remembered, and what is to be done for them next."""
+    """Sequences that wait, run and are remembered, and what is to be done for them next. `shares`: whether the cache can begin one with
+    part of another.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, shares: bool = True) -> None:
         self.limits = limits
+        self.shares = shares
         self.pages = Pages(limits.pages, limits.page_size)
         self.prefixes = Prefixes(limits.page_size if limits.reuse_answers else limits.chunk)
         self.waiting: deque[Sequence] = deque()
@@ -178,7 +181,8 @@ class Scheduler:
             known = sequence.computed
             if not self.limits.reuse_answers:
                 known = min(known, sequence.prompt)
-            self.prefixes.add(sequence.arrival, sequence.tokens, known, sequence.salt)
+            if self.shares:
+                self.prefixes.add(sequence.arrival, sequence.tokens, known, sequence.salt)
             if sequence.computed == len(sequence.tokens):
                 yield sequence
 

@@ -3,38 +3,19 @@
 
 from __future__ import annotations
 
-import queue
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from answering import Answer
 from serving import LIMITS
 
 import nnfront as nn
-from nnfront.serve.engine import Engine, Event
+from nnfront.serve.engine import Engine
 from nnfront.serve.params import Params
 from nnfront.serve.schedule import Limits
-
-
-class Answer:
-    """What came of a request."""
-
-    def __init__(self, engine: Engine, prompt: list[int], params: Params, **more: object) -> None:
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.number = engine.submit(prompt, params, self.events.put, **more)  # type: ignore[arg-type]
-        self.cached = 0
-
-    def wait(self) -> tuple[list[int], str]:
-        tokens = []
-        while True:
-            event = self.events.get(timeout=60)
-            self.cached = event.cached
-            if event.token is not None:
-                tokens.append(event.token)
-            if event.finish is not None:
-                return tokens, event.finish + event.error
 
 
 def requests(text: list[int], count: int) -> list[tuple[list[int], Params]]:

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine over layers of several kinds: recurrent states, windows, keys and values; each answer is still that of its request alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from answering import Answer
+from serving import LIMITS
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.serve.engine import Engine
+from nnfront.serve.params import Params
+
+VOCAB, SIZE, HEADS, WINDOW = 40, 16, 2, 6
+
+
+class Mixed(nn.Module):
+    """A sum of all so far, decaying, then attention in a window, then attention to everything."""
+
+    def __init__(self) -> None:
+        self.embed = nn.Embedding(VOCAB, SIZE)
+        self.qkv = nn.Linear(SIZE, 3 * SIZE, bias=False)
+        self.head = nn.Linear(SIZE, VOCAB, bias=False)
+
+    def step(self, tokens: Any, cache: Any) -> Any:
+        x = self.embed(tokens)
+        batch, seq, _ = x.shape
+        before = op.cache_read(cache[0], "sum")
+        steps = op.cumsum(x, axis=1) + op.reshape(before, (batch, 1, SIZE))
+        op.cache_write(cache[0], "sum", before + op.sum(x, axis=1), seq)
+        x = x + op.tanh(steps)
+        for layer in (cache[1], cache[2]):
+            parts = [
+                op.reshape(part, (batch, seq, HEADS, SIZE // HEADS)) for part in op.split(self.qkv(x), 3, -1)
+            ]
+            x = x + op.reshape(op.attention(*parts, cache=layer), (batch, seq, SIZE))
+        return self.head(x)[:, -1:]
+
+    def prefill(self, tokens: Any, cache: Any) -> Any:
+        return self.step(tokens, cache)
+
+    def decode(self, tokens: Any, cache: Any) -> Any:
+        return self.step(tokens, cache)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Any:
+    torch.manual_seed(1)
+    model = Mixed()
+    size = SIZE // HEADS
+    kept = spec.Layer(per_sequence={"sum": spec.Tensor([SIZE])})
+    cache = spec.State([kept, spec.KV(HEADS, size, window=WINDOW), spec.KV(HEADS, size)])
+    ir = model.export(
+        {
+            "prefill": {"tokens": spec.Tensor(["batch", "seq"], "int64"), "cache": cache},
+            "decode": {"tokens": spec.Tensor(["batch", 1], "int64"), "cache": cache},
+        }
+    )
+    weights = {
+        "embed.weight": torch.randn(VOCAB, SIZE),
+        "qkv.weight": torch.randn(3 * SIZE, SIZE) / 4,
+        "head.weight": torch.randn(VOCAB, SIZE),
+    }
+    session = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
+    config = SimpleNamespace(vocab_size=VOCAB)
+    return SimpleNamespace(session=session, config=config, eos_token_ids=(), stored_as=None)
+
+
+def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> None:
+    random = torch.Generator().manual_seed(2)
+    wanted = []
+    for i in range(14):
+        length = int(torch.randint(1, 90, (1,), generator=random))
+        prompt = torch.randint(0, VOCAB, (length,), generator=random).tolist()
+        wanted.append((prompt, Params(temperature=[0.0, 1.0][i % 2], seed=i, max_tokens=25)))
+    wanted += wanted[:3]
+    with Engine(mixed, replace(LIMITS, max_num_seqs=1)) as engine:
+        assert not engine._pool.shares
+        expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
+    for limits in (LIMITS, replace(LIMITS, pages=32)):
+        with Engine(mixed, limits) as engine:
+            answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+            assert [answer.wait() for answer in answers] == expected
+            assert (engine.counts()["preemptions"] > 0) == (limits.pages == 32)
+            assert all(answer.cached == 0 for answer in answers)
