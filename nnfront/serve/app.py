@@ -11,8 +11,9 @@ import secrets
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -32,6 +33,7 @@ from nnfront.serve.service import Chunks, Service
 
 MAX_BODY_BYTES = 8 << 20
 """Of a request: the text of a million tokens."""
+Asked = TypeVar("Asked", bound=BaseModel)
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}")
 
 
@@ -74,26 +76,26 @@ def app(
         return JSONResponse(model)
 
     async def chat(request: Request) -> Response:
-        asked = read(ChatRequest, await _json(request, max_body_bytes))
+        asked = await _asked(ChatRequest, request, max_body_bytes)
         chunks = await asyncio.to_thread(service.chat, asked, request.state.number)
         return _Reply(chunks, is_stream=bool(asked.stream))
 
     async def completions(request: Request) -> Response:
-        asked = read(CompletionRequest, await _json(request, max_body_bytes))
+        asked = await _asked(CompletionRequest, request, max_body_bytes)
         chunks = await asyncio.to_thread(service.completion, asked, request.state.number)
         return _Reply(chunks, is_stream=bool(asked.stream))
 
     async def responses(request: Request) -> Response:
-        asked, number = read(ResponsesRequest, await _json(request, max_body_bytes)), request.state.number
+        asked, number = await _asked(ResponsesRequest, request, max_body_bytes), request.state.number
         chunks = await asyncio.to_thread(lambda: service.chat(asked.chat(), number))
         return _Reply(respond(service, asked, number, chunks), is_stream=bool(asked.stream), is_named=True)
 
     async def tokenize(request: Request) -> Response:
-        asked = read(TokenizeRequest, await _json(request, max_body_bytes))
+        asked = await _asked(TokenizeRequest, request, max_body_bytes)
         return JSONResponse(await asyncio.to_thread(service.tokenize, asked))
 
     async def detokenize(request: Request) -> Response:
-        asked = read(DetokenizeRequest, await _json(request, max_body_bytes))
+        asked = await _asked(DetokenizeRequest, request, max_body_bytes)
         return JSONResponse(await asyncio.to_thread(service.detokenize, asked))
 
     async def embeddings(_: Request) -> Response:
@@ -228,17 +230,22 @@ async def _until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None
         raise error
 
 
-async def _json(request: Request, most: int) -> Any:
-    """What a request's body says. Raises Failure for one that is too large, or no JSON."""
+async def _asked(kind: type[Asked], request: Request, most: int) -> Asked:
+    """What a request's body says. Raises Failure for one that is too large, no JSON, or no request of this kind."""
     data = bytearray()
     async for part in request.stream():
         data += part
         if len(data) > most:
             raise Failure(413, f"the request has more than {most} bytes", code="request_too_large")
+    return await asyncio.to_thread(_understood, kind, bytes(data))  # a large one takes its time
+
+
+def _understood(kind: type[Asked], data: bytes) -> Asked:
     try:
-        return parse_json(bytes(data))
+        found = parse_json(data)
     except ValueError as error:
         raise Failure(400, f"the request is no JSON: {error}") from None
+    return read(kind, found)
 
 
 def _event(data: dict[str, Any], is_named: bool) -> bytes:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2
 import openai
@@ -17,9 +19,9 @@ import pytest
 from serving import FOLDER, TEMPLATE
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    template = tmp_path / "template.jinja"
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    template = tmp_path_factory.mktemp("serve") / "template.jinja"
     template.write_text(TEMPLATE)
     command = [sys.executable, "-m", "nnfront.cli", "serve", str(FOLDER), "--port", "0", "--api-key", "k"]
     command += ["--chat-template", str(template)]
@@ -40,6 +42,52 @@ def server(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
         process.kill()
         process.wait()
         process.stderr.close()
+
+
+def raw(url: str, data: bytes, *, reads: bool = True) -> bytes:
+    """Send bytes as they are; return what comes until the server closes, or soon after."""
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        connection.sendall(data)
+        if not reads:
+            return b""
+        found = bytearray()
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while part := connection.recv(1 << 16):
+                found += part
+        return bytes(found)
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n"
+    return head.encode() + body
+
+
+def test_what_comes_broken_is_refused_and_leaves_nothing(
+    server: tuple[str, subprocess.Popen[str]],
+) -> None:
+    url, _ = server
+    assert b" 400 " in raw(url, b"\x00\xff nonsense\r\n\r\n")
+    assert b" 400 " in raw(url, post(b'{"prompt": "\xff\xfe"}'))
+    assert b" 400 " in raw(url, post(b'{"prompt": [' + b"5," * 999_999 + b"5]}"))
+    assert b" 413 " in raw(url, post(b'{"prompt": "' + b"x" * (9 << 20) + b'"}'))
+    assert b" 200 " not in raw(url, b"GET /v1/models HTTP/1.1\r\n" + b"a: b\r\n" * 100_000)
+    raw(url, post(b'{"prompt": ', length=50), reads=False)  # and no more
+    stream = b'{"prompt": "import os", "stream": true, "ignore_eos": true, "max_tokens": 400}'
+    for _ in range(4):
+        raw(url, post(stream), reads=False)  # gone before anything comes
+    with httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}) as http:
+        for _ in range(200):
+            text = http.get("/metrics").text
+            busy = re.findall(r"num_requests_(?:running|waiting)\{.*?\} (\S+)", text)
+            if busy == ["0.0", "0.0"]:
+                break
+            time.sleep(0.05)
+        assert busy == ["0.0", "0.0"]
+        assert http.get("/health").status_code == 200
+        reply = http.post("/v1/completions", json={"prompt": "import os", "max_tokens": 2})
+        assert reply.json()["usage"]["completion_tokens"] == 2
 
 
 def test_the_server_answers_and_drains_when_it_is_told_to_end(
