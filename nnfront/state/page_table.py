@@ -60,7 +60,7 @@ class PageTable:
         "_gone",
         "_reserved",
         "_slots",
-        "_view",
+        "_views",
         "lengths_tensor",
         "pages_tensor",
         "pool",
@@ -99,7 +99,7 @@ class PageTable:
     def _forget(self) -> None:
         self._reserved: tuple[SequenceLengths, tuple[int, int, int]] | None = None
         self._slots: torch.Tensor | None = None
-        self._view: tuple[SequenceLengths, tuple[int, int], View] | None = None
+        self._views: dict[tuple[int, int], tuple[SequenceLengths, View]] = {}
 
     def reserve(self, before: SequenceLengths, first: int, count: int, seq: int) -> None:
         """Find pages for `seq` more tokens of each of `count` sequences.
@@ -114,7 +114,7 @@ class PageTable:
         )  # else it has been done, and a call that fails gives nothing back
         if may_evict:
             self.evict()
-        self._view = None
+        self._views.clear()
         places = self._places(before, first, seq)
         if len(places) > self.pool.free:
             if may_evict:
@@ -192,11 +192,11 @@ class PageTable:
 
     def view(self, lengths: SequenceLengths, first: int, count: int) -> View:
         """Where the tokens of some sequences lie."""
-        known = self._view
-        if known is not None and known[0] is lengths and known[1] == (first, count):
-            return known[2]
+        known = self._views.get((first, count))
+        if known is not None and known[0] is lengths:
+            return known[1]
         view = self._look(lengths, first, count)
-        self._view = lengths, (first, count), view
+        self._views[first, count] = lengths, view
         return view
 
     def _look(self, lengths: SequenceLengths, first: int, count: int) -> View:

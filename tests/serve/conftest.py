@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shipped checkpoint in float32, loaded once, and what serves it."""
+"""The shipped checkpoint, loaded once, and what serves it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnfront.serve.engine import Engine
 
 @pytest.fixture(scope="session")
 def llm() -> nn.LLM:
-    return nn.LLM.load(FOLDER, dtype="float32")
+    return nn.LLM.load(FOLDER)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ from nnfront.memory.allocations import Workspace, metered
 from nnfront.memory.layout import Layer, Layout
 from nnfront.state.layer import CacheLayer
 from nnfront.state.lengths import SequenceLengths
+from nnfront.state.paged import PagedLayer
 
 # Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.
 FOLDED = 8
@@ -67,37 +68,40 @@ def cached(run: Run) -> Callable[..., Any]:
         else:
             before = layer.lengths
             layer.append(*(part for part in (k, v) if part is not None))
+        if seq == 1 and len(q) > 1 and bias is None and isinstance(layer, PagedLayer):
+            # Each sequence by itself: filled up to the longest, its sums would have another order, and a copy of its pages be made.
+            rows = ((q.narrow(0, i, 1), layer.part(i, 1), before.part(i, 1)) for i in range(len(q)))
+            y = torch.cat([attend_to(*row, None) for row in rows])
+        else:
+            y = attend_to(q, layer, before, bias)
+        layer.attended()
+        return y, layer
+
+    def attend_to(
+        q: torch.Tensor, layer: CacheLayer, before: SequenceLengths, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         keys = layer.stored(0)
         values = layer.stored(1) if value_size is None else keys[..., :value_size]
         if not q.numel():
-            return q.new_empty((*q.shape[:3], values.shape[-1])), layer
+            return q.new_empty((*q.shape[:3], values.shape[-1]))
         window = layer.window
         if own_window is not None:
             window = own_window if window is None else min(window, own_window)
-        stored = keys.shape[2]
-        if (
-            bias is None
-            and before.equal is not None
-            and seq > FOLDED
-            and (window is None or stored <= window)
-        ):
-            y = _in_blocks(q, keys, values, before, scale)
-            layer.attended()
-            return y, layer
+        seq, stored = q.shape[1], keys.shape[2]
+        sees_all = window is None or stored <= window
+        if bias is None and before.equal is not None and seq > FOLDED and sees_all:
+            return _in_blocks(q, keys, values, before, scale)
         mask = None
-        if before.equal is None or seq > 1 or (window is not None and stored > window):
+        if before.equal is None or seq > 1 or not sees_all:
             mask = _mask(before, layer, seq, window, q.dtype)
         if bias is not None:
             mask = _with_bias(mask, by_position(bias, layer.key_positions()), q.dtype)
         if seq == 1 and (bias is None or bias.shape[1] == 1):
-            y = _one_token(q, keys, values, mask, scale)
-        elif mask is not None and seq <= FOLDED and bias is None:
-            y = _folded(q, keys, values, mask, scale)
-        else:
-            gqa = q.shape[2] != keys.shape[1]
-            y = attend(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=gqa).transpose(1, 2)
-        layer.attended()
-        return y, layer
+            return _one_token(q, keys, values, mask, scale)
+        if mask is not None and seq <= FOLDED and bias is None:
+            return _folded(q, keys, values, mask, scale)
+        gqa = q.shape[2] != keys.shape[1]
+        return attend(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=gqa).transpose(1, 2)
 
     return attention_cached
 

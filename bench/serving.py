@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load on a server: many clients at once through a socket, some of which leave in the middle of an answer.
+
+    python bench/serving.py [--folder DIR] [--requests 2000] [--clients 64] [--leave 0.1] [--max-num-seqs 16]
+
+Prints requests and tokens a second, times to first tokens and between tokens, whether answers that were asked for twice are equal, what the
+server holds afterwards, and its memory before and after. The client's work is on the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import httpx2
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "examples" / "checkpoints" / "pylib-3m"
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that a process has."""
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def start(folder: Path, more: list[str]) -> tuple[subprocess.Popen[bytes], str]:
+    """Begin to serve; return the process and its address."""
+    log = Path("/tmp") / f"nnfront-serving-{time.time_ns()}.log"
+    command = [sys.executable, "-m", "nnfront.cli", "serve", str(folder), "--port", "0", *more]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stderr=out, stdout=out)
+    while not (found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
+        if process.poll() is not None:
+            raise SystemExit(log.read_text())
+        time.sleep(0.1)
+    return process, found[0]
+
+
+class Load:
+    """Requests of mixed lengths, a few of which are asked for again and again."""
+
+    def __init__(self, url: str, text: str, args: argparse.Namespace) -> None:
+        self.http = httpx2.AsyncClient(
+            base_url=url, timeout=600, limits=httpx2.Limits(max_connections=args.clients)
+        )
+        self.random = random.Random(0)
+        self.args = args
+        self.bodies = [self._body(text, i) for i in range(args.requests // 4)]
+        self.answers: dict[int, set[str]] = {}
+        self.first: list[float] = []
+        self.gaps: list[float] = []
+        self.tokens = self.left = self.failed = 0
+
+    def _body(self, text: str, i: int) -> dict[str, object]:
+        at = self.random.randrange(len(text) - 1200)
+        prompt = text[at : at + self.random.randint(20, 800)]
+        tokens = self.random.randint(4, 48)
+        temperature = self.random.choice([0.0, 0.8])
+        return {
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": temperature,
+            "seed": i,
+            "stream": True,
+            "ignore_eos": True,
+        }
+
+    async def client(self, numbers: asyncio.Queue[int]) -> None:
+        """Ask one thing after the other."""
+        while not numbers.empty():
+            number = numbers.get_nowait()
+            which = number % len(self.bodies)
+            leaves = self.random.random() < self.args.leave
+            try:
+                await self._ask(which, leaves)
+            except (httpx2.HTTPError, AssertionError) as error:
+                self.failed += 1
+                print("failed:", repr(error), file=sys.stderr)
+
+    async def _ask(self, which: int, leaves: bool) -> None:
+        began, last, text = time.perf_counter(), 0.0, ""
+        async with self.http.stream("POST", "/v1/completions", json=self.bodies[which]) as response:
+            assert response.status_code == 200, response.status_code
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                now = time.perf_counter()
+                (self.gaps if last else self.first).append(now - (last or began))
+                last = now
+                text += json.loads(line[6:])["choices"][0]["text"]
+                self.tokens += 1
+                if leaves and self.random.random() < 0.1:
+                    self.left += 1
+                    return
+        self.answers.setdefault(which, set()).add(text)
+
+
+async def run(url: str, pid: int, args: argparse.Namespace) -> dict[str, object]:
+    """Put the load on a server; return what came of it."""
+    load = Load(url, (FOLDER / "heldout.txt").read_text(), args)
+    async with load.http as http:
+        for which in range(8):  # what is made once
+            await load._ask(which, False)
+        before = resident_bytes(pid)
+        numbers: asyncio.Queue[int] = asyncio.Queue()
+        for number in range(args.requests):
+            numbers.put_nowait(number)
+        began = time.perf_counter()
+        await asyncio.gather(*(load.client(numbers) for _ in range(args.clients)))
+        seconds = time.perf_counter() - began
+        await asyncio.sleep(1)
+        held = (await http.get("/metrics")).text
+    gauges = dict(re.findall(r"nnfront:(num_requests_\w+|num_preemptions_total)\{.*?\} (\S+)", held))
+    several = [texts for texts in load.answers.values()]
+    return {
+        "requests": args.requests,
+        "clients": args.clients,
+        "left": load.left,
+        "failed": load.failed,
+        "seconds": round(seconds, 1),
+        "requests/s": round(args.requests / seconds, 1),
+        "chunks/s": round(load.tokens / seconds),
+        "first token ms p50/p99": [
+            round(1e3 * q) for q in (median(load.first), sorted(load.first)[int(len(load.first) * 0.99)])
+        ],
+        "gap ms p50/p99": [
+            round(1e3 * q, 1) for q in (median(load.gaps), sorted(load.gaps)[int(len(load.gaps) * 0.99)])
+        ],
+        "answers that differ from one time to the next": sum(len(texts) > 1 for texts in several),
+        "of": len(several),
+        "after": gauges,
+        "resident MB before/after": [round(n / 1e6) for n in (before, resident_bytes(pid))],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--leave", type=float, default=0.1)
+    parser.add_argument("more", nargs="*", help="behind --: options of nnfront serve")
+    args = parser.parse_args()
+    process, url = start(args.folder, args.more)
+    try:
+        for name, value in asyncio.run(run(url, process.pid, args)).items():
+            print(f"{name:<48}{value}")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()
