@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load on a server: many clients at once through a socket, some of which leave in the middle of an answer.
 
+    python bench/serving.py --overhead
     python bench/serving.py [--folder DIR] [--requests 2000] [--clients 64] [--leave 0.1] [--max-num-seqs 16]
 
 Prints requests and tokens a second, times to first tokens and between tokens, whether answers that were asked for twice are equal, what the
@@ -12,15 +13,25 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import queue
 import random
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import httpx2
+import torch
+
+import nnfront as nn
+from nnfront.serve.engine import Engine, Event
+from nnfront.serve.params import Params
+from nnfront.serve.schedule import Limits
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "checkpoints" / "pylib-3m"
@@ -111,13 +122,16 @@ async def run(url: str, pid: int, args: argparse.Namespace) -> dict[str, object]
     async with load.http as http:
         for which in range(8):  # what is made once
             await load._ask(which, False)
-        before = resident_bytes(pid)
+        resident = [resident_bytes(pid)]
         numbers: asyncio.Queue[int] = asyncio.Queue()
-        for number in range(args.requests):
-            numbers.put_nowait(number)
-        began = time.perf_counter()
-        await asyncio.gather(*(load.client(numbers) for _ in range(args.clients)))
-        seconds = time.perf_counter() - began
+        seconds = 0.0
+        for quarter in range(4):
+            for number in range(quarter * args.requests // 4, (quarter + 1) * args.requests // 4):
+                numbers.put_nowait(number)
+            began = time.perf_counter()
+            await asyncio.gather(*(load.client(numbers) for _ in range(args.clients)))
+            seconds += time.perf_counter() - began
+            resident.append(resident_bytes(pid))
         await asyncio.sleep(1)
         held = (await http.get("/metrics")).text
     gauges = dict(re.findall(r"nnfront:(num_requests_\w+|num_preemptions_total)\{.*?\} (\S+)", held))
@@ -139,8 +153,47 @@ async def run(url: str, pid: int, args: argparse.Namespace) -> dict[str, object]
         "answers that differ from one time to the next": sum(len(texts) > 1 for texts in several),
         "of": len(several),
         "after": gauges,
-        "resident MB before/after": [round(n / 1e6) for n in (before, resident_bytes(pid))],
+        "resident MB before and after each quarter": [round(n / 1e6) for n in resident],
     }
+
+
+class Nothing:
+    """A session that computes nothing: what is left is the engine's own work."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, vocab: int) -> None:
+        self.logits = torch.randn(64, 1, vocab)
+
+    def __getitem__(self, method: str) -> Callable[[torch.Tensor, Any], torch.Tensor]:
+        return lambda ids, cache: self.logits[: len(ids)]
+
+
+def overhead(folder: Path, tokens: int = 200) -> None:
+    """Print the processor time of the engine for a token, without a model, by how many requests it answers at a time."""
+    llm = nn.LLM.load(folder)
+    ends: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def sink(event: Event) -> None:
+        if event.finish is not None:
+            ends.put(event.finish)
+
+    with Engine(
+        llm, Limits(max_model_len=llm.context, pages=32 * 32, max_num_seqs=32, remembered=0)
+    ) as engine:
+        engine.llm = SimpleNamespace(
+            session=Nothing(llm.config.vocab_size), config=llm.config, eos_token_ids=()
+        )  # type: ignore[assignment]
+        for count in (1, 8, 32):
+            best = float("inf")
+            for _ in range(3):
+                began = time.process_time()
+                for _ in range(count):
+                    engine.submit(range(20), Params(max_tokens=tokens), sink)
+                for _ in range(count):
+                    ends.get()
+                best = min(best, time.process_time() - began)
+            print(f"{count} requests: {best / tokens / count * 1e6:.1f} us of the engine for a token")
 
 
 def main() -> None:
@@ -150,7 +203,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--leave", type=float, default=0.1)
     parser.add_argument("more", nargs="*", help="behind --: options of nnfront serve")
+    parser.add_argument("--overhead", action="store_true", help="the engine without a model, and no server")
     args = parser.parse_args()
+    if args.overhead:
+        overhead(args.folder)
+        return
     process, url = start(args.folder, args.more)
     try:
         for name, value in asyncio.run(run(url, process.pid, args)).items():

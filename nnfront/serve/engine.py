@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +67,7 @@ class Engine:
         self._requests: dict[int, _Request] = {}
         self._cancelled: dict[int, str] = {}
         self._arrivals = itertools.count()
+        self._updates = 0
         self._changed = threading.Condition()
         self._is_closing = self._is_draining = False
         self._thread = threading.Thread(target=self._run, name="nnfront-engine", daemon=True)
@@ -139,6 +140,16 @@ class Engine:
             "preemptions": scheduler.preemptions,
         }
 
+    def update(self, weights: Mapping[str, torch.Tensor], *, cast: bool = False) -> None:
+        """Replace weights as `Session.update` does, while requests run. What was computed with the old ones is shared with no later request.
+
+        Raises LoadError if something does not fit; nothing has changed then.
+        """
+        self.llm.session.update(weights, cast=cast)
+        with self._changed:
+            self._updates += 1
+            self._scheduler.forget()
+
     def forget(self) -> None:
         """Forget what is remembered of requests that have ended."""
         with self._changed:
@@ -154,7 +165,8 @@ class Engine:
                 raise RunError(f"{which} holds a token outside the vocabulary of {vocab}")
         room = min(self.limits.max_model_len, self.limits.pages * self.limits.page_size)
         new = max(room - len(tokens), 1) if params.max_tokens is None else params.max_tokens
-        return Sequence(next(self._arrivals), tokens, len(tokens), len(tokens) + new, salt)
+        own = f"{self._updates} {salt}"  # of the weights as they are now
+        return Sequence(next(self._arrivals), tokens, len(tokens), len(tokens) + new, own)
 
     def _run(self) -> None:
         while True:

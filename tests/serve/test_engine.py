@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from answering import Answer
-from serving import LIMITS
+from serving import FOLDER, LIMITS
 
 import nnfront as nn
 from nnfront.serve.engine import Engine
@@ -108,6 +108,25 @@ def test_a_draw_that_fails_in_an_unknown_way_does_not_stop_the_engine(
         Answer(engine, text[:9], Params(max_tokens=3, grammar=Broken())).wait()[1] == "errordivision by zero"
     )
     assert Answer(engine, text[:9], Params(max_tokens=3)).wait()[1] == "length"
+
+
+def test_new_weights_answer_from_the_next_request_on_without_what_the_old_ones_computed(
+    text: list[int],
+) -> None:
+    llm = nn.LLM.load(FOLDER)
+    norm = llm.session.weights["model.norm.weight"].clone()
+    prompt, params = text[:80], Params(max_tokens=8, ignore_eos=True)
+    with Engine(llm, LIMITS) as engine:
+        before = Answer(engine, prompt, params).wait()
+        changed = {"model.norm.weight": norm * torch.linspace(-1, 1, len(norm)).to(norm.dtype)}
+        running = Answer(engine, prompt, Params(max_tokens=100, ignore_eos=True))
+        engine.update(changed)
+        answer = Answer(engine, prompt, params)
+        assert answer.wait() != before
+        assert answer.cached == 0
+        assert len(running.wait()[0]) == 100
+        engine.update({"model.norm.weight": norm})
+        assert Answer(engine, prompt, params).wait() == before
 
 
 def test_a_request_that_takes_too_long_ends(engine: Engine, text: list[int]) -> None:
