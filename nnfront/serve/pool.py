@@ -12,6 +12,9 @@ from nnfront.serve.schedule import Change, Cut, Limits, Make
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 
+FILLER = -1
+"""The number of a sequence of nobody's, which makes a single row two: kernels may add up one row in another order than several."""
+
 
 class Pool:
     """The cache of an engine; sequences are known by their number."""
@@ -23,18 +26,19 @@ class Pool:
     def reset(self) -> None:
         """Begin with an empty cache, whatever was in the one before."""
         limits = self._limits
-        batch = limits.max_num_seqs + limits.remembered + 1
+        batch = limits.max_num_seqs + limits.remembered + 2
         self._cache: Cache | None = None  # its memory may be needed
         self._views: dict[tuple[int, int], Cache] = {}
         self._cache = self._session.make_cache(
             batch=batch,
             max_seq=limits.max_model_len,
-            pages=limits.pages,
+            pages=limits.pages + 1,  # the filler's
             page_size=limits.page_size,
             stored_as=self._stored_as,
         )
         self._row: dict[int, int] = {}
         self._free = list(range(batch))
+        self._row[FILLER] = self._free.pop()
 
     @property
     def cache(self) -> Cache:
@@ -73,7 +77,10 @@ class Pool:
         return self._view(self._row[sequence], 1)
 
     def rows(self, sequences: Sequence[int], most: int) -> list[tuple[list[int], Cache]]:
-        """Some sequences in groups of at most so many: who they are, in the order of the rows, and the rows."""
+        """Some sequences in groups of two to so many: who they are, in the order of the rows, and the rows. `FILLER` may be among them."""
+        self._cut(self._row[FILLER], 0)
+        if len(sequences) % most == 1:
+            sequences = [*sequences, FILLER]
         count = len(sequences)
         if {self._row[s] for s in sequences} != set(range(count)):
             self._to_front(sequences)
