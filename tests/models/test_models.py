@@ -107,7 +107,7 @@ def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, An
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("model_type", [*known_architectures()])
-def test_bfloat16_errs_no_more_than_half_again_as_much_as_transformers(
+def test_bfloat16_errs_no_more_than_three_times_as_much_as_transformers(
     model_type: str, tmp_path: Path
 ) -> None:
     _, sizes = next(values.values for values in configurations() if values.values[0] == model_type)
@@ -117,11 +117,11 @@ def test_bfloat16_errs_no_more_than_half_again_as_much_as_transformers(
         logits_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval(), ids)
         for dtype in (torch.float32, torch.bfloat16)
     )
-    ours = nn.LLM.load(tmp_path)
+    ours = nn.LLM.load(tmp_path, dtype="bfloat16")  # casts what stays in float32 in real checkpoints
     cache = ours.session.make_cache(batch=2, max_seq=40)
     got = [ours.session["prefill"](ids[:, :20], cache)]
     got += [ours.session["decode"](ids[:, i : i + 1], cache) for i in range(20, 40)]
-    allowed = 1.5 * (half - exact).square().mean().sqrt()
+    allowed = 3 * (half - exact).square().mean().sqrt()  # a router may choose another expert
     assert 0 < (ours.logits(ids) - exact).square().mean().sqrt() < allowed
     assert 0 < (torch.cat(got, 1) - exact[:, 19:]).square().mean().sqrt() < allowed
 
