@@ -133,3 +133,10 @@ def test_multipliers_are_refused_by_their_names(tmp_path: Path) -> None:
         == "model_type is 'granite', expected 'llama', 'mistral', 'ministral', 'iquestcoder' or 'seed_oss'"
     )
     assert "attention_multiplier is 0.5, and the file does not know the key" in rest
+
+
+def test_what_mpt_says_of_attention_inside_another_key_is_refused_as_well() -> None:
+    mpt = find_architecture("mpt").file.Config
+    with pytest.raises(LoadError) as caught:
+        mpt.from_hf({"attn_config": {"alibi": True, "qk_ln": True}})
+    assert caught.value.what == "attn_config has qk_ln True, expected False"
