@@ -52,24 +52,28 @@ class LatentAttention(Module):
         self.heads, self.plain, self.kv_rank, self.q_rank = heads, plain, kv_rank, q_rank
         self.scale, self.interleaved = scale, interleaved
 
-    def query(self, x: Tensor, rope: Rotation) -> Tensor:
+    def turned(self, x: Tensor, rope: Rotation | None) -> Tensor:
+        """Features at their positions; without `rope` as they are."""
+        y: Tensor = x if rope is None else op.rope(x, *rope, interleaved=self.interleaved)
+        return y
+
+    def query(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """[batch, seq, size] to what is multiplied with latents, [batch, seq, heads, kv_rank + rotated]."""
         q = self.q_proj(x) if self.q_rank is None else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         q = op.reshape(q, (*q.shape[:-1], self.heads, q.shape[-1] // self.heads))
         plain, rotated = op.split(q, [self.plain], -1)
         absorbed = op.einsum("bshn,hnr->bshr", plain, self.key_weight)
-        both: Tensor = op.concat([absorbed, op.rope(rotated, *rope, interleaved=self.interleaved)], -1)
+        both: Tensor = op.concat([absorbed, self.turned(rotated, rope)], -1)
         return both
 
-    def latent(self, x: Tensor, rope: Rotation) -> Tensor:
+    def latent(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """[batch, seq, size] to what is kept, [batch, seq, 1, kv_rank + rotated]."""
         compressed = op.unsqueeze(self.kv_a_proj_with_mqa(x), 2)
         latent, rotated = op.split(compressed, [self.kv_rank], -1)
-        rotated = op.rope(rotated, *rope, interleaved=self.interleaved)
-        both: Tensor = op.concat([self.kv_a_layernorm(latent), rotated], -1)
+        both: Tensor = op.concat([self.kv_a_layernorm(latent), self.turned(rotated, rope)], -1)
         return both
 
-    def forward(self, x: Tensor, rope: Rotation, cache: CacheLayer | None) -> Tensor:
+    def forward(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
         q, latent = self.query(x, rope), self.latent(x, rope)
         seen = op.attention(q, latent, cache=cache, scale=self.scale, value_size=self.kv_rank)

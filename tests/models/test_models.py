@@ -144,8 +144,8 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
     absent = config.from_hf({"model_type": model_type})
     written = config.from_hf(AutoConfig.for_model(model_type).to_dict())
     made_of_others = {
-        *("attention_layers", "attn_config", "ffn_hidden_size", "head_dim", "layer_types", "moe_layers"),
-        *("no_rope_layers", "num_key_value_heads", "num_kv_heads", "sliding_window"),
+        *("attention_layers", "attn_config", "ffn_hidden_size", "head_dim", "layer_types", "mlp_layer_types"),
+        *("moe_layers", "no_rope_layers", "num_key_value_heads", "num_kv_heads", "sliding_window"),
         *("full_attn_idxs", "layers_block_type", "mamba_d_head", "time_step_limit", "time_step_rank"),
         *(("attention_hidden_size", "intermediate_size") if model_type == "rwkv" else ()),
     }
