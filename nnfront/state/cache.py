@@ -19,7 +19,7 @@ import torch
 from nnfront.errors import RunError
 from nnfront.lower import StateLayerType, StateType
 from nnfront.state.fixed import Saved
-from nnfront.state.layer import CacheLayer
+from nnfront.state.layer import CacheLayer, Rows
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.type import layout
 from nnfront.state.use import Journal, Use
@@ -45,6 +45,7 @@ class Snapshot:
 
     lengths: SequenceLengths
     saved: tuple[Saved, ...]
+    rows: tuple[Rows, ...]
 
     @property
     def nbytes(self) -> int:
@@ -166,9 +167,14 @@ class Cache(Sequence[CacheLayer]):
     def truncate(self, length: int) -> None:
         """Keep at most the first `length` tokens of each sequence.
 
-        Raises RunError if a window has dropped tokens that the sequence would see again, and for what a layer keeps of a whole sequence,
-        such as the state of a recurrence: that goes back to the last snapshot, if it was taken there, or to the beginning.
+        Raises RunError for a negative length, if a window has dropped tokens that the sequence would see again, and for what a layer keeps
+        of a whole sequence, such as the state of a recurrence: that goes back to the last snapshot, if it was taken there, or to the beginning.
         """
+        if length < 0:
+            raise RunError(
+                f"the cache cannot be cut to {length} tokens",
+                help="give how many tokens to keep; cache.reset() keeps none",
+            )
         lengths = self._lengths
         wanted = lengths.like(tuple(min(n, length) for n in lengths.values))
         snapshot = self._snapshot() if self._snapshot is not None else None
@@ -202,9 +208,13 @@ class Cache(Sequence[CacheLayer]):
     def snapshot(self) -> Snapshot:
         """What `restore` goes back to at any time: a copy of what cutting tokens off does not bring back, `nbytes` large."""
         saved = tuple(each for layer in self._layers for each in layer.save())
-        snapshot = Snapshot(self._lengths, (*saved, *self._save()))
+        snapshot = Snapshot(self._lengths, (*saved, *self._save()), self._rows)
         self._snapshot = weakref.ref(snapshot)
         return snapshot
+
+    @property
+    def _rows(self) -> tuple[Rows, ...]:
+        return tuple(layer.rows for layer in self._layers)
 
     def _save(self) -> Iterable[Saved]:
         """What the cache itself has to copy."""
@@ -213,10 +223,19 @@ class Cache(Sequence[CacheLayer]):
     def restore(self, to: Mark | Snapshot) -> None:
         """Go back to a mark or a snapshot of this cache: what was appended since is forgotten, in every layer.
 
-        Raises RunError for a snapshot at more tokens than the cache was cut to since, and as `truncate` does for a mark before a call
-        that has succeeded.
+        Raises RunError for a snapshot of another cache or at more tokens than the cache was cut to since, and as `truncate` does for a
+        mark before a call that has succeeded.
         """
         if isinstance(to, Snapshot):
+            if to.rows != self._rows:
+                raise RunError(
+                    "the snapshot is of another cache",
+                    details=[
+                        f"got one of a cache with {list(to.lengths.values)} tokens",
+                        f"expected one that {self!r} has taken itself",
+                    ],
+                    help="a fork, a clone and rows of a cache take their own: mark = cache.snapshot()",
+                )
             if not all(each.is_there() for each in to.saved):
                 raise RunError(
                     "the cache cannot go back to its snapshot",

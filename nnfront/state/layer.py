@@ -6,7 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import torch
 
@@ -15,6 +15,10 @@ from nnfront.state.fixed import FixedStorage, Saved
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.quantize import Parts
 from nnfront.state.use import LayerState
+
+
+# What says which sequences of which layer these are: what its views share, the first sequence, how many.
+Rows: TypeAlias = tuple[LayerState, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,11 @@ class CacheLayer(ABC):
         """How many tokens each sequence has."""
         lengths = self._state.lengths
         return lengths if len(lengths.values) == self.batch else lengths.part(self._first, self.batch)
+
+    @property
+    def rows(self) -> Rows:
+        """The same for another layer only if both are the same sequences of one."""
+        return self._state, self._first, self.batch
 
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next `seq` tokens of each sequence: int64 [batch, seq]."""
