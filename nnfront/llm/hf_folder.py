@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from nnfront.backends.registry import backend_of
 from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown, shown_text
-from nnfront.ir import IRModule, StateType, TensorType, type_text
+from nnfront.ir import IRModule
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
+from nnfront.llm.methods import lacks_for_text
 from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
@@ -143,7 +144,7 @@ def compile_folder(
     phases.end("read")
     module = architecture.export(config, checkpoint.infos)
     module, stored = _derived(module, hf_config, checkpoint, target)
-    lacks = tuple(_lacks_for_text(module, config))
+    lacks = tuple(lacks_for_text(module, config))
     text = None
     if not lacks:
         text = TextModel(
@@ -193,21 +194,6 @@ def computing_in(dtype: str, config: Any) -> Any:
             help="leave dtype out, or let the Config have it and the model read it",
         )
     return replace(config, dtype=dtype)  # type: ignore[type-var]
-
-
-def _lacks_for_text(module: IRModule, config: Any) -> Iterator[str]:
-    """What a model lacks that is to generate text."""
-    for name in ("prefill", "decode"):
-        if name not in module:
-            yield f"there is no method {name!r}, methods are {', '.join(repr(f.name) for f in module.methods)}"
-            continue
-        inputs = [param.type for param in module[name].params if param.role in ("input", "state")]
-        wanted = [isinstance(type, kind) for type, kind in zip(inputs, (TensorType, StateType), strict=False)]
-        if len(inputs) != 2 or not all(wanted):
-            yield f"{name!r} takes {', '.join(map(type_text, inputs)) or 'nothing'}, expected tokens and a cache"
-    for name in ("max_position_embeddings", "vocab_size"):
-        if not isinstance(getattr(config, name, None), int):
-            yield f"the model file's Config has no int {name!r}"
 
 
 def _eos_token_ids(folder: Folder, hf_config: dict[str, Any]) -> tuple[int, ...]:

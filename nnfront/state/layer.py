@@ -16,7 +16,6 @@ from nnfront.state.lengths import SequenceLengths
 from nnfront.state.quantize import Parts
 from nnfront.state.use import LayerState
 
-
 # What says which sequences of which layer these are: what its views share, the first sequence, how many.
 Rows: TypeAlias = tuple[LayerState, int, int]
 
