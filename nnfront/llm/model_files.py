@@ -71,14 +71,13 @@ class Architecture:
 
 
 def _renamed(prefixes: Mapping[str, str], ir: IRModule) -> dict[str, str]:
-    """Further names of a model's parameters: those that begin with another prefix."""
-    names = {p.name for f in ir.methods for p in f.params if p.role == "weight"} | {
-        *ir.attrs.get("unread", ())
-    }
+    """Further names of a model's parameters: those that begin with another prefix, of aliases too."""
+    own = [p.name for f in ir.methods for p in f.params if p.role == "weight"]
+    names = {name: name for name in sorted({*own, *ir.attrs.get("unread", ())})} | dict(ir.aliases)
     return {
-        other + name.removeprefix(prefix): name
+        other + name.removeprefix(prefix): target
         for other, prefix in prefixes.items()
-        for name in sorted(names)
+        for name, target in names.items()
         if name.startswith(prefix) and other + name.removeprefix(prefix) not in names
     }
 

@@ -1,56 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every shipped model file against transformers' own class with random weights, in the configurations of `configs/`.
-
-`configs/<model type>.json` holds `sizes`, which make the model tiny, and `configs`: by name, what is changed of them. Together these turn
-every switch that changes what is computed. `make test` runs the first of each type, `make test-all` all.
-"""
+"""Every shipped decoder against transformers' own class with random weights, in the configurations of `configs/`; and what holds for every model file."""
 
 from __future__ import annotations
 
 import json
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from configurations import CONFIGS, TOKENS, configurations, is_decoder, with_random_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import nnfront as nn
 from nnfront.llm.model_files import find_architecture, known_architectures
 
-CONFIGS = Path(__file__).parent / "configs"
-TOKENS = 100
-SIZES = {
-    "vocab_size": TOKENS,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-}
-"""Of a model type whose file of configurations has no `sizes`."""
-
-
-def configurations() -> Iterator[Any]:
-    """Each model type with each of its configurations; the first in `make test`."""
-    for path in sorted(CONFIGS.glob("*.json")):
-        given = json.loads(path.read_text())
-        for i, (name, changes) in enumerate(given["configs"].items()):
-            sizes = {**given.get("sizes", SIZES), **changes}
-            marks = [pytest.mark.matrix] if i else []
-            yield pytest.param(path.stem, sizes, id=f"{path.stem}-{name}", marks=marks)
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """transformers logs what it thinks of the sizes."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+DECODERS = [name for name in known_architectures() if is_decoder(name)]
 
 
 def reference(model_type: str, sizes: dict[str, Any]) -> Any:
@@ -58,14 +24,7 @@ def reference(model_type: str, sizes: dict[str, Any]) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **sizes)
     attention = "sdpa" if sizes.get("alibi") else "eager"  # Falcon's eager attention adds its biases twice
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
-    with torch.no_grad():
-        for stored in model.state_dict().values():
-            if stored.ndim > 1:
-                stored.normal_(0, stored.shape[-1] ** -0.5)
-            else:
-                stored.add_(0.3 * torch.randn_like(stored))
-    return model
+    return with_random_weights(AutoModelForCausalLM.from_config(config, attn_implementation=attention))
 
 
 def logits_of(model: Any, ids: torch.Tensor) -> torch.Tensor:
@@ -80,7 +39,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize(("model_type", "sizes"), [*configurations()])
+@pytest.mark.parametrize(("model_type", "sizes"), [*configurations(is_decoder)])
 def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     theirs = reference(model_type, sizes)
     theirs.save_pretrained(tmp_path)
@@ -106,11 +65,11 @@ def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, An
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("model_type", [*known_architectures()])
+@pytest.mark.parametrize("model_type", DECODERS)
 def test_bfloat16_errs_no_more_than_three_times_as_much_as_transformers(
     model_type: str, tmp_path: Path
 ) -> None:
-    _, sizes = next(values.values for values in configurations() if values.values[0] == model_type)
+    _, sizes = next(values.values for values in configurations(is_decoder) if values.values[0] == model_type)
     reference(model_type, sizes).to(torch.bfloat16).save_pretrained(tmp_path)
     ids = torch.randint(0, TOKENS, (2, 40))
     exact, half = (
@@ -171,5 +130,5 @@ def test_its_tiny_model_is_exported_the_same_way_twice(model_type: str) -> None:
 
 def test_the_documentation_lists_the_model_types_that_there_are() -> None:
     text = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (\w+)\.py \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)` \| (\w+)\.py \|", text, re.MULTILINE)
     assert rows == sorted(known_architectures().items())

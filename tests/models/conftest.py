@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""transformers logs what it thinks of tiny sizes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
