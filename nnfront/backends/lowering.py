@@ -20,14 +20,15 @@ def lower(ir: IRModule, target: str = "cpu") -> Program:
 
     Raises LowerError for what cannot run: a dim that nothing binds; and for an external function by the name of what has kernels of ours.
     """
-    taken = OPS.keys() | {kernel.op for kernel in backend_of(target).kernels}
+    backend = backend_of(target)
+    taken = OPS.keys() | {kernel.op for kernel in backend.kernels}
     for function in ir.functions:
         if function.kind == "external" and function.name in taken:
             raise LowerError(
                 f"the external function {function.name!r} has the name of an op or a region, whose kernels are not for it",
                 help="give it a name of its own",
             )
-    return lower_module(ir, target, choose)
+    return backend.laid_out(lower_module(ir, target, choose))
 
 
 def takes(target: str, ir: IRModule, function: Function, weights: Collection[str]) -> bool:

@@ -18,7 +18,18 @@ from nnfront.ir import (  # the types in a program, for those who run it
     type_text,
 )
 from nnfront.lower.function_value import FunctionValue
-from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, Slot, Structure, place
+from nnfront.lower.instructions import (
+    PACK,
+    TURNED_COPY,
+    Block,
+    Branch,
+    Instruction,
+    Match,
+    Run,
+    Slot,
+    Structure,
+    place,
+)
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
 from nnfront.lower.reference import name_of, op_of, reference
@@ -29,6 +40,7 @@ from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 __all__ = [
     "PACK",
     "TENSORS",
+    "TURNED_COPY",
     "Argument",
     "Block",
     "Branch",

@@ -13,7 +13,7 @@ import torch
 from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import OPS
-from nnfront.lower import PACK, Branch, Match, MethodProgram, Program, Run, TensorType, type_text
+from nnfront.lower import PACK, TURNED_COPY, Branch, Match, MethodProgram, Program, Run, TensorType, type_text
 from nnfront.transform.blockwise import BLOCK_ELEMENTS, works_on_rows
 from nnfront.transform.formula import formulas
 from nnfront.transform.run import weight_dims
@@ -178,6 +178,9 @@ class _Memory:
 
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)
+        if run.kernel == TURNED_COPY:
+            self.allocate(run.outputs, sum(_bytes_of(slots[i].type, self.dims) for i in run.outputs))
+            return
         op = OPS.get(run.op)
         view = op.view if op is not None else "always" if run.op == PACK else "never"
         # What is a view sometimes counts as memory of its own that keeps the operand's as well.

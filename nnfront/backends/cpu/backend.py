@@ -19,9 +19,10 @@ from nnfront.backends.cpu import (
     rope,
     state,
     tape,
+    weight_layout,
 )
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
-from nnfront.lower import Slot
+from nnfront.lower import Program, Slot
 from nnfront.passes import PIPELINES
 from nnfront.quant_format import QuantFormat
 
@@ -36,6 +37,7 @@ KERNELS = (
     *recurrent.KERNELS,
     *state.KERNELS,
     *host.KERNELS,
+    *weight_layout.KERNELS,
 )
 
 
@@ -51,6 +53,9 @@ class CpuBackend(Backend):
 
     def reads(self, format: QuantFormat) -> bool:
         return any(not decoding.refusal(format) for decoding in DECODINGS)
+
+    def laid_out(self, program: Program) -> Program:
+        return weight_layout.laid_out(program)
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         return tape.join(pairs, slots, method)

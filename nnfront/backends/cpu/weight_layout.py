@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How weights lie in memory: a transpose that instructions read as it is, is copied row by row when it is loaded.
+
+Kernels in C read a product's weight as [out, in], row after row. One that a checkpoint has as [in, out] is a view otherwise, and every product with
+it goes another way. What methods do nothing with but turn it back stays a view: the weight in its own order is what they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from nnfront.backends.kernel import NOTHING, Kernel
+from nnfront.lower import TURNED_COPY, Instruction, MethodProgram, Program, Run
+
+
+def _turned_copy(run: Run) -> Any:
+    axes = run.attrs["axes"]
+
+    def turned_copy(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(axes).contiguous()
+
+    return turned_copy
+
+
+KERNELS = (Kernel(TURNED_COPY, "", _turned_copy, workspace=NOTHING),)
+
+
+def laid_out(program: Program) -> Program:
+    """Return the program whose transforms copy the transposes of matrices that methods read as they are."""
+    transforms = {
+        name: _copying(
+            transform,
+            {weight for m in program.methods.values() if m.transform == name for weight in _read(m)},
+        )
+        for name, transform in program.transforms.items()
+    }
+    return replace(program, transforms=MappingProxyType(transforms))
+
+
+def _read(method: MethodProgram) -> Iterator[str]:
+    """The transformed weights that something other than a transpose reads."""
+    read = {
+        slot
+        for block in (method.setup, method.body)
+        for instruction in block.walk()
+        if not _is_transpose(instruction)
+        for slot in instruction.reads()
+    }
+    yield from (
+        w.name
+        for w in method.weights
+        if w.role == "transformed" and not read.isdisjoint(w.structure.leaves())
+    )
+
+
+def _copying(transform: MethodProgram, read: set[str]) -> MethodProgram:
+    results = {
+        name: part.slot for name, part in zip(transform.result.names, transform.result.fields, strict=True)
+    }
+    wanted = {results[name] for name in read}
+    instructions = tuple(
+        replace(i, kernel=TURNED_COPY, why="products read it row by row")
+        if isinstance(i, Run) and _is_transpose(i) and not wanted.isdisjoint(i.outputs)
+        else i
+        for i in transform.body.instructions
+    )
+    return replace(transform, body=replace(transform.body, instructions=instructions))
+
+
+def _is_transpose(instruction: Instruction) -> bool:
+    return (
+        isinstance(instruction, Run)
+        and instruction.op == "permute_dims"
+        and tuple(instruction.attrs["axes"]) == (1, 0)
+    )

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights that are transposes lie row by row where a product reads them so, whatever they come from, and their bytes are planned."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from nnfront_models import gpt2
+from safetensors.torch import save_file
+
+import nnfront as nn
+from nnfront import op, spec
+from nnfront.backends.cpu import tape
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.session import Session
+
+
+class Turned(nn.Module):
+    """A product with the transpose of a weight, which another file has as [in, out]."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter((64, 32))
+        self.turned = op.permute_dims(self.weight)
+
+    def linear(self, x: nn.Tensor) -> nn.Tensor:
+        return op.linear(x, self.turned)
+
+    def matmul(self, y: nn.Tensor) -> nn.Tensor:
+        return op.matmul(y, self.turned)
+
+
+def executable(method: str, width: int) -> nn.Executable:
+    model = Turned().to("bfloat16")
+    ir = model.export({method: {"x" if method == "linear" else "y": spec.Tensor(["n", width], "bfloat16")}})
+    return nn.compile(nn.passes.lift_transform_params(ir))
+
+
+WEIGHT = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+
+def loaded(executable: nn.Executable, kind: str, folder: Path) -> Session:
+    weights = {"weight": WEIGHT}
+    if kind == "dict":
+        return executable.load(weights)
+    if kind == "artefact":
+        executable.save(folder / "artefact", weights)
+        return nn.load(folder / "artefact")
+    save_file(weights, folder / "model.safetensors")
+    checkpoint = nn.Checkpoint(folder / "model.safetensors")
+    return executable.load(checkpoint, cache=folder / "cache" if kind == "cached" else None)
+
+
+@pytest.mark.parametrize("kind", ["dict", "folder", "cached", "artefact"])
+def test_a_transpose_that_a_product_reads_lies_row_by_row(kind, tmp_path):
+    session = loaded(executable("linear", 64), kind, tmp_path)
+    (held,) = session.weights.values()
+    assert held.is_contiguous()
+    assert torch.equal(held, WEIGHT.T)
+    x = torch.randn(3, 64).bfloat16()
+    torch.testing.assert_close(session["linear"](x), x @ WEIGHT, rtol=1e-2, atol=1e-1)
+    session.export_checkpoint(tmp_path / "back")
+    assert torch.equal(nn.Checkpoint(tmp_path / "back").tensor("weight"), WEIGHT)
+
+
+@pytest.mark.parametrize("kind", ["dict", "folder", "cached", "artefact"])
+def test_a_transpose_that_is_turned_back_stays_the_weight_itself(kind, tmp_path):
+    session = loaded(executable("matmul", 32), kind, tmp_path)
+    (held,) = session.weights.values()
+    assert held.T.is_contiguous()
+    assert torch.equal(held, WEIGHT.T)
+
+
+def test_what_is_turned_is_in_the_plan():
+    turned, kept = (
+        executable("linear", 64).plan({"weight": WEIGHT}),
+        executable("matmul", 32).plan({"weight": WEIGHT}),
+    )
+    assert (turned.resident_bytes, turned.peak_bytes) == (WEIGHT.nbytes, WEIGHT.nbytes)
+    assert (kept.resident_bytes, kept.peak_bytes) == (0, 0)
+    assert turned.results[0].formula == kept.results[0].formula
+
+
+def test_an_update_turns_as_loading_does():
+    session = executable("linear", 64).load({"weight": WEIGHT})
+    session.update({"weight": -WEIGHT})
+    (held,) = session.weights.values()
+    assert held.is_contiguous()
+    assert torch.equal(held, -WEIGHT.T)
+
+
+@pytest.mark.skipif(
+    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
+)
+def test_no_product_of_a_gpt2_leaves_the_sequence(monkeypatch):
+    config = dataclasses.replace(gpt2.TINY, dtype="bfloat16")
+    model = gpt2.build(config)
+    weights = {name: (torch.randn(p.shape) * 0.1).bfloat16() for name, p in model.named_parameters()}
+    ir = nn.passes.lift_transform_params(model.export(gpt2.export_spec(config)), shared_transform=True)
+    session = nn.compile(ir).load(weights)
+    cache = session.make_cache(batch=1, max_seq=8)
+    session["prefill"](torch.arange(3)[None], cache)
+
+    def one_by_one(*_):
+        raise AssertionError("instructions ran one by one")
+
+    monkeypatch.setattr(tape, "execute", one_by_one)
+    session["decode"](torch.tensor([[5]]), cache)
