@@ -176,6 +176,9 @@ def test_nothing_but_this_opens_files_from_outside() -> None:
     assert found == {
         "backends/cpu/extension.py: .read_text(",  # of the package's own
         "ir/literals.py: json.load",
+        "cli/chat.py: .read_bytes(",  # what the user names on the command line
+        "cli/eval.py: .read_bytes(",
+        "cli/serve.py: .read_text(",
         "llm/model_files.py: .read_bytes(",
         "memory/free_memory.py: .read_text(",  # of the system's
     }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nnfront.cli import loading
 from nnfront.cli.serve import engine_parts, read_template
 from nnfront.errors import LoadError, NnfrontError, RunError
+from nnfront.files import parse_json
 
 if TYPE_CHECKING:
     from nnfront.serve.talk import Talk
@@ -165,7 +166,7 @@ def _save(talk: Talk, path: str) -> None:
 
 def _load(talk: Talk, path: str) -> None:
     try:
-        found: Any = json.loads(Path(path).read_text())
+        found: Any = parse_json(Path(path).read_bytes())
         system, turns = found["system"], [dict(turn) for turn in found["messages"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} holds no conversation: {error}") from None

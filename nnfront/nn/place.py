@@ -24,15 +24,18 @@ def user_place() -> str:
     return f"{file}:{line}" if file else ""
 
 
-def user_frame() -> tuple[str, int]:
-    """Return file and line of the nearest caller that is the author's."""
+def user_frame(outside: FrameType | None = None) -> tuple[str, int]:
+    """Return file and line of the nearest caller that is the author's, `("", 0)` if there is none within `outside`."""
+    frame = author_frame()
+    return ("", 0) if frame is None or frame is outside else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def author_frame() -> FrameType | None:
+    """Return the nearest caller that is the author's."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not _is_library(file):
-            return file, frame.f_lineno
+    while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return "", 0
+    return frame
 
 
 def raising_frame(error: BaseException) -> tuple[str, int]:

@@ -44,7 +44,7 @@ from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.mode import located
 from nnfront.nn.object import Object, kind_of
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.place import user_frame
+from nnfront.nn.place import author_frame, user_frame
 from nnfront.nn.structure import flatten, unflatten
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, out_of_trace
 from nnfront.ops.constants import constant
@@ -82,6 +82,8 @@ class Trace:
         self.effects: dict[int, tuple[Tensor, ...]] = {}
         self.method = ""
         self.path = ""
+        # Who exports: no line of it is one of the methods', some of which are the library's own.
+        self.outside = author_frame()
 
     # What ops do.
 
@@ -372,7 +374,7 @@ class Trace:
 
     def provenance(self) -> Provenance:
         """Return where the op that is being emitted comes from."""
-        file, line = user_frame()
+        file, line = user_frame(self.outside)
         return Provenance(self.path, file, line)
 
     def explain(self, error: Exception, definition: Provenance | None = None) -> None:

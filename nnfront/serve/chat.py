@@ -19,7 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nnfront.errors import LoadError, RunError
-from nnfront.files import Folder, shown_text
+from nnfront.files import Folder, parse_json, shown_text
 from nnfront.llm.model_files import read_json
 
 CONFIG = "tokenizer_config.json"
@@ -167,7 +167,7 @@ def _with_arguments(call: Any) -> Any:
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call
     try:
-        arguments = json.loads(function["arguments"] or "{}")
+        arguments = parse_json((function["arguments"] or "{}").encode("utf-8", "replace"))
     except ValueError:
         return call
     return {**call, "function": {**function, "arguments": arguments}}

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from nnfront.errors import RunError
+from nnfront.files import parse_json
 from nnfront.llm.tokenizer import overlap
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.grammar import json_rule
@@ -201,7 +202,7 @@ def _split_mark(before: str) -> tuple[str, str]:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text.encode("utf-8", "replace"))
     except ValueError:
         return text
 

@@ -32,7 +32,7 @@ def run(variant: str, quant: str | None, seq: int) -> dict[str, Any]:
     model = file.build(config)
     ir = model.export(file.export_spec(config))
     if quant is not None:
-        ir = nn.passes.quantize_weights(ir, quant)
+        ir = nn.passes.quantize_weights(ir, nn.passes.QuantScheme(quant, head="keep"))
     ir = nn.passes.lift_transform_params(ir, shared_transform=True)
     triton, cpu = nn.compile(ir, target="cuda"), nn.compile(ir)
     weights = {

@@ -337,7 +337,7 @@ def test_a_handle_of_a_cache_must_be_the_one_that_was_given():
     nn.register_kernel(
         "attention",
         "test_returned_attention",
-        lambda run: lambda q, k, v, layer, sinks: (q, (other or [layer])[0]),
+        lambda run: lambda q, k, v, layer, sinks, bias: (q, (other or [layer])[0]),
     )
     try:
         run = nn.compile(Model().export({"forward": given})).load({})
