@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import nnfront as nn
-from nnfront import op, spec
+from nnfront import op
 
 IGNORED = (
     *("cls.*", "lm_head.*", "classifier.*", "qa_outputs.*"),  # heads of other tasks
@@ -199,9 +199,7 @@ class BertModel(nn.Module):
 
     def mean(self, tokens: nn.Tensor, mask: nn.Tensor, types: nn.Tensor | None = None) -> nn.Tensor:
         """The mean of the tokens that are no padding, which most embeddings of sentences are: [B, S] to float32 [B, D]."""
-        x_BSD = op.astype(self.hidden(tokens, mask, types), "float32")
-        weight_BS1 = op.unsqueeze(op.astype(mask, "float32"), 2)
-        return op.sum(x_BSD * weight_BS1, 1) / op.maximum(op.sum(weight_BS1, 1), 1e-9)
+        return nn.mean_of_tokens(self.hidden(tokens, mask, types), mask)
 
 
 def build(config: Config) -> nn.Module:
@@ -213,10 +211,9 @@ def build(config: Config) -> nn.Module:
 def export_spec(config: Config) -> dict[str, Any]:
     """Return the methods to export: `hidden`, `mean`, and `pooled` where there is a pooler; they take `types` where there are several."""
     longest = config.max_position_embeddings - (config.first_position or 0)
-    batch, seq = nn.Dim("batch", min=1), nn.Dim("seq", min=1, max=longest)
-    names = ("tokens", "mask", *(("types",) if config.type_vocab_size > 1 else ()))
-    arguments = {name: spec.Tensor([batch, seq], "int64") for name in names}
-    return {name: arguments for name in ("hidden", "mean", *(("pooled",) if config.pools else ()))}
+    arguments = ("tokens", "mask", *(("types",) if config.type_vocab_size > 1 else ()))
+    methods = ("hidden", "mean", *(("pooled",) if config.pools else ()))
+    return nn.encoder_spec(methods, longest, arguments)
 
 
 TINY = Config(

@@ -15,7 +15,7 @@ Read the files in this order; each imports only from those above it:
     projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of    alibi
     experts     mixtures of experts    latent_attention   keys and values of low rank
     gated       parts under a gate             recurrent   parts that keep a state of a fixed size
-    config      config.json, read and proved
+    config      config.json, read and proved    encoder   what encoders of text share
 """
 
 from nnfront.nn.activations import ACTIVATIONS
@@ -28,6 +28,7 @@ from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
+from nnfront.nn.encoder import encoder_spec, mean_of_tokens
 from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, top_experts
 from nnfront.nn.gated import GatedAttention, GatedRMSNorm
 from nnfront.nn.latent_attention import LatentAttention
@@ -129,7 +130,9 @@ __all__ = [
     "decoder_spec",
     "default_dtype",
     "eager",
+    "encoder_spec",
     "get_default_dtype",
+    "mean_of_tokens",
     "pairs_as_halves",
     "part_by_part",
     "rope_parameters",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,17 @@ def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, An
     config = AutoConfig.for_model(model_type, **sizes)
     theirs = with_random_weights(AutoModel.from_config(config, attn_implementation="eager"))
     theirs.save_pretrained(tmp_path)
-    ours, kinds = loaded(tmp_path), config.type_vocab_size
+    ours, kinds = loaded(tmp_path), getattr(config, "type_vocab_size", 1)
     for lengths in ([1], [36], [5, 1, 17]):
         ids, mask = padded(lengths, config.pad_token_id)
-        types = [torch.randint(0, kinds, ids.shape)] if kinds > 1 else []
+        types = {"token_type_ids": torch.randint(0, kinds, ids.shape)} if kinds > 1 else {}
         with torch.no_grad():
-            expected = theirs(ids, attention_mask=mask, token_type_ids=types[0] if types else None)
-        assert_near(ours["hidden"](ids, mask, *types), expected.last_hidden_state)
-        assert_near(ours["pooled"](ids, mask, *types), expected.pooler_output)
-        assert_near(ours["mean"](ids, mask, *types), mean_of_tokens(expected.last_hidden_state, mask))
+            expected = theirs(ids, attention_mask=mask, **types)
+        hidden, seen = expected.last_hidden_state, mask.bool()
+        assert_near(ours["hidden"](ids, mask, *types.values())[seen], hidden[seen])
+        assert_near(ours["mean"](ids, mask, *types.values()), mean_of_tokens(hidden, mask))
+        if "pooler_output" in expected:
+            assert_near(ours["pooled"](ids, mask, *types.values()), expected.pooler_output)
 
 
 @pytest.mark.parametrize(
@@ -79,18 +82,22 @@ def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, An
         ("RobertaForMaskedLM", False),
         ("RobertaForSequenceClassification", False),
         ("RobertaForMultipleChoice", True),
+        ("ModernBertForMaskedLM", False),
+        ("ModernBertForSequenceClassification", False),
     ],
 )
 def test_a_checkpoint_with_a_head_is_read_without_it(name: str, pools: bool, tmp_path: Path) -> None:
     kind = getattr(transformers, name)
-    theirs = with_random_weights(kind(kind.config_class(**TINY)))
+    config = kind.config_class(**TINY, pad_token_id=1)
+    theirs = with_random_weights(kind(config))
     theirs.save_pretrained(tmp_path)
     ours = loaded(tmp_path)
     ids, mask = padded([3, 7], 1)
+    types = [0 * ids] if hasattr(config, "type_vocab_size") else []
     with torch.no_grad():
         expected = theirs.base_model(ids, attention_mask=mask)
-    assert_near(ours["hidden"](ids, mask, 0 * ids), expected.last_hidden_state)
-    assert ("pooled" in ours.methods) == (expected.pooler_output is not None) == pools
+    assert_near(ours["hidden"](ids, mask, *types), expected.last_hidden_state)
+    assert ("pooled" in ours.methods) == (expected.get("pooler_output") is not None) == pools
 
 
 def test_norms_may_have_the_names_of_the_first_checkpoints(tmp_path: Path) -> None:
@@ -123,9 +130,10 @@ def test_bfloat16_errs_no_more_than_three_times_as_much_as_transformers(
             AutoModel.from_pretrained(tmp_path, dtype=dtype)(ids, attention_mask=mask).last_hidden_state
             for dtype in (torch.float32, torch.bfloat16)
         )
-    types = [0 * ids] if theirs.config.type_vocab_size > 1 else []
-    ours = loaded(tmp_path)["hidden"](ids, mask, *types)
+    types = [0 * ids] if getattr(theirs.config, "type_vocab_size", 1) > 1 else []
+    ours, seen = loaded(tmp_path)["hidden"](ids, mask, *types), mask.bool()
     assert ours.dtype == torch.bfloat16
+    ours, exact, half = ours[seen], exact[seen], half[seen]
     assert 0 < (ours - exact).square().mean().sqrt() < 3 * (half - exact).square().mean().sqrt()
 
 
@@ -183,3 +191,37 @@ def test_what_is_not_computed_is_refused(key: str, value: Any, expected: str) ->
     with pytest.raises(LoadError) as caught:
         find_architecture("bert").file.Config.from_hf({"model_type": "bert", key: value})
     assert [*caught.value.details] == [expected]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"global_rope_theta": 300.0, "local_rope_theta": 30.0},
+        {
+            "global_rope_theta": 300.0,
+            "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}},
+        },
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 7.0}}},
+    ],
+)
+def test_rotations_of_older_and_newer_keys_are_those_of_transformers(given: dict[str, Any]) -> None:
+    config = find_architecture("modernbert").file.Config.from_hf({"model_type": "modernbert", **given})
+    assert config.rope_parameters == transformers.ModernBertConfig(**copy.deepcopy(given)).rope_parameters
+
+
+def test_a_scaling_of_rotations_in_the_older_form_is_refused() -> None:
+    with pytest.raises(LoadError) as caught:
+        find_architecture("modernbert").file.Config.from_hf(
+            {"model_type": "modernbert", "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+        )
+    assert [*caught.value.details] == [
+        "rope_scaling is {'rope_type': 'linear', 'factor': 2.0}, expected null"
+    ]
+
+
+def test_layer_types_are_as_many_as_layers() -> None:
+    with pytest.raises(LoadError, match="layer_types has 1 entries for 22 layers"):
+        find_architecture("modernbert").file.Config.from_hf(
+            {"model_type": "modernbert", "layer_types": ["full_attention"]}
+        )
