@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -43,18 +43,22 @@ class _Layer:
         return all(same(mine[0], tokens) for tokens in (*mine, *others))
 
 
-def check_layers(method: str, body: Block, slots: Sequence[Slot]) -> None:
-    """Raise LowerError if layers of a cache get different numbers of tokens whatever the arguments are.
+def check_layers(method: str, body: Block, slots: Sequence[Slot]) -> dict[str, frozenset[int]]:
+    """Return which layers of each cache are read by more than the attention that appends to them.
 
-    What only a call can say, as when branches differ, is checked behind each call.
+    Raises LowerError if layers of a cache get different numbers of tokens whatever the arguments are. What only a call can say, as when
+    branches differ, is checked behind each call.
     """
-    _Check(method, slots).block(body)
+    check = _Check(method, slots)
+    check.block(body)
+    return {cache: frozenset(layers) for cache, layers in check.shared.items()}
 
 
 class _Check:
     def __init__(self, method: str, slots: Sequence[Slot]) -> None:
         self.method, self.slots = method, slots
         self.layers: dict[int, _Layer] = {}
+        self.shared: defaultdict[str, set[int]] = defaultdict(set)
 
     def block(self, block: Block) -> None:
         for instruction in block.instructions:
@@ -91,7 +95,8 @@ class _Check:
         if isinstance(k, TensorType) and len(attention.outputs) > 1:
             self.count(attention, layer, attention.outputs[1], TOKENS, k.shape[1])
         elif layer in self.layers:  # it reads
-            self.layers[attention.outputs[1]] = self.layers[layer]
+            found = self.layers[attention.outputs[1]] = self.layers[layer]
+            self.shared[found.cache].add(found.index)
 
     def write(self, write: Run) -> None:
         held = write.sized.get("seq")

@@ -117,7 +117,7 @@ def lower_function(
         # A function with states returns its result, then the written handles; those the caller has already.
         result = result.fields[0]
     body = Block(tuple(lowering.instructions), tuple(result.leaves()))
-    check_layers(function.name, body, lowering.frame.slots)
+    shared = check_layers(function.name, body, lowering.frame.slots)
     body = choose(body, lowering.frame, target)
     # A transform reads one weight after the other: nothing of it is known beforehand.
     setup, body = finish(body, lowering.frame, bound_at_load(dims), hoists=function.kind != "transform")
@@ -133,6 +133,7 @@ def lower_function(
         function.attrs.get("transform"),
         target,
         cases=function.attrs.get("cases", {}),
+        shared=shared,
     )
 
 

@@ -77,7 +77,8 @@ class MethodProgram:
     `arguments` are what a call gives, `weights` what loading binds. `setup` runs once at load: views of weights only, it makes
     no copies. `body` runs on each call. `result` is what the caller gets: written states are left out, as they are written in place.
     `transform` names the transform that makes the weights of role `transformed`. `cases` are the special cases in order, each
-    under its text, in the plain form of `nnfront.cases.conditions`.
+    under its text, in the plain form of `nnfront.cases.conditions`. `shared` are the layers of each cache, by its name, that are read again
+    behind the attention that appends to them.
     """
 
     name: str
@@ -91,6 +92,7 @@ class MethodProgram:
     transform: str | None = None
     target: str = "cpu"
     cases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    shared: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{a.name}: {type_text(a.type)}" for a in self.arguments)

@@ -73,6 +73,7 @@ class Method:
         self._route = find_route(program.body, self._prepared)
         self._count = len(program.arguments)
         self._states = [i for i, a in enumerate(program.arguments) if a.role == "state"]
+        self._shared = [i for i in self._states if program.arguments[i].name in program.shared]
         self.graphs = self._backend.capture(program, self._device, self._run)
         """What of the method's calls has been captured on a GPU; None if nothing can be."""
         self._loaded_methods = loaded_methods or LoadedMethods()
@@ -249,6 +250,8 @@ class Method:
                     help="a cache belongs to one caller at a time: make one for each thread",
                 )
             taken.append(use)
+        for i in self._shared:
+            args[i].share(self.program.shared[self.program.arguments[i].name])
         return taken
 
     def _check_layers(self, args: Sequence[Any]) -> None:

@@ -202,6 +202,10 @@ class Cache(Sequence[CacheLayer]):
             journal = self.use.journal = Journal(lengths)
         return Mark(lengths, journal, len(journal.entries))
 
+    def share(self, layers: Iterable[int]) -> None:
+        """Say which layers are read again in the call that has begun, behind the attention that appends to them."""
+        self.use.shared |= {id(self._layers[i]) for i in layers}
+
     def _settle(self) -> None:
         """Give back what no token sees any more, as a call gives back nothing until it is over."""
 
@@ -250,7 +254,8 @@ class Cache(Sequence[CacheLayer]):
         elif to.journal is self.use.journal:
             to.journal.undo(to.position)
             if not to.position:
-                self.use.journal = self.use.chunk = None
+                self.use.journal = None
+                self.use.chunks.clear()
             self._set(to.lengths)
         else:
             self._cut(to.lengths)

@@ -65,9 +65,9 @@ class RingLayer(CacheLayer):
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
         longest = self.lengths.longest
         if longest < self.capacity:
-            return not self._parts.scales and self._state.use.chunk is None
+            return not self._parts.scales and not self._state.use.chunks
         return not (
-            longest >= self.max_seq or self._parts.scales or self._state.use.chunk or self._overwrites
+            longest >= self.max_seq or self._parts.scales or self._state.use.chunks or self._overwrites
         )
 
     @property
@@ -96,22 +96,20 @@ class RingLayer(CacheLayer):
         return self.lengths.stored(self.capacity) if chunk is None else chunk[1]
 
     def release(self) -> None:
-        if self._chunk is not None:
-            self._state.use.chunk = None
+        self._state.use.chunks.pop(id(self), None)
 
     def last_positions(self, seq: int) -> torch.Tensor:
         if seq > 1 and self._chunk is None and self.lengths.longest > self.capacity:
             raise RunError(
                 f"a layer with the window {self.window} is read again, but of the last {seq} tokens some see what it holds no more",
-                details=["another layer with a window has got its tokens in between"],
-                help="let a layer that shares keys and values be called before another one appends, or give fewer tokens at a time",
+                details=["what they see besides was kept until the call that appended them was over"],
+                help="let the method that appends read again, or give one token at a time",
             )
         return super().last_positions(seq)
 
     @property
     def _chunk(self) -> Chunk | None:
-        chunk = self._state.use.chunk
-        return None if chunk is None or chunk[0] != id(self) else chunk[1]
+        return self._state.use.chunks.get(id(self))
 
     @property
     def slot_order(self) -> Hashable:
@@ -152,8 +150,7 @@ class RingLayer(CacheLayer):
             seen = before.remember(
                 ("chunk", self.capacity, seq), lambda: torch.cat([before.stored(self.capacity), positions], 1)
             )
-            # Only the layer that is at work needs one, so the layers share one place for it.
-            self._state.use.chunk = id(self), (tokens, seen)
+            self._state.use.keep(id(self), (tokens, seen))
         keep = min(seq, self.capacity)
         positions = positions[:, seq - keep :]
         if seq > 1 or self._overwrites:

@@ -33,16 +33,18 @@ class Journal:
 class Use:
     """The call that uses a cache now, one at a time; caches that share memory have one of these together.
 
-    `journal` is kept from a mark on, until the call ends. `chunk` is that of the layer at work, by its id, if it needs one.
+    `journal` is kept from a mark on, until the call ends. `chunks` are, by the ids of their layers, that of the layer at work, if it needs
+    one, and those of the layers that are read again later in the call, whose ids are `shared`.
     """
 
-    __slots__ = ("_lock", "chunk", "journal", "method")
+    __slots__ = ("_lock", "chunks", "journal", "method", "shared")
 
     def __init__(self) -> None:
         self._lock = Lock()
         self.method = ""
         self.journal: Journal | None = None
-        self.chunk: tuple[int, Chunk] | None = None
+        self.chunks: dict[int, Chunk] = {}
+        self.shared: frozenset[int] = frozenset()
 
     def begin(self, method: str) -> bool:
         """Take it for a call of a method; False if another call has it."""
@@ -54,8 +56,13 @@ class Use:
 
     def end(self) -> None:
         """Give it back."""
-        self.journal = self.chunk = None
+        self.journal, self.shared = None, frozenset()
+        self.chunks.clear()
         self._lock.release()
+
+    def keep(self, layer: int, chunk: Chunk) -> None:
+        """Keep a layer's chunk, and of the others those that are read again."""
+        self.chunks = {id: kept for id, kept in self.chunks.items() if id in self.shared} | {layer: chunk}
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)

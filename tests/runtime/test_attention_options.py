@@ -105,8 +105,9 @@ def test_reading_again_what_a_ring_has_lost_is_refused():
         layer.append(*(torch.randn(1, 7, 1, 4) for _ in range(2)))
     with pytest.raises(RunError) as caught:
         cache[0].last_positions(7)
-    assert (
-        caught.value.what
-        == "a layer with the window 3 is read again, but of the last 7 tokens some see what it holds no more"
+    assert str(caught.value) == (
+        "a layer with the window 3 is read again, but of the last 7 tokens some see what it holds no more\n"
+        "  what they see besides was kept until the call that appended them was over\n"
+        "  help: let the method that appends read again, or give one token at a time"
     )
     assert cache[1].last_positions(7).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
