@@ -17,7 +17,6 @@ from nnfront.errors import LoadError
 from nnfront.ir import ScalarType, TensorType, Type
 from nnfront.lower import MethodProgram, Program
 from nnfront.transform.content_keys import result_keys, weight_key
-from nnfront.transform.schedule import results_of
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
 
@@ -86,7 +85,7 @@ def weight_types(program: Program) -> dict[str, dict[str, Type]]:
         raw |= {w.name: w.type for w in method.weights if w.role == "weight" and w.name not in raw}
     types = {"": raw}
     for name, transform in used_transforms(program).items():
-        types[name] = {n: _type(transform, slot) for n, slot in results_of(transform).items()}
+        types[name] = {n: _type(transform, slot) for n, slot in transform.results.items()}
     for method in program.methods.values():
         results = types.get(method.transform or "", {})
         for weight in method.weights:

@@ -94,6 +94,13 @@ class MethodProgram:
     cases: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     shared: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
+    @property
+    def results(self) -> dict[str, int]:
+        """The slot of each result by name, in order."""
+        fields = self.result.fields
+        names = self.result.names or tuple(str(i) for i in range(len(fields)))
+        return {name: part.slot for name, part in zip(names, fields, strict=True)}
+
     def __str__(self) -> str:
         arguments = ", ".join(f"{a.name}: {type_text(a.type)}" for a in self.arguments)
         lines = [f"{self.name}({arguments}):"]

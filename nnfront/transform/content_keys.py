@@ -16,7 +16,7 @@ import torch
 
 from nnfront.dims import Dim, Symbol, evaluate
 from nnfront.lower import MethodProgram, Run, ScalarType, Slot
-from nnfront.transform.schedule import groups_of, results_of
+from nnfront.transform.schedule import groups_of
 
 VERSION = "1"
 """Part of every key, as is torch's version: it grows when an op changes its meaning."""
@@ -30,7 +30,7 @@ def result_keys(
     `content` gives what a weight is: its dtype, shape and the hash of its bytes. It is asked for the weights that these results
     need, each once. `dims` are the sizes that weights bind.
     """
-    results = {name: slot for name, slot in results_of(program).items() if name in only}
+    results = {name: slot for name, slot in program.results.items() if name in only}
     weights = {w.structure.slot: w.name for w in program.weights if w.structure.is_leaf}
     keys: dict[int, str | None] = {}
 

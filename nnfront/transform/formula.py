@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nnfront.lower import Branch, MethodProgram, Run, Slot
-from nnfront.transform.schedule import results_of
 
 MOST_CHARACTERS = 400
 """A longer expression over intermediate values is shortened in the middle; the weights it reads are listed beside it."""
@@ -30,7 +29,7 @@ def formulas(program: MethodProgram) -> Iterator[tuple[str, int, str, tuple[str,
         for i, slot in enumerate(outputs):
             texts[slot] = text if len(outputs) == 1 else f"{text}[{i}]"
             sources[slot] = used
-    for name, slot in results_of(program).items():
+    for name, slot in program.results.items():
         yield name, slot, _operand(slot, program.slots, texts), sources.get(slot, ())
 
 

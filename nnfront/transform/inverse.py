@@ -18,7 +18,6 @@ from nnfront.dims import Symbol, evaluate, solve
 from nnfront.errors import LoadError
 from nnfront.lower import MethodProgram, Run, Slot, TensorType
 from nnfront.transform.formula import formulas
-from nnfront.transform.schedule import results_of
 
 Dims: TypeAlias = Mapping[Symbol, int]
 # From the instruction, the types of its operands and its results to its operands; None if it cannot be undone.
@@ -35,7 +34,7 @@ class Inverse:
         self.program = program
         self._values = {
             slot: results[name]
-            for name, slot in results_of(program).items()
+            for name, slot in program.results.items()
             if isinstance(results[name], torch.Tensor)
         }
         self._held = {value.untyped_storage().data_ptr() for value in self._values.values()}

@@ -22,7 +22,7 @@ from nnfront.runtime.bind_arguments import resolve as resolve_dims
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
 from nnfront.transform.blockwise import run_in_blocks, works_on_rows
 from nnfront.transform.malloc_trim import give_back
-from nnfront.transform.schedule import Fetch, Give, Step, results_of, schedule
+from nnfront.transform.schedule import Fetch, Give, Step, schedule
 from nnfront.transform.source import Source, as_source
 
 
@@ -37,7 +37,7 @@ def run_transform(
     Raises LoadError if a weight cannot be read or the sizes of weights contradict each other.
     """
     found = dict(stream_transform(program, source, progress=progress))
-    return {name: found[name] for name in results_of(program)}
+    return {name: found[name] for name in program.results}
 
 
 def stream_transform(

@@ -60,20 +60,13 @@ class Step:
     frees: tuple[int, ...] = ()
 
 
-def results_of(program: MethodProgram) -> dict[str, int]:
-    """Return the slot of each result by name, in order."""
-    fields = program.result.fields
-    names = program.result.names or tuple(str(i) for i in range(len(fields)))
-    return {name: part.slot for name, part in zip(names, fields, strict=True)}
-
-
 def schedule(program: MethodProgram, only: Collection[str] | None = None) -> tuple[Step, ...]:
     """Return the steps of a transform, or those that make the results named in `only`.
 
     The program's own order is kept if it has effects, or checks of shapes, that must not move.
     """
     joins = joins_of(program)
-    results = {name: slot for name, slot in results_of(program).items() if only is None or name in only}
+    results = {name: slot for name, slot in program.results.items() if only is None or name in only}
     body = program.body.instructions
     is_fixed = any(
         isinstance(i, Match) or (isinstance(i, Run) and not i.is_pure) for i in program.body.walk()

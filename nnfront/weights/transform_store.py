@@ -22,7 +22,6 @@ from nnfront.lower import MethodProgram
 from nnfront.transform.content_keys import result_keys
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import stream_transform, weight_dims
-from nnfront.transform.schedule import results_of
 from nnfront.weights.bound_checkpoint import BoundWeights, stored_type
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.content_hashes import Contents
@@ -64,7 +63,7 @@ class TransformCache:
         keys = self._keys(program)
         kept = {name: _read(self._results / f"{key}.safetensors") for name, key in keys.items()}
         found: dict[str, Any] = {name: value for name, value in kept.items() if value is not None}
-        names = [*results_of(program)]
+        names = [*program.results]
         rest = [name for name in names if name not in found]
         for name, value in stream_transform(program, self.weights, only=rest):
             found[name] = _keep(self._results, keys[name], value) if name in keys else value

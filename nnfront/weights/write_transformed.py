@@ -13,7 +13,6 @@ from nnfront.dims import Symbol, evaluate
 from nnfront.ir import ScalarType, TensorType
 from nnfront.lower import MethodProgram
 from nnfront.transform.run import stream_transform, weight_dims
-from nnfront.transform.schedule import results_of
 from nnfront.transform.source import Source, as_source
 from nnfront.weights.write import SHARD_BYTES, write_tensors
 
@@ -44,7 +43,7 @@ def write_transformed(
 def result_types(program: MethodProgram, dims: Mapping[Symbol, int]) -> dict[str, TensorType]:
     """Return the types of a transform's results, sizes as numbers."""
     types = {}
-    for name, slot in results_of(program).items():
+    for name, slot in program.results.items():
         type = program.slots[slot].type
         if isinstance(type, ScalarType):
             types[name] = TensorType((), type.dtype)

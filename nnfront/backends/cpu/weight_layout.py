@@ -59,10 +59,7 @@ def _read(method: MethodProgram) -> Iterator[str]:
 
 
 def _copying(transform: MethodProgram, read: set[str]) -> MethodProgram:
-    results = {
-        name: part.slot for name, part in zip(transform.result.names, transform.result.fields, strict=True)
-    }
-    wanted = {results[name] for name in read}
+    wanted = {transform.results[name] for name in read}
     instructions = tuple(
         replace(i, kernel=TURNED_COPY, why="products read it row by row")
         if isinstance(i, Run) and _is_transpose(i) and not wanted.isdisjoint(i.outputs)
