@@ -57,6 +57,19 @@ def causal_conv1d_step(
     next: Operand,
     /,
 ) -> None: ...
+def combine(
+    count: int,
+    operation: int,
+    is_wide_x: int,
+    is_wide_other: int,
+    is_wide: int,
+    threads: int,
+    number: float,
+    x: Operand,
+    other: Operand | None,
+    y: Operand,
+    /,
+) -> None: ...
 def gate(rows: int, size: int, activation: int, both: Operand, y: Operand, /) -> None: ...
 def gated_delta_rule_step(
     batch: int,

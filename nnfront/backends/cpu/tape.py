@@ -20,9 +20,10 @@ from nnfront.backends.cpu.decode_attention import stored
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import SMALL_BATCH
 from nnfront.backends.cpu.tape_builder import MEMORY, LayerValue, Operand, Place, Refused, TapeBuilder, Value
+from nnfront.backends.cpu.tape_elementwise import ELEMENTWISE, is_elementwise, is_number
 from nnfront.backends.cpu.tape_recurrent import RECURRENT
 from nnfront.backends.cpu.tape_rows import VIEWS, WRITERS
-from nnfront.lower import Instruction, Run, Slot
+from nnfront.lower import Instruction, Run, Slot, TensorType
 from nnfront.runtime.execute import Code, Frame, Step, execute
 from nnfront.state.layer import CacheLayer
 
@@ -55,7 +56,10 @@ class TapeStep:
         self._runs, self._steps = runs, steps
         self._frees = tuple(dict.fromkeys(slot for run in runs for slot in run.frees))
         self._layers = tuple(layers)
-        self._tensors = tuple(slot for slot in given if not _is_none(slots[slot]))
+        self._numbers = {slot: slots[slot].value for slot in given if is_number(slots[slot])}
+        self._tensors = tuple(
+            slot for slot in given if slot not in self._numbers and not _is_none(slots[slot])
+        )
         self._varying = tuple(slot for slot in self._tensors if slots[slot].kind != "weight")
         self._sizes = tuple(dict.fromkeys(slot for run in runs for slot in run.sized.values()))
         self._same_layers = {run.outputs[1]: run.inputs[3] for run in runs if run.kernel in ATTENTION}
@@ -111,7 +115,7 @@ class TapeStep:
         return plan
 
     def _written(self, frame: Frame, builder: TapeBuilder) -> Tape:
-        values: dict[int, Operand] = {
+        values: dict[int, Operand] = self._numbers | {
             slot: Value(Place(MEMORY + 1 + i), tuple(frame[slot].shape), frame[slot].dtype)
             for i, slot in enumerate(self._tensors)
         }
@@ -147,8 +151,8 @@ def join(pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair
 
 def _joined(pairs: Sequence[Pair], slots: Sequence[Slot], method: str, kernels: frozenset[str]) -> list[Pair]:
     joined: list[Pair] = []
-    for part in _parts(pairs, kernels):
-        runs = [run for _, run in part if _is_writable(run, kernels)]
+    for part in _parts(pairs, slots, kernels):
+        runs = [run for _, run in part if _is_writable(run, slots, kernels)]
         if len(runs) < len(part) or sum(run.kernel not in VIEWS for run in runs) < 2:
             joined += part
             continue
@@ -163,12 +167,12 @@ def _joined(pairs: Sequence[Pair], slots: Sequence[Slot], method: str, kernels: 
     return joined
 
 
-def _parts(pairs: Iterable[Pair], kernels: frozenset[str]) -> Iterator[list[Pair]]:
+def _parts(pairs: Iterable[Pair], slots: Sequence[Slot], kernels: frozenset[str]) -> Iterator[list[Pair]]:
     """Instructions in a row that can be one step, and between these all others."""
     part: list[Pair] = []
     for pair in pairs:
         run = pair[1]
-        if not _is_writable(run, kernels):
+        if not _is_writable(run, slots, kernels):
             yield from _closed(part)
             yield [pair]
             part = []
@@ -180,11 +184,18 @@ def _parts(pairs: Iterable[Pair], kernels: frozenset[str]) -> Iterator[list[Pair
     yield from _closed(part)
 
 
-def _is_writable(instruction: Instruction | None, kernels: frozenset[str]) -> TypeGuard[Run]:
+def _is_writable(
+    instruction: Instruction | None, slots: Sequence[Slot], kernels: frozenset[str]
+) -> TypeGuard[Run]:
     if not isinstance(instruction, Run) or instruction.kernel not in kernels:
         return False
-    has_cache = len(instruction.outputs) == 2
-    return has_cache or instruction.kernel not in ATTENTION
+    if instruction.kernel in ELEMENTWISE:
+        return is_elementwise(instruction, slots)
+    if instruction.kernel in VIEWS:
+        return True
+    first = slots[instruction.inputs[0]].type
+    is_narrow = isinstance(first, TensorType) and first.dtype == "bfloat16"
+    return is_narrow and (len(instruction.outputs) == 2 or instruction.kernel not in ATTENTION)
 
 
 def _touched(part: Sequence[Pair]) -> set[int]:

@@ -32,6 +32,7 @@ from nnfront.backends.cpu.tape_builder import (
     demand,
     place_of,
 )
+from nnfront.backends.cpu.tape_elementwise import ELEMENTWISE
 from nnfront.backends.cpu.tape_recurrent import RECURRENT
 from nnfront.lower import Run
 
@@ -291,6 +292,7 @@ WRITERS: Mapping[str, Write] = {
     "rope_rotated": _rope,
     "qkv_attention": _qkv_attention,
     "attention_cached": _attention,
+    **ELEMENTWISE,
     **RECURRENT,
     **VIEWS,
 }
