@@ -9,6 +9,7 @@ from pathlib import Path
 from nnfront.artefact.save import Options
 from nnfront.errors import LoadError
 from nnfront.llm.hf_folder import compile_folder
+from nnfront.llm.lora import Loras
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.weights.checkpoint import is_artefact
@@ -23,6 +24,7 @@ def export(
     quant: str | QuantScheme | None = None,
     model_file: str | Path | None = None,
     ignored: Sequence[str] = (),
+    lora: Loras = (),
     sizes: Mapping[str, Sequence[int]] | None = None,
     progress: Callable[[int, int], None] | None = None,
     compiled: Callable[[int, int], None] | None = None,
@@ -32,7 +34,7 @@ def export(
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
     target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
-    checkpoint's dtype. quant, ignored: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
+    checkpoint's dtype. quant, ignored, lora: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
     anything is, what it will take, `quantized` what becomes of which weight. Raises LoadError if the folder is not what it should be or the output cannot be written.
     """
     if is_artefact(path):
@@ -40,7 +42,7 @@ def export(
             f"{path} is an artefact already", help="give the Hugging Face folder that it was made of"
         )
     phases = Timings()
-    folder = compile_folder(path, target, dtype, model_file, phases, quant)
+    folder = compile_folder(path, target, dtype, model_file, phases, quant, lora)
     size = folder.checkpoint.size_bytes
     if folder.stored is not None:
         plan(str(folder.stored))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nnfront as nn
+from nnfront.cli.loading import add_lora_argument
 from nnfront.cli.progress import progress_bar
 from nnfront.cli.quant_arguments import add_quant_arguments, say, scheme
 from nnfront.errors import LoadError
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     add_quant_arguments(parser)
+    add_lora_argument(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -51,6 +53,7 @@ def main(args: argparse.Namespace) -> int:
         quant=scheme(args),
         model_file=args.model,
         ignored=args.ignore,
+        lora=args.lora,
         progress=bar,
         compiled=progress_bar("kernels", "kernel"),
         plan=_say,

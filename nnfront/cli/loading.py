@@ -23,9 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     add_quant_arguments(parser)
+    add_lora_argument(parser)
     parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
     parser.add_argument(
         "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
+    )
+
+
+def add_lora_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag that names adapters."""
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="DIR[=WEIGHT]",
+        help="merge a low-rank adapter in PEFT's layout into the weights; may be given several times",
     )
 
 
@@ -33,7 +45,9 @@ def compiled(args: argparse.Namespace) -> nn.Executable:
     """Compile what the flags say, without its weights."""
     if nn.artefact.is_artefact(args.path):
         return nn.compile(nn.artefact.program_of(args.path), _device(args))
-    return nn.compile_folder(args.path, _device(args), args.dtype, args.model, quant=scheme(args)).executable
+    return nn.compile_folder(
+        args.path, _device(args), args.dtype, args.model, quant=scheme(args), lora=args.lora
+    ).executable
 
 
 def _device(args: argparse.Namespace) -> str:
@@ -53,6 +67,7 @@ def load(args: argparse.Namespace) -> nn.LLM:
         model_file=args.model,
         cache=args.cache,
         ignored=args.ignore,
+        lora=args.lora,
         plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
         progress=progress_bar("weights", "B", scale=True)
         if nn.backend_of(device).uploads

@@ -18,6 +18,7 @@ from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown, shown_text
 from nnfront.ir import IRModule
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
+from nnfront.llm.lora import Loras, merge_adapters, open_adapters, with_adapters
 from nnfront.llm.methods import lacks_for_text
 from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.timings import Timings
@@ -130,19 +131,23 @@ def compile_folder(
     model_file: str | Path | None = None,
     phases: Timings | None = None,
     quant: str | QuantScheme | None = None,
+    lora: Loras = (),
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant: as for `LLM.load`. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant, lora: as for `LLM.load`. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = computing_in(dtype, config)
-    checkpoint = Checkpoint(path, folder=folder)
+    adapters = open_adapters(lora)
+    checkpoint = with_adapters(Checkpoint(path, folder=folder), adapters)
     phases.end("read")
     module = architecture.export(config, checkpoint.infos)
+    if adapters:
+        module = merge_adapters(module, adapters, backend_of(target))
     module, stored = _derived(module, hf_config, checkpoint, target)
     lacks = tuple(lacks_for_text(module, config))
     text = None

@@ -20,6 +20,7 @@ from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import File, Folder
 from nnfront.llm.hf_folder import compile_folder
+from nnfront.llm.lora import Loras
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, until
@@ -87,6 +88,7 @@ class LLM:
         model_file: str | Path | None = None,
         cache: str | Path | None = None,
         ignored: Sequence[str] = (),
+        lora: Loras = (),
         plan: Callable[[TransformPlan], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> LLM:
@@ -98,6 +100,7 @@ class LLM:
         model_file: a model file of the user's, instead of the shipped one for the folder's `model_type`.
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
         ignored: names or patterns (`*.inv_freq`) of tensors that the checkpoint may hold beside the model's.
+        lora: folders of low-rank adapters in PEFT's layout, merged into the weights; `(DIR, 0.5)` or `"DIR=0.5"` counts half.
         An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
@@ -109,14 +112,16 @@ class LLM:
                     f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
                     help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
                 )
-            if cache is not None or ignored:
+            if cache is not None or ignored or lora:
                 raise LoadError(
                     f"{path} is an artefact: its weights are made already",
-                    help=f"leave {'ignored' if cache is None else 'the cache'} out",
+                    help="export the folder again with it: nnfront export DIR -o OUT --lora ADAPTER"
+                    if lora
+                    else f"leave {'ignored' if cache is None else 'the cache'} out",
                 )
             return _from_artefact(Path(path), device, kv_quant)
         phases = Timings()
-        model = compile_folder(path, device, dtype, model_file, phases, quant)
+        model = compile_folder(path, device, dtype, model_file, phases, quant, lora)
         if model.text is None:
             raise LoadError(
                 f"{path} holds no language model",

@@ -186,12 +186,14 @@ def read_folder(
     return architecture, architecture.config(model), hf_config
 
 
-def read_json(folder: Folder, name: str) -> dict[str, Any]:
+def read_json(
+    folder: Folder, name: str, help: str = "give a Hugging Face folder, with config.json and safetensors"
+) -> dict[str, Any]:
     """Read a JSON object. Raises LoadError if the file is not there or holds something else."""
     if not folder.has(name):
         raise LoadError(
             f"{folder.path / name} does not exist",
-            help="give a Hugging Face folder, with config.json and safetensors",
+            help=help,
         )
     found = folder.read_json(name)
     if not isinstance(found, dict):

@@ -48,6 +48,7 @@ KEYS = ("quantization_config", "compression_config")
 __all__ = [
     "KEYS",
     "READERS",
+    "Formula",
     "Held",
     "Quantization",
     "Settings",

@@ -13,11 +13,16 @@ from nnfront.files import shown
 class Settings:
     """A JSON object whose keys are asked for one by one; what nobody has asked for, and is not switched off, is refused.
 
-    `ignored` collects patterns of tensors that weights are not made of.
+    `ignored` collects patterns of tensors that weights are not made of; `help` is what the user is told who has what is refused.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        help: str = "load a checkpoint that is not quantised, or take out keys that do not change what weights stand for",
+    ) -> None:
+        self.values, self.where, self.help = values, where, help
         self.asked: set[str] = set()
         self.problems: list[str] = []
         self.ignored: list[str] = []
@@ -71,5 +76,5 @@ class Settings:
             raise LoadError(
                 f"{self.where} says what is not read",
                 details=self.problems,
-                help="load a checkpoint that is not quantised, or take out keys that do not change what weights stand for",
+                help=self.help,
             )

@@ -7,6 +7,8 @@ import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +67,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         self._infos: dict[str, TensorInfo] = {}
         self._states: dict[Path, FileState] = {}
         self._folder = folder or _folder_of(self.path)
+        self._folders: dict[Path, Folder] = {}
         names, index = _find_files(self.path, self._folder)
         self.files: tuple[Path, ...] = tuple(self._folder.path / name for name in names)
         problems: list[str] = []
@@ -87,7 +90,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         except LoadError as error:
             problems.extend(f"{file.name}: {detail}" for detail in error.details)
             return
-        self._states[file] = state
+        self._states[file], self._folders[file] = state, self._folder
         if state.size_bytes != header.data_start and not (
             is_blocks and state.size_bytes > header.data_end
         ):  # without any data it was meant to have none
@@ -98,6 +101,17 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             if name in self._infos:
                 problems.append(f"{file.name}: tensor {name!r} is in {self._infos[name].file.name} as well")
             self._infos[name] = info
+
+    def with_others(self, other: Checkpoint, prefix: str) -> Checkpoint:
+        """Return a checkpoint that holds the tensors of another as well, their names behind a prefix."""
+        others = {prefix + name: replace(info, name=prefix + name) for name, info in other.infos.items()}
+        assert not others.keys() & self._infos.keys(), "a prefix is no beginning of names in use"
+        both = copy(self)
+        both.files = (*self.files, *other.files)
+        both._infos = {**self._infos, **others}
+        both._states = {**self._states, **other._states}
+        both._folders = {**self._folders, **other._folders}
+        return both
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -215,7 +229,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             raise LoadError(
                 f"{self.path}: {info.name!r} has no data: the checkpoint was opened with headers_only=True"
             )
-        fd = self._folder.open(info.file.name)
+        fd = self._folders[info.file].open(info.file.name)
         state, known = FileState.of(fd), self._states[info.file]
         if info.offset + info.size_bytes > state.size_bytes:
             raise LoadError(f"{info.file}: the file has become shorter since its header was read")
