@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning:peft.*"),
 ]
+SHIPPED = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 VOCAB = 80
 IDS = torch.randint(0, VOCAB, (2, 7), generator=torch.Generator().manual_seed(3))
 PROJECTIONS = ["q_proj", "v_proj", "down_proj"]
@@ -127,6 +128,55 @@ def test_a_merged_weight_is_quantised_like_one_that_was_stored_merged(tmp_path: 
     llm = nn.LLM.load(tmp_path / "base", quant="int8", lora=[tmp_path / "adapter"])
     assert str(llm.quantized) == str(merged.quantized)
     torch.testing.assert_close(llm.logits(IDS), merged.logits(IDS), atol=5e-3, rtol=5e-3)
+
+
+def test_a_weight_that_others_quantised_is_dequantised_and_changed(tmp_path: Path) -> None:
+    base, scales = llama(), {}
+    for name, weight in base.named_parameters():
+        if name.endswith("proj.weight"):
+            scale = weight.detach().abs().amax(1, keepdim=True) / 127
+            scales[name] = (weight.detach() / scale).round().to(torch.int8), scale
+            weight.data = scales[name][0] * scale
+    model = adapted(base, tmp_path)
+    file = tmp_path / "base" / "model.safetensors"
+    stored = load_file(file)
+    for name, (q, scale) in scales.items():
+        stored |= {name: q, f"{name}_scale": scale}
+    save_file(stored, file)
+    config = tmp_path / "base" / "config.json"
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+    config.write_text(json.dumps({**json.loads(config.read_text()), "quantization_config": quantization}))
+    assert_equals(model, tmp_path)
+
+
+def test_an_update_puts_another_adapter_in_the_place_of_one(tmp_path: Path) -> None:
+    other = adapted(llama(), tmp_path / "other", seed=2)
+    llm = assert_equals(adapted(llama(), tmp_path), tmp_path)
+    stored = load_file(tmp_path / "other" / "adapter" / "adapter_model.safetensors")
+    llm.session.update({f"lora0.{name}": tensor for name, tensor in stored.items()})
+    torch.testing.assert_close(llm.logits(IDS), logits(other), atol=2e-4, rtol=2e-4)
+
+
+def test_commands_that_load_take_adapters(tmp_path: Path, capfd: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = "model.layers.0.mlp.down_proj"
+    outputs, inputs = load_file(SHIPPED / "model.safetensors")[f"{weight}.weight"].shape
+    shapes = {"A": (4, inputs), "B": (outputs, 4)}
+    stored = {
+        f"base_model.model.{weight}.lora_{side}.weight": torch.randn(shape, generator=generator)
+        for side, shape in shapes.items()
+    }
+    save_file(stored, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4}')
+    expected = nn.LLM.load(SHIPPED, lora=[(tmp_path, 0.25)]).generate("def main", 8)
+    assert expected != nn.LLM.load(SHIPPED).generate("def main", 8)
+    assert main(["run", str(SHIPPED), "-p", "def main", "-n", "8", "--lora", f"{tmp_path}=0.25"]) == 0
+    assert capfd.readouterr().out == f"def main{expected}\n"
 
 
 def test_an_adapter_of_a_checkpoint_in_bfloat16_is_rounded_once(tmp_path: Path) -> None:
