@@ -10,6 +10,7 @@ The rooms, in reading order; each imports only from those above it, `kernels/` f
     ir                     types, expressions, text form, verifier
     ops                    the vocabulary: type rule + torch reference + docs
     nn                     the author's API: Module, Parameter, derived tensors, layers, spec, export
+    compat                 other frontends' names for what is above
     passes                 IRModule -> IRModule
     lower, memory          IRModule -> Program, and what it holds in memory
     backends               the kernels of each target, and which of them runs a call

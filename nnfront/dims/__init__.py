@@ -15,7 +15,7 @@ Read the files in this order; each imports only from those above it:
     evaluate  numbers for sizes   solve    sizes from numbers, and from other sizes
 """
 
-from nnfront.dims.decide import strict_comparisons
+from nnfront.dims.decide import assuming_unequal, strict_comparisons
 from nnfront.dims.dim import Dim, Size, of_symbol
 from nnfront.dims.evaluate import evaluate, evaluator
 from nnfront.dims.sizes import (
@@ -50,6 +50,7 @@ __all__ = [
     "Size",
     "Symbol",
     "as_symbol",
+    "assuming_unequal",
     "bounded_work",
     "ceildiv",
     "describe_facts",

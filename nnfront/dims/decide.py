@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from nnfront.dims import compare
-from nnfront.dims.form import ONE, Form, add, sorted_symbols
-from nnfront.dims.symbol import describe_facts, names
+from nnfront.dims.form import ONE, Form, add, single_symbol, sorted_symbols
+from nnfront.dims.symbol import Symbol, describe_facts, join_facts, names, narrowed
 from nnfront.dims.text import text
 from nnfront.errors import DimError
 
 _strict: ContextVar[bool] = ContextVar("strict_comparisons", default=False)
+_assumed: ContextVar[dict[Symbol, Symbol] | None] = ContextVar("assumed", default=None)
 
 
 @contextmanager
@@ -30,11 +31,41 @@ def strict_comparisons() -> Iterator[None]:
         _strict.reset(token)
 
 
+@contextmanager
+def assuming_unequal() -> Iterator[dict[Symbol, Symbol]]:
+    """Inside, a strict `==` between a dim and a value at the edge of its range is answered with no where the facts do not decide.
+
+    Yields what that assumes: each such dim with the facts under which the answer holds. 0 and 1 are the least values of
+    a dim of which nothing is said, so `n == 1` assumes that n is at least 2.
+    """
+    assumed: dict[Symbol, Symbol] = {}
+    token = _assumed.set(assumed)
+    try:
+        yield assumed
+    finally:
+        _assumed.reset(token)
+
+
 def equality(left: Form, right: Form) -> bool:
     """`left == right`: of the canonical forms, or, where comparisons are strict, of the values."""
     if not _strict.get():
         return left == right
-    return _decided("==", compare.equal(left, right), left, right)
+    answer = compare.equal(left, right)
+    assumed = _assumed.get()
+    if answer is None and assumed is not None and (fact := _unequal(left, right) or _unequal(right, left)):
+        assumed[fact] = join_facts(assumed.get(fact, fact), fact) or fact
+        return False
+    return _decided("==", answer, left, right)
+
+
+def _unequal(left: Form, right: Form) -> Symbol | None:
+    """The dim on the left, narrowed so that it is not the number on the right; None where no range says that."""
+    symbol, value = single_symbol(left), right[1]
+    if symbol is None or right[0]:
+        return None
+    if value <= max(symbol.min, 1):
+        return narrowed(symbol, value + 1, None, None)
+    return narrowed(symbol, None, value - 1, None) if value == symbol.max else None
 
 
 def order(sign: str, left: Form, right: Form) -> bool:

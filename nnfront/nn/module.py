@@ -46,6 +46,9 @@ def _of_a_model(method: Callable[..., Result]) -> Callable[..., Result]:
     return called
 
 
+_NOTHING = object()  # what no attribute holds
+
+
 class Module:
     """Base of all layers and models. Assign parameters, derived tensors and modules to attributes; define `forward`.
 
@@ -102,7 +105,7 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         mode = active_mode.get()
-        if mode is not None:
+        if mode is not None and vars(self).get(name, _NOTHING) is not value:
             mode.allow_change(self, name)
         refuse_torch(name, value)
         object.__setattr__(self, name, value)

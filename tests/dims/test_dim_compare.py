@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnfront import dims
-from nnfront.dims import Dim, parse, strict_comparisons
+from nnfront.dims import Dim, assuming_unequal, parse, strict_comparisons
 from nnfront.errors import DimError
 
 PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
@@ -279,3 +279,15 @@ def test_a_dim_has_no_value(use, wanted):
         "  n is at least 1\n"
         "  help: give the dim as an int if it is the same in every call, or compare it with another size"
     )
+
+
+def test_an_assumption_is_the_narrowest_range_in_which_every_answer_holds() -> None:
+    n, m = Dim("n", max=9), Dim("m")
+    with assuming_unequal() as assumed, strict_comparisons():
+        assert not n == 1
+        assert not n == 9
+        assert not m == 0
+        for undecided in (lambda: n == 4, lambda: n == m, lambda: n < 3):
+            with pytest.raises(DimError, match="cannot decide"):
+                undecided()
+    assert {str(s.name): (f.min, f.max) for s, f in assumed.items()} == {"n": (2, 8), "m": (1, None)}
