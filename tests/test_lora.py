@@ -268,9 +268,39 @@ def test_an_adapter_of_another_base_is_refused_before_bytes_are_read(tmp_path: P
     assert "the adapter does not fit the model" in refusal(tmp_path)
 
 
-def test_one_of_two_tied_tables_is_not_changed_alone(tmp_path: Path) -> None:
-    adapted(llama(tie_word_embeddings=True), tmp_path, target_modules=["embed_tokens"])
-    assert "are one tensor here, and the adapter changes one of them" in refusal(tmp_path)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["embed_tokens"]},
+        {"target_modules": ["lm_head", "q_proj"]},
+        {"modules_to_save": ["lm_head"]},
+        {"modules_to_save": ["lm_head", "embed_tokens"]},
+    ],
+    ids=["embedding", "head", "head saved", "both saved"],
+)
+@pytest.mark.parametrize("quant", [None, "int8"])
+def test_tied_tables_are_two_where_an_adapter_changes_one(
+    settings: dict[str, Any], quant: str | None, tmp_path: Path
+) -> None:
+    model = adapted(llama(tie_word_embeddings=True), tmp_path, **settings)
+    if quant is None:
+        assert_equals(model, tmp_path)
+    else:
+        llm = nn.LLM.load(tmp_path / "base", quant=quant, lora=[tmp_path / "adapter"])
+        torch.testing.assert_close(llm.logits(IDS), logits(model), atol=0.2, rtol=0.1)
+
+
+def test_a_tie_that_no_config_undoes_is_refused(tmp_path: Path) -> None:
+    adapted(llama(tie_word_embeddings=True), tmp_path, target_modules=["lm_head"])
+    config = tmp_path / "base" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": False}))
+    source = (SHIPPED.parents[1] / "models" / "llama.py").read_text()
+    model_file = tmp_path / "always_tied.py"
+    model_file.write_text(source.replace("config.tie_word_embeddings)", "True)"))
+    assert (
+        "'model.embed_tokens.weight' and 'lm_head.weight' are one tensor here, and the adapter changes one of them"
+        in refusal(tmp_path, model_file=model_file)
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown, shown_text
 from nnfront.ir import IRModule
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
-from nnfront.llm.lora import Loras, merge_adapters, open_adapters, with_adapters
+from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, with_adapters
 from nnfront.llm.methods import lacks_for_text
 from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.timings import Timings
@@ -30,6 +30,9 @@ from nnfront.weights import Checkpoint
 
 SMALL_BYTES = 1 << 20
 """Tensors that describe others are not larger."""
+
+TIED = "tie_word_embeddings"
+"""What a Config calls it that the head is the embedding, where it may be either."""
 
 GENERATION = "generation_config.json"
 
@@ -147,7 +150,11 @@ def compile_folder(
     phases.end("read")
     module = architecture.export(config, checkpoint.infos)
     if adapters:
-        module = merge_adapters(module, adapters, backend_of(target))
+        may_split = getattr(config, TIED, None) is True
+        if split := split_ties(module, adapters) if may_split else {}:
+            config = replace(config, **{TIED: False})
+            module = architecture.export(config, checkpoint.infos)
+        module = merge_adapters(module, adapters, backend_of(target), split)
     module, stored = _derived(module, hf_config, checkpoint, target)
     lacks = tuple(lacks_for_text(module, config))
     text = None

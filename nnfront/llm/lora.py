@@ -40,6 +40,8 @@ _PART = re.compile(
     r"(?P<module>.+)\.(?:lora_(?P<side>[AB])\.(?P<kind>weight|bias)|lora_embedding_(?P<row>[AB])|(?P<size>lora_magnitude_vector)(?:\.weight)?)"
 )
 
+NO_SPLIT: Mapping[str, str] = {}
+
 Loras: TypeAlias = Sequence[str | Path | tuple[str | Path, float]]
 """Folders of adapters, each with its weight, if that is not 1: `DIR`, `"DIR=0.5"` or `(DIR, 0.5)`."""
 
@@ -128,12 +130,40 @@ def with_adapters(checkpoint: Checkpoint, adapters: Iterable[Adapter]) -> Checkp
     return checkpoint
 
 
-def merge_adapters(ir: IRModule, adapters: Sequence[Adapter], takes: Takes) -> IRModule:
+def split_ties(ir: IRModule, adapters: Iterable[Adapter]) -> dict[str, str]:
+    """The names that tied weights go by besides, each with the weight, where an adapter changes either of them."""
+    changed = {
+        (
+            part["module"]
+            if (part := _PART.fullmatch(inner))
+            else inner.replace(".base_layer.", ".").rpartition(".")[0]
+        )
+        for adapter in adapters
+        for name in adapter.checkpoint.infos
+        for inner in (name.removeprefix(_ROOT),)
+    }
+    return {
+        alias: weight
+        for alias, weight in _ties(ir)
+        if not changed.isdisjoint(each.rpartition(".")[0] for each in (alias, weight))
+    }
+
+
+def _ties(ir: IRModule) -> Iterable[tuple[str, str]]:
+    """Weights of two modules that are one tensor, by both names; a name that differs in its beginning is of the same module."""
+    pairs = ir.aliases.items()
+    return [(alias, name) for alias, name in pairs if alias.split(".")[-2:-1] != name.split(".")[-2:-1]]
+
+
+def merge_adapters(
+    ir: IRModule, adapters: Sequence[Adapter], takes: Takes, split: Mapping[str, str] = NO_SPLIT
+) -> IRModule:
     """Put formulas in the place of the weights that adapters change; the module is not lifted yet.
 
+    `split` are weights that are tied in the checkpoint and not in the module, each with the name of the tensor that both are.
     Raises LoadError with all tensors of an adapter that fit no weight.
     """
-    merging = _Merging(ir)
+    merging = _Merging(ir, split)
     for adapter in adapters:
         merging.add(adapter)
     module = derive_weights(ir, merging.formulas(), takes)[0]
@@ -144,11 +174,11 @@ def merge_adapters(ir: IRModule, adapters: Sequence[Adapter], takes: Takes) -> I
 class _Merging:
     """Collects what adapters do to the weights of a module."""
 
-    def __init__(self, ir: IRModule) -> None:
-        self.ir = ir
+    def __init__(self, ir: IRModule, split: Mapping[str, str]) -> None:
+        self.ir, self.split = ir, split
         found = {p.name: p.type for f in ir.methods for p in f.weights}
         self.types = {name: type for name, type in found.items() if isinstance(type, TensorType)}
-        self.changes: dict[str, _Change] = {}
+        self.changes = {name: _Change() for pair in split.items() for name in pair}
         self.stored: dict[str, TensorType] = {}
         self.problems: list[tuple[str, str]] = []
 
@@ -194,11 +224,7 @@ class _Merging:
             near = difflib.get_close_matches(path, [*self.types, *self.ir.aliases], 1)
             self.problem(name, f"the model has no {path!r}{f'; nearest: {near[0]!r}' if near else ''}")
             return None
-        tied = [
-            a
-            for a, n in self.ir.aliases.items()
-            if n == weight and a.split(".")[-2:-1] != weight.split(".")[-2:-1]
-        ]
+        tied = [alias for alias, name in _ties(self.ir) if name == weight]
         if tied:
             self.problem(
                 name, f"{weight!r} and {tied[0]!r} are one tensor here, and the adapter changes one of them"
@@ -279,18 +305,17 @@ class _Merging:
     @property
     def replaced(self) -> tuple[str, ...]:
         """The weights of the base that nobody reads any more."""
-        return tuple(name for name, change in self.changes.items() if change.replaced is not None)
+        return (*self.split, *(name for name, change in self.changes.items() if change.replaced is not None))
 
     def formulas(self) -> dict[str, Formula]:
         """How each weight that changes is made."""
         return {name: self.formula(name, change) for name, change in self.changes.items()}
 
     def formula(self, weight: str, change: _Change) -> Formula:
-        base = (
-            {weight: self.types[weight]}
-            if change.replaced is None
-            else {change.replaced: self.stored[change.replaced]}
-        )
+        if change.replaced is None:
+            base = {self.split.get(weight, weight): self.types[weight]}
+        else:
+            base = {change.replaced: self.stored[change.replaced]}
         read = [
             name for each in change.products for name in (each.b, each.a, each.magnitude) if name is not None
         ]
