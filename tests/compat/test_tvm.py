@@ -15,7 +15,7 @@ import torch
 
 import nnfront
 import nnfront.compat.tvm as relax_nn
-from nnfront.compat.tvm import core, modules, nn, op, spec
+from nnfront.compat.tvm import core, lambdas, modules, nn, op, spec
 from nnfront.compat.tvm.llm import kv_cache
 from nnfront.errors import DimError, NnfrontError, SpecError, WrongUse
 
@@ -236,6 +236,22 @@ def test_what_cannot_be_had_says_what_to_write(use: Any, says: str) -> None:
         use()
     assert says in caught.value.help
     assert "test_tvm.py" in caught.value.where
+
+
+class LastToken(nn.Module):
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.tensor_expr_op(lambda x: x.no_such_thing, name_hint="last_of_seq", args=[x])
+
+
+def test_a_lambda_is_written_anew_beside_a_file_that_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lambdas, "_WRITTEN", {})
+    given = {"forward": {"x": spec.Tensor(["b", "s", 2], "float32")}}
+    with pytest.raises(WrongUse, match="tensor_expr_op 'last_of_seq': lambdas over TE and TIR") as caught:
+        LastToken().export(given)
+    assert "register_lambda('last_of_seq', function of tensors)" in caught.value.help
+    nn.register_lambda("last_of_seq", lambda x: x[:, -1:])
+    x = torch.randn(2, 3, 2)
+    torch.testing.assert_close(nnfront.compile(LastToken().export(given)).load({})["forward"](x), x[:, -1:])
 
 
 def test_names_and_specs_of_different_number_are_an_error() -> None:

@@ -9,6 +9,7 @@ nnfront's (docs/tvm.md lists the differences); what cannot be had is an error th
     op      the ops as functions, which are names of this package too         spec      what methods are called with
     core    Module, Object, tensors                                           modules   layers
     llm     the paged key/value cache as external functions                  absent    what has no counterpart
+    lambdas ops of TE and TIR, and what a port writes for them
 """
 
 import sys
@@ -38,6 +39,7 @@ from nnfront.compat.tvm.core import (
     get_default_dtype,
     wrap_nested,
 )
+from nnfront.compat.tvm.lambdas import register_lambda
 from nnfront.compat.tvm.modules import (
     GELU,
     Conv1D,
@@ -90,6 +92,7 @@ __all__ = [
     "get_default_dtype",
     "nn",
     "op",
+    "register_lambda",
     "spec",
     "wrap_nested",
 ]

@@ -33,13 +33,6 @@ def absent_function(name: str, signature: str, why: str, instead: str) -> Callab
 
 
 TE = "lambdas over TE and TIR are TVM's own, nothing here can trace them"
-tensor_expr_op = absent_function(
-    "tensor_expr_op", "tensor_expr_func, name_hint, args, *, attrs=None", TE, LAMBDA
-)
-tensor_ir_op = absent_function("tensor_ir_op", "func, name_hint, args, out", TE, LAMBDA)
-tensor_ir_inplace_op = absent_function(
-    "tensor_ir_inplace_op", "func, name_hint, args, inplace_indices, out", TE, LAMBDA
-)
 debug_func = absent_function(
     "debug_func",
     "name, *args, _line_info=None",

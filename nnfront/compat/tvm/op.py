@@ -13,11 +13,9 @@ from nnfront.compat.tvm.absent import (
     ccl_allreduce,
     ccl_broadcast_from_worker0,
     debug_func,
-    tensor_expr_op,
-    tensor_ir_inplace_op,
-    tensor_ir_op,
 )
 from nnfront.compat.tvm.core import wrap_nested
+from nnfront.compat.tvm.lambdas import tensor_expr_op, tensor_ir_inplace_op, tensor_ir_op
 from nnfront.nn.functional import op
 
 _NAMED = """
