@@ -303,6 +303,22 @@ def test_a_tie_that_no_config_undoes_is_refused(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("given", [3, None, ("adapter",), ("adapter", "half")])
+def test_what_names_no_folder_is_said(given: Any) -> None:
+    with pytest.raises(LoadError, match="expected a folder, or a folder and its weight"):
+        nn.LLM.load(SHIPPED, lora=[given])
+
+
+def test_an_adapter_without_tensors_and_numbers_without_meaning_are_refused(tmp_path: Path) -> None:
+    adapted(llama(), tmp_path)
+    save_file({}, tmp_path / "adapter" / "adapter_model.safetensors")
+    assert "'adapter_model.safetensors': it holds no tensor" in refusal(tmp_path)
+    change(tmp_path, lora_alpha=10**399, rank_pattern={"q_proj": 10**399})
+    text = refusal(tmp_path)
+    assert "lora_alpha is 1000" in text
+    assert "rank_pattern['q_proj'] is 1000" in text
+
+
 @pytest.mark.parametrize(
     ("lora", "message"),
     [

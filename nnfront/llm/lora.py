@@ -17,7 +17,6 @@ So adapters are checked by types, lifted, quantised and streamed like all that a
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from nnfront import dtypes, ops
 from nnfront.errors import LoadError
 from nnfront.files import Folder, shown, shown_text
 from nnfront.ir import FunctionBuilder, IRModule, Scalar, TensorType, Var
-from nnfront.llm.lora_config import LoraConfig, read_lora_config
+from nnfront.llm.lora_config import MOST, LoraConfig, read_lora_config
 from nnfront.quantized import Formula, Takes, derive_weights
 from nnfront.quantized.formula import cast
 from nnfront.weights import Checkpoint
@@ -85,15 +84,15 @@ def open_adapters(loras: Loras) -> tuple[Adapter, ...]:
 
 def _weighted(given: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
     """The folder and the weight of an adapter."""
-    if isinstance(given, tuple):
-        path, factor = given
-    else:
-        head, _, tail = str(given).rpartition("=")
+    path, factor = given if isinstance(given, tuple) and len(given) == 2 else (given, 1.0)
+    if isinstance(given, str) and (found := re.fullmatch(r"(.+)=([^=/]*)", given)):
         try:
-            path, factor = (head, float(tail)) if head else (given, 1.0)
+            path, factor = found[1], float(found[2])
         except ValueError:
-            path, factor = given, 1.0
-    if not math.isfinite(factor):
+            pass  # the folder's name has a = in it
+    if not isinstance(path, str | Path) or not isinstance(factor, int | float):
+        raise LoadError(f"an adapter is {shown(given)}, expected a folder, or a folder and its weight")
+    if not abs(factor) < MOST:
         raise LoadError(
             f"the weight of the adapter {shown_text(str(path))} is {factor}, expected a finite number"
         )
@@ -204,6 +203,8 @@ class _Merging:
         for module in adapter.config.replaced:
             if not any(f".{module}." in f".{name}" for name in kept):
                 self.problem(module, "modules_to_save names it, and no tensor of it is there")
+        if not infos:
+            self.problem(WEIGHTS, "it holds no tensor")
         if self.problems:
             base = adapter.config.base
             raise LoadError(

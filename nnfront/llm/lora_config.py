@@ -14,6 +14,8 @@ from nnfront.llm.model_files import read_json
 from nnfront.quantized import Settings
 
 CONFIG = "adapter_config.json"
+MOST = 1e18
+"""No number that an adapter is multiplied with is as large: the product of two is a float of 32 bits still."""
 
 # How the product was begun with. Others change the base as well, so the adapter is of no use to what the checkpoint holds.
 _BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
@@ -91,7 +93,7 @@ def read_lora_config(folder: Folder) -> LoraConfig:
     if not _is_number(alpha):
         settings.problems.append(f"lora_alpha is {shown(alpha)}, expected a number")
     ranks = _patterns(
-        settings, "rank_pattern", "an int >= 1", lambda value: type(value) is int and value >= 1
+        settings, "rank_pattern", "an int >= 1", lambda value: type(value) is int and 1 <= value < 2**31
     )
     alphas = _patterns(settings, "alpha_pattern", "a number", _is_number)
     replaced = settings.get("modules_to_save", [])
@@ -116,7 +118,7 @@ def read_lora_config(folder: Folder) -> LoraConfig:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) in (int, float) and abs(value) < MOST
 
 
 def _patterns(settings: Settings, key: str, expected: str, fits: Any) -> Mapping[str, Any]:
