@@ -90,7 +90,7 @@ def verify(
 ) -> Verification:
     """Compare a folder's model with transformers' in float32, on `tokens` or some that differ.
 
-    Raises LoadError without transformers, for a folder that either of them cannot load, and for weights that the model file does not take.
+    Raises LoadError without transformers, for a folder that either of them cannot load, for a model without `logits`, and for weights that the model file does not take.
     """
     folder = open_folder(path)
     architecture, config, _ = read_folder(folder, model_file)
@@ -100,6 +100,12 @@ def verify(
         raise LoadError(
             f"{path} holds weights in few bits, and what transformers makes of these depends on other packages",
             help="verify the folder that it was made of",
+        )
+    methods = [method.name for method in compiled.executable.source.methods]
+    if "logits" not in methods:
+        raise LoadError(
+            f"{path} holds no language model, and logits are what is compared",
+            details=[f"methods are {', '.join(map(repr, methods))}"],
         )
     weights = compiled.executable.named(compiled.checkpoint, ignored, cast=True)
     model: Any = architecture.file.build(config)
