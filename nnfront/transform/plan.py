@@ -179,6 +179,8 @@ class _Memory:
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)
         if run.kernel == TURNED_COPY:
+            if not inputs.isdisjoint(self.made):  # a copy of what an op makes is made by it too
+                self.made.add(len(self.sizes))
             self.allocate(run.outputs, sum(_bytes_of(slots[i].type, self.dims) for i in run.outputs))
             return
         op = OPS.get(run.op)
