@@ -52,7 +52,8 @@ _NOT_THERE = {
 def declared(file: str) -> list[ast.stmt]:
     """The public functions and classes of a file of TVM's frontend, read without importing it."""
     found = importlib.util.find_spec("tvm")
-    assert found is not None and found.submodule_search_locations, "apache-tvm is one of the dev extra"
+    assert found is not None, "apache-tvm is one of the dev extra"
+    assert found.submodule_search_locations is not None
     path = Path(found.submodule_search_locations[0], "relax", "frontend", "nn", file)
     body = ast.parse(path.read_text(encoding="utf-8")).body
     return [
