@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix setup lint types tests test-kernels test-artefacts test-texts test-cases clean
+.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -44,6 +44,11 @@ test-texts: $(READY)
 # Thousands of random methods in random special cases.
 test-cases: $(READY)
 	$(BIN)/python -m pytest tests/passes/test_special_case_properties.py -m "slow or not slow"
+
+# Pages of `nnfront show --html` in the browser that CHROMIUM names.
+test-browser: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt '.[browser]'
+	$(BIN)/python -m pytest tests/inspection -m browser
 
 $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(PYTHON) -m venv .venv

@@ -17,7 +17,8 @@ The rooms, in reading order; each imports only from those above it, `kernels/` f
     state, runtime         caches; the path of a call
     transform, weights     the weight transform; checkpoints
     session, compiler      the whole path
-    artefact, llm, cli     compiled models as folders; language models; the command line
+    artefact, llm          compiled models as folders; language models
+    inspection, cli        models as data, as a page, compared; the command line
 
 Names are resolved on first use, so that importing the package is quick.
 """
@@ -133,6 +134,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "load": ("nnfront.artefact.loader", "load"),
     "multiple_of": ("nnfront.passes", "multiple_of"),
     "op": ("nnfront.nn.functional", "op"),
+    "page": ("nnfront.inspection.write_page", "page"),
     "passes": ("nnfront.passes", ""),
     "register_extern": ("nnfront.ops", "register_extern"),
     "register_kernel": ("nnfront.plugins", "register_kernel"),

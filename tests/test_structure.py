@@ -62,6 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
     "llm": ALL
     | {"backends.cuda", "artefact.loader", "llm.timings", "llm.model_files", "llm.hf_folder", "llm.lora"},
+    "inspection": ALL | {"backends.cuda", "llm.model_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
     "serve": BASE | {"state", "session", "llm", "llm.model_files"},
@@ -85,6 +86,7 @@ READ = [
     "artefact",
     "llm",
     "serve",
+    "inspection",
     "cli",
 ]
 

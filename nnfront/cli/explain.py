@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from nnfront.cli import loading
+from nnfront.cli.sizes import read_sizes
 from nnfront.errors import RunError, nearest
 
 FILLED = 3
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    methods, sizes = _read(args.what)
+    methods, sizes = read_sizes(args.what)
     if args.trace is not None and not args.profile:
         raise RunError(
             "--trace without --profile has nothing to write",
@@ -72,17 +73,3 @@ def _check(name: str, methods: Mapping[str, object]) -> None:
             details=[f"there are {', '.join(methods)}"],
             help=nearest(name, methods),
         )
-
-
-def _read(words: list[str]) -> tuple[list[str], dict[str, int]]:
-    """Methods, and numbers of dims."""
-    methods, sizes = [], {}
-    for word in words:
-        name, equals, number = word.partition("=")
-        if not equals:
-            methods.append(word)
-        elif name and number.isdecimal():
-            sizes[name] = int(number)
-        else:
-            raise RunError(f"{word} gives no number for a dim", help="write the dim and its size: batch=1")
-    return methods, sizes

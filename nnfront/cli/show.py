@@ -1,17 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Show the IR of a folder's model: a summary, with the compiled kernels of an artefact, or the text of one method. Reads no weights."""
+"""Show the IR of a folder's model: a summary, with the compiled kernels of an artefact, the text of one method, or a page. Reads no weights."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import nnfront as nn
+from nnfront.cli.sizes import read_sizes
 from nnfront.errors import RunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument(
+        "--html", metavar="FILE", help="write a page that shows all there is to see; - writes it to stdout"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="TARGET",
+        help="whose kernels the page shows; default cpu, an artefact has its own",
+    )
+    parser.add_argument(
+        "--sizes",
+        action="append",
+        default=[],
+        metavar="DIM=N",
+        help="a number for a dim of the page, such as max_seq=4096; may be given for several dims",
+    )
     parser.add_argument("--method", metavar="NAME", help="the text of this method instead of the summary")
     parser.add_argument(
         "--lifted", action="store_true", help="after the weight formulas were lifted into a transform"
@@ -23,6 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.html is not None:
+        return _page(args)
+    if args.sizes:
+        raise RunError(
+            "numbers for dims are for a page",
+            help="add --html FILE, or ask nnfront explain DIR decode batch=1",
+        )
     is_lifted = nn.artefact.is_artefact(args.path)
     module = nn.artefact.program_of(args.path) if is_lifted else nn.export_folder(args.path, args.model)
     if args.lifted and not is_lifted:
@@ -35,4 +59,21 @@ def main(args: argparse.Namespace) -> int:
     if args.method not in module:
         raise RunError(f"there is no method {args.method!r}", details=[f"there are {', '.join(module)}"])
     sys.stdout.write(module[args.method].text(provenance=args.provenance) + "\n")
+    return 0
+
+
+def _page(args: argparse.Namespace) -> int:
+    methods, sizes = read_sizes(args.sizes)
+    if methods:
+        raise RunError(f"{methods[0]} gives no number for a dim", help="write the dim and its size: batch=1")
+    page = nn.page(args.path, target=args.device, model_file=args.model, sizes=sizes)
+    if args.html == "-":
+        sys.stdout.write(page)
+        return 0
+    try:
+        Path(args.html).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.html).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{args.html} cannot be written: {error.strerror}") from None
+    print(f"{args.html}: {len(page.encode()) / 1e6:.2f} MB, opens in any browser", file=sys.stderr)
     return 0

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from nnfront.dims import Dim, Size, substitute
 from nnfront.lower.cost import bytes_of, flops_of
@@ -13,15 +14,33 @@ from nnfront.lower.program import MethodProgram, Program
 HEADER = ("method", "op", "kernel", "bytes", "flops", "module", "why")
 
 
-def explain(program: Program, sizes: Mapping[str, int], method: str | None = None) -> str:
-    """Return the table, of one method if it is given; `sizes` gives numbers for dims by name, other dims stay as they are.
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Instructions of a method that differ in nothing but their module: what runs them, what one of them costs, and why that kernel.
 
-    Instructions that differ in nothing but their module are one line with a count.
+    `op` says behind a colon where it runs if that is not on each call: at load (`setup`), in a branch, in a special case.
     """
-    rows: list[tuple[str, ...]] = [HEADER]
-    for each in (*program.transforms.values(), *program.methods.values()):
-        if method in (None, each.name):
-            rows += _grouped(each, sizes)
+
+    method: str
+    op: str
+    kernel: str
+    bytes: Size
+    flops: Size
+    why: str
+    refused: tuple[str, ...]
+    modules: tuple[str, ...]
+
+    def cells(self) -> tuple[str, ...]:
+        """Return it as a row of the table."""
+        first, more = self.modules[0], len(self.modules) - 1
+        where = first if not more else f"{first} and {more} more" if first else f"{more + 1} times"
+        why = "; ".join([self.why, *(f"not {reason}" for reason in self.refused)])
+        return (self.method, self.op, self.kernel, _number(self.bytes), _number(self.flops), where, why)
+
+
+def explain(program: Program, sizes: Mapping[str, int], method: str | None = None) -> str:
+    """Return the table, of one method if it is given; `sizes` gives numbers for dims by name, other dims stay as they are."""
+    rows = [HEADER, *(line.cells() for line in explained(program, sizes, method))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     return (
         "\n".join(
@@ -31,22 +50,24 @@ def explain(program: Program, sizes: Mapping[str, int], method: str | None = Non
     )
 
 
-def _grouped(method: MethodProgram, sizes: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for run in _runs(method.setup, "setup: "):
-        groups.setdefault(_row(method, run, sizes), []).append(run[1].module)
-    for run in _runs(method.body, ""):
-        groups.setdefault(_row(method, run, sizes), []).append(run[1].module)
-    for row, modules in groups.items():
-        where = (
-            modules[0]
-            if len(modules) == 1
-            else f"{modules[0]} and {len(modules) - 1} more"
-            if modules[0]
-            else f"{len(modules)} times"
-        )
-        *first, why = row
-        yield (*first, where, why)
+def explained(program: Program, sizes: Mapping[str, int], method: str | None = None) -> list[Line]:
+    """Return what `explain` prints."""
+    methods = (*program.transforms.values(), *program.methods.values())
+    return [line for each in methods if method in (None, each.name) for line in _lines(each, sizes)]
+
+
+def _lines(method: MethodProgram, sizes: Mapping[str, int]) -> Iterator[Line]:
+    groups: dict[tuple[object, ...], Line] = {}
+    modules: dict[tuple[object, ...], list[str]] = {}
+    for prefix, run in (*_runs(method.setup, "setup: "), *_runs(method.body, "")):
+        moved, computed = (_with(cost(run, method.slots), sizes) for cost in (bytes_of, flops_of))
+        key = (prefix + run.op, run.kernel, str(moved), str(computed), run.why, run.refused)
+        if key not in groups:
+            groups[key] = Line(
+                method.name, prefix + run.op, run.kernel, moved, computed, run.why, run.refused, ()
+            )
+        modules.setdefault(key, []).append(run.module)
+    return (replace(line, modules=tuple(modules[key])) for key, line in groups.items())
 
 
 def _runs(block: Block, prefix: str) -> Iterator[tuple[str, Run]]:
@@ -71,18 +92,11 @@ def _inside(prefix: str, word: str, block: Block) -> str:
     return f"{prefix}{word}: "
 
 
-def _row(method: MethodProgram, found: tuple[str, Run], sizes: Mapping[str, int]) -> tuple[str, ...]:
-    prefix, run = found
-    costs = (bytes_of(run, method.slots), flops_of(run, method.slots))
-    return (method.name, prefix + run.op, run.kernel, *(_number(cost, sizes) for cost in costs), _why(run))
+def _with(size: Size, sizes: Mapping[str, int]) -> Size:
+    if not isinstance(size, Dim):
+        return size
+    return substitute(size, {s: sizes[s.name] for s in size.symbols if s.name in sizes})
 
 
-def _why(run: Run) -> str:
-    """Why this kernel, and why not those that were asked before."""
-    return "; ".join([run.why, *(f"not {reason}" for reason in run.refused)])
-
-
-def _number(size: Size, sizes: Mapping[str, int]) -> str:
-    if isinstance(size, Dim):
-        size = substitute(size, {s: sizes[s.name] for s in size.symbols if s.name in sizes})
+def _number(size: Size) -> str:
     return f"{size:,}" if isinstance(size, int) else str(size)
