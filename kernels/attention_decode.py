@@ -287,7 +287,7 @@ def plan(
             "lengths_ptr": lengths,
             "sinks_ptr": sinks,
             "y_ptr": out,
-            **shared_pointers(workspace, needed(config, batch * kv_heads * tiles, value_size, q.device)),
+            **shared_pointers(workspace, needed(config, batch * kv_heads * tiles, value_size), q.device),
             "stride_qb": q.stride(0),
             "stride_qh": q.stride(1),
             "stride_yb": out.stride(0),

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import math
 
-import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.attention import padded
 from nnfront_kernels.common import Config
-from nnfront_kernels.split_k import Workspace
+from nnfront_kernels.split_k import Sizes
 
 
-def needed(config: Config, groups: int, size: int, device: torch.device) -> Workspace | None:
-    """The workspace of a launch: sums, largest and total of every part of every group of rows."""
+def needed(config: Config, groups: int, size: int) -> Sizes | None:
+    """What a launch needs: sums, largest and total of every part of every group of rows."""
     if config.split_k == 1:
         return None
     part = config.block_m * (padded(size) + 2)
-    return Workspace(
-        torch.empty(math.prod((groups, config.split_k, part)), dtype=torch.float32, device=device),
-        torch.zeros(groups, dtype=torch.int32, device=device),
-    )
+    return Sizes(math.prod((groups, config.split_k, part)), groups)
 
 
 @triton.jit

@@ -8,7 +8,10 @@ the next launch. No second kernel and no floating-point atomics.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -25,27 +28,61 @@ class Workspace(NamedTuple):
     arrived: torch.Tensor  # int32, one for each output tile
 
 
-def workspace(config: Config, m: int, n: int, device: torch.device) -> Workspace | None:
+class Sizes(NamedTuple):
+    """How many elements a launch needs of a workspace's tensors."""
+
+    partial: int
+    arrived: int
+
+
+Lender: TypeAlias = Callable[[Sizes, torch.device], Workspace]
+
+
+def allocated(sizes: Sizes, device: torch.device) -> Workspace:
+    """A workspace for one launch, or for many in a row."""
+    return Workspace(
+        torch.empty(sizes.partial, dtype=torch.float32, device=device),
+        torch.zeros(sizes.arrived, dtype=torch.int32, device=device),
+    )
+
+
+_LENDER: ContextVar[Lender] = ContextVar("lender", default=allocated)
+
+
+@contextmanager
+def lending(lender: Lender) -> Iterator[None]:
+    """Inside of this, in this thread, launches that are given no workspace have this lender's, which may be the same for all of one stream."""
+    token = _LENDER.set(lender)
+    try:
+        yield
+    finally:
+        _LENDER.reset(token)
+
+
+def lender() -> Lender:
+    """Who lends workspaces in this thread."""
+    return _LENDER.get()
+
+
+def needed(config: Config, m: int, n: int) -> Sizes | None:
     """What a launch with this config needs, or None if no tile is shared."""
     if config.split_k == 1:
         return None
     tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
-    size = tiles * config.split_k * config.block_m * config.block_n
-    return Workspace(
-        torch.empty(size, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
-    )
+    return Sizes(tiles * config.split_k * config.block_m * config.block_n, tiles)
 
 
-def pointers(given: Workspace | None, needed: Workspace | None) -> dict[str, torch.Tensor | None]:
+def pointers(
+    given: Workspace | None, sizes: Sizes | None, device: torch.device
+) -> dict[str, torch.Tensor | None]:
     """The kernel's two workspace arguments; KernelError if the caller's workspace is too small."""
-    if needed is None:
+    if sizes is None:
         return {"partial_ptr": None, "arrived_ptr": None}
     if given is None:
-        given = needed
-    if given.partial.numel() < needed.partial.numel() or given.arrived.numel() < needed.arrived.numel():
+        given = lender()(sizes, device)
+    if given.partial.numel() < sizes.partial or given.arrived.numel() < sizes.arrived:
         raise KernelError(
-            f"workspace must hold {needed.partial.numel()} partial sums and {needed.arrived.numel()} counts, "
+            f"workspace must hold {sizes.partial} partial sums and {sizes.arrived} counts, "
             f"got {given.partial.numel()} and {given.arrived.numel()}"
         )
     return {"partial_ptr": given.partial, "arrived_ptr": given.arrived}
@@ -77,7 +114,7 @@ def plan_tiles(
             "x_ptr": x,
             **weights,
             **epi.arguments(y),
-            **pointers(given, workspace(config, shape.m, shape.n, x.device)),
+            **pointers(given, needed(config, shape.m, shape.n), x.device),
             "M": shape.m,
             "N": shape.n,
             "K": shape.k,

@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from nnfront_kernels import attention_decode, matmul_small_m
-from nnfront_kernels.attention_parts import needed
-from nnfront_kernels.split_k import workspace
+from nnfront_kernels import attention_decode, attention_parts, matmul_small_m, split_k
 from nnfront_kernels.tiles import MatmulShape
-from workspace_runs import compare, peaks
+from workspace_runs import compare, made_in_a_step, peaks
 
 from nnfront.backends.cuda.backend import CUDA
 from nnfront.backends.lowering import lower
@@ -18,11 +15,9 @@ from nnfront.ir import parse
 from nnfront.lower import Run, kv_layer
 from nnfront.memory.layout import Layer, contiguous
 
-META = torch.device("meta")
 
-
-def bytes_of(parts) -> int:
-    return 0 if parts is None else parts.partial.nbytes + parts.arrived.nbytes
+def bytes_of(sizes: split_k.Sizes | None) -> int:
+    return 0 if sizes is None else 4 * sum(sizes)
 
 
 def held(text: str, kernel: str, arch: str, *operands) -> int:
@@ -46,7 +41,7 @@ def test_a_product_of_few_rows_holds_the_parts_that_blocks_share(arch, rows):
         None,
     )
     config = matmul_small_m.choose(MatmulShape(rows, n, k), "float16", arch)
-    assert said == (bytes_of(workspace(config, rows, n, META)) if rows <= 64 else 0)
+    assert said == (bytes_of(split_k.needed(config, rows, n)) if rows <= 64 else 0)
     assert rows > 64 or config.split_k > 1
 
 
@@ -65,7 +60,7 @@ def test_attention_to_a_cache_holds_the_parts_of_its_longest_sequence(longest):
     layer = Layer(kv_layer(2, 64, "float16", 2, longest), 2, longest)
     said = held(DECODE, "triton_attention", "sm_90", q, k, k, layer, None)
     config = attention_decode.choose(attention_decode.DecodeShape(2, 8, 2, 64, longest), "float16", "sm_90")
-    parts = bytes_of(needed(config, 2 * 2 * -(-4 // config.block_m), 64, META))
+    parts = bytes_of(attention_parts.needed(config, 2 * 2 * -(-4 // config.block_m), 64))
     lengths = 2 * 2 * 4  # before, and with the new token
     assert said == parts + lengths
     assert (parts > 0) == (longest > 100)
@@ -94,3 +89,11 @@ def test_a_call_takes_what_its_plan_says_and_a_recording_that_gave_nothing_back_
     for planned, taken, kept in interpreted(peaks, variant, quant).values():
         assert planned <= taken <= 1.12 * planned
         assert kept > 2 * planned
+
+
+def test_a_decode_step_fills_no_workspace(interpreted):
+    alone, shared = (interpreted(made_in_a_step, "int4", is_shared) for is_shared in (False, True))
+    fills = alone.count("aten.zeros.default")
+    assert fills >= 4
+    assert "aten.zeros.default" not in shared
+    assert alone.count("aten.empty.memory_format") - shared.count("aten.empty.memory_format") == fills

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
 import nnfront as nn
+from nnfront.backends.cuda import backend
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.backends.cuda.table import ON_DEVICE
 from nnfront.backends.kernel import Kernel
@@ -25,6 +27,29 @@ from nnfront.memory.layout import Layer, Layout
 from nnfront.state.layer import CacheLayer
 
 MAX_SEQ = 250
+
+
+@contextmanager
+def workspaces_of_their_own() -> Iterator[None]:
+    """Launches share none inside of this, so that what each takes shows."""
+    shared, backend.sharing = backend.sharing, nullcontext
+    try:
+        yield
+    finally:
+        backend.sharing = shared
+
+
+def made_in_a_step(quant: str | None, is_shared: bool) -> list[str]:
+    """The calls of torch that make memory, in a decode step that others have come before."""
+    executable, weights = compiled("plain", quant)
+    session = executable.load(weights)
+    with launched_by(lambda plan: None), nullcontext() if is_shared else workspaces_of_their_own():
+        cache, token = session.make_cache(batch=2, max_seq=MAX_SEQ), torch.zeros(2, 1, dtype=torch.int64)
+        for step in range(3):
+            tape = Tape()
+            with tape if step == 2 else nullcontext():
+                session["decode"](token, cache)
+    return tape.names
 
 
 def operand(value: Any) -> Any:
@@ -74,7 +99,7 @@ def peaks(variant: str, quant: str | None) -> dict[str, tuple[int, int, int]]:
     session = executable.load(weights)
     plans = executable.memory(batch=2, seq=60, max_seq=MAX_SEQ).methods
     found = {}
-    with launched_by(lambda plan: None):
+    with launched_by(lambda plan: None), workspaces_of_their_own():
         cache = session.make_cache(batch=2, max_seq=MAX_SEQ)
         for name, seq in (("prefill", 60), ("decode", 1)):
             ids = torch.zeros(2, seq, dtype=torch.int64)
@@ -113,7 +138,7 @@ def compare(variant: str, quant: str | None, seq: int) -> dict[str, list[tuple[i
     finally:
         CudaBackend.kernels = kernels
     cache = session.make_cache(batch=2, max_seq=MAX_SEQ)
-    with launched_by(lambda plan: None):
+    with launched_by(lambda plan: None), workspaces_of_their_own():
         session["prefill"](torch.zeros(2, seq, dtype=torch.int64), cache)
         found.clear()
         session["prefill"](torch.zeros(2, MAX_SEQ - 1 - seq, dtype=torch.int64), cache)

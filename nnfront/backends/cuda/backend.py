@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from nnfront.backends.cuda.ahead.launcher import launching
 from nnfront.backends.cuda.graphs import Graphs
 from nnfront.backends.cuda.kernel_package import kernel_module
 from nnfront.backends.cuda.linear import reads
+from nnfront.backends.cuda.shared_workspace import sharing
 from nnfront.backends.cuda.table import KERNELS
 from nnfront.backends.cuda.workspace import launching_nothing, without_data
 from nnfront.backends.device import CPU, stand_in
@@ -120,8 +121,10 @@ class CudaBackend(Backend):
     def launcher(self, compiled: Any, device: torch.device) -> Any:
         return launcher.launcher_for(compiled, device)
 
-    def launching(self, launcher: Any) -> AbstractContextManager[object]:
-        return launching(launcher)
+    @contextmanager
+    def launching(self, launcher: Any) -> Iterator[None]:
+        with launching(launcher), sharing():
+            yield
 
 
 CUDA = CudaBackend()
