@@ -47,6 +47,12 @@ def _default(device: torch.device) -> Iterator[None]:
         yield
 
 
+def sent(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Numbers as a tensor on a device. The host does not wait for a GPU: it copies from pinned memory, which is free again when it has."""
+    made = torch.tensor(values, dtype=dtype, device=device if device.type != "cuda" else CPU)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+
+
 def on_device(value: Any, device: torch.device) -> Any:
     """Return a tensor on a device, itself if it is there; anything else as it is."""
     return value.to(device) if isinstance(value, torch.Tensor) else value

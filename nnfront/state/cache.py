@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
@@ -74,12 +74,20 @@ class Cache(Sequence[CacheLayer]):
 
     @property
     def places(self) -> object:
-        """The same object for another cache only if its layers lie in the same memory in the same way."""
+        """The same object for another cache only if its layers lie in the same memory in the same way, but for its tables of pages."""
         if self._places is None:
-            tensors = (tensor for layer in self for tensor in layer.storage.tensors())
+            tensors = (t for layer in self for t in (*layer.placed.all, *layer.settled()))
             found = [(t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) for t in tensors]
-            self._places = _interned_places((self.layout, self.batch, self.max_seq, *found))
+            tables = self.page_tables()
+            order = [*tables]
+            read = [None if layer.table_key is None else order.index(layer.table_key) for layer in self]
+            columns = [table.shape[1] for table in tables.values()]
+            self._places = _interned_places((self.layout, self.batch, self.max_seq, *found, *read, *columns))
         return self._places
+
+    def page_tables(self) -> dict[Hashable, torch.Tensor]:
+        """Its tables of pages, in an order that stays the same, each under what layers have as `table_key`: int32 [batch, pages at most]."""
+        return {}
 
     def __getitem__(self, index: Any) -> Any:
         return self._layers[index]

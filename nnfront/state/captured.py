@@ -1,54 +1,139 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cache as a captured call sees it: where tokens lie and how many there are is in memory that stays where it is; the host knows neither."""
+"""A cache as a captured call sees it: all that changes from call to call lies in memory that stays where it is, and the host knows none of it.
+
+Lengths, tables of pages and what is kept of whole sequences are read there. Kernels append tokens by themselves, or torch does at positions
+that it computes of the lengths; it reads as many slots as the longest sequence may have, those that are empty as zeros.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import NoReturn
 
 import torch
 
 from nnfront.errors import RunError
 from nnfront.state.cache import Cache
+from nnfront.state.fixed import FixedState, FixedStorage
 from nnfront.state.layer import CacheLayer, Storage
 from nnfront.state.lengths import SequenceLengths
-from nnfront.state.use import LayerState
+from nnfront.state.quantize import Parts, decode, encode
+from nnfront.state.use import LayerState, Use
+
+
+class DeviceLengths(SequenceLengths):
+    """Lengths of which the host knows a bound; `counts` has them, int32 [batch]."""
+
+    __slots__ = ()
+
+    def __init__(self, values: tuple[int, ...], device: torch.device) -> None:
+        super().__init__(values, device)
+        self.equal = None
+
+    def like(self, values: tuple[int, ...]) -> DeviceLengths:
+        return DeviceLengths(values, self.device)
+
+
+class CapturedState(FixedStorage):
+    """What a layer keeps of each sequence under a name, in rows that stay where they are: they are written when the call has done all else."""
+
+    __slots__ = ("_value", "rows")
+
+    def __init__(self, rows: torch.Tensor, lengths: SequenceLengths) -> None:
+        super().__init__(FixedState(rows, lengths, Use()), 0, len(rows))
+        self.rows = rows
+        self._value = rows
+
+    def read(self) -> torch.Tensor:
+        return self._value
+
+    def write(self, value: torch.Tensor, seq: int, max_seq: int, *, take_over: bool = False) -> None:
+        self._value = value
+
+    def keep(self) -> None:
+        """Write what was written last to the rows."""
+        if self._value is not self.rows:
+            with torch.inference_mode():
+                self.rows.copy_(self._value)
 
 
 class CapturedLayer(CacheLayer):
-    """A layer that kernels append to by themselves. What would need to know on the host how many tokens there are raises RunError."""
+    """A layer for one capture. What would need to know on the host how many tokens there are raises RunError."""
 
-    __slots__ = ("_storage",)
+    __slots__ = ("_pages", "_placed", "states")
 
-    def __init__(self, layer: CacheLayer, lengths: SequenceLengths) -> None:
-        super().__init__(layer.type, LayerState(lengths, layer._state.use), 0, {})
-        self._storage = layer.storage
+    def __init__(self, layer: CacheLayer, lengths: SequenceLengths, pages: torch.Tensor | None) -> None:
+        fixed = {name: CapturedState(each.settled(), lengths) for name, each in layer.fixed.items()}
+        super().__init__(layer.type, LayerState(lengths, Use()), 0, fixed)
+        self.states = (*fixed.values(),)
+        self._placed = layer.placed
+        self._pages = pages
+
+    @property
+    def placed(self) -> Parts:
+        return self._placed
 
     @property
     def storage(self) -> Storage:
-        return self._storage
+        return Storage.of(self._placed, self._pages)
 
     def take(self, seq: int) -> None:
         """Count more tokens on the device; the real layer has found places for them."""
         self._state.lengths = self._state.lengths.grow(0, self.batch, seq)
 
+    def write(self, name: str, value: torch.Tensor, seq: int, *, take_over: bool = False) -> None:
+        super().write(name, value, seq)
+        if not self.type.per_token and name == next(iter(self.fixed)):
+            self.take(seq)
+
     def append(self, *parts: torch.Tensor) -> None:
-        self._refuse()
+        before, seq = self.lengths, parts[0].shape[1]
+        self.take(seq)
+        rows, slots = self._rows_and_slots(before.positions(seq))
+        for part, new in zip(self._placed.all, encode(parts, bool(self._placed.scales)).all, strict=True):
+            part.movedim(-2, 1)[rows, slots] = new
+
+    def _rows_and_slots(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._pages is None:
+            return torch.arange(self.batch, device=positions.device)[:, None], positions
+        size = self._placed.all[0].shape[-2]
+        return self._pages.long().gather(1, positions // size), positions % size
 
     def stored(self, index: int) -> torch.Tensor:
-        self._refuse()
+        bound = self._bound
+
+        def view(part: torch.Tensor) -> torch.Tensor:
+            if self._pages is not None:
+                columns = self._pages[:, : -(-bound // part.shape[-2])].long().clamp_(min=0)
+                part = part[columns].movedim(1, -3).flatten(-3, -2)
+            return part.narrow(-2, 0, bound)
+
+        found = decode(self._placed, index, self.type.per_token[index].dtype, view)
+        is_empty = self.key_positions() < 0
+        # What lies there may be NaN, and attention multiplies it by 0.
+        return found.masked_fill(is_empty.view(self.batch, *[1] * (found.ndim - 3), bound, 1), 0)
 
     def key_positions(self) -> torch.Tensor:
-        self._refuse()
+        counts = self.lengths.counts()[:, None]
+        slots = torch.arange(self._bound, device=counts.device).expand(self.batch, -1)
+        is_empty = slots >= counts
+        if self._pages is not None:
+            is_empty = is_empty | (self._pages.gather(1, slots // self._placed.all[0].shape[-2]) < 0)
+        return slots.masked_fill(is_empty, -1)
+
+    @property
+    def _bound(self) -> int:
+        """How many tokens the longest sequence may have."""
+        return min(self.lengths.longest, self.max_seq)
 
     @property
     def slot_order(self) -> Hashable:
-        self._refuse()
-
-    def keeps(self, row: int, length: int) -> bool:
-        self._refuse()
+        return None if self._pages is None else self._pages.data_ptr()
 
     def release(self) -> None:
+        pass  # all that was appended stays
+
+    def keeps(self, row: int, length: int) -> bool:
         self._refuse()
 
     def part(self, first: int, count: int) -> CapturedLayer:
@@ -58,9 +143,12 @@ class CapturedLayer(CacheLayer):
         raise RunError("a kernel asks the host how many tokens a cache holds")
 
 
-def still(cache: Cache, counts: torch.Tensor, longest: int) -> tuple[CapturedLayer, ...]:
-    """The layers of a cache whose lengths are what `counts`, int32 [batch], holds when the work is done; `longest` bounds them."""
-    lengths = SequenceLengths((longest,) * cache.batch, counts.device)
-    lengths.equal = None  # on the host nothing is known to be equal
+def still(
+    cache: Cache, counts: torch.Tensor, longest: int, tables: Mapping[object, torch.Tensor]
+) -> tuple[CapturedLayer, ...]:
+    """The layers of a cache whose lengths are what `counts`, int32 [batch], holds when the work is done; `longest` bounds them. `tables`
+    are to be read in the place of its tables of pages, by their keys.
+    """
+    lengths = DeviceLengths((longest,) * cache.batch, counts.device)
     lengths.remember("counts", lambda: counts)
-    return tuple(CapturedLayer(layer, lengths) for layer in cache)
+    return tuple(CapturedLayer(layer, lengths, tables.get(layer.table_key)) for layer in cache)

@@ -24,13 +24,14 @@ class Saved(NamedTuple):
 
 class FixedState(LayerState):
     """The buffer [sequences, *shape] that all views share. A tensor that was written as a whole is replaced, never written again; `seen` says
-    that somebody else may look at it, so that even single rows of it are not.
+    that somebody else may look at it, so that even single rows of it are not. `home` is where captured calls write it: nobody else ever sees that.
     """
 
-    __slots__ = ("buffer", "seen")
+    __slots__ = ("buffer", "home", "seen")
 
     def __init__(self, buffer: torch.Tensor, lengths: SequenceLengths, use: Use) -> None:
         super().__init__(lengths, use)
+        self.home: torch.Tensor | None = None
         self.put(buffer, seen=False)
 
     def put(self, buffer: torch.Tensor, seen: bool) -> None:
@@ -70,7 +71,7 @@ class FixedStorage:
 
     def read(self) -> torch.Tensor:
         """The rows [batch, *shape], which keep their elements when the storage is written."""
-        if not self._is_whole:
+        if not self._is_whole or self._state.buffer is self._state.home:
             return self._rows().clone()
         self._state.seen = True
         return self._state.buffer
@@ -80,11 +81,26 @@ class FixedStorage:
 
         Raises RunError, before anything is written, if there would be more than `max_seq` tokens.
         """
+        self.grow(seq, max_seq)
+        self._put(value, take_over)
+
+    def grow(self, seq: int, max_seq: int) -> None:
+        """Count `seq` more tokens of each sequence. Raises RunError if there would be more than `max_seq`."""
         before = self.lengths
         if before.longest + seq > max_seq:
             raise full(before, seq, max_seq)
-        self._put(value, take_over)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
+
+    def settled(self) -> torch.Tensor:
+        """The rows [batch, *shape] where a captured call reads and writes them: in memory that stays where it is, and that nobody else sees."""
+        state = self._state
+        if state.home is None:
+            state.home = state.buffer.clone() if state.seen else state.buffer
+        elif state.buffer is not state.home:
+            with torch.inference_mode():  # as below
+                state.home.copy_(state.buffer)
+        state.put(state.home, seen=False)
+        return self._rows()
 
     def clear(self) -> None:
         """Forget what is kept of sequences without tokens."""

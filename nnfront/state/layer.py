@@ -119,8 +119,18 @@ class CacheLayer(ABC):
 
     @property
     @abstractmethod
+    def placed(self) -> Parts:
+        """Where the tokens lie, as they are stored: [batch or pages, *lead, max_seq or page_size, last]."""
+
+    @property
+    @abstractmethod
     def storage(self) -> Storage:
-        """Where kernels find the tokens; it stays where it is."""
+        """The same as kernels find it; it stays where it is."""
+
+    @property
+    def table_key(self) -> Hashable:
+        """The same for layers that read one table of pages, another as soon as that is written; None without pages."""
+        return None
 
     @abstractmethod
     def take(self, seq: int) -> None:
@@ -128,6 +138,17 @@ class CacheLayer(ABC):
 
         Raises RunError, with nothing changed, if they do not fit.
         """
+
+    def advance(self, seq: int) -> None:
+        """Count `seq` more tokens of each sequence in all that it keeps, which the caller writes where it lies. Raises RunError as `take` does."""
+        if self.type.per_token:
+            self.take(seq)
+        for storage in self.fixed.values():
+            storage.grow(seq, self.max_seq)
+
+    def settled(self) -> list[torch.Tensor]:
+        """What it keeps of each sequence, where a captured call reads and writes it."""
+        return [storage.settled() for storage in self.fixed.values()]
 
     def reserve(self, seq: int) -> Storage:
         """Find places for `seq` more tokens of each sequence, which the caller stores; return where. Raises RunError as `take` does."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from nnfront.backends.device import CPU
+from nnfront.backends.device import CPU, sent
 
 Value = TypeVar("Value")
 
@@ -68,13 +68,18 @@ class SequenceLengths:
 
     def back(self, seq: int) -> SequenceLengths:
         """The lengths before the last `seq` tokens of each sequence."""
-        return self.remember(("back", seq), lambda: self.like(tuple(n - seq for n in self.values)))
+
+        def make() -> SequenceLengths:
+            found = self.like(tuple(n - seq for n in self.values))
+            if "counts" in self._memo:
+                found._memo["counts"] = self.counts() - seq
+            return found
+
+        return self.remember(("back", seq), make)
 
     def counts(self) -> torch.Tensor:
         """The lengths as kernels read them: int32 [sequences]."""
-        return self.remember(
-            "counts", lambda: torch.tensor(self.values, dtype=torch.int32, device=self.device)
-        )
+        return self.remember("counts", lambda: sent(self.values, torch.int32, self.device))
 
     def starts(self, seq: int) -> torch.Tensor:
         """Where each sequence begins among the next tokens of all, and where the last one ends: int32 [sequences + 1]."""
@@ -92,7 +97,7 @@ class SequenceLengths:
                 return self.counts()[:, None] + steps
             if self.equal is not None:
                 return (steps + self.equal).expand(len(self.values), seq)
-            return torch.tensor(self.values, device=self.device)[:, None] + steps
+            return sent(self.values, torch.int64, self.device)[:, None] + steps
 
         return self.remember(("positions", seq), make)
 
@@ -104,7 +109,7 @@ class SequenceLengths:
 
         def make() -> torch.Tensor:
             slots = torch.arange(min(self.longest, capacity), device=self.device)
-            last = torch.tensor(self.values, dtype=torch.int64, device=self.device)[:, None] - 1
+            last = sent(self.values, torch.int64, self.device)[:, None] - 1
             positions = last - (last - slots) % capacity
             return positions.clamp_(min=-1)
 

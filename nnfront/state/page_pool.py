@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.device import sent
 from nnfront.state.quantize import Parts
 
 
@@ -67,7 +68,7 @@ class Pool:
 
     def _fill(self, pages: list[int]) -> None:
         for buffer in self.buffers:
-            buffer.index_fill_(-3, torch.tensor(pages, device=buffer.device), 0)
+            buffer.index_fill_(-3, sent(pages, torch.int64, buffer.device), 0)
 
     def share(self, pages: Iterable[int]) -> None:
         """Count one more sequence that holds each."""
@@ -95,6 +96,6 @@ class Pool:
     def copy(self, sources: list[int], targets: list[int]) -> None:
         """Copy what lies in some pages to others, in every layer."""
         for buffer in self.buffers:
-            source, target = (torch.tensor(x, device=buffer.device) for x in (sources, targets))
+            source, target = (sent(x, torch.int64, buffer.device) for x in (sources, targets))
             pages = buffer.movedim(-3, 0)
             pages[target] = pages[source]

@@ -7,6 +7,7 @@ them; the next ones, which go through the same lengths, get the same answer.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from nnfront.backends.device import sent
 from nnfront.errors import RunError
 from nnfront.state.fixed import Saved
 from nnfront.state.lengths import SequenceLengths
@@ -22,6 +24,7 @@ from nnfront.state.use import LayerState
 
 # A page that a window has left behind.
 GONE = -1
+_STAMPS = itertools.count()
 
 
 @dataclass(slots=True)
@@ -40,10 +43,7 @@ class View:
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """Position of the token in each slot: int64 [sequences, stored], -1 for an empty one."""
-        lengths, starts = (
-            torch.tensor(x, dtype=torch.int64, device=device)[:, None]
-            for x in (self.lengths.values, self.starts)
-        )
+        lengths, starts = (sent(x, torch.int64, device)[:, None] for x in (self.lengths.values, self.starts))
         slots = starts + torch.arange(self.stored, device=device)
         return slots.masked_fill_(slots >= lengths, -1)
 
@@ -52,20 +52,23 @@ class PageTable:
     """The pages of each sequence. `pages_tensor` int32 [batch, pages at most] has them for kernels, -1 where there is none, and
     `lengths_tensor` int32 [batch] the lengths; both stay where they are in memory.
 
-    `states` are those of the layers. `reserved` is how many tokens of each sequence have a page.
+    `states` are those of the layers. `reserved` is how many tokens of each sequence have a page. `stamp` is another number, which no other
+    table ever has, after each change of `pages_tensor`.
     """
 
     __slots__ = (
         "__weakref__",
         "_gone",
+        "_lengths",
         "_reserved",
         "_slots",
+        "_told",
         "_views",
-        "lengths_tensor",
         "pages_tensor",
         "pool",
         "reserved",
         "rows",
+        "stamp",
         "states",
         "window",
     )
@@ -89,12 +92,22 @@ class PageTable:
         self._gone = [row.count(GONE) for row in rows]
         padded = [row + [GONE] * (columns - len(row)) for row in rows]
         self.pages_tensor = torch.tensor(padded, dtype=torch.int32, device=device).view(len(rows), columns)
-        self.lengths_tensor = torch.tensor(reserved, dtype=torch.int32, device=device)
+        self._lengths = torch.tensor(reserved, dtype=torch.int32, device=device)
+        self._told = list(reserved)  # what that says
+        self.stamp = next(_STAMPS)
         self._forget()
         pool.tables.add(self)
 
     def __del__(self) -> None:
         self.pool.drop(page for row in self.rows for page in row if page != GONE)
+
+    @property
+    def lengths_tensor(self) -> torch.Tensor:
+        """The lengths: int32 [batch]. Kernels read those of the call; these are sent when somebody asks."""
+        if self._told != self.reserved:
+            self._told = list(self.reserved)
+            self._lengths.copy_(sent(self._told, torch.int32, self._lengths.device))
+        return self._lengths
 
     def _forget(self) -> None:
         self._reserved: tuple[SequenceLengths, tuple[int, int, int]] | None = None
@@ -124,9 +137,7 @@ class PageTable:
         self._take(places)
         reserved = [n + seq for n in before.values]
         reserved = [max(pair) for pair in zip(reserved, self.reserved[first : first + count], strict=True)]
-        if reserved != self.reserved[first : first + count]:
-            self.reserved[first : first + count] = reserved
-            self.lengths_tensor.narrow(0, first, count).copy_(torch.tensor(reserved, dtype=torch.int32))
+        self.reserved[first : first + count] = reserved
         self._reserved = before, (first, count, seq)
         self._slots = None
 
@@ -176,9 +187,9 @@ class PageTable:
 
     def _write(self, rows: list[int], columns: list[int], pages: list[int]) -> None:
         """Change entries of the tensor."""
-        device = self.pages_tensor.device
-        where = torch.tensor([rows, columns], device=device)
-        self.pages_tensor[where[0], where[1]] = torch.tensor(pages, dtype=torch.int32, device=device)
+        where = sent([rows, columns, pages], torch.int64, self.pages_tensor.device)
+        self.pages_tensor[where[0], where[1]] = where[2].int()
+        self.stamp = next(_STAMPS)
 
     def _too_few(self, before: SequenceLengths, first: int, seq: int, needed: int) -> RunError:
         count, pool = len(before.values), self.pool
@@ -210,9 +221,7 @@ class PageTable:
             if pages == list(range(pages[0], pages[0] + len(pages))):
                 return View(pages[0], None, stored, starts, lengths)
         device = self.pages_tensor.device
-        first_columns, ends = (
-            torch.tensor(x, dtype=torch.int64, device=device)[:, None] for x in (gone, held)
-        )
+        first_columns, ends = (sent(x, torch.int64, device)[:, None] for x in (gone, held))
         columns = first_columns + torch.arange(width, device=device)
         columns = columns.minimum(ends - 1).clamp_(min=0)
         index = self.pages_tensor.narrow(0, first, count).long().gather(1, columns).clamp_(min=0)
@@ -232,6 +241,7 @@ class PageTable:
                 self.pool.drop(self.rows[i][old:new])
                 self.rows[i][old:new] = [GONE] * (new - old)
                 self.pages_tensor[i, old:new] = GONE
+                self.stamp = next(_STAMPS)
                 self._gone[i] = new
                 self._forget()
 
@@ -251,8 +261,7 @@ class PageTable:
             del row[kept:]
             self._gone[i] = min(self._gone[i], kept)
             self.reserved[i] = min(self.reserved[i], n)
-        values = torch.tensor(self.reserved, dtype=torch.int32)
-        self.lengths_tensor.copy_(values)
+        self.stamp = next(_STAMPS)
 
     def save(self, first: int, count: int) -> Saved:
         """Hold the pages of some sequences in a row as they are: what is written there later is written to copies."""
@@ -267,6 +276,7 @@ class PageTable:
                 self.rows[i], self._gone[i] = list(row), row.count(GONE)
                 self.reserved[i] = held.reserved[i - first]
             self.pages_tensor.narrow(0, first, count).copy_(held.pages_tensor)
+            self.stamp = next(_STAMPS)
 
         return Saved(0, put_back)
 

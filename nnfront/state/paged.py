@@ -55,8 +55,16 @@ class PagedLayer(CacheLayer):
         return self.table.lengths_tensor.narrow(0, self._first, self.batch)
 
     @property
+    def placed(self) -> Parts:
+        return self._parts.map(lambda part: part.movedim(-3, 0))
+
+    @property
     def storage(self) -> Storage:
-        return Storage.of(self._parts.map(lambda part: part.movedim(-3, 0)), self.page_table)
+        return Storage.of(self.placed, self.page_table)
+
+    @property
+    def table_key(self) -> Hashable:
+        return self.table.stamp, self._first
 
     def take(self, seq: int) -> None:
         before = self.lengths
@@ -110,11 +118,15 @@ def _read(pages: torch.Tensor, view: View) -> torch.Tensor:
 class PagedCache(Cache):
     """A cache whose sequences share a pool of pages; layers with another window have a pool of their own, of as many pages."""
 
-    __slots__ = ("tables",)
+    __slots__ = ("_readers", "tables")
 
     def __init__(self, type: StateType, layers: Sequence[CacheLayer], use: Use) -> None:
         super().__init__(type, layers, use)
-        self.tables: tuple[PageTable, ...] = tuple(dict.fromkeys(layer.table for layer in self._paged))
+        self._readers = {layer.table: layer for layer in self._paged}
+        self.tables: tuple[PageTable, ...] = tuple(self._readers)
+
+    def page_tables(self) -> dict[Hashable, torch.Tensor]:
+        return {layer.table_key: layer.page_table for layer in self._readers.values()}
 
     @property
     def _paged(self) -> Iterator[PagedLayer]:

@@ -84,6 +84,10 @@ class RingLayer(CacheLayer):
         return self._storage
 
     @property
+    def placed(self) -> Parts:
+        return self._parts
+
+    @property
     def storage(self) -> Storage:
         return self._storage
 

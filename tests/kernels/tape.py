@@ -97,5 +97,8 @@ class TapeCapture:
         self.tapes.append(tape)
         return tape.replay
 
+    def is_capturing(self) -> bool:
+        return False
+
     def turn(self) -> AbstractContextManager[None]:
         return nullcontext()

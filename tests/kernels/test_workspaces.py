@@ -94,6 +94,6 @@ def test_a_call_takes_what_its_plan_says_and_a_recording_that_gave_nothing_back_
 def test_a_decode_step_fills_no_workspace(interpreted):
     alone, shared = (interpreted(made_in_a_step, "int4", is_shared) for is_shared in (False, True))
     fills = alone.count("aten.zeros.default")
-    assert fills >= 4
+    assert fills >= 3
     assert "aten.zeros.default" not in shared
     assert alone.count("aten.empty.memory_format") - shared.count("aten.empty.memory_format") == fills

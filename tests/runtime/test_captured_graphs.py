@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -174,14 +175,13 @@ def test_a_kernel_that_needs_the_host_is_found_when_it_is_captured(tapes, read):
         run = nn.compile(parse(text)).load({})["main"]
         x = torch.ones(3)
         run(x)
-        with pytest.warns(RuntimeWarning, match="main is not captured, all its calls run as usual"):
+        with pytest.warns(RuntimeWarning, match="main is not captured, its next 100 calls run as usual"):
             assert torch.equal(run(x), x.exp().sin())
         assert torch.equal(run(x), x.exp().sin())
     finally:
         nn.unregister_kernel("reading_exp")
 
 
-LAYER = "layer(kv_heads=1, head_size=8, dtype=float32, batch=b, max_seq=m)"
 REFUSED = {
     "def main(x: input float32[4], c: input bool) -> float32[4] { y: float32[4] = if c { a: float32[4] = exp(x) yield a } else { yield x } return y }": (
         "the `if` is decided on the host"
@@ -192,10 +192,6 @@ REFUSED = {
     'def main(x: input float32[4]) -> float32[4] { y: float32[4] = extern(x, name="f", out=type(float32[4])) return y }': (
         "extern acts on the host"
     ),
-    f"""def main[b, m](q: input float32[b, 1, 1, 8], c: state {LAYER}) -> (float32[b, 1, 1, 8], {LAYER}) {{
-        y: (float32[b, 1, 1, 8], {LAYER}) = attention(q, q, q, c)    # at model.layers.3
-        return y
-    }}""": "attention_cached at model.layers.3 asks the host how many tokens the cache holds",
     """def main[n](x: input float32[n, 8], g: weight float32[4, 16, 8], d: weight float32[4, 8, 8], e: input int64[n, 2], w: input float32[n, 2]) -> float32[n, 8] {
         y: float32[n, 8] = moe_mlp(x, g, d, e, w)
         return y
@@ -216,6 +212,72 @@ REFUSED = {
 @pytest.mark.parametrize(("text", "reason"), REFUSED.items(), ids=REFUSED.values())
 def test_what_the_host_takes_part_in_is_not_captured(text, reason):
     assert why_not(lower(parse(text)).methods["main"]) == reason
+
+
+def test_a_kernel_of_ones_own_that_takes_a_cache_is_not_captured():
+    layer = "layer(kv_heads=1, head_size=8, dtype=float32, batch=b, max_seq=m)"
+    text = f"""def main[b, m](q: input float32[b, 1, 1, 8], c: state {layer}) -> (float32[b, 1, 1, 8], {layer}) {{
+        y: (float32[b, 1, 1, 8], {layer}) = attention(q, q, q, c)    # at model.layers.3
+        return y
+    }}"""
+    assert why_not(lower(parse(text), "cuda:sm_90").methods["main"]) == ""
+    nn.register_kernel("attention", "own_attention", lambda run: lambda *a: a, why="test", target="cuda")
+    try:
+        reason = "own_attention at model.layers.3 asks the host how many tokens the cache holds"
+        assert why_not(lower(parse(text), "cuda:sm_90").methods["main"]) == reason
+    finally:
+        nn.unregister_kernel("own_attention", target="cuda")
+
+
+class Failing(TapeCapture):
+    """Fails to capture so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+        self.tried = 0
+        self.outer = False
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.tried += 1
+        if self.tried <= self.times:
+            run()
+            raise torch.OutOfMemoryError("out of memory")
+        return super().capture(run)
+
+    def is_capturing(self) -> bool:
+        return self.outer
+
+
+def test_a_capture_that_failed_is_tried_again_after_a_while(tapes, monkeypatch):
+    monkeypatch.setattr(graphs, "REST", 5)
+    failing = Failing(2)
+    monkeypatch.setattr(capturer, "graph_capture_for", lambda device: failing)
+    run, x, warned, tries = scale()["main"], torch.ones(1, 3), 0, []
+    for _ in range(16):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert torch.equal(run(x, 2)[1], torch.tensor([[2.0, 4.0, 6.0]]))
+        warned += len(caught)
+        tries.append(failing.tried)
+    assert tries == [0, *[1] * 6, *[2] * 6, 3, 3, 3]
+    assert warned == 1, "the same reason is said once"
+    assert run.graphs.error == ""
+    assert run.graphs.replays == 3
+
+
+def test_inside_of_somebody_elses_capture_calls_run_as_usual(tapes, monkeypatch):
+    outer = Failing(0)
+    monkeypatch.setattr(capturer, "graph_capture_for", lambda device: outer)
+    run, x = scale()["main"], torch.ones(1, 3)
+    outer.outer = True
+    for _ in range(3):
+        run(x, 2)
+    assert (run.graphs.replays, len(outer.tapes), run.graphs.error) == (0, 0, "")
+    outer.outer = False
+    for _ in range(3):
+        run(x, 2)
+    assert run.graphs.replays == 2
 
 
 def test_explain_says_what_is_captured_on_a_gpu():

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from nnfront.backends.cuda.shared_workspace import SharedWorkspace, sharing
 from nnfront.runtime.execute import checks_nan
 
 
@@ -21,6 +22,9 @@ class GraphCapture(Protocol):
 
         What `run` holds of tensors when it returns is written by each replay. Whether the work is done before the first one is open.
         """
+
+    def is_capturing(self) -> bool:
+        """Whether somebody else captures what this thread does now."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Put what is given to the device inside of this behind what was in the last one, whatever streams these are."""
@@ -34,9 +38,17 @@ class CudaGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._last: torch.cuda.Event | None = None
+        self._workspace = SharedWorkspace()
+
+    def is_capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """Capture a graph. The function runs once before, as libraries allocate when they meet a stream for the first time."""
+        with sharing(self._workspace):
+            return self._capture(run)
+
+    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):

@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nnfront.backends.cpu import attention as torch_attention
+from nnfront.backends.cpu import state
 from nnfront.backends.cuda import attention
 from nnfront.backends.table import kernels_of
 from nnfront.lower import Branch, FunctionValue, MethodProgram, Program, Run, StateLayerType, StateType
 
 # Rows (tokens of all sequences) up to which a call is captured. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
-# Kernels that do with the layers of a cache only what a `CapturedLayer` can, besides those of attention.
+# Kernels that do with the layers of a cache only what a `CapturedLayer` can: those of attention, and what ops on caches are by definition.
 STILL = frozenset(
-    {"cache_split", "cache_join", "cache_positions", "tuple", *(kernel.name for kernel in attention.KERNELS)}
+    {
+        *("cache_split", "cache_join", "cache_positions", "cache_read", "cache_write", "attention", "tuple"),
+        *(kernel.name for kernel in (*attention.KERNELS, *torch_attention.KERNELS, *state.KERNELS)),
+    }
 )
 
 

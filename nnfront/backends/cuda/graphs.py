@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a method that are captured once and replayed again: one launch for a decode step, and no Python of the method.
 
-A call is known by its key: shapes, dtypes and numbers of its arguments, where its caches lie, and the length class of each (the power of two
-up to which their longest sequence goes). The first call with a key runs as usual, which compiles what has to be; the second is
-captured; from then on a call
+A call is known by its key: shapes, dtypes and numbers of its arguments, where the tokens and states of its caches lie, and the length class
+of each (the power of two up to which their longest sequence goes). The first call with a key runs as usual, which compiles what has to be;
+the second is captured; from then on a call
 
     reserves places in its caches on the host, which raises what there is to raise before anything runs,
-    copies its tensors, and how many tokens the caches hold, to where the graph reads them,
+    copies its tensors to where the graph reads them, and of lengths and tables of pages what is not there yet: a graph adds to its lengths,
     replays the graph, and returns copies of what that wrote.
 
-A graph holds no memory of a cache. New weights make all graphs void.
+A graph holds no memory of tokens. New weights make all graphs void.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from math import prod
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,12 +31,23 @@ from nnfront.backends.cuda.graph_safety import ROWS
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
 from nnfront.state.cache import Cache
-from nnfront.state.captured import still
+from nnfront.state.captured import CapturedLayer, still
 from nnfront.state.lengths import SequenceLengths
 
 # Graphs of a method, and keys that were seen once: those that were used longest ago are dropped.
 MAX_GRAPHS = 64
 SEEN = 256
+# Calls that run as usual after a capture that failed: it may have been for want of memory.
+REST = 100
+
+
+class After(Protocol):
+    """What is done to the result of each call, on the device alone, and captured with it."""
+
+    def __call__(self, result: Any) -> torch.Tensor: ...
+
+    def state(self) -> Sequence[torch.Tensor]:
+        """The tensors that a call changes; they stay where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +60,57 @@ class _Call:
     lengths: dict[int, SequenceLengths]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _CapturedGraph:
-    """Where it reads its tensors and how many tokens caches hold, what it writes, and the frame of all else that a result is made of."""
+    """Where it reads tensors, how many tokens caches hold and tables of pages, what it writes, and the frame of all else that a result is
+    made of. `counted` and `tables_read` are what lies in counts and tables now.
+    """
 
     tensors: dict[int, torch.Tensor]
     counts: dict[int, torch.Tensor]
+    tables: dict[int, list[torch.Tensor]]
     frame: Frame
-    replay: Callable[[], None]
+    made: torch.Tensor | None = None
+    replay: Callable[[], None] = lambda: None
+    counted: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tables_read: dict[int, list[Hashable]] = field(default_factory=dict)
+
+    def fill(self, call: _Call) -> None:
+        """Copy what has changed since the last call to where the graph reads it."""
+        for slot, static in self.tensors.items():
+            static.copy_(call.tensors[slot], non_blocking=True)
+        for slot, static in self.counts.items():
+            found = call.lengths[slot]
+            if self.counted.get(slot) != found.values:
+                static.copy_(found.counts(), non_blocking=True)
+        for slot, statics in self.tables.items():
+            found_tables, read = call.caches[slot].page_tables(), self.tables_read.get(slot)
+            for i, (key, table) in enumerate(found_tables.items()):
+                if read is None or read[i] != key:
+                    statics[i].copy_(table, non_blocking=True)
+            self.tables_read[slot] = [*found_tables]
+
+    def grown(self, call: _Call, growth: dict[int, int]) -> None:
+        """Note what the graph has added to the lengths."""
+        for slot, count in growth.items():
+            self.counted[slot] = tuple(n + count for n in call.lengths[slot].values)
 
 
 class Graphs:
     """The graphs of a method."""
 
-    def __init__(self, program: MethodProgram, capturer: GraphCapture, run: Callable[[Frame], None]) -> None:
-        """`run` does all the work of a call whose arguments and dims are in a frame."""
+    def __init__(
+        self,
+        program: MethodProgram,
+        capturer: GraphCapture,
+        run: Callable[[Frame], None],
+        after: After | None = None,
+    ) -> None:
+        """`run` does all the work of a call whose arguments and dims are in a frame, `after` what is done to its result."""
         self._program = program
         self._capturer = capturer
         self._run = run
+        self._after = after
         self._slots = [slot for a in program.arguments for slot in a.structure.leaves()]
         self._results = [*dict.fromkeys(program.result.leaves())]
         self._lock = Lock()
@@ -74,8 +118,13 @@ class Graphs:
         self._graphs: OrderedDict[Hashable, _CapturedGraph] = OrderedDict()
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
+        self._rest = 0
         self.replays = 0
         self.error = ""
+
+    def followed_by(self, after: After) -> Graphs:
+        """Return those of the method with something behind it, of which there are none yet."""
+        return Graphs(self._program, self._capturer, self._run, after)
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -91,7 +140,7 @@ class Graphs:
 
         Raises what the call as usual raises; the caches are then to be restored.
         """
-        call = None if self.error else self._call_of(frame)
+        call = None if self._rests() or self._capturer.is_capturing() else self._call_of(frame)
         if call is None:
             return self._as_usual(frame, result)
         with self._lock:
@@ -101,19 +150,25 @@ class Graphs:
             growth = self._growth.get(call.key, "new")
             if isinstance(growth, dict):
                 _bound(self._growth, call.key, SEEN)
-                replayed = self._replayed(call, frame, growth)
+                replayed = self._replayed(call, frame, growth, result)
                 if replayed is not None:
-                    return result(replayed)
+                    frame, made = replayed
+                    return result(frame) if self._after is None else made
         found = self._as_usual(frame, result)
         with self._lock:
             self._growth[call.key] = _growth(call)
             _bound(self._growth, call.key, SEEN)
         return found
 
+    def _rests(self) -> bool:
+        self._rest = max(self._rest - 1, 0)
+        return bool(self._rest)
+
     def _as_usual(self, frame: Frame, result: Callable[[Frame], Any]) -> Any:
         self._run(frame)
         with torch.no_grad():
-            return result(frame)
+            found = result(frame)
+            return found if self._after is None else self._after(found)
 
     def _call_of(self, frame: Frame) -> _Call | None:
         """Take the arguments from a frame; None for a call that is not to be captured."""
@@ -140,83 +195,131 @@ class Graphs:
                 return None
         return _Call(tuple(key), tensors, caches, lengths)
 
-    def _replayed(self, call: _Call, frame: Frame, growth: dict[int, int]) -> Frame | None:
+    def _replayed(
+        self, call: _Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
+    ) -> tuple[Frame, torch.Tensor | None] | None:
         """Replay the graph of a call, made now if there is none; None, with nothing done, if it cannot be made."""
         marks = [cache.mark() for cache in call.caches.values()]
         for slot, cache in call.caches.items():
             if growth[slot]:
                 for layer in cache:
-                    layer.take(growth[slot])
+                    layer.advance(growth[slot])
         # A caller's inference mode must not decide what the memory of a graph is.
         with self._capturer.turn(), torch.inference_mode(False), torch.no_grad():
+            for cache in call.caches.values():
+                for layer in cache:
+                    layer.settled()
             graph = self._graphs.get(call.key)
             if graph is None:
-                graph = self._captured(call, frame)
+                graph = self._captured(call, frame, growth, result)
                 if graph is None:
                     for cache, mark in zip(call.caches.values(), marks, strict=True):
                         cache.restore(mark)
                     return None
                 self._graphs[call.key] = graph
-            else:
-                _fill(graph, call)
+            graph.fill(call)
             _bound(self._graphs, call.key, MAX_GRAPHS)
-            graph.replay()
-            self.replays += 1
-            replayed = graph.frame.copy()
+            # Memory is had before anything is written that could not be taken back.
+            replayed, copies = graph.frame.copy(), []
             for slot in self._results:
                 if isinstance(replayed[slot], torch.Tensor):
-                    replayed[slot] = replayed[slot].clone()
-        return replayed
+                    copies.append((replayed[slot], torch.empty_like(replayed[slot])))
+                    replayed[slot] = copies[-1][1]
+            made = None if graph.made is None else torch.empty_like(graph.made)
+            if graph.made is not None and made is not None:
+                copies.append((graph.made, made))
+            graph.replay()
+            graph.grown(call, growth)
+            self.replays += 1
+            for written, copy in copies:
+                copy.copy_(written)
+        return replayed, made
 
-    def _captured(self, call: _Call, frame: Frame) -> _CapturedGraph | None:
+    def _captured(
+        self, call: _Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
+    ) -> _CapturedGraph | None:
         """Capture a call. Says once, as a warning, why it cannot be."""
-        tensors = {
-            slot: torch.empty_like(t, memory_format=torch.contiguous_format)
-            for slot, t in call.tensors.items()
-        }
-        counts = {slot: torch.empty_like(found.counts()) for slot, found in call.lengths.items()}
         given = frame.copy()
-        graph = _CapturedGraph(tensors, counts, frame.copy(), lambda: None)
-        _fill(graph, call)
-        for slot, static in tensors.items():
+        graph = _CapturedGraph(
+            {
+                slot: torch.empty_like(t, memory_format=torch.contiguous_format)
+                for slot, t in call.tensors.items()
+            },
+            {slot: torch.empty_like(found.counts()) for slot, found in call.lengths.items()},
+            {
+                slot: [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tables]
+                for slot, cache in call.caches.items()
+                if (tables := cache.page_tables().values())
+            },
+            frame.copy(),
+        )
+        graph.fill(call)
+        for slot, static in graph.tensors.items():
             given[slot] = static
+        # The function may run more than once before the first replay.
+        changed = [rows for cache in call.caches.values() for layer in cache for rows in layer.settled()]
+        changed += [] if self._after is None else self._after.state()
+        before = [tensor.clone() for tensor in changed]
 
         def run() -> None:
-            inside = given.copy()
+            inside, layers = given.copy(), []
             for slot, cache in call.caches.items():
                 longest = length_bucket(call.lengths[slot].longest + 1)
-                inside[slot] = still(cache, counts[slot], longest - 1)
+                tables = dict(zip(cache.page_tables(), graph.tables.get(slot, ()), strict=True))
+                inside[slot] = still(cache, graph.counts[slot], longest - 1, tables)
+                layers += inside[slot]
             self._run(inside)
+            if self._after is not None:
+                graph.made = self._after(result(inside))
             for slot in self._results:
                 graph.frame[slot] = inside[slot]
+            self._write_states(graph, layers)
+            for slot, count in growth.items():
+                graph.counts[slot].add_(count)
 
         try:
-            replay = self._capturer.capture(run)
+            graph.replay = self._capturer.capture(run)
         except Exception as error:
-            self.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            warnings.warn(
-                f"{self._program.name} is not captured, all its calls run as usual: {self.error}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._give_up(error)
+            graph = None
+        for tensor, content in zip(changed, before, strict=True):
+            tensor.copy_(content)
+        if graph is None:
             return None
         kept = [None] * len(frame)
         for slot in self._results:
             kept[slot] = graph.frame[slot]
-        return _CapturedGraph(tensors, counts, kept, replay)
+        graph.frame = kept
+        graph.counted.clear()
+        self._rest, self.error = 0, ""
+        return graph
+
+    def _write_states(self, graph: _CapturedGraph, layers: Sequence[CapturedLayer]) -> None:
+        """Write what is kept of whole sequences, when nothing reads what was there before."""
+        states = [state for layer in layers for state in layer.states]
+        places = {state.rows.untyped_storage().data_ptr() for state in states}
+        for slot in self._results:
+            value = graph.frame[slot]
+            if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in places:
+                graph.frame[slot] = value.clone()
+        for state in states:
+            state.keep()
+
+    def _give_up(self, error: Exception) -> None:
+        """Let calls run as usual for a while."""
+        found = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if found != self.error:
+            warnings.warn(
+                f"{self._program.name} is not captured, its next {REST} calls run as usual: {found}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self.error, self._rest = found, REST + 1
 
 
 def _rows(value: torch.Tensor) -> int:
     """How many tokens, or rows of features, a tensor has."""
     return prod(value.shape[:-1] if value.is_floating_point() else value.shape)
-
-
-def _fill(graph: _CapturedGraph, call: _Call) -> None:
-    """Copy what changes from call to call to where the graph reads it."""
-    for slot, static in graph.tensors.items():
-        static.copy_(call.tensors[slot], non_blocking=True)
-    for slot, static in graph.counts.items():
-        static.copy_(call.lengths[slot].counts(), non_blocking=True)
 
 
 def _growth(call: _Call) -> dict[int, int] | None:

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps are captured whatever a model keeps: states of recurrences, latents, biases, soft caps; and what the host does for a replayed one."""
+
+from __future__ import annotations
+
+import pytest
+from state_graph_runs import caches_share, decode, launches, wander
+
+
+@pytest.mark.parametrize(
+    ("name", "page_size"),
+    [
+        ("mamba2", None),
+        ("qwen3_5_text", None),
+        ("qwen3_5_text", 16),
+        ("deepseek_v3", None),
+        ("deepseek_v3", 16),
+        ("gemma2", 16),
+        ("bloom", None),
+        ("bloom", 16),
+    ],
+)
+def test_replayed_steps_of_every_kind_of_state_give_what_the_method_gives(interpreted, name, page_size):
+    interpreted(decode, name, page_size)
+
+
+def test_whatever_happens_to_states_and_tokens_replayed_steps_leave_them_as_others_do(interpreted):
+    interpreted(wander)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_replayed_step_is_a_token_in_a_graph_and_a_result_out(interpreted, page_size):
+    steps = interpreted(launches, "llama", page_size, 6)
+    assert steps == [["copy_", "copy_"]] * 6
+
+
+def test_a_new_page_is_sent_once_for_all_layers(interpreted):
+    steps = interpreted(launches, "llama", 16, 14)
+    (new,) = (step for step in steps if step != ["copy_", "copy_"])
+    assert new.count("index_put_") == 1
+    assert new.count("copy_") <= 4
+
+
+def test_caches_of_one_pool_of_pages_share_what_was_captured(interpreted):
+    assert interpreted(caches_share, 16) == (1, 10)
