@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.device import default_device
+from nnfront.backends.device import current, default_device
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import resolver
 from nnfront.dims import Symbol, substitute
@@ -212,7 +212,8 @@ class Method:
         marks = [args[i].mark() for i in self._states]
         try:
             if self.graphs is not None:
-                result = self.graphs(loaded, frame, loaded.result)
+                with current(self._device):
+                    result = self.graphs(loaded, frame, loaded.result)
             else:
                 self._run(frame)
                 with torch.no_grad():

@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tape import TapeCapture
 
 import nnfront as nn
 from nnfront.artefact.folder import read_artefact
 from nnfront.artefact.loader import session_of
+from nnfront.backends.cuda import graph_capture, sampling, upload
 from nnfront.backends.cuda.kernel_package import arch_of
 from nnfront.backends.device import CPU, META, current, overriding_device
 from nnfront.backends.registry import Parts, device_of, parts_of
@@ -111,6 +115,75 @@ class TestTwo:
         monkeypatch.setattr(torch.cuda, "device", entering)
         with current(torch.device("cuda", 1)), current(CPU):
             assert entered == [torch.device("cuda", 1)]
+
+
+class TestSecond:
+    """The current GPU is that of a session, whatever it was before, and in any thread."""
+
+    @pytest.fixture
+    def seen(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """How many GPUs that are current ones are asked about, each by a name: `seen(name)` notes it."""
+        state, found = threading.local(), []
+
+        @contextmanager
+        def entering(device: torch.device) -> Iterator[None]:
+            before, state.device = getattr(state, "device", 0), device.index
+            yield
+            state.device = before
+
+        monkeypatch.setattr(torch.cuda, "device", entering)
+        note = lambda name: found.append((name, getattr(state, "device", 0)))  # noqa: E731
+        note.found = found  # type: ignore[attr-defined]
+        return note
+
+    def test_a_call_is_captured_and_replayed_there(self, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Capture(TapeCapture):
+            def capture(self, run: Any) -> Any:
+                seen("captured")
+                replay = super().capture(run)
+                return lambda: (seen("replayed"), replay())
+
+        monkeypatch.setattr(graph_capture, "graph_capture_for", lambda device: Capture())
+        with overriding_device(CPU):
+            method = nn.compile(exported(), "cuda").load({"weight": torch.ones(2)})["forward"]
+        method._device = torch.device("cuda", 1)
+        (place,) = method.program.result.leaves()
+        method.graphs._run = lambda frame: frame.__setitem__(place, torch.ones(1, 2) * 2)
+
+        def work() -> None:
+            for _ in range(3):
+                method(torch.ones(1, 2))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen.found == [("captured", 1), ("replayed", 1), ("replayed", 1)]
+
+    def test_a_token_is_drawn_there(self, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        kernel = SimpleNamespace(launch=lambda rows, **options: seen("drawn"))
+        monkeypatch.setattr(sampling, "kernel_module", lambda name: kernel)
+        logits = SimpleNamespace(stride=lambda axis: 1, shape=(1, 4), device=torch.device("cuda", 1))
+        options = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
+        sampling.DeviceSampler(options, 0)(logits, None)  # type: ignore[arg-type]
+        assert seen.found == [("drawn", 1)]
+
+    def test_memory_is_pinned_for_it_by_the_thread_that_reads(
+        self, seen: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        link = object.__new__(upload.CudaLink)
+        link._device = torch.device("cuda", 1)
+        empty = torch.empty
+
+        def pinned(*sizes: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+            if pin_memory:
+                seen("pinned")
+            return empty(*sizes, **options)
+
+        monkeypatch.setattr(torch, "empty", pinned)
+        thread = threading.Thread(target=link.pinned, args=(8,))
+        thread.start()
+        thread.join()
+        assert seen.found == [("pinned", 1)]
 
 
 def test_without_a_gpu_the_number_is_understood_and_the_gpu_missed(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -329,6 +329,7 @@ def test_a_gpu_copies_on_a_stream_of_its_own_behind_what_used_the_memory_before(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda where: FakeStream("main", log))
     monkeypatch.setattr(torch.cuda, "Event", lambda: FakeStream("event", log))
     monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "device", lambda where: nullcontext())
     link = upload.link_to(device)
     assert not link.holds(torch.ones(1))
     target = link.empty((2, 3), torch.float32)

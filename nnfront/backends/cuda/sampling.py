@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.kernel_package import kernel_module
+from nnfront.backends.device import current
 
 
 def takes(logits: torch.Tensor) -> bool:
@@ -67,13 +68,14 @@ class DeviceSampler:
             self._shape = tuple(rows.shape)
             self._buffers = self._made(kernel, rows)
         self._calls += 1
-        token: torch.Tensor = kernel.launch(
-            rows,
-            **self._options,
-            **self._buffers,
-            **({} if seen is None else {"seen": seen, "penalty": self._penalty}),
-            advance=True,
-        )
+        with current(logits.device):
+            token: torch.Tensor = kernel.launch(
+                rows,
+                **self._options,
+                **self._buffers,
+                **({} if seen is None else {"seen": seen, "penalty": self._penalty}),
+                advance=True,
+            )
         return token
 
     def _made(self, kernel: Any, logits: torch.Tensor) -> dict[str, Any]:

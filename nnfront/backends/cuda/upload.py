@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from nnfront.backends.device import current
 from nnfront.errors import LoadError
 from nnfront.memory.free_memory import free_memory_on, is_out_of_memory
 from nnfront.memory.report import text_of
@@ -66,8 +67,9 @@ class CudaLink:
         return tensor.device == self._device
 
     def pinned(self, size_bytes: int) -> torch.Tensor:
-        """Pinned memory."""
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        """Pinned memory, of the GPU: in a new thread another one is the current one, where nothing is to be."""
+        with current(self._device):
+            return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor on the GPU."""
