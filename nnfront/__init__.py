@@ -126,6 +126,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "check": ("nnfront.compiler", "check"),
     "compile": ("nnfront.compiler", "compile"),
     "compile_folder": ("nnfront.llm.hf_folder", "compile_folder"),
+    "diff": ("nnfront.inspection.compare", "diff"),
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
     "evaluate": ("nnfront.llm.evaluate", "evaluate"),

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import chat, check, eval, explain, export, run, serve, show, verify
+from nnfront.cli import chat, check, diff, eval, explain, export, run, serve, show, verify
 from nnfront.errors import NnfrontError
 
 COMMANDS = {
     "chat": chat,
     "check": check,
+    "diff": diff,
     "eval": eval,
     "explain": explain,
     "export": export,
@@ -23,7 +24,7 @@ COMMANDS = {
     "verify": verify,
 }
 
-# Exit codes: 0 done, 1 an error of the user's or of the files, 2 wrong arguments (argparse), 130 interrupted.
+# Exit codes: 0 done, 1 an error of the user's or of the files (or what a command calls TROUBLE), 2 wrong arguments (argparse), 130 interrupted.
 INTERRUPTED = 130
 
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub.add_argument(
             "--model", metavar="FILE", help="a model file, instead of the shipped one for the folder"
         )
-        if command is not show:  # which reads no weights
+        if command not in (diff, show):  # which hold weights against no model
             sub.add_argument(
                 "--ignore",
                 action="append",
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except NnfrontError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return int(getattr(COMMANDS[args.command], "TROUBLE", 1))
     except BrokenPipeError:  # whoever read our output has had enough
         sys.stderr.close()
         return 1

@@ -4,5 +4,5 @@
 model       a folder or an artefact, compiled, with what headers say of its weights: what all below reads
 graphs      functions as graphs;  weights  where each weight comes from;  memory  who is in memory when
 page_data   all of that as one value;  write_page  that value in a page, made of the files in `page/`
-compare     two models
+compare     what differs between two models
 """

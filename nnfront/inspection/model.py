@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nnfront.artefact.folder import read_artefact
-from nnfront.artefact.tensor_names import Places, restored
+from nnfront.artefact.tensor_names import Orders, Places, restored
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.compiler import Executable, compile
 from nnfront.files import Folder
@@ -27,7 +27,7 @@ class Inspected:
     """A compiled model. `source` is its lifted IR with shared layers, before a target's passes.
 
     `stored` are the tensors of its files, None for a folder that holds none; `places` say of an artefact which of them is which
-    weight. `config` is config.json, empty without one. `kernels` are those that an artefact has compiled.
+    weight, `orders` which are stored with their axes in another order. `config` is config.json, empty without one. `kernels` are those that an artefact has compiled.
     """
 
     path: Path
@@ -35,6 +35,7 @@ class Inspected:
     stored: Checkpoint | None
     config: Mapping[str, Any]
     places: Places | None = None
+    orders: Orders = field(default_factory=dict)
     kernels: CompiledKernels | None = None
 
     @property
@@ -49,20 +50,32 @@ class Inspected:
 
 
 def inspect_model(
-    path: str | Path, target: str | None = None, model_file: str | Path | None = None
+    path: str | Path,
+    target: str | None = None,
+    model_file: str | Path | None = None,
+    *,
+    headers_only: bool = True,
 ) -> Inspected:
     """Compile what a folder or an artefact holds. Reads headers of weights at most; of a folder config.json is enough.
 
-    target: an artefact has its own. Raises LoadError if there is no model, or a damaged one.
+    target: an artefact has its own. headers_only: a folder's files may end after their headers. Raises LoadError if there is no model, or a damaged one.
     """
     if is_artefact(path):
         files = read_artefact(path, verify=False)
         executable = compile(admit(files.program), target or files.manifest.target)
         places = restored(executable.program, files.manifest.weights)
-        return Inspected(Path(path), executable, files.tensors, _config(files.held), places, files.kernels)
+        return Inspected(
+            Path(path),
+            executable,
+            files.tensors,
+            _config(files.held),
+            places,
+            files.manifest.orders,
+            files.kernels,
+        )
     folder = open_folder(path)
     has_weights = any(name.endswith((".safetensors", ".gguf")) for name in folder.names())
-    stored = Checkpoint(path, folder=folder, headers_only=True) if has_weights else None
+    stored = Checkpoint(path, folder=folder, headers_only=headers_only) if has_weights else None
     target = target or "cpu"
     module = lift_transform_params(export_folder(path, model_file, stored, target), shared_transform=True)
     return Inspected(Path(path), compile(module, target), stored, _config(folder))
