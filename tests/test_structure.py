@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "compiler": BELOW_SESSION | {"passes", "session"},
     "artefact.loader": ALL | {"backends.cuda"},
     "llm.timings": set(),
+    "llm.find_model": BASE,
     "llm.model_files": BASE | {"ir", "nn", "quantized"},
     "llm.gguf_tokenizer": BASE,
     "llm.gguf_folder": BASE | {"quantized", "weights", "llm.gguf_tokenizer"},
@@ -61,8 +62,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.hf_folder": ALL | {"llm.timings", "llm.methods", "llm.model_files", "llm.gguf_folder", "llm.lora"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
     "llm": ALL
-    | {"backends.cuda", "artefact.loader", "llm.timings", "llm.model_files", "llm.hf_folder", "llm.lora"},
-    "inspection": ALL | {"backends.cuda", "llm.model_files", "llm.hf_folder"},
+    | {
+        "backends.cuda",
+        "artefact.loader",
+        "llm.timings",
+        "llm.find_model",
+        "llm.model_files",
+        "llm.hf_folder",
+    }
+    | {"llm.lora"},
+    "inspection": ALL | {"backends.cuda", "llm.find_model", "llm.model_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
     "serve": BASE | {"state", "session", "llm", "llm.model_files"},

@@ -36,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, command in COMMANDS.items():
         about = (command.__doc__ or "").strip().splitlines()[0]
         sub = commands.add_parser(name, help=about, description=about)
-        sub.add_argument("path", metavar="DIR", help="a Hugging Face folder or an artefact")
+        sub.add_argument(
+            "path",
+            metavar="DIR",
+            help="a Hugging Face folder, an artefact, a safetensors or GGUF file, or org/name in Hugging Face's cache",
+        )
         sub.add_argument(
             "--model", metavar="FILE", help="a model file, instead of the shipped one for the folder"
         )
@@ -51,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
+        args.path = str(nn.find_model(args.path))
         code: int = COMMANDS[args.command].main(args)
         return code
     except NnfrontError as error:

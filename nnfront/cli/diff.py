@@ -26,6 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command: exit code 0 if both are the same, 1 if not."""
-    found = nn.diff(args.path, args.other, model_file=args.model, target=args.device)
+    found = nn.diff(args.path, nn.find_model(args.other), model_file=args.model, target=args.device)
     sys.stdout.write((json.dumps(found.json(), indent=1) if args.json else str(found)) + "\n")
     return 0 if found.is_same else 1

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import nnfront as nn
 from nnfront.cli import loading
 from nnfront.errors import LoadError
 
@@ -85,7 +86,7 @@ def main(args: argparse.Namespace) -> int:
     )
     source = None if args.chat_template is None else read_template(args.chat_template)
     template = parts.template_of(llm.files, source)
-    name = args.served_model_name or Path(args.path).resolve().name
+    name = args.served_model_name or nn.model_name(args.path)
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
     with parts.Engine(llm, limits) as engine:
         served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout)

@@ -199,10 +199,8 @@ def _of(value: Any) -> tuple[str, str]:
     """The type of a weight and the hash of its bytes, row by row."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__, hashlib.sha256(repr(value).encode()).hexdigest()
-    bytes_ = value.contiguous().reshape(-1).view(torch.uint8)
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}", hashlib.sha256(
-        memoryview(bytes_.numpy())
-    ).hexdigest()
+    data = value.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}", hashlib.sha256(data).hexdigest()
 
 
 def _text(type: str, digest: str) -> str:

@@ -13,6 +13,7 @@ from nnfront.inspection.graphs import Lines, graph_of
 from nnfront.inspection.memory import memory_of, sizes_for
 from nnfront.inspection.model import Inspected
 from nnfront.inspection.weights import weights_of
+from nnfront.llm.find_model import model_name
 from nnfront.lower import Program
 from nnfront.lower.explain import Line, explained
 
@@ -30,7 +31,7 @@ def page_data(model: Inspected, sizes: Mapping[str, int] | None = None) -> dict[
     graphs = {name: graph_of(function, lines) for name, function in model.source.items()}
     return {
         "nnfront": nnfront.__version__,
-        "name": model.path.resolve().name,
+        "name": model_name(model.path),
         "made_of": "artefact" if model.is_artefact else "folder",
         "target": model.executable.target,
         "config": dict(model.config),

@@ -31,6 +31,9 @@ from nnfront.weights import Checkpoint
 SMALL_BYTES = 1 << 20
 """Tensors that describe others are not larger."""
 
+SAFETENSORS = (".safetensors", ".safetensors.index.json")
+"""How files of weights end whose folder says what model they are of."""
+
 TIED = "tie_word_embeddings"
 """What a Config calls it that the head is the embedding, where it may be either."""
 
@@ -76,9 +79,11 @@ class CompiledFolder:
 
 
 def open_folder(path: str | Path) -> Folder:
-    """Open a Hugging Face folder, or what is seen as one: a GGUF file, or a folder with a model in GGUF. Raises LoadError if there is none."""
+    """Open a Hugging Face folder, or what is seen as one: a GGUF file, a folder with a model in GGUF, or that of a safetensors file or index. Raises LoadError if there is none."""
     if holds_gguf(path):
         return GgufFolder(path)
+    if str(path).endswith(SAFETENSORS) and os.path.isfile(path):
+        return Folder(os.path.dirname(os.path.abspath(path)))
     if not os.path.isdir(path):
         raise LoadError(
             f"{shown_text(str(path))} is not a folder",

@@ -19,6 +19,7 @@ from nnfront.backends.device import current
 from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import File, Folder
+from nnfront.llm.find_model import find_model
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.lora import Loras
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
@@ -94,6 +95,7 @@ class LLM:
     ) -> LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
+        path: also a safetensors file beside its config.json, a GGUF file, or `org/name` in Hugging Face's cache, as `find_model` says.
         dtype: compute in it instead of the checkpoint's dtype; weights are cast when they are loaded.
         quant: store weights in a format of `nnfront.quant_format`: 4 bits (`int4`, a scale for 32 of them), 8 (`int8` or, in floats, `fp8`) ..., or as a `QuantScheme` says.
         kv_quant: keep keys and values in 8 bits (`fp8`: a float, with a scale for each token and head).
@@ -105,7 +107,7 @@ class LLM:
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
         """
-        device = str(device)  # a torch.device says the same
+        path, device = find_model(path), str(device)  # a torch.device says the same
         if is_artefact(path):
             if dtype is not None or model_file is not None or quant is not None:
                 raise LoadError(
