@@ -347,7 +347,7 @@ def test_prompts_are_moved_to_the_device_of_the_session(llm: nn.LLM) -> None:
         seen.append(ids.device.type)
         return torch.zeros(*ids.shape, 4)
 
-    session: Any = ElsewhereSession(prefill=method, logits=method)
+    session: Any = ElsewhereSession(prefill=method, decode=method, logits=method)
     elsewhere = nn.LLM(session, TextModel("llama", 8, 4), llm.config, llm.path)
     elsewhere.generate_ids(torch.tensor([[1, 2]]), 1)
     elsewhere.logits(torch.tensor([[1, 2]]))

@@ -33,11 +33,24 @@ Progress: TypeAlias = Callable[[int, int], None]
 _NOTHING = nullcontext()
 
 
+class After(Protocol):
+    """What is done to the result of each call, on the device alone."""
+
+    def __call__(self, result: Any) -> torch.Tensor:
+        """Return what the caller gets instead."""
+
+    def state(self) -> Sequence[torch.Tensor]:
+        """The tensors that a call of it changes; they stay where they are."""
+
+
 class Capture(Protocol):
     """Runs a method's calls, some of them as what was captured of earlier ones."""
 
     def __call__(self, loaded: object, frame: Frame, result: Callable[[Frame], Any]) -> Any:
         """Run a call whose arguments and dims are in the frame, and return its result."""
+
+    def followed_by(self, after: After) -> Capture:
+        """The same for the method with something behind it, which is captured with its calls."""
 
 
 class Backend:

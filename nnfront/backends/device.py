@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
@@ -51,6 +51,22 @@ def sent(values: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Numbers as a tensor on a device. The host does not wait for a GPU: it copies from pinned memory, which is free again when it has."""
     made = torch.tensor(values, dtype=dtype, device=device if device.type != "cuda" else CPU)
     return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
+
+
+def fetching(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to copy a tensor to the host; what is returned waits for that, not for what a GPU is given to do meanwhile."""
+    if tensor.device.type != "cuda":
+        return lambda: tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    done.record(torch.cuda.current_stream(tensor.device))
+
+    def fetched() -> torch.Tensor:
+        done.synchronize()
+        return host
+
+    return fetched
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -15,7 +15,7 @@ import torch
 from nnfront.artefact.folder import read_artefact
 from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
-from nnfront.backends.device import current
+from nnfront.backends.device import current, fetching
 from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import File, Folder
@@ -23,12 +23,12 @@ from nnfront.llm.find_model import find_model
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.lora import Loras
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
+from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, until
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.quantized import StoredReport
 from nnfront.session import Session
-from nnfront.state.cache import Cache
 from nnfront.transform.plan import TransformPlan
 from nnfront.weights.checkpoint import is_artefact
 
@@ -76,7 +76,7 @@ class LLM:
         self.stored: StoredReport | None = None
         self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
-        self._spare: Cache | None = None
+        self._spare: Stepping | None = None
 
     @staticmethod
     def load(
@@ -305,33 +305,34 @@ class LLM:
 
     def _steps(self, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler) -> Iterator[torch.Tensor]:
         """Yield the next token of every sequence, int64 [batch], `count` times."""
-        with self._cache(len(prompts), max(map(len, prompts)) + count) as cache:
-            yield from self._steps_in(cache, prompts, count, sampler)
+        with self._stepping(len(prompts), max(map(len, prompts)) + count) as stepping:
+            yield from self._steps_in(stepping, prompts, count, sampler)
 
     @contextmanager
-    def _cache(self, batch: int, length: int) -> Iterator[Cache]:
-        """An empty cache for sequences of so many tokens.
+    def _stepping(self, batch: int, length: int) -> Iterator[Stepping]:
+        """An empty cache for sequences of so many tokens, and steps over it.
 
         On a GPU it is that of the generation before, if that is over and it will do: steps are captured for the memory of one cache.
         """
         if not self.session.backend.captures:
-            yield self.session.make_cache(batch=batch, max_seq=length, stored_as=self.stored_as)
+            yield Stepping(self.session.make_cache(batch=batch, max_seq=length, stored_as=self.stored_as))
             return
-        cache, self._spare = self._spare, None
-        if cache is None or cache.batch != batch or cache.max_seq < length:
-            cache = None  # its memory may be needed for the next one
+        spare, self._spare = self._spare, None
+        if spare is None or spare.cache.batch != batch or spare.cache.max_seq < length:
+            spare = None  # its memory may be needed for the next one
             room = min(-(-length // SPARE_TOKENS) * SPARE_TOKENS, self.context)
-            cache = self.session.make_cache(batch=batch, max_seq=room, stored_as=self.stored_as)
-        cache.reset()
+            spare = Stepping(self.session.make_cache(batch=batch, max_seq=room, stored_as=self.stored_as))
+        spare.cache.reset()
         try:
-            yield cache
+            yield spare
         finally:
-            self._spare = cache
+            self._spare = spare
 
     def _steps_in(
-        self, cache: Cache, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler
+        self, stepping: Stepping, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler
     ) -> Iterator[torch.Tensor]:
         self.phases.start()
+        cache, sampler = stepping.cache, stepping.sampler(sampler)
         parts = []
         first = 0
         for _, group in groupby(prompts, key=len):
@@ -340,13 +341,19 @@ class LLM:
             parts.append(self.session["prefill"](same, rows)[:, -1])
             first += len(same)
         token = self._drawn(sampler, torch.cat(parts))
-        self.phases.end("prefill", sum(map(len, prompts)))
-        yield token
-        for _ in range(count - 1):
+        step = stepping.step(sampler, self.session["decode"], self._drawn)
+        phase, tokens = "prefill", sum(map(len, prompts))
+        for left in reversed(range(count)):
+            # A device that draws by itself begins the next step before anybody has seen this token.
+            here = fetching(token)
+            following = step(token[:, None], cache) if left and sampler.on_kernel else None
+            read = here()
+            self.phases.end(phase, tokens)
+            yield read
             self.phases.start()
-            token = self._drawn(sampler, self.session["decode"](token[:, None], cache)[:, -1])
-            self.phases.end("decode", len(prompts))
-            yield token
+            phase, tokens = "decode", len(prompts)
+            if left:
+                token = step(token[:, None], cache) if following is None else following
 
     def _drawn(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
         """The next token of every sequence, by a kernel of the artefact's if it has it."""

@@ -123,6 +123,19 @@ class Sampler:
             self._seen.scatter_(1, token[:, None], True)
         return token
 
+    def restart(self, like: Sampler) -> None:
+        """Go on as another sampler for as many sequences begins, in the same buffers; its sampling differs in nothing but the seed."""
+        self.prompts, self.generator = like.prompts, like.generator
+        if self._seen is not None:
+            self._seen.copy_(self._in_prompts(self._seen))
+        if self._device is not None:
+            self._device.restart(self.generator.initial_seed())
+
+    def state(self) -> list[torch.Tensor]:
+        """What a draw by the kernel changes, where it does: seeds, steps and marks of tokens."""
+        assert self._device is not None
+        return [*self._device.state(), *([] if self._seen is None else [self._seen])]
+
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the distribution from which tokens are drawn: float [batch, vocab] to float32 of the same shape."""
         return self._probabilities(self.scores(logits))

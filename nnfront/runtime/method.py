@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.backend import After
 from nnfront.backends.device import current, default_device
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import resolver
@@ -76,6 +77,7 @@ class Method:
         self._shared = [i for i in self._states if program.arguments[i].name in program.shared]
         self.graphs = self._backend.capture(program, self._device, self._run)
         """What of the method's calls has been captured on a GPU; None if nothing can be."""
+        self._after: After | None = None
         self._loaded_methods = loaded_methods or LoadedMethods()
         loaded = self._finished(loaded_frame(program, weights, known, self._device))
         self._loaded_methods.loaded = {**self._loaded_methods.loaded, self.name: loaded}
@@ -183,6 +185,13 @@ class Method:
         method._route = route if case is None else route.only(case)
         return method
 
+    def followed_by(self, after: After) -> Method:
+        """Return this method with a function of its result behind it, which is captured with it where calls are."""
+        method = copy.copy(self)
+        method._after = after
+        method.graphs = None if self.graphs is None else self.graphs.followed_by(after)
+        return method
+
     def with_weights(self, changed: Values) -> Loaded:
         """Return what the method would run with if these weights, of the same types, were in the place of theirs."""
         template = self._loaded_methods.loaded[self.name].template.copy()
@@ -218,6 +227,7 @@ class Method:
                 self._run(frame)
                 with torch.no_grad():
                     result = loaded.result(frame)
+                    result = result if self._after is None else self._after(result)
             self._check_layers(args)
             return result
         except BaseException as error:

@@ -21,10 +21,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from nnfront.backends.backend import After
 from nnfront.backends.cuda.attention import length_bucket
 from nnfront.backends.cuda.graph_capture import GraphCapture
 from nnfront.backends.cuda.graph_safety import ROWS
@@ -39,15 +40,6 @@ MAX_GRAPHS = 64
 SEEN = 256
 # Calls that run as usual after a capture that failed: it may have been for want of memory.
 REST = 100
-
-
-class After(Protocol):
-    """What is done to the result of each call, on the device alone, and captured with it."""
-
-    def __call__(self, result: Any) -> torch.Tensor: ...
-
-    def state(self) -> Sequence[torch.Tensor]:
-        """The tensors that a call changes; they stay where they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +104,8 @@ class Graphs:
         self._run = run
         self._after = after
         self._slots = [slot for a in program.arguments for slot in a.structure.leaves()]
-        self._results = [*dict.fromkeys(program.result.leaves())]
+        # What of a frame the caller gets; with something behind the method only what that makes.
+        self._results = [*dict.fromkeys(program.result.leaves())] if after is None else []
         self._lock = Lock()
         self._loaded: weakref.ref[Any] | None = None
         self._graphs: OrderedDict[Hashable, _CapturedGraph] = OrderedDict()
@@ -281,11 +274,11 @@ class Graphs:
             graph.replay = self._capturer.capture(run)
         except Exception as error:
             self._give_up(error)
-            graph = None
-        for tensor, content in zip(changed, before, strict=True):
-            tensor.copy_(content)
-        if graph is None:
             return None
+        finally:
+            with torch.inference_mode():
+                for tensor, content in zip(changed, before, strict=True):
+                    tensor.copy_(content)
         kept = [None] * len(frame)
         for slot in self._results:
             kept[slot] = graph.frame[slot]

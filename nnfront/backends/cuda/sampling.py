@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.kernel_package import kernel_module
-from nnfront.backends.device import current
+from nnfront.backends.device import current, sent
 
 
 def takes(logits: torch.Tensor) -> bool:
@@ -52,7 +52,7 @@ class DeviceSampler:
         """options: temperature, top_k, top_p and min_p as the kernel has them. seed: any 64 bits."""
         self._options = dict(options)
         self._penalty = penalty
-        self._seed = (seed + 2**63) % 2**64 - 2**63
+        self._seed = _signed(seed)
         self._calls = 0
         self._buffers: dict[str, Any] = {}
         self._shape: tuple[int, ...] = ()
@@ -78,13 +78,33 @@ class DeviceSampler:
             )
         return token
 
+    def restart(self, seed: int) -> None:
+        """Begin again with another seed, in the same buffers."""
+        self._seed, self._calls = _signed(seed), 0
+        if "state" in self._buffers:
+            self._buffers["state"].copy_(self._state(self._buffers["state"]))
+
+    def state(self) -> list[torch.Tensor]:
+        """Seeds and steps, where the kernel advances them."""
+        return [self._buffers["state"]] if "state" in self._buffers else []
+
+    def _state(self, like: torch.Tensor) -> torch.Tensor:
+        """Seeds and steps for as many rows."""
+        return sent(
+            [[self._seed, (row << 32) + self._calls] for row in range(len(like))], torch.int64, like.device
+        )
+
     def _made(self, kernel: Any, logits: torch.Tensor) -> dict[str, Any]:
         """Seeds and steps for a batch, and room for what the kernel gathers."""
         if not self._options["temperature"]:
             return {}
-        steps = (torch.arange(len(logits)) << 32) + self._calls
-        state = torch.stack([torch.full_like(steps, self._seed), steps], 1).to(logits.device)
+        state = self._state(logits)
         limits = (self._options[name] for name in ("top_k", "top_p", "min_p"))
         if all(limit is None for limit in limits):
             return {"state": state}
         return {"state": state, "workspace": kernel.workspace(*logits.shape, logits.device)}
+
+
+def _signed(seed: int) -> int:
+    """64 bits as int64 has them."""
+    return (seed + 2**63) % 2**64 - 2**63
