@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import triton
-from nnfront_kernels.common import ARCHS, KernelError, Plan, is_divisible
+from nnfront_kernels.common import ARCHS, WARP, KernelError, Plan, is_divisible
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
@@ -154,7 +154,7 @@ def compile_plan(plan: Plan, arch: str) -> Any:
     with without_paths():
         return triton.compile(
             ASTSource(plan.kernel, signature, constants, hints),
-            target=GPUTarget(limits.backend, limits.target, limits.warp_size),
+            target=GPUTarget("cuda", limits.target, WARP),
             options={
                 "num_warps": plan.config.num_warps,
                 "num_stages": plan.config.num_stages,
@@ -173,10 +173,8 @@ def build(plan: Plan, arch: str) -> tuple[dict[str, Any], bytes]:
 
     `parameters` has the run-time arguments in the order of the launch, each with its kind: `pointer`, `i32`, `i64`, `f32`
     or `descriptor`. Behind them the kernel takes two pointers, to scratch memory for the grid and for profiling.
-    Raises KernelError for a GPU that is not NVIDIA's, and if the kernel needs what a plain launch does not give.
+    Raises KernelError if the kernel needs what a plain launch does not give.
     """
-    if ARCHS[arch].backend != "cuda":
-        raise KernelError(f"only NVIDIA's machine code can be launched without Triton, got '{arch}'")
     compiled = compile_plan(plan, arch)
     facts = compiled.metadata
     parameters = _parameters(plan, facts.tensordesc_meta)

@@ -97,10 +97,7 @@ def reference(
 # Rows (heads of a group) x keys of a step, for heads of up to block_k. The compiler uses one stage for
 # reading the table of pages. By arithmetic, not yet measured.
 CONFIGS = {
-    arch: tuple(
-        Config(16, n if arch != "gfx942" else n // 2, k, 4, 4 if arch != "gfx942" else 2, split_k=8)
-        for n, k in ((64, 128), (128, 64), (32, 256))
-    )
+    arch: tuple(Config(16, n, k, 4, 4, split_k=8) for n, k in ((64, 128), (128, 64), (32, 256)))
     for arch in ARCHS
 }
 BLOCKS_PER_SM = 2
@@ -308,7 +305,7 @@ def plan(
             "BLOCK_N": config.block_n,
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
-            "PTX": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
+            "PTX": not triton.knobs.runtime.interpret,
         },
         config=config,
         output=out,

@@ -40,7 +40,6 @@ from nnfront_kernels.attention import (
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.cache import pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
@@ -110,7 +109,6 @@ CONFIGS = {
     "sm_80": (Config(128, 32, 128, 8, 2), Config(64, 64, 64, 4, 3), Config(64, 32, 256, 8, 2)),
     "sm_90": (Config(128, 64, 128, 8, 3), Config(128, 64, 64, 4, 3), Config(64, 32, 256, 8, 2)),
     "sm_100": (Config(128, 64, 128, 8, 3), Config(128, 64, 64, 8, 3), Config(64, 32, 256, 8, 2)),
-    "gfx942": (Config(64, 32, 128, 4, 2), Config(64, 64, 64, 4, 2), Config(32, 16, 256, 4, 2)),
 }
 
 
@@ -327,7 +325,7 @@ def plan(
             "BLOCK_N": config.block_n,
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
-            "PTX": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
+            "PTX": not triton.knobs.runtime.interpret,
         },
         config=config,
         output=out,

@@ -21,14 +21,15 @@ class KernelError(ValueError):
     """A launch that no kernel in this file can serve; the text is what `accepts` returned."""
 
 
+WARP = 32  # threads that execute together, on every GPU of NVIDIA
+
+
 @dataclass(frozen=True)
 class Arch:
     """Limits and peak rates of one GPU generation; the rates only rank configs against each other."""
 
     name: str
-    backend: str  # Triton's: "cuda" or "hip"
-    target: int | str  # Triton's: compute capability, or gfx name
-    warp_size: int
+    target: int  # Triton's: compute capability
     num_sms: int
     shared_bytes: int  # one block's dynamic shared memory
     shared_bytes_sm: int
@@ -37,15 +38,13 @@ class Arch:
     bandwidth: float  # device memory, bytes/s
 
 
-# Limits: CUDA programming guide table of technical specifications, and the CDNA3 instruction set document (64 KiB of
-# LDS, 512 vector registers of which 256 are accumulators). Rates: data sheets of A100 80 GB, H200, B200 and MI300X.
+# Limits: CUDA programming guide, table of technical specifications. Rates: data sheets of A100 80 GB, H200 and B200.
 ARCHS: dict[str, Arch] = {
     arch.name: arch
     for arch in (
-        Arch("sm_80", "cuda", 80, 32, 108, 166_912, 167_936, 255, 312e12, 2.0e12),
-        Arch("sm_90", "cuda", 90, 32, 132, 232_448, 233_472, 255, 989e12, 4.8e12),
-        Arch("sm_100", "cuda", 100, 32, 148, 232_448, 233_472, 255, 2250e12, 8.0e12),
-        Arch("gfx942", "hip", "gfx942", 64, 304, 65_536, 65_536, 512, 1307e12, 5.3e12),
+        Arch("sm_80", 80, 108, 166_912, 167_936, 255, 312e12, 2.0e12),
+        Arch("sm_90", 90, 132, 232_448, 233_472, 255, 989e12, 4.8e12),
+        Arch("sm_100", 100, 148, 232_448, 233_472, 255, 2250e12, 8.0e12),
     )
 }
 
@@ -179,8 +178,6 @@ def arch_of(device: torch.device) -> str:
     """The name in ARCHS of a device. The interpreter (TRITON_INTERPRET=1, tensors on the CPU) counts as sm_80."""
     if planned := _PLANNED.get():
         return planned
-    if device.type == "cuda" and torch.version.hip:
-        return torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         return f"sm_{major}{minor}"

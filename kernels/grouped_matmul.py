@@ -103,12 +103,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(128, 128, 64, 8, 4),
         Config(128, 256, 64, 8, 4),
     ),
-    "gfx942": (
-        Config(16, 64, 128, 4, 2),
-        Config(32, 64, 128, 4, 2),
-        Config(64, 64, 64, 4, 2),
-        Config(128, 128, 64, 8, 2),
-    ),
 }
 # Where a row does not start at a multiple of 16 elements, loads are two bytes wide and addresses take the registers.
 UNALIGNED = tuple(Config(rows, 32, 32, 4, 2) for rows in (16, 32, 64, 128))

@@ -35,23 +35,15 @@ class Report:
     shared_bytes: int
     spills: int
     instructions: int
-    mma: dict[str, int]  # HMMA, HGMMA, UTCHMMA, v_mfma, ...
-    loads: dict[
-        str, int
-    ]  # global loads by instruction and bits: LDGSTS.128, LDG.16, UTMALDG, buffer_load.128, ...
+    mma: dict[str, int]  # HMMA, HGMMA, UTCHMMA, ...
+    loads: dict[str, int]  # global loads by instruction and bits: LDGSTS.128, LDG.16, UTMALDG, ...
     serialized: bool  # ptxas gave up overlapping wgmma (advisories C7510 and C7511)
-    loop: dict[str, int]  # opcodes of the longest innermost loop, NVIDIA only
+    loop: dict[str, int]  # opcodes of the longest innermost loop
 
 
 def report(plan: Plan, arch: str) -> Report:
     """Compile a plan and count."""
     compiled = compile_plan(plan, arch)
-    if ARCHS[arch].backend == "hip":
-        return _amd_report(compiled)
-    return _nvidia_report(compiled, arch)
-
-
-def _nvidia_report(compiled: Any, arch: str) -> Report:
     tools = triton.knobs.nvidia
     with tempfile.TemporaryDirectory() as folder:
         cubin = Path(folder, "kernel.cubin")
@@ -112,35 +104,6 @@ def _families(opcodes: Counter[str], families: tuple[str, ...]) -> Counter[str]:
         if opcode.split(".")[0] in families:
             found[opcode.split(".")[0]] += count
     return found
-
-
-def _amd_report(compiled: Any) -> Report:
-    text = compiled.asm["amdgcn"]
-    opcodes = Counter(re.findall(r"^\s+((?:v|s|ds|global|buffer|flat)_\w+)", text, re.MULTILINE))
-    loads: Counter[str] = Counter()
-    mma: Counter[str] = Counter()
-    widths = {"dwordx4": 128, "dwordx3": 96, "dwordx2": 64, "dword": 32, "ushort": 16, "sshort": 16}
-    for opcode, count in opcodes.items():
-        if match := re.match(r"(global|buffer)_load_(dwordx?\d?|[us]short|[us]byte)", opcode):
-            loads[f"{match[1]}_load.{widths.get(match[2], 8)}"] += count
-        elif opcode.startswith("v_mfma"):
-            mma["v_mfma"] += count
-
-    def field(name: str) -> int:
-        found = re.search(rf"\.{name}:\s+(\d+)", text)
-        assert found is not None, name
-        return int(found[1])
-
-    return Report(
-        registers=field("vgpr_count"),
-        shared_bytes=compiled.metadata.shared,
-        spills=field("vgpr_spill_count"),
-        instructions=sum(opcodes.values()),
-        mma=dict(mma),
-        loads=dict(sorted(loads.items())),
-        serialized=False,
-        loop={},
-    )
 
 
 def _run(*command: object) -> str:

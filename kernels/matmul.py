@@ -73,12 +73,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(64, 128, 64, 4, 4),
         Config(32, 64, 32, 4, 4),
     ),
-    "gfx942": (
-        Config(128, 128, 64, 8, 2),
-        Config(64, 128, 64, 4, 2),
-        Config(64, 64, 64, 4, 2),
-        Config(32, 64, 64, 4, 2),
-    ),
 }
 # Where a row does not start at a multiple of 16 elements, loads are two bytes wide and addresses take the registers.
 UNALIGNED = Config(64, 64, 32, 4, 2)

@@ -9,9 +9,8 @@ Shapes: x [M, K], w [N, K], both float8_e4m3fn; K a multiple of 16. Scales, in o
 output is bfloat16 unless out_dtype says otherwise.
 
 sm_90 and sm_100 multiply fp8 natively. Hopper's tensor cores keep about 14 bits of a sum of fp8 products (same paper,
-section 3.5.2), so there the sum of each 128 of K is added to a float32 one on the ordinary cores. sm_80 has no fp8, and
-gfx942's fp8 is another format (e4m3fnuz: bias 8, no minus zero, largest 240), so on both the codes are decoded to
-float16 by integer arithmetic, exactly, and multiplied as float16.
+section 3.5.2), so there the sum of each 128 of K is added to a float32 one on the ordinary cores. sm_80 has no fp8: there
+the codes are decoded to float16 by integer arithmetic, exactly, and multiplied as float16.
 """
 
 from __future__ import annotations
@@ -90,12 +89,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(32, 64, 128, 4, 4),
         Config(64, 128, 128, 4, 4),
         Config(128, 128, 128, 8, 4),
-    ),
-    "gfx942": (
-        Config(16, 64, 128, 4, 2),
-        Config(32, 64, 128, 4, 2),
-        Config(64, 64, 128, 4, 2),
-        Config(128, 128, 128, 8, 2),
     ),
 }
 

@@ -73,7 +73,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(64, 128, 128, 8, 3),
         Config(128, 128, 128, 8, 3),
     ),
-    "gfx942": (Config(16, 128, 128, 4, 2), Config(32, 128, 128, 4, 2), Config(64, 64, 128, 4, 2)),
 }
 
 
@@ -294,7 +293,7 @@ def plan(
         },
         constants={
             "GROUP": group,
-            "LOP3": ARCHS[arch].backend == "cuda" and not triton.knobs.runtime.interpret,
+            "LOP3": not triton.knobs.runtime.interpret,
         },
         divisible=tuple(loads),
     )

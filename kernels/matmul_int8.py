@@ -63,7 +63,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(64, 128, 128, 8, 4),
         Config(128, 128, 128, 8, 3),
     ),
-    "gfx942": (Config(16, 64, 128, 4, 2), Config(32, 64, 128, 4, 2), Config(64, 64, 128, 4, 2)),
 }
 
 

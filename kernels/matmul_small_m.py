@@ -55,12 +55,6 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(32, 64, 128, 4, 4),
         Config(64, 64, 128, 4, 4),
     ),
-    "gfx942": (
-        Config(1, 16, 512, 4, 2),
-        Config(16, 64, 128, 4, 2),
-        Config(32, 64, 128, 4, 2),
-        Config(64, 64, 128, 4, 2),
-    ),
 }
 UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded too
 

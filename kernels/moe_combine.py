@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
+    WARP,
     Config,
     Cost,
     Kernel,
@@ -52,7 +53,7 @@ def reference(
 
 
 # 16 bytes for each thread; not yet measured.
-CONFIGS = {arch.name: (Config(1, 32 * arch.warp_size, 1, 4, 1),) for arch in ARCHS.values()}
+CONFIGS = {arch: (Config(1, 32 * WARP, 1, 4, 1),) for arch in ARCHS}
 
 
 def choose(shape: CombineShape, dtype: str, arch: str) -> Config:

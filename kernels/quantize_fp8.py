@@ -8,8 +8,8 @@
 Shapes: x [M, K] 16-bit or float32, rows may be strided; q [M, K] float8_e4m3fn; scales [M, 1] or [M, ceil(K / 128)].
 A group that holds an infinity has no meaning: its infinity becomes NaN.
 
-The rounding is integer arithmetic: sm_80 cannot convert to e4m3fn, gfx942 has another format, and Triton's interpreter
-rounds some values wrongly. The result equals `quantized.quantize_fp8` bit for bit.
+The rounding is integer arithmetic: sm_80 cannot convert to e4m3fn, and Triton's interpreter rounds some values
+wrongly. The result equals `quantized.quantize_fp8` bit for bit.
 """
 
 from __future__ import annotations

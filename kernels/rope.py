@@ -25,6 +25,7 @@ import triton
 import triton.language as tl
 from nnfront_kernels.common import (
     ARCHS,
+    WARP,
     Config,
     Cost,
     Kernel,
@@ -85,7 +86,7 @@ def reference(
 
 
 # block_m heads of a token, 16 bytes for each thread where there are 64 pairs of 16 bits. Not yet measured.
-CONFIGS = {arch.name: (Config(16, 1, 1, 128 // arch.warp_size, 1),) for arch in ARCHS.values()}
+CONFIGS = {arch: (Config(16, 1, 1, 128 // WARP, 1),) for arch in ARCHS}
 
 
 def choose(shape: RopeShape, dtype: str, arch: str) -> Config:

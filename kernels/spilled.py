@@ -35,7 +35,6 @@ SPILLED: dict[str, tuple[Spill, ...]] = {
         Spill("matmul_int4", "sm_100", 128, group=64, zero_points=False),
         Spill("matmul_int8", "sm_80", 16, group=64),
         Spill("matmul_int8", "sm_100", 128, group=64),
-        Spill("matmul_fp8", "gfx942", 128),
     ),
 }
 

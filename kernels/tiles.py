@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nnfront_kernels.common import ARCHS, Arch, Config
+from nnfront_kernels.common import ARCHS, WARP, Arch, Config
 from nnfront_kernels.spilled import without_spills
 
 
@@ -48,24 +48,14 @@ def shared_bytes(config: Config, x_bits: int, w_bits: int) -> int:
 
 def accumulators(config: Config, arch: Arch) -> int:
     """Registers per thread that hold the float32 tile."""
-    return config.block_m * config.block_n // (config.num_warps * arch.warp_size)
+    return config.block_m * config.block_n // (config.num_warps * WARP)
 
 
 def fits(config: Config, arch: Arch, x_bits: int, w_bits: int) -> bool:
-    """Whether a config is inside the limits of `arch`: shared memory, and accumulators in half of the registers.
-
-    On gfx942 the compiler keeps num_stages - 1 buffers in LDS and one tile in registers.
-    """
-    stages = config if arch.backend == "cuda" else _fewer_stages(config)
+    """Whether a config is inside the limits of `arch`: shared memory, and accumulators in half of the registers."""
     return (
-        shared_bytes(stages, x_bits, w_bits) <= arch.shared_bytes
+        shared_bytes(config, x_bits, w_bits) <= arch.shared_bytes
         and accumulators(config, arch) <= (arch.registers + 1) // 2
-    )
-
-
-def _fewer_stages(config: Config) -> Config:
-    return Config(
-        config.block_m, config.block_n, config.block_k, config.num_warps, max(config.num_stages - 1, 1)
     )
 
 
@@ -74,7 +64,7 @@ def model_seconds(config: Config, shape: MatmulShape, arch: Arch, x_bits: int, w
     m = bucket(shape.m)
     rows, columns = cdiv(m, config.block_m), cdiv(shape.n, config.block_n)
     blocks = rows * columns * config.split_k
-    threads_limit = 2048 // (config.num_warps * arch.warp_size)
+    threads_limit = 2048 // (config.num_warps * WARP)
     resident = max(
         1, min(threads_limit, arch.shared_bytes_sm // (shared_bytes(config, x_bits, w_bits) + 1024))
     )

@@ -27,8 +27,8 @@ class _Draw:
     sampler: Sampler
     drawn: Drawn
 
-    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
-        return self.drawn(self.sampler, logits[:, -1])
+    def __call__(self, result: torch.Tensor) -> torch.Tensor:
+        return self.drawn(self.sampler, result[:, -1])
 
     def state(self) -> list[torch.Tensor]:
         return self.sampler.state()

@@ -141,9 +141,8 @@ def broken_rules(build: Build, found: Report, known_spills: int = 0) -> list[str
         "sm_80": "HMMA",
         "sm_90": "QGMMA" if fp8 else "HGMMA",
         "sm_100": "UTCQMMA" if fp8 else "UTCHMMA",
-        "gfx942": "v_mfma",
     }[build.arch]
-    if build.config.block_m < 64 and build.arch != "gfx942":
+    if build.config.block_m < 64:
         tensor_cores = "HMMA"  # wgmma and tcgen05 work on 64 rows or more
     products = "matmul" in build.kernel or "attention" in build.kernel
     if build.config.block_m >= 16 and products and set(found.mma) != {tensor_cores}:

@@ -21,7 +21,7 @@ from nnfront_kernels import moe_routing
 from nnfront_kernels.ahead import specialize
 from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_prefill import PrefillShape
-from nnfront_kernels.common import ARCHS, Config, Plan
+from nnfront_kernels.common import ARCHS, WARP, Config, Plan
 from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.inspect import Report, plan_for, report
@@ -168,7 +168,7 @@ def specialized_by_us_and_by_triton(name: str, shape: Any, arch: str) -> tuple[o
         return True  # do not compile
 
     limits = ARCHS[arch]
-    target = GPUTarget(limits.backend, limits.target, limits.warp_size)
+    target = GPUTarget("cuda", limits.target, WARP)
     # This process compiles for named targets only, so the stand-in may stay.
     triton.runtime.driver.set_active(
         SimpleNamespace(

@@ -125,7 +125,7 @@ def taken(dtype: torch.dtype, arch: str) -> bool:
     ("dtype", "arch", "expected"),
     [
         (torch.bfloat16, "sm_90", True),
-        (torch.float32, "gfx942", True),
+        (torch.float32, "sm_100", True),
         (torch.float64, "sm_90", False),
         (torch.float32, "sm_75", False),
     ],

@@ -234,7 +234,7 @@ LAYERS = [
     Layer(9, 4, 256, width=16, hidden=16),
     Layer(31, 2, 6, choice="one", block_m=32, arch="sm_90"),
     Layer(9, 2, 4, choice="nowhere"),
-    *(Layer(10 + k, k, 8, width=65, hidden=63, gap=k, arch="gfx942") for k in range(3, 8)),
+    *(Layer(10 + k, k, 8, width=65, hidden=63, gap=k, arch="sm_100") for k in range(3, 8)),
     Layer(21, 10, 12, width=33, hidden=32),
     Layer(17, 16, 24, width=32, hidden=33, choice="elsewhere"),
 ]
