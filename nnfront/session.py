@@ -225,6 +225,7 @@ class Session(Mapping[str, Method]):
 
     def make_cache(
         self,
+        argument: str | None = None,
         *,
         pages: Amount | None = None,
         page_size: int | None = None,
@@ -233,6 +234,8 @@ class Session(Mapping[str, Method]):
         **sizes: Amount,
     ) -> Cache:
         """Make an empty cache for the methods of this session; `sizes` are its dims by name: `make_cache(batch=1, max_seq=4096)`.
+
+        `argument`: which argument the cache is for, where methods take several that differ: `make_cache("memory", batch=1, max_source=512)`.
 
         With a `page_size`, a power of two, its sequences take pages of so many tokens from a pool when they need them; `pages` is how
         many the pool has, by default enough for all sequences at their longest.
@@ -251,13 +254,16 @@ class Session(Mapping[str, Method]):
             a.type: None
             for m in self.program.methods.values()
             for a in m.arguments
-            if isinstance(a.type, StateType)
+            if isinstance(a.type, StateType) and argument in (None, a.name)
         }
         if not types:
-            raise RunError("no method takes a cache")
+            named = "" if argument is None else f" {argument!r}"
+            raise RunError(f"no method takes a cache{named}")
         if len({layout(type) for type in types}) > 1:
             raise RunError(
-                "the methods take different caches", details=[describe(layout(type)) for type in types]
+                "the methods take different caches",
+                details=[describe(layout(type)) for type in types],
+                help="make_cache(ARGUMENT, ...) makes the one for an argument of that name",
             )
         type = next(iter(types))
         known = {symbol.name: number for symbol, (number, _) in self._known.items()}

@@ -73,6 +73,11 @@ class _Check:
                     self.compare(instruction)
                 case Run(op="attention"):
                     self.append(instruction)
+                case Run(op="cache_append"):
+                    keys = self.slots[instruction.inputs[1]].type
+                    assert isinstance(keys, TensorType)
+                    layer, (written,) = instruction.inputs[0], instruction.outputs
+                    self.count(instruction, layer, written, TOKENS, keys.shape[1])
                 case Run(op="cache_write"):
                     self.write(instruction)
                 case Branch():

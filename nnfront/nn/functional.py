@@ -161,6 +161,12 @@ def cache_write(cache: Any, name: str, value: Any, seq: Any) -> None:
         OpFunction(ops.cache_write)(cache, value, name, seq)
 
 
+def cache_append(cache: Any, keys: Any, values: Any = None) -> None:
+    """Store keys, and values, of more tokens [batch, seq, heads, size] in a layer of a cache, and attend to nothing; nothing where there is no cache."""
+    if cache is not None:
+        OpFunction(ops.cache_append)(cache, keys, values)
+
+
 def extern(name: str, args: Sequence[Any], out: Any) -> Any:
     """Call the external function `name` and return what `out` describes.
 
@@ -210,6 +216,7 @@ class Vocabulary:
         function.__name__: function
         for function in (
             astype,
+            cache_append,
             cache_read,
             cache_write,
             cond,

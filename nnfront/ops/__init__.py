@@ -32,7 +32,7 @@ from nnfront.ops.activation import (
     swiglu,
 )
 from nnfront.ops.attention import attention, scaled_dot_product_attention
-from nnfront.ops.cache import cache_join, cache_positions, cache_read, cache_split, cache_write
+from nnfront.ops.cache import cache_append, cache_join, cache_positions, cache_read, cache_split, cache_write
 from nnfront.ops.control import (
     enter_case,
     extern,
@@ -156,6 +156,7 @@ __all__ = [
     "bitwise_xor",
     "broadcast_to",
     "cache_join",
+    "cache_append",
     "cache_positions",
     "cache_read",
     "cache_split",

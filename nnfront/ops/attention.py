@@ -265,6 +265,8 @@ def attention(
     of kv_heads; the result is [batch, seq, heads, size of a value]. With a layer of a cache k and v are appended to what it keeps of tokens,
     and the result is (y, the written handle). Without one, k and v may be longer or shorter than q if is_causal is False.
 
+    is_causal False: queries see later tokens as well, with a cache all that it holds but for what its window hides: what an encoder has stored, or, under a
+    bias, tokens of this call that lie ahead.
     Without v the first `value_size` elements of the keys are the values, as of a latent that is stored once. Without k nothing is appended:
     the queries are those of the last seq tokens that the layer holds, for layers that share keys and values.
     scale: of the scores; 1 / sqrt(head_size) if None. window: each token sees itself and the window - 1 before it; the
@@ -287,7 +289,12 @@ def attention(
         keys = k.shape[1]
     else:
         size, keys = _of_layer(k, v, cache, value_size), cache.max_seq
-        require(is_causal, "attention with a cache is causal", help="leave out the cache, or is_causal=False")
+        require(
+            is_causal or k is not None or cache.window is None,
+            "what a layer with a window of {} holds is not all that there was",
+            cache.window,
+            help="store what is attended to as a whole in a layer without a window",
+        )
         heads = cache.per_token[0].shape[0]
         mine = TensorType((q.shape[0], q.shape[1], *cache.per_token[0].shape), cache.dtype)
         values = TensorType((q.shape[0], q.shape[1], heads, size), cache.dtype)
@@ -360,13 +367,13 @@ def _(
             seen = _visible(steps, steps, window)
         seen = bias if seen is None else _and(seen, bias)
         return _attend(q, k.transpose(1, 2), values.transpose(1, 2), seen, scale, softcap, sinks)
-    positions = cache.positions(seq) if k is not None else cache.last_positions(seq)
+    positions = cache.positions(seq) if k is not None or not is_causal else cache.last_positions(seq)
     if k is not None:
         cache.append(*(part for part in (k, v) if part is not None))
     at = cache.key_positions()
-    seen = _visible(positions, at, window)
+    seen = _visible(positions, at, window, is_causal)
     if cache.window is not None:
-        seen = seen & _visible(positions, at, cache.window)
+        seen = seen & _visible(positions, at, cache.window, is_causal)
     keys = cache.stored(0)
     values = keys[..., :value_size] if value_size is not None else cache.stored(1)
     both = _and(seen, None if bias is None else by_position(bias, at))
@@ -380,8 +387,10 @@ def _and(seen: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return seen & bias if bias.dtype == torch.bool else bias.masked_fill(~seen, -torch.inf)
 
 
-def _visible(queries: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+def _visible(
+    queries: torch.Tensor, keys: torch.Tensor, window: int | None, is_causal: bool = True
+) -> torch.Tensor:
     """Return which keys each query sees: bool [batch, 1, queries, keys], from positions [batch, ...]; -1 is an empty slot."""
     query, key = queries[:, None, :, None], keys[:, None, None, :]
-    seen = (key >= 0) & (key <= query)
+    seen = (key >= 0) & (key <= query) if is_causal else (key >= 0).expand(-1, -1, query.shape[2], -1)
     return seen if window is None else seen & (key > query - window)

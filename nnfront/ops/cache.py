@@ -57,6 +57,42 @@ def _(cache: LayerLike, seq: int) -> torch.Tensor:
     return cache.positions(seq)
 
 
+@op(is_pure=False, writes="cache", moves=True)
+def cache_append(cache: StateLayerType, keys: TensorType, values: TensorType | None = None) -> StateLayerType:
+    """Store what a layer keeps of `seq` more tokens, and attend to nothing: for each of its buffers, in order, a tensor [batch, seq, *shape].
+
+    So an encoder leaves the keys and values that cross attention reads: `attention(q, cache=layer, is_causal=False)`.
+    """
+    parts = [part for part in (keys, values) if part is not None]
+    buffers = cache.per_token
+    require(
+        len(parts) == len(buffers),
+        "the layer keeps {} of each token, got {} tensors",
+        " and ".join(repr(buffer.name) for buffer in buffers) or "nothing",
+        len(parts),
+    )
+    for part, buffer in zip(parts, buffers, strict=True):
+        require(
+            part.dtype == buffer.dtype and part.ndim == len(buffer.shape) + 2,
+            "the layer keeps {} as {}[batch, seq, {}], got {} with {} axes",
+            repr(buffer.name),
+            buffer.dtype,
+            ", ".join(map(str, buffer.shape)),
+            part.dtype,
+            part.ndim,
+        )
+        wanted = (cache.batch, keys.shape[1], *buffer.shape)
+        for mine, expected in zip(part.shape, wanted, strict=True):
+            require_same(mine, expected, f"{buffer.name!r} of the layer: {{}} is not {{}}")
+    return cache
+
+
+@cache_append.reference
+def _(cache: LayerLike, keys: torch.Tensor, values: torch.Tensor | None = None) -> LayerLike:
+    cache.append(*(part for part in (keys, values) if part is not None))
+    return cache
+
+
 def _buffer(cache: StateLayerType, name: str) -> TensorType:
     """The type of what a layer keeps of all sequences under a name."""
     found = next((buffer for buffer in cache.per_sequence if buffer.name == name), None)

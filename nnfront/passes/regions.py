@@ -120,7 +120,9 @@ def _gated_products(weight: Part) -> tuple[Tree, ...]:
 
 
 def _has_keys_and_values(call: Call) -> bool:
-    """Whether attention is to what it is given, and nothing says besides which keys are seen."""
+    """Whether attention is to what it is given and what came before, and nothing says besides which keys are seen."""
+    if call.args[3] is not None and not call.attrs.get("is_causal", True):
+        return False
     return call.attrs.get("value_size") is None and all(arg is None for arg in call.args[5:])
 
 

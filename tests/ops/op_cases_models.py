@@ -124,6 +124,14 @@ def _(draw: Draw, name: str) -> Case:
     return Case((_layer(draw),), {"seq": draw(SIZES)}, ("seq",))
 
 
+@case("cache_append")
+def _(draw: Draw, name: str) -> Case:
+    layer = _layer(draw)
+    seq = draw(SIZES)
+    parts = [make((layer.type.batch, seq, *b.shape), b.dtype) for b in layer.type.per_token]
+    return Case((layer, *parts[: 1 if rarely(draw) else 2]), {})
+
+
 @case("cache_read", "cache_write")
 def _(draw: Draw, name: str) -> Case:
     fixed = {"conv": shape_of(draw), "ssm": shape_of(draw)}

@@ -157,6 +157,29 @@ def test_sequences_of_different_lengths_share_a_batch() -> None:
     assert_close(y, expected)
 
 
+@pytest.mark.parametrize("seq", [1, 3])
+def test_what_is_stored_is_seen_as_a_whole(seq: int) -> None:
+    layer = Layer(kv_layer(GROUPS, SIZE, "float32", BATCH, 8))
+    _, k, v = tensors(1, SEQ)
+    assert run(ops.cache_append, layer, k, v) is layer
+    q = torch.randn(BATCH, seq, HEADS, SIZE)
+    y, after = run(ops.attention, q, None, None, layer, is_causal=False)
+    assert after is layer
+    assert_close(y, torchs(q, k, v))
+
+
+def test_tokens_of_a_call_may_see_later_ones_under_a_bias_and_a_window() -> None:
+    layer = Layer(kv_layer(GROUPS, SIZE, "float32", BATCH, 8, window=4))
+    before = tensors(2, 2)
+    run(ops.attention, *before, layer)
+    q, k, v = tensors(3, 3)
+    seen = torch.rand(BATCH, 1, 3, 8) > 0.3
+    seen[..., 2:5] |= torch.eye(3, dtype=torch.bool)
+    y, _ = run(ops.attention, q, k, v, layer, None, seen, is_causal=False)
+    keys, values = (torch.cat(pair, 1) for pair in zip(before[1:], (k, v), strict=True))
+    assert_close(y, by_hand(q, keys, values, lambda b, i, j: bool(seen[b, 0, i, j]) and j > i + 2 - 4))
+
+
 def test_a_cache_comes_apart_into_layers_and_together_again() -> None:
     layers = tuple(Layer(kv_layer(1, 4, "float32", 2, 8)) for _ in range(3))
     assert run(ops.cache_join, *run(ops.cache_split, layers)) == layers

@@ -109,6 +109,7 @@ def test_writing_nothing_is_pure() -> None:
 def test_ops_that_use_up_a_handle_say_which() -> None:
     assert {name: o.writes for name, o in OPS.items() if o.writes} == {
         "attention": "cache",
+        "cache_append": "cache",
         "cache_join": "layers",
         "cache_split": "cache",
         "cache_write": "cache",

@@ -39,6 +39,7 @@ def cached(run: Run) -> Callable[..., Any]:
     """Append to a layer of a cache and attend to what it holds."""
     scores, general = Scores.of(run), _general(run)
     scale, own_window, value_size = scores.scale, scores.window, run.attrs.get("value_size")
+    is_causal = run.attrs.get("is_causal", True)
 
     def attention_cached(
         q: torch.Tensor,
@@ -49,11 +50,11 @@ def cached(run: Run) -> Callable[..., Any]:
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheLayer]:
         plain = (k, v) if k is not None and v is not None and bias is None else None
-        if k is not None:
+        if k is not None and is_causal:
             y = decode_attention.attend(q, k, v, layer, scores, sinks, bias)
             if y is not None:
                 return y, layer
-        if scores.softcap is not None or sinks is not None:
+        if scores.softcap is not None or sinks is not None or not is_causal:
             y, _ = general(q, k, v, layer, sinks, bias)
             layer.attended()
             return y, layer

@@ -9,6 +9,7 @@ from typing import Any
 from nnfront.backends.backend import Backend, Pair
 from nnfront.backends.cpu import (
     attention,
+    cross_attention,
     host,
     linear,
     moe,
@@ -33,6 +34,7 @@ KERNELS = (
     *moe.KERNELS,
     *norm.KERNELS,
     *rope.KERNELS,
+    *cross_attention.KERNELS,
     *attention.KERNELS,
     *recurrent.KERNELS,
     *state.KERNELS,

@@ -53,6 +53,8 @@ def _reason(run: Run, context: Context, cache: int, q: TensorType, k: TensorType
     if isinstance(layer, StateLayerType):
         if layer.dtype != q.dtype:
             return f"the cache holds {layer.dtype}, q is {q.dtype}"
+        if not run.attrs.get("is_causal", True):
+            return "it sees later tokens too"
     elif not same(q.shape[1], k.shape[1]):
         return "there are not as many keys as queries"
     elif "window" in run.attrs and not run.attrs.get("is_causal", True):
