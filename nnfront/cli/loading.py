@@ -79,6 +79,24 @@ def load(args: argparse.Namespace) -> nn.LLM:
     return llm
 
 
+def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
+    """Load the encoder-decoder that the flags say."""
+    for flag in ("lora", "kv_quant", "cache"):
+        if getattr(args, flag):
+            raise nn.errors.LoadError(
+                f"--{flag.replace('_', '-')} is for language models, and {args.path} holds an encoder-decoder"
+            )
+    return nn.Seq2Seq.load(
+        args.path,
+        args.device or "cpu",
+        args.dtype,
+        scheme(args),
+        model_file=args.model,
+        ignored=args.ignore,
+        progress=progress_bar("weights", "step"),
+    )
+
+
 def _say(peak_bytes: int) -> None:
     if peak_bytes >= WORTH_SAYING_BYTES:
         print(

@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continue a prompt: the text streams to stdout, a table of times follows on stderr."""
+"""Continue a prompt, or write about a text or a sound if the model is an encoder-decoder: the text streams to stdout, a table of times follows on stderr."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 
+import nnfront as nn
 from nnfront.cli import loading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("-p", "--prompt", required=True, help="the text to continue; - reads it from stdin")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument(
+        "-p", "--prompt", help="the text to continue, or to write about; - reads it from stdin"
+    )
+    given.add_argument("--audio", metavar="FILE", help="a WAV file to write about, for models that hear")
+    parser.add_argument(
+        "--language", metavar="L", help="the language of the sound; by default the likeliest one"
+    )
+    parser.add_argument("--task", metavar="T", help="what to do with the sound; default transcribe")
     parser.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N", help="default 128")
     parser.add_argument(
         "--temperature",
@@ -41,25 +51,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    llm = loading.load(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    pieces = llm.generate(
-        prompt,
-        max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed,
-        repetition_penalty=args.repetition_penalty,
-        stop=args.stop,
-        stream=True,
-    )
+    how = {
+        name: getattr(args, name)
+        for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
+    }
+    if nn.Seq2Seq.fits(args.path, args.model):
+        writer = loading.load_seq2seq(args)
+        heard = (
+            {} if args.audio is None else dict(zip(("source", "rate"), nn.read_wav(args.audio), strict=True))
+        )
+        _write(
+            writer.generate(
+                **{"source": prompt, **heard}, language=args.language, task=args.task, stream=True, **how
+            )
+        )
+        print(f"\n{writer.phases.table()}", file=sys.stderr)
+        return 0
+    if args.audio is not None:
+        raise nn.errors.LoadError(
+            f"{args.path} holds a model that hears nothing", help="give a prompt: -p TEXT"
+        )
+    llm = loading.load(args)
+    pieces = llm.generate(prompt, stop=args.stop, stream=True, **how)
     sys.stdout.write(prompt)
+    _write(pieces)
+    print(f"\n{llm.phases.table()}", file=sys.stderr)
+    return 0
+
+
+def _write(pieces: Iterable[str]) -> None:
     for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
     sys.stdout.flush()
-    print(f"\n{llm.phases.table()}", file=sys.stderr)
-    return 0

@@ -168,7 +168,7 @@ def compile_folder(
             str(hf_config.get("model_type")),
             config.max_position_embeddings,
             config.vocab_size,
-            _eos_token_ids(folder, hf_config),
+            eos_token_ids(folder, hf_config),
         )
     phases.end("export")
     quantized = None
@@ -213,7 +213,7 @@ def computing_in(dtype: str, config: Any) -> Any:
     return replace(config, dtype=dtype)  # type: ignore[type-var]
 
 
-def _eos_token_ids(folder: Folder, hf_config: dict[str, Any]) -> tuple[int, ...]:
+def eos_token_ids(folder: Folder, hf_config: dict[str, Any]) -> tuple[int, ...]:
     """The tokens that end a text: from generation_config.json, else from config.json."""
     given = read_json(folder, GENERATION) if folder.has(GENERATION) else {}
     found = given.get("eos_token_id", hf_config.get("eos_token_id"))

@@ -18,14 +18,14 @@ from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current, fetching
 from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError, RunError
-from nnfront.files import File, Folder
+from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.lora import Loras
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
-from nnfront.llm.tokenizer import Tokenizer, until
+from nnfront.llm.tokenizer import Tokenizer, tokenizer_of, until
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.quantized import StoredReport
 from nnfront.session import Session
@@ -35,7 +35,6 @@ from nnfront.weights.checkpoint import is_artefact
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
 """How keys and values may be kept in fewer bits, and what caches call it."""
 
-TOKENIZER = "tokenizer.json"
 # On a GPU caches have room for a multiple of so many tokens, so that one serves several generations.
 SPARE_TOKENS = 1024
 
@@ -128,7 +127,9 @@ class LLM:
             raise LoadError(
                 f"{path} holds no language model",
                 details=model.lacks,
-                help="nnfront.compile(nnfront.export_folder(DIR)).load(nnfront.Checkpoint(DIR)) loads any model",
+                help="nnfront.Seq2Seq.load(DIR) loads an encoder-decoder"
+                if "encode" in model.executable.source
+                else "nnfront.compile(nnfront.export_folder(DIR)).load(nnfront.Checkpoint(DIR)) loads any model",
             )
         cast = dtype is not None
         if plan is not None:
@@ -153,13 +154,7 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises LoadError if it has none."""
         if self._tokenizer is None:
-            if not self.files.has(TOKENIZER):
-                raise LoadError(
-                    f"{self.path} has no tokenizer.json, so it takes no text",
-                    details=list(filter(None, [self.files.why_not(TOKENIZER)])),
-                    help="use generate_ids with token ids, or add the model's tokenizer.json to the folder",
-                )
-            self._tokenizer = Tokenizer(File(self.files, TOKENIZER))
+            self._tokenizer = tokenizer_of(self.files)
         return self._tokenizer
 
     @property

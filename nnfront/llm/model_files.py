@@ -46,6 +46,11 @@ class Architecture:
         with _speaking_of(self.file.__file__):
             return self.file.Config.from_hf(hf_config)
 
+    def methods(self, config: Any) -> tuple[str, ...]:
+        """Names of the methods that the model has. Raises LoadError for what goes wrong in the file."""
+        with _speaking_of(self.file.__file__):
+            return tuple(self.file.export_spec(config))
+
     def export(self, config: Any, stored: Mapping[str, Stored] | None = None) -> IRModule:
         """Export the model's methods. `stored` are the tensors that there are for it: a model of many times more is not built to its end.
 

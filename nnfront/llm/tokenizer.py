@@ -10,8 +10,9 @@ from math import prod
 from typing import Any
 
 from nnfront.errors import LoadError, NnfrontError, RunError
-from nnfront.files import File, check_size, parse_json, shown_text
+from nnfront.files import File, Folder, check_size, parse_json, shown_text
 
+TOKENIZER = "tokenizer.json"
 _MAX_GROWTH = 1 << 16
 _PUT_IN = ("content", "prepend", "replacement")
 
@@ -123,6 +124,17 @@ UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 """What a decoder puts for bytes that are no character, or not yet."""
 
 BYTE = re.compile("<0x[0-9A-F]{2}>")
+
+
+def tokenizer_of(folder: Folder) -> Tokenizer:
+    """The tokenizer of a folder. Raises LoadError if it has none."""
+    if not folder.has(TOKENIZER):
+        raise LoadError(
+            f"{folder.path} has no tokenizer.json, so it takes no text",
+            details=list(filter(None, [folder.why_not(TOKENIZER)])),
+            help="use generate_ids with token ids, or add the model's tokenizer.json to the folder",
+        )
+    return Tokenizer(File(folder, TOKENIZER))
 
 
 @contextmanager

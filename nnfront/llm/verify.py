@@ -18,6 +18,7 @@ import torch
 from nnfront.errors import LoadError
 from nnfront.llm.hf_folder import compile_folder, computing_in, open_folder
 from nnfront.llm.model_files import read_folder
+from nnfront.llm.transformers_package import transformers
 from nnfront.nn.eager import Eager, run_in
 from nnfront.nn.module import Module
 from nnfront.nn.parameter import Parameter
@@ -139,14 +140,7 @@ def _some(vocabulary: int, context: int) -> list[int]:
 
 def _run_theirs(path: Path, ids: torch.Tensor) -> tuple[dict[str, Call], torch.Tensor, dict[str, str]]:
     """The first call of each of transformers' modules, its logits, and the class of each module."""
-    try:
-        import transformers
-    except ImportError:
-        raise LoadError(
-            "the package 'transformers' is not installed", help="pip install 'nnfront[transformers]'"
-        ) from None
-    package: Any = transformers
-    package.utils.logging.disable_progress_bar()
+    package = transformers()
     try:
         model = package.AutoModelForCausalLM.from_pretrained(
             path, dtype=torch.float32, attn_implementation="eager", local_files_only=True

@@ -15,7 +15,7 @@ Read the files in this order; each imports only from those above it:
     projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of    alibi
     experts     mixtures of experts    latent_attention   keys and values of low rank
     gated       parts under a gate             recurrent   parts that keep a state of a fixed size
-    config      config.json, read and proved    encoder   what encoders of text share
+    config      config.json, read and proved    encoder, encoder_decoder   what encoders of text share, and what writes about what one has read
 """
 
 from nnfront.nn.activations import ACTIVATIONS
@@ -29,6 +29,13 @@ from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.encoder import encoder_spec, mean_of_tokens
+from nnfront.nn.encoder_decoder import (
+    EncoderDecoder,
+    KeysAndValues,
+    Memory,
+    cross_attention,
+    encoder_decoder_spec,
+)
 from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, top_experts
 from nnfront.nn.gated import GatedAttention, GatedRMSNorm
 from nnfront.nn.latent_attention import LatentAttention
@@ -89,6 +96,7 @@ __all__ = [
     "Dropout",
     "Effect",
     "Embedding",
+    "EncoderDecoder",
     "Experts",
     "Fused",
     "GateUpMLP",
@@ -98,11 +106,13 @@ __all__ = [
     "GatedRMSNorm",
     "GroupNorm",
     "Identity",
+    "KeysAndValues",
     "LatentAttention",
     "LayerNorm",
     "Linear",
     "Mamba2Mixer",
     "Mamba2Sizes",
+    "Memory",
     "Module",
     "ModuleDict",
     "ModuleList",
@@ -127,9 +137,11 @@ __all__ = [
     "WindowedConfig",
     "causal_lm_spec",
     "conv_state",
+    "cross_attention",
     "decoder_spec",
     "default_dtype",
     "eager",
+    "encoder_decoder_spec",
     "encoder_spec",
     "get_default_dtype",
     "mean_of_tokens",

@@ -31,10 +31,21 @@ SIZES = {
 """Of a model type whose file of configurations has no `sizes`."""
 
 
-def is_decoder(model_type: str) -> bool:
-    """Whether the model generates text; an encoder has other methods."""
+def kind_of(model_type: str) -> str:
+    """`decoder`, `encoder` or `encoder-decoder`: which methods the model has says it."""
     file = find_architecture(model_type).file
-    return "decode" in file.export_spec(file.TINY)
+    methods = file.export_spec(file.TINY)
+    return "encoder" if "decode" not in methods else "encoder-decoder" if "encode" in methods else "decoder"
+
+
+def is_decoder(model_type: str) -> bool:
+    """Whether the model continues texts."""
+    return kind_of(model_type) == "decoder"
+
+
+def is_encoder(model_type: str) -> bool:
+    """Whether the model generates no text."""
+    return kind_of(model_type) == "encoder"
 
 
 def configurations(wanted: Callable[[str], bool]) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from configurations import TOKENS, configurations, is_decoder, with_random_weights
+from configurations import TOKENS, configurations, is_encoder, with_random_weights
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModel
@@ -20,7 +20,7 @@ import nnfront as nn
 from nnfront.errors import LoadError
 from nnfront.llm.model_files import find_architecture, known_architectures
 
-ENCODERS = [name for name in known_architectures() if not is_decoder(name)]
+ENCODERS = [name for name in known_architectures() if is_encoder(name)]
 TINY = {
     "vocab_size": TOKENS,
     "hidden_size": 32,
@@ -52,9 +52,7 @@ def mean_of_tokens(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.stack([row[seen.bool()].mean(0) for row, seen in zip(hidden, mask, strict=True)])
 
 
-@pytest.mark.parametrize(
-    ("model_type", "sizes"), [*configurations(lambda model_type: not is_decoder(model_type))]
-)
+@pytest.mark.parametrize(("model_type", "sizes"), [*configurations(is_encoder)])
 def test_it_computes_what_transformers_does(model_type: str, sizes: dict[str, Any], tmp_path: Path) -> None:
     config = AutoConfig.for_model(model_type, **sizes)
     theirs = with_random_weights(AutoModel.from_config(config, attn_implementation="eager"))
