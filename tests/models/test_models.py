@@ -105,7 +105,7 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
     made_of_others = {
         *("attention_layers", "attn_config", "ffn_hidden_size", "head_dim", "layer_types", "mlp_layer_types"),
         *("moe_layers", "no_rope_layers", "num_decoder_layers", "num_key_value_heads", "num_kv_heads"),
-        *("scale_decoder_outputs", "sliding_window"),
+        *("per_layer_config", "scale_decoder_outputs", "sliding_window"),
         *("full_attn_idxs", "layers_block_type", "mamba_d_head", "time_step_limit", "time_step_rank"),
         *(("attention_hidden_size", "intermediate_size") if model_type == "rwkv" else ()),
     }
@@ -125,7 +125,7 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
         "sizes",
     } & {*dir(config)}:
         assert getattr(absent, name) == getattr(written, name), name
-    for name in {"window", "layer_type", "is_rotated", "is_sparse", "is_chunked"} & {*dir(config)}:
+    for name in {"window", "kv_of", "layer_type", "is_rotated", "is_sparse", "is_chunked"} & {*dir(config)}:
         for layer in range(absent.num_hidden_layers):
             assert getattr(absent, name)(layer) == getattr(written, name)(layer), (name, layer)
 

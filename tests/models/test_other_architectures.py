@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Iterator
@@ -140,3 +141,35 @@ def test_what_mpt_says_of_attention_inside_another_key_is_refused_as_well() -> N
     with pytest.raises(LoadError) as caught:
         mpt.from_hf({"attn_config": {"alibi": True, "qk_ln": True}})
     assert caught.value.what == "attn_config has qk_ln True, expected False"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"per_layer_config": {"3": {"sliding_window": 4}}},
+            "per_layer_config gives layer 3 another sliding_window",
+        ),
+        (
+            {"per_layer_config": {"full_attention": {"head_dim": 4}}},
+            "per_layer_config speaks of layer 'full_attention', expected a number",
+        ),
+    ],
+)
+def test_sizes_of_single_layers_that_are_not_computed_are_refused(
+    given: dict[str, object], expected: str
+) -> None:
+    with pytest.raises(LoadError) as caught:
+        find_architecture("gemma4_text").file.Config.from_hf({"model_type": "gemma4_text", **given})
+    assert caught.value.what == expected
+
+
+def test_layers_that_read_keys_of_a_kind_that_none_stores_are_refused() -> None:
+    file = find_architecture("gemma4_text").file
+    config = dataclasses.replace(
+        file.TINY, layer_types=("full_attention",) * 2 + ("sliding_attention", "full_attention")
+    )
+    with pytest.raises(
+        LoadError, match="layer 2 reads keys and values of sliding_attention, and no layer stores such"
+    ):
+        file.build(config).export(file.export_spec(config))
