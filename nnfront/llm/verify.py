@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError
+from nnfront.llm.comparison import Call, Comparison, Tensors
 from nnfront.llm.hf_folder import compile_folder, computing_in, open_folder
 from nnfront.llm.model_files import read_folder
-from nnfront.llm.transformers_package import transformers
 from nnfront.nn.eager import Eager, run_in
 from nnfront.nn.module import Module
 from nnfront.nn.parameter import Parameter
@@ -27,17 +27,6 @@ from nnfront.nn.tensor import Formula, Tensor
 
 TOLERANCE = 1e-4
 """The largest difference in float32, as a share of the largest number of a tensor: sums in another order stay far below it."""
-TOKENS = 48
-
-Tensors = tuple[torch.Tensor, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What a module was given, and what it gave: the tensors among both."""
-
-    given: Tensors
-    gave: Tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +55,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`compared`: the modules that both sides have; `differences`: of logits, run eagerly and compiled; `fault`: None if all agrees."""
+    """`compared`: the modules that both sides have; `eager`, `compiled`: how far the `result` differs, run in either way; `fault`: None if all agrees."""
 
     compared: tuple[str, ...]
+    result: str
     eager: float
     compiled: float
     fault: Fault | None
 
     def __str__(self) -> str:
         head = (
-            f"{len(self.compared)} modules compared; logits differ by {self.eager:.1e} (op by op) and"
+            f"{len(self.compared)} modules compared; {self.result.replace('last_hidden_state', 'hidden states')} differ by {self.eager:.1e} (op by op) and"
             f" {self.compiled:.1e} (compiled) of the largest"
         )
         return head + f"\n{self.fault or 'equal to transformers'}\n"
@@ -91,7 +81,8 @@ def verify(
 ) -> Verification:
     """Compare a folder's model with transformers' in float32, on `tokens` or some that differ.
 
-    Raises LoadError without transformers, for a folder that either of them cannot load, for a model without `logits`, and for weights that the model file does not take.
+    Compared are the logits of a text; of an encoder what each token has become, of an encoder-decoder the logits of a text about a source.
+    Raises LoadError without transformers, for a folder that either of them cannot load, for a model that gives none of these, and for weights that the model file does not take.
     """
     folder = open_folder(path)
     architecture, config, _ = read_folder(folder, model_file)
@@ -102,68 +93,34 @@ def verify(
             f"{path} holds weights in few bits, and what transformers makes of these depends on other packages",
             help="verify the folder that it was made of",
         )
-    methods = [method.name for method in compiled.executable.source.methods]
-    if "logits" not in methods:
+    module = compiled.executable.source
+    compared = Comparison.of(module, config, tokens)
+    if compared is None:
         raise LoadError(
-            f"{path} holds no language model, and logits are what is compared",
-            details=[f"methods are {', '.join(map(repr, methods))}"],
+            f"{path} holds a model of which nothing is compared",
+            details=[f"methods are {', '.join(repr(method.name) for method in module.methods)}"],
+            help="`logits`, or `hidden` of an encoder, is what transformers' model gives as well",
         )
     weights = compiled.executable.named(compiled.checkpoint, ignored, cast=True)
     model: Any = architecture.file.build(config)
-    ids = torch.tensor(
-        [_some(int(config.vocab_size), int(config.max_position_embeddings)) if tokens is None else [*tokens]]
-    )
-    theirs, expected, classes = _run_theirs(Path(path), ids)
+    theirs = compared.run_theirs(Path(path))
     model.load_state_dict(
         {name: weights.tensor(name) for name, _ in model.named_parameters() if name in weights}, strict=False
     )
-    watch = _Watch(model)
-    logits: torch.Tensor = run_in(watch, model.logits, (ids,), {})
+    watch, method = _Watch(model), getattr(model, compared.method)
+    result: torch.Tensor = run_in(watch, method, compared.arguments, {})
     session = compiled.executable.load(compiled.checkpoint, ignored=ignored, cast=True)
-    made: torch.Tensor = session["logits"](ids.to(session.device)).cpu()
-    both = [call for call in watch.calls if call[0] in theirs]
-    eager, fast = _difference(logits, expected), _difference(made, expected)
+    made: torch.Tensor = session[compared.method](*(x.to(session.device) for x in compared.arguments)).cpu()
+    both = [call for call in watch.calls if call[0] in theirs.calls]
+    eager, fast = _difference(result, theirs.result), _difference(made, theirs.result)
     fault = None
     if eager > TOLERANCE:
-        fault = _find(model, both, theirs, watch, classes) or Fault(
-            "", "computation", eager, _line_of(type(model).logits)
+        fault = _find(model, both, theirs.calls, watch, theirs.classes) or Fault(
+            "", "computation", eager, _line_of(method)
         )
     elif fast > TOLERANCE:
         fault = _of_the_transform(model, session.weights, fast)
-    return Verification(tuple(dict.fromkeys(path for path, _ in both)), eager, fast, fault)
-
-
-def _some(vocabulary: int, context: int) -> list[int]:
-    """Tokens from all over the vocabulary, no two neighbours alike."""
-    return [(7 + 7919 * i) % vocabulary for i in range(min(TOKENS, context))]
-
-
-def _run_theirs(path: Path, ids: torch.Tensor) -> tuple[dict[str, Call], torch.Tensor, dict[str, str]]:
-    """The first call of each of transformers' modules, its logits, and the class of each module."""
-    package = transformers()
-    try:
-        model = package.AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
-        ).eval()
-    except Exception as error:
-        text = next(iter(str(error).splitlines()), "")
-        raise LoadError(
-            f"transformers cannot load {path}", details=[f"{type(error).__name__}: {text}"]
-        ) from error
-    calls: dict[str, Call] = {}
-
-    def noted(name: str) -> Any:
-        def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
-            given = (*args, *kwargs.values())
-            calls.setdefault(name, Call(_tensors(given), _tensors(result)))
-
-        return hook
-
-    for name, module in model.named_modules():
-        module.register_forward_hook(noted(name), with_kwargs=True)
-    with torch.no_grad():
-        logits: torch.Tensor = model(ids).logits
-    return calls, logits, {name: type(module).__name__ for name, module in model.named_modules()}
+    return Verification(tuple(dict.fromkeys(path for path, _ in both)), compared.result, eager, fast, fault)
 
 
 class _Watch(Eager):
@@ -216,14 +173,6 @@ def _parts(model: Module) -> dict[str, list[str]]:
             read = [arg for arg in module.weight.content.call.args if isinstance(arg, Parameter)]
             found[path] = [names[id(parameter)].rpartition(".")[0] for parameter in read]
     return found
-
-
-def _tensors(tree: Any) -> Tensors:
-    if isinstance(tree, torch.Tensor):
-        return (tree,)
-    if isinstance(tree, Mapping):
-        tree = tuple(tree.values())
-    return tuple(x for part in tree for x in _tensors(part)) if isinstance(tree, tuple | list) else ()
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:

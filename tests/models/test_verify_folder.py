@@ -175,3 +175,73 @@ def test_what_transformers_cannot_load_is_one_error(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"")
     with pytest.raises(LoadError):
         nn.verify(folder)
+
+
+ENCODER = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
+BERT, T5, WHISPER = (MODELS / f"{name}.py" for name in ("bert", "t5", "whisper"))
+OTHERS: dict[Path, tuple[str, dict[str, Any]]] = {
+    BERT: ("BertModel", {**ENCODER, "type_vocab_size": 2}),
+    MODELS / "modernbert.py": ("ModernBertModel", {**ENCODER, "pad_token_id": 0}),
+    T5: ("T5ForConditionalGeneration", {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}),
+    WHISPER: ("WhisperForConditionalGeneration", {
+        "vocab_size": 97, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0,
+    }),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Path]:
+    """Folders of models that do not continue texts, by their model files."""
+    folders = {}
+    for file, (name, sizes) in OTHERS.items():
+        kind = getattr(transformers, name)
+        folders[file] = _saved(kind(kind.config_class(**sizes)), tmp_path_factory.mktemp(file.stem))
+    return folders
+
+
+@pytest.mark.parametrize("file", OTHERS, ids=lambda file: file.stem)
+def test_encoders_and_encoder_decoders_without_a_mistake_are_equal(
+    file: Path, others: dict[Path, Path]
+) -> None:
+    found = nn.verify(others[file])
+    assert found.fault is None, str(found)
+    assert found.eager < 1e-4
+    assert len(found.compared) > 20
+    what = "hidden states" if file.stem.endswith("bert") else "logits"
+    assert f"modules compared; {what} differ by" in str(found)
+
+
+OTHER_MISTAKES = {
+    "position ignored": (BERT, "x_BSD + self.position_embeddings(self.positions(tokens))", "x_BSD", "embeddings"),
+    "another activation": (BERT, "return self.activation(self.dense(x_BSD))", "return op.relu(self.dense(x_BSD))", "encoder.layer.0.intermediate"),
+    "what it came from left out": (BERT, "self.LayerNorm(self.dense(y) + x_BSD)", "self.LayerNorm(self.dense(y))", "encoder.layer.0.attention.output"),
+    "scores scaled": (T5, "is_causal=self.is_causal, scale=1.0)", "is_causal=self.is_causal)", "encoder.block.0.layer.0.SelfAttention"),
+    "cross attention scaled": (T5, "nn.cross_attention(q, memory, scale=1.0)", "nn.cross_attention(q, memory)", "decoder.block.0.layer.1.EncDecAttention"),
+    "the gate left out": (WHISPER, "self.fc2(self.activation(self.fc1(self.final_layer_norm(x_BSD))))", "self.fc2(self.fc1(self.final_layer_norm(x_BSD)))", "model.encoder.layers.0"),
+    "the wrong part of a sound": (WHISPER, "stride=2, padding=1)", "stride=2, padding=1)\n        self.conv2.forward = lambda x, f=self.conv2.forward: f(op.flip(x, 2))", "model.encoder.conv2"),
+    "memory of another layer's norm": (WHISPER, "self.encoder_attn(self.encoder_attn_layer_norm(x_BSD), memory)", "self.encoder_attn(self.self_attn_layer_norm(x_BSD), memory)", "model.decoder.layers.0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_MISTAKES)
+def test_of_a_mistake_in_an_encoder_or_a_decoder_its_module_is_named(
+    name: str, others: dict[Path, Path], tmp_path: Path
+) -> None:
+    source, right, wrong, module = OTHER_MISTAKES[name]
+    found = nn.verify(others[source], _mistaken(source, right, wrong, tmp_path))
+    assert found.fault is not None
+    assert found.fault.path == module, str(found)
+
+
+def test_of_a_model_that_gives_something_else_nothing_is_compared(
+    others: dict[Path, Path], tmp_path: Path
+) -> None:
+    file = _mistaken(BERT, 'methods = ("hidden", "mean", ', 'methods = ("mean", ', tmp_path)
+    with pytest.raises(LoadError) as caught:
+        nn.verify(others[BERT], file)
+    assert str(caught.value) == (
+        f"{others[BERT]} holds a model of which nothing is compared\n"
+        "  methods are 'mean', 'pooled'\n"
+        "  help: `logits`, or `hidden` of an encoder, is what transformers' model gives as well"
+    )
