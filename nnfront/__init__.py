@@ -127,6 +127,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "LLM": ("nnfront.llm.language_model", "LLM"),
     "Seq2Seq": ("nnfront.llm.seq2seq", "Seq2Seq"),
     "Session": ("nnfront.session", "Session"),
+    "VisionLanguageModel": ("nnfront.llm.vision_language", "VisionLanguageModel"),
     "artefact": ("nnfront.artefact", ""),
     "causal": ("nnfront.passes", "causal"),
     "check": ("nnfront.compiler", "check"),

@@ -72,6 +72,16 @@ class Gemma3Attention(nn.Attention):
         q_BSHK, k_BSGK, v_BSGK = super().project(x_BSD)
         return self.q_norm(q_BSHK), self.k_norm(k_BSGK), v_BSGK
 
+    def forward(
+        self,
+        x_BSD: nn.Tensor,
+        rope: nn.Rotation | None,
+        cache: nn.CacheLayer | None,
+        seen: nn.Tensor | None = None,
+    ) -> nn.Tensor:
+        """`seen`: where tokens do not see those before them alone, which positions each sees."""
+        return self.o_proj(self.attend(x_BSD, rope, cache, seen, is_causal=seen is None))
+
 
 class Gemma3DecoderLayer(nn.Module):
     def __init__(self, config: Config, index: int) -> None:
@@ -85,9 +95,14 @@ class Gemma3DecoderLayer(nn.Module):
         self.post_feedforward_layernorm = Gemma3RMSNorm(config, d)
 
     def forward(
-        self, x_BSD: nn.Tensor, ropes: dict[str, nn.Rotation], cache: nn.CacheLayer | None
+        self,
+        x_BSD: nn.Tensor,
+        ropes: dict[str, nn.Rotation],
+        cache: nn.CacheLayer | None,
+        seen: dict[str, nn.Tensor] | None = None,
     ) -> nn.Tensor:
-        y_BSD = self.self_attn(self.input_layernorm(x_BSD), ropes[self.layer_type], cache)
+        own = None if seen is None else seen[self.layer_type]
+        y_BSD = self.self_attn(self.input_layernorm(x_BSD), ropes[self.layer_type], cache, own)
         x_BSD = x_BSD + self.post_attention_layernorm(y_BSD)
         y_BSD = self.mlp(self.pre_feedforward_layernorm(x_BSD))
         return x_BSD + self.post_feedforward_layernorm(y_BSD)

@@ -19,6 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     given.add_argument("--audio", metavar="FILE", help="a WAV file to write about, for models that hear")
     parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="an image of the prompt, in their order"
+    )
+    parser.add_argument(
         "--language", metavar="L", help="the language of the sound; by default the likeliest one"
     )
     parser.add_argument("--task", metavar="T", help="what to do with the sound; default transcribe")
@@ -72,8 +75,14 @@ def main(args: argparse.Namespace) -> int:
         raise nn.errors.LoadError(
             f"{args.path} holds a model that hears nothing", help="give a prompt: -p TEXT"
         )
+    if args.image and not nn.VisionLanguageModel.fits(args.path, args.model):
+        raise nn.errors.LoadError(f"{args.path} holds a model that sees no images")
     llm = loading.load(args)
-    pieces = llm.generate(prompt, stop=args.stop, stream=True, **how)
+    pieces = (
+        nn.VisionLanguageModel(llm).generate(prompt, args.image, stream=True, **how)
+        if args.image
+        else llm.generate(prompt, stop=args.stop, stream=True, **how)
+    )
     sys.stdout.write(prompt)
     _write(pieces)
     print(f"\n{llm.phases.table()}", file=sys.stderr)

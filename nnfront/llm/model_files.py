@@ -9,7 +9,7 @@ import importlib.util
 import linecache
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +24,10 @@ from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
     from nnfront.nn import Module
+
+
+MEDIA = ("audio", "image", "speech", "video", "vision")
+"""What the configurations of a model's parts are called after that read something else than text."""
 
 
 class Stored(Protocol):
@@ -94,8 +98,10 @@ def known_architectures() -> dict[str, str]:
     return dict(sorted([*package.FILES.items(), *((name, name) for name in found - {"__init__"})]))
 
 
-def find_architecture(model_type: str, model_file: str | Path | None = None) -> Architecture:
-    """Return the model file for `model_type`, or the one at the path `model_file`.
+def find_architecture(
+    model_type: str, model_file: str | Path | None = None, parts: Sequence[str] = ()
+) -> Architecture:
+    """Return the model file for `model_type`, or the one at the path `model_file`. `parts`: configurations of parts that its config.json has, such as `vision_config`.
 
     Raises LoadError if there is none, or if the file lacks what a model file has.
     """
@@ -105,7 +111,10 @@ def find_architecture(model_type: str, model_file: str | Path | None = None) -> 
     if model_type not in known:
         raise LoadError(
             f"unknown architecture {shown(model_type)}",
-            details=[f"known: {', '.join(known)}"],
+            details=[
+                *(f"config.json has {', '.join(parts)}: the model reads more than text" for _ in parts[:1]),
+                f"known: {', '.join(known)}",
+            ],
             help="write a model file for it and name it with --model FILE (model_file= in Python)",
         )
     return _checked(model_type, importlib.import_module(f"nnfront_models.{known[model_type]}"))
@@ -184,7 +193,8 @@ def read_folder(
 ) -> tuple[Architecture, Any, dict[str, Any]]:
     """Return a folder's architecture, its Config, and its config.json as it stands. Reads no weights."""
     hf_config = read_json(folder, "config.json")
-    architecture = find_architecture(str(hf_config.get("model_type")), model_file)
+    parts = [key for key in hf_config if key.endswith("_config") and key.split("_")[0] in MEDIA]
+    architecture = find_architecture(str(hf_config.get("model_type")), model_file, parts)
     model = {
         key: value for key, value in hf_config.items() if key not in KEYS
     }  # how weights are stored is no model's affair

@@ -72,14 +72,24 @@ class Attention(Module):
         return op.rope(q, *rope), op.rope(k, *rope)
 
     def attend(
-        self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None, bias: Tensor | None = None
+        self,
+        x: Tensor,
+        rope: Rotation | None,
+        cache: CacheLayer | None,
+        bias: Tensor | None = None,
+        *,
+        is_causal: bool = True,
     ) -> Tensor:
-        """[batch, seq, size] to what each head has seen, [batch, seq, heads * head_size]; without `rope` nothing is rotated."""
+        """[batch, seq, size] to what each head has seen, [batch, seq, heads * head_size]; without `rope` nothing is rotated.
+
+        is_causal False: later tokens are seen too, and `bias` alone says which, windows included.
+        """
         q, k, v = self.project(x)
         if self.rotated and rope is not None:
             q, k = self.rotate(q, k, rope)
-        options = {"scale": self.scale, "window": self.window, "softcap": self.softcap}
-        y = op.attention(q, k, v, cache=cache, sinks=self.sinks, bias=bias, **options)
+        options = {"scale": self.scale, "softcap": self.softcap, "is_causal": is_causal}
+        window = self.window if is_causal else None
+        y = op.attention(q, k, v, cache=cache, sinks=self.sinks, bias=bias, window=window, **options)
         merged: Tensor = op.merge_heads(y)
         return merged
 

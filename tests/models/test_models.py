@@ -105,7 +105,7 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
     made_of_others = {
         *("attention_layers", "attn_config", "ffn_hidden_size", "head_dim", "layer_types", "mlp_layer_types"),
         *("moe_layers", "no_rope_layers", "num_decoder_layers", "num_key_value_heads", "num_kv_heads"),
-        *("per_layer_config", "scale_decoder_outputs", "sliding_window"),
+        *("per_layer_config", "scale_decoder_outputs", "sliding_window", "text_config", "vision_config"),
         *("full_attn_idxs", "layers_block_type", "mamba_d_head", "time_step_limit", "time_step_rank"),
         *(("attention_hidden_size", "intermediate_size") if model_type == "rwkv" else ()),
     }

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`VisionLanguageModel`: a language model whose prompts may hold images. Needs transformers and pillow, which the extra `images` installs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nnfront.errors import LoadError, RunError
+from nnfront.llm.hf_folder import open_folder
+from nnfront.llm.language_model import LLM
+from nnfront.llm.model_files import read_folder
+from nnfront.llm.sampling import Sampler, tokens_of
+from nnfront.llm.transformers_package import transformers
+from nnfront.weights.checkpoint import is_artefact
+
+METHODS = ("image_features", "prefill_with_images")
+
+
+class VisionLanguageModel:
+    """Continues texts with images. Make one with `VisionLanguageModel.load`. `llm` is the language model, which continues texts alone."""
+
+    def __init__(self, llm: LLM) -> None:
+        """Raises LoadError for a language model without the methods that images need."""
+        if missing := [name for name in METHODS if name not in llm.session.methods]:
+            raise LoadError(
+                f"{llm.path} holds a language model that sees no images",
+                details=[f"there is no method {name!r}" for name in missing],
+                help="nnfront.LLM.load(DIR) loads it",
+            )
+        self.llm = llm
+
+    @staticmethod
+    def load(
+        path: str | Path, device: str = "cpu", dtype: str | None = None, **options: Any
+    ) -> VisionLanguageModel:
+        """Load a Hugging Face folder; the arguments are those of `LLM.load`, which says what it raises."""
+        return VisionLanguageModel(LLM.load(path, device, dtype, **options))
+
+    @staticmethod
+    def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
+        """Whether a folder's model sees images. Reads config.json alone. Raises LoadError as `load` does."""
+        if is_artefact(path):
+            return False
+        architecture, config, _ = read_folder(open_folder(path), model_file)
+        return {*METHODS} <= {*architecture.methods(config)}
+
+    @cached_property
+    def processor(self) -> Any:
+        """What the folder prepares images and prompts by. Raises LoadError if it does not say, and without the packages."""
+        package = transformers()
+        try:
+            return package.AutoProcessor.from_pretrained(self.llm.path, local_files_only=True)
+        except (ImportError, OSError, ValueError) as error:
+            raise LoadError(
+                f"{self.llm.path} does not say how images and prompts are prepared, or a package for it is missing",
+                details=[next(filter(None, str(error).splitlines()), "")],
+                help="add the model's processor_config.json and tokenizer to the folder; pip install 'nnfront[images]'",
+            ) from error
+
+    def prepared(self, prompt: str, images: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """A prompt in which the processor's sign stands for each image, and the images, as files or as PIL has them: tokens int64 [1, seq], and pixels [images, ...].
+
+        Raises RunError for a file that is no image, and where there are not as many images as signs.
+        """
+        try:
+            from PIL import Image, UnidentifiedImageError
+        except ImportError:
+            raise LoadError(
+                "the package 'pillow' is not installed", help="pip install 'nnfront[images]'"
+            ) from None
+        try:
+            opened = [
+                Image.open(image).convert("RGB") if isinstance(image, str | Path) else image
+                for image in images
+            ]
+        except (OSError, UnidentifiedImageError) as error:
+            raise RunError("an image cannot be read", details=[str(error)]) from None
+        sign = self.processor.boi_token
+        if prompt.count(sign) != len(opened):
+            raise RunError(
+                f"the prompt has {prompt.count(sign)} places for images, and there are {len(opened)} images",
+                help=f"write {sign} where an image stands",
+            )
+        made = self.processor(text=prompt, images=[opened], return_tensors="pt")
+        return made["input_ids"], made["pixel_values"]
+
+    def generate(
+        self,
+        prompt: str,
+        images: Sequence[Any],
+        max_new_tokens: int = 128,
+        *,
+        stream: bool = False,
+        **sampling: Any,
+    ) -> Any:
+        """Continue a prompt with images, as `prepared` takes them: the new text, or with `stream` an iterator over its pieces.
+
+        Ends after max_new_tokens or at the model's end token. sampling: values of `Sampling`; what is not given is as generation_config.json says.
+        Raises RunError for what does not fit.
+        """
+        ids, pixels = self.prepared(prompt, images)
+        chosen = replace(self.llm.sampling, **{name: x for name, x in sampling.items() if x is not None})
+        steps = self.steps(ids, pixels, max_new_tokens, Sampler(chosen, [*ids]))
+        pieces = self.llm.tokenizer.stream(self._until_end(steps))
+        return pieces if stream else "".join(pieces)
+
+    def _until_end(self, steps: Iterator[torch.Tensor]) -> Iterator[int]:
+        for step in steps:
+            (token,) = tokens_of(step)
+            if token in self.llm.eos_token_ids:
+                return
+            yield token
+
+    def steps(
+        self, ids: torch.Tensor, pixels: torch.Tensor, count: int, sampler: Sampler
+    ) -> Iterator[torch.Tensor]:
+        """Yield the next token of every text, int64 [batch], `count` times: of texts int64 [batch, seq] whose images are in order. Raises RunError for what does not fit."""
+        session, phases = self.llm.session, self.llm.phases
+        batch, seq = ids.shape
+        if type(count) is not int or count < 1 or seq + count > self.llm.context:
+            raise RunError(
+                "the prompt does not fit",
+                details=[f"got {seq} tokens and {count} new ones, the context holds {self.llm.context}"],
+                help="shorten the prompt, or ask for fewer new tokens, one at least",
+            )
+        phases.start()
+        argument = session["image_features"].program.arguments[0].type
+        pixels = pixels.to(session.device, getattr(torch, argument.dtype))
+        features = session["image_features"](pixels)
+        phases.end("images", len(pixels))
+        cache = session.make_cache(batch=batch, max_seq=seq + count, stored_as=self.llm.stored_as)
+        logits = session["prefill_with_images"](ids.to(session.device), features, cache)[:, -1]
+        phases.end("prefill", ids.numel())
+        for i in range(count):
+            token = sampler(logits)
+            yield token
+            if i + 1 < count:
+                phases.start()
+                logits = session["decode"](token[:, None], cache)[:, -1]
+                phases.end("decode", batch)
