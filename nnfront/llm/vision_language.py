@@ -17,6 +17,7 @@ from nnfront.llm.language_model import LLM
 from nnfront.llm.model_files import read_folder
 from nnfront.llm.sampling import Sampler, tokens_of
 from nnfront.llm.transformers_package import transformers
+from nnfront.lower import TensorType
 from nnfront.weights.checkpoint import is_artefact
 
 METHODS = ("image_features", "prefill_with_images")
@@ -131,6 +132,7 @@ class VisionLanguageModel:
             )
         phases.start()
         argument = session["image_features"].program.arguments[0].type
+        assert isinstance(argument, TensorType)
         pixels = pixels.to(session.device, getattr(torch, argument.dtype))
         features = session["image_features"](pixels)
         phases.end("images", len(pixels))
