@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError, RunError
+from nnfront.llm.find_model import find_model
 from nnfront.llm.hf_folder import CompiledFolder, compile_folder, eos_token_ids, open_folder
 from nnfront.llm.model_files import read_folder, read_json
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
@@ -64,7 +65,7 @@ class Seq2Seq:
 
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that is no encoder-decoder.
         """
-        phases = Timings()
+        phases, path = Timings(), find_model(path)
         model = compile_folder(path, str(device), dtype, model_file, phases, quant)
         methods = [method.name for method in model.executable.source.methods]
         if missing := [name for name in METHODS if name not in methods]:
