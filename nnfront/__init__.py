@@ -17,6 +17,7 @@ The rooms, in reading order; each imports only from those above it, `kernels/` f
     state, runtime         caches; the path of a call
     transform, weights     the weight transform; checkpoints
     session, compiler      the whole path
+    distributed            several processes that compute one model
     artefact, llm          compiled models as folders; language models
     inspection, cli        models as data, as a page, compared; the command line
 
@@ -87,6 +88,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "Parameter",
             "ParameterDict",
             "ParameterList",
+            "Plan",
             "RMSNorm",
             "ROPE_KEYS",
             "ReLU",
@@ -100,16 +102,19 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "Softmax",
             "Tanh",
             "Tensor",
+            "USUALLY_DIVIDED",
             "WindowedConfig",
             "causal_lm_spec",
             "conv_state",
             "cross_attention",
             "decoder_spec",
             "default_dtype",
+            "divide",
             "eager",
             "encoder_decoder_spec",
             "encoder_spec",
             "get_default_dtype",
+            "joined",
             "mean_of_tokens",
             "pairs_as_halves",
             "part_by_part",

@@ -18,7 +18,7 @@ from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol, bounded_work
 from nnfront.errors import LoadError, LowerError, VerifyError
 from nnfront.ir import MAX_DIM_TERMS, IRModule, check_admissible, with_canonical_attrs
-from nnfront.lower import MethodProgram, Program, lower_weights
+from nnfront.lower import MethodProgram, Program, lower_weights, of_rank, world_of
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.passes import inline
 from nnfront.passes.base import run_steps
@@ -115,6 +115,16 @@ class Executable:
         self.program = program
         self.target = program.target
         self._backend = backend_of(program.target)
+
+    def of_rank(self, rank: int) -> Executable:
+        """Return what one of several ranks runs: its parts of weights are known, all else is the same for all of them.
+
+        Raises LoadError for a rank that there is not.
+        """
+        world = world_of(self.program)
+        if type(rank) is not int or not 0 <= rank < world:
+            raise LoadError(f"rank {rank!r} is none of {world}: they are 0 to {world - 1}")
+        return Executable(self.ir, of_rank(self.program, rank), self.source)
 
     def load(
         self,

@@ -35,6 +35,7 @@ class Config(nn.DecoderConfig):
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     }
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 131072
     intermediate_size: int = 14336

@@ -18,6 +18,7 @@ class Config(nn.DecoderConfig):
 
     model_types: ClassVar = {"arcee": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     hidden_size: int = 2560
     intermediate_size: int = 18432

@@ -23,6 +23,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"cohere": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {"rope_theta": 500000.0}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 256000
     hidden_size: int = 8192

@@ -27,6 +27,7 @@ class Config(nn.WindowedConfig):
         "low_freq_factor": 1.0,
         "original_max_position_embeddings": 8192,
     }
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 128256
     hidden_size: int = 6144

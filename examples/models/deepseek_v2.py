@@ -37,6 +37,7 @@ class Config(nn.DecoderConfig):
         "aux_loss_alpha": "training",
         "seq_aux": "training",
     }
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "moe_intermediate_size")
 
     vocab_size: int = 102400
     moe_intermediate_size: int = 1407

@@ -40,6 +40,7 @@ class Config(nn.DecoderConfig):
         "aux_loss_alpha": "training",
         "seq_aux": "training",
     }
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "moe_intermediate_size")
 
     vocab_size: int = 129280
     hidden_size: int = 7168

@@ -22,6 +22,7 @@ class Config(nn.WindowedConfig):
     model_types: ClassVar = {"dots1": {}}
     aliases: ClassVar = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
     only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "moe_intermediate_size")
 
     vocab_size: int = 152064
     hidden_size: int = 4608

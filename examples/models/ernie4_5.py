@@ -19,6 +19,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"ernie4_5": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {"rope_theta": 500000.0}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 103424
     hidden_size: int = 1024

@@ -21,6 +21,7 @@ class Config(nn.WindowedConfig):
 
     model_types: ClassVar = {"exaone4": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 102400
     intermediate_size: int = 16384

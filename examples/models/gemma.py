@@ -20,6 +20,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"gemma": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     unused: ClassVar = {"hidden_activation": "transformers reads hidden_act"}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 256000
     hidden_size: int = 3072

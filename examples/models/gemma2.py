@@ -24,6 +24,7 @@ class Config(nn.WindowedConfig):
         "use_bidirectional_attention": (False,),
     }
     unused: ClassVar = {"hidden_act": "transformers reads hidden_activation"}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 256000
     hidden_size: int = 2304

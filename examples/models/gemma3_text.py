@@ -34,6 +34,7 @@ class Config(nn.WindowedConfig):
         "sliding_attention": {"rope_theta": 10000.0},
         "full_attention": {"rope_theta": 1000000.0},
     }
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 262208
     hidden_size: int = 2304

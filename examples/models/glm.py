@@ -20,6 +20,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"glm": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {"partial_rotary_factor": 0.5}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 151552
     intermediate_size: int = 13696

@@ -28,6 +28,7 @@ class Config(nn.DecoderConfig):
         ("num_nextn_predict_layers", "num_mtp_layers"), "layers that predict a further token are not run"
     )
     rope_defaults: ClassVar = {"partial_rotary_factor": 0.5}
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "moe_intermediate_size")
 
     vocab_size: int = 151552
     hidden_size: int = 4096

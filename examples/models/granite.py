@@ -19,6 +19,7 @@ class Config(nn.DecoderConfig):
 
     model_types: ClassVar = {"granite": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6

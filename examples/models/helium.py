@@ -19,6 +19,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"helium": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {"rope_theta": 100000.0}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 48000
     hidden_size: int = 2560

@@ -22,6 +22,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"hunyuan_v1_dense": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     unused: ClassVar = {"pretraining_tp": "training", "eod_token_id": "choosing tokens"}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 290943
     num_key_value_heads: int | None = None

@@ -19,6 +19,7 @@ class Config(nn.DecoderConfig):
 
     model_types: ClassVar = {"jais2": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 150272
     hidden_size: int = 3328

@@ -72,6 +72,7 @@ class Config(nn.WindowedConfig):
         "is_llama_config": "a note of those who converted the checkpoint",
         "residual_dropout": "training",
     }
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     hidden_act: str = "silu"
     rms_norm_eps: float = 1e-6

@@ -36,6 +36,7 @@ class Config(nn.DecoderConfig):
         "mscale": 1.0,
         "llama_4_scaling_beta": 0.1,
     }
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 131072
     intermediate_size: int = 14336

@@ -25,6 +25,7 @@ class Config(nn.DecoderConfig):
     only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
     unused: ClassVar = {"router_jitter_noise": "noise in training"}
     rope_defaults: ClassVar = {"rope_theta": 1e6}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     intermediate_size: int = 14336
     num_key_value_heads: int | None = 8

@@ -21,6 +21,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"nemotron": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {"partial_rotary_factor": 0.5}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 256000
     hidden_size: int = 6144

@@ -22,6 +22,7 @@ class Config(nn.DecoderConfig):
 
     model_types: ClassVar = {"olmo": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 50304
     hidden_act: str = "silu"

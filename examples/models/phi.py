@@ -23,6 +23,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"phi": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     rope_defaults: ClassVar = {"partial_rotary_factor": 0.5}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 51200
     hidden_size: int = 2048

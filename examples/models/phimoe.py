@@ -25,6 +25,7 @@ class Config(nn.DecoderConfig):
     only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS, "num_experts_per_tok": (2,)}
     unused: ClassVar = {"input_jitter_noise": "noise in training"}
     rope_defaults: ClassVar = {"rope_theta": 1e6}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 32064
     intermediate_size: int = 6400

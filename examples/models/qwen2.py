@@ -19,6 +19,7 @@ class Config(nn.WindowedConfig):
 
     model_types: ClassVar = {"qwen2": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 151936
     intermediate_size: int = 22016

@@ -22,6 +22,7 @@ class Config(nn.WindowedConfig):
     model_types: ClassVar = {"qwen2_moe": {}}
     aliases: ClassVar = {"num_local_experts": "num_experts"}
     only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "shared_expert_intermediate_size")
 
     vocab_size: int = 151936
     hidden_size: int = 2048

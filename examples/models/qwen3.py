@@ -21,6 +21,7 @@ class Config(nn.WindowedConfig):
 
     model_types: ClassVar = {"qwen3": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 151936
     intermediate_size: int = 22016

@@ -26,6 +26,7 @@ class Config(nn.DecoderConfig):
         "sliding_window": "it takes use_sliding_window",
         "max_window_layers": "it takes use_sliding_window",
     }
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 151936
     hidden_size: int = 2048

@@ -29,6 +29,12 @@ class Config(nn.DecoderConfig):
         "layer_types": ("linear_attention", "full_attention"),
     }
     rope_defaults: ClassVar = {"partial_rotary_factor": 0.25}
+    divided: ClassVar = (
+        *nn.USUALLY_DIVIDED,
+        "linear_num_key_heads",
+        "linear_num_value_heads",
+        "shared_expert_intermediate_size",
+    )
 
     vocab_size: int = 151936
     hidden_size: int = 2048

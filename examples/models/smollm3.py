@@ -24,6 +24,7 @@ class Config(nn.WindowedConfig):
     }
     unused: ClassVar = {"max_window_layers": "transformers does not read it", "pretraining_tp": "training"}
     rope_defaults: ClassVar = {"rope_theta": 2000000.0}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 128256
     hidden_size: int = 2048

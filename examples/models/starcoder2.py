@@ -20,6 +20,7 @@ class Config(nn.DecoderConfig):
     model_types: ClassVar = {"starcoder2": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS, "mlp_type": ("default",), "norm_type": ("layer_norm",)}
     unused: ClassVar = {"residual_dropout": "training", "embedding_dropout": "training"}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 49152
     hidden_size: int = 3072

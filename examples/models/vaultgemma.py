@@ -19,6 +19,7 @@ class Config(nn.WindowedConfig):
 
     model_types: ClassVar = {"vaultgemma": {}}
     only: ClassVar = {"hidden_activation": nn.ACTIVATIONS, "use_bidirectional_attention": (False,)}
+    divided: ClassVar = nn.USUALLY_DIVIDED
 
     vocab_size: int = 256000
     hidden_size: int = 2304

@@ -32,6 +32,7 @@ from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import stream_transform, weight_dims
+from nnfront.transform.source import cut
 from nnfront.weights.bound_checkpoint import BoundWeights, stored_type
 from nnfront.weights.write import SHARD_BYTES
 from nnfront.weights.write_transformed import result_types
@@ -212,6 +213,10 @@ class _Shapes:
     def joined(self, names: Sequence[str]) -> torch.Tensor:
         """Return weights one after another."""
         return torch.cat([self.tensor(name).reshape(-1) for name in names])
+
+    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return what lies in some ranges of an axis."""
+        return cut(self.tensor(name), axis, ranges)
 
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Nothing is copied."""

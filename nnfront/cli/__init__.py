@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -55,9 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_arguments(sub)
     args = parser.parse_args(argv)
     try:
-        args.path = str(nn.find_model(args.path))
-        code: int = COMMANDS[args.command].main(args)
-        return code
+        return _run(args, sys.argv[1:] if argv is None else argv)
     except NnfrontError as error:
         print(f"error: {error}", file=sys.stderr)
         return int(getattr(COMMANDS[args.command], "TROUBLE", 1))
@@ -67,3 +66,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
+    """Run a command here, in ranks that are started for it, or as one of those."""
+    started, asked = int(os.environ.get("WORLD_SIZE", "1")), getattr(args, "tp", None)
+    if "RANK" in os.environ and started > 1:
+        from nnfront.cli.ranks import run_as_rank
+
+        return run_as_rank(_run_here, args, started)
+    if asked not in (None, 1):
+        from nnfront.distributed.launch import launch
+
+        launch(asked, argv)
+        return 0
+    return _run_here(args)
+
+
+def _run_here(args: argparse.Namespace) -> int:
+    args.path = str(nn.find_model(args.path))
+    code: int = COMMANDS[args.command].main(args)
+    return code

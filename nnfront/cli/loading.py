@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
@@ -27,6 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-quant", metavar="Q", help="keep keys and values in 8 bits: fp8")
     parser.add_argument(
         "--cache", metavar="CACHE", help="a folder that keeps what is computed of weights for the next run"
+    )
+
+
+def add_ranks_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag that divides a model among processes."""
+    parser.add_argument(
+        "--tp",
+        type=int,
+        metavar="N",
+        help="divide the model among N processes of this machine, on N GPUs with --device cuda",
     )
 
 
@@ -68,7 +79,8 @@ def load(args: argparse.Namespace) -> nn.LLM:
         cache=args.cache,
         ignored=args.ignore,
         lora=args.lora,
-        plan=lambda plan: _say(plan.peak_bytes if args.cache else plan.peak_kept_bytes),
+        ranks=getattr(args, "ranks", None),
+        plan=lambda plan: _say(args, plan),
         progress=progress_bar("weights", "B", scale=True)
         if nn.backend_of(device).uploads
         else progress_bar("weights", "step"),
@@ -97,8 +109,13 @@ def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
     )
 
 
-def _say(peak_bytes: int) -> None:
+def _say(args: argparse.Namespace, plan: Any) -> None:
+    peak_bytes = plan.peak_bytes if args.cache else plan.peak_kept_bytes
     if peak_bytes >= WORTH_SAYING_BYTES:
         print(
             f"loading takes at most {peak_bytes / 1e6:.1f} MB of memory besides mapped files", file=sys.stderr
+        )
+    if ranks := getattr(args, "ranks", None):
+        print(
+            f"rank {ranks.rank} reads {plan.read_bytes / 1e6:.1f} MB of weights", file=sys.stderr, flush=True
         )

@@ -49,12 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
+    loading.add_ranks_argument(parser)
     loading.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    ranks: Any = getattr(args, "ranks", None)
+    prompt = args.prompt
+    if prompt == "-":  # one process reads it, which speaks for all ranks
+        prompt = sys.stdin.read() if ranks is None or ranks.is_first else ""
+        prompt = prompt if ranks is None else ranks.from_first(prompt)
     how = {
         name: getattr(args, name)
         for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")

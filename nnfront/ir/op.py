@@ -105,6 +105,7 @@ class Op:
                   int64, and operands are in row-major order (or it `moves`, then in any)
     flops         what it computes; None: one operation for each element of the result, of a reduction for each of the operand
     dtype_policy  in which dtype it computes where one is asked for; `DtypePolicy`
+    collective    every rank of several takes part in it, all in the same order
     """
 
     name: str
@@ -123,6 +124,7 @@ class Op:
     scratch: bool = True
     flops: Flops | None = None
     dtype_policy: DtypePolicy = "kept"
+    collective: bool = False
     _reference: Callable[..., Any] | None = field(default=None, repr=False)
     _normalize: Callable[..., dict[str, Any]] | None = field(default=None, repr=False)
     _calls: Callable[..., FunctionType] | None = field(default=None, repr=False)
@@ -311,6 +313,7 @@ class Facts(TypedDict, total=False):
     scratch: bool
     flops: Flops
     dtype_policy: DtypePolicy
+    collective: bool
 
 
 def _said(op: Op) -> list[object]:

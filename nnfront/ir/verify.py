@@ -29,6 +29,7 @@ from nnfront.ir.rules_form import (
     v11_called_functions_exist,
 )
 from nnfront.ir.rules_handles import v19_states_come_back, v20_handles_are_used_once
+from nnfront.ir.rules_ranks import v22_ranks_meet_alike
 from nnfront.ir.rules_types import (
     v13_dims_are_defined,
     v14_dims_mean_one_thing,
@@ -66,6 +67,7 @@ MEANING: tuple[Rule, ...] = (
     v18_types_follow_from_operands,
     v19_states_come_back,
     v20_handles_are_used_once,
+    v22_ranks_meet_alike,
 )
 
 _ANY = Dim("any")

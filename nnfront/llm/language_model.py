@@ -17,8 +17,10 @@ from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current, fetching
 from nnfront.backends.registry import parts_of
+from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
+from nnfront.llm.divided import load_part
 from nnfront.llm.find_model import find_model
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.lora import Loras
@@ -73,6 +75,7 @@ class LLM:
         self.sampling = sampling_of(self.files)
         self.quantized: QuantizeReport | None = None
         self.stored: StoredReport | None = None
+        self.ranks = ALONE
         self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
         self._spare: Stepping | None = None
@@ -89,6 +92,7 @@ class LLM:
         cache: str | Path | None = None,
         ignored: Sequence[str] = (),
         lora: Loras = (),
+        ranks: Ranks | None = None,
         plan: Callable[[TransformPlan], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> LLM:
@@ -102,6 +106,7 @@ class LLM:
         cache: a folder that keeps what is computed of weights, so that the next load computes nothing.
         ignored: names or patterns (`*.inv_freq`) of tensors that the checkpoint may hold beside the model's.
         lora: folders of low-rank adapters in PEFT's layout, merged into the weights; `(DIR, 0.5)` or `"DIR=0.5"` counts half.
+        ranks: divide the model among these processes, each of which loads its part and calls the same methods; `nnfront.distributed.joined` makes them.
         An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
@@ -121,8 +126,9 @@ class LLM:
                     else f"leave {'ignored' if cache is None else 'the cache'} out",
                 )
             return _from_artefact(Path(path), device, kv_quant)
-        phases = Timings()
-        model = compile_folder(path, device, dtype, model_file, phases, quant, lora)
+        phases, ranks = Timings(), ranks or ALONE
+        with ranks.together():
+            model = compile_folder(path, device, dtype, model_file, phases, quant, lora, ranks.world)
         if model.text is None:
             raise LoadError(
                 f"{path} holds no language model",
@@ -131,19 +137,15 @@ class LLM:
                 if "encode" in model.executable.source
                 else "nnfront.compile(nnfront.export_folder(DIR)).load(nnfront.Checkpoint(DIR)) loads any model",
             )
-        cast = dtype is not None
-        if plan is not None:
-            plan(model.executable.plan(model.checkpoint, ignored=ignored, cast=cast))
-        session = model.executable.load(
-            model.checkpoint, ignored=ignored, cast=cast, cache=cache, progress=progress
+        session = load_part(
+            model, ranks, ignored=ignored, cast=dtype is not None, cache=cache, plan=plan, progress=progress
         )
-        session.extras = model.extras
         phases.end("load")
         model.held.close(
             file.name for file in model.checkpoint.files
         )  # weights are mapped, or made of what was read
         llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.held)
-        llm.quantized, llm.stored = model.quantized, model.stored
+        llm.quantized, llm.stored, llm.ranks = model.quantized, model.stored, ranks
         return llm
 
     def save(self, folder: str | Path) -> None:
@@ -353,7 +355,8 @@ class LLM:
     def _drawn(self, sampler: Sampler, logits: torch.Tensor) -> torch.Tensor:
         """The next token of every sequence, by a kernel of the artefact's if it has it."""
         with self.session.backend.launching(self.session.kernels), current(logits.device):
-            return sampler(logits)
+            token = sampler(logits)
+        return token if self.ranks is ALONE else self.ranks.from_first(token)
 
 
 def _listed(value: Any, kind: type) -> list[Any] | None:

@@ -23,7 +23,7 @@ from nnfront.ir import IRModule
 from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
-    from nnfront.nn import Module
+    from nnfront.nn import Module, Plan
 
 
 MEDIA = ("audio", "image", "speech", "video", "vision")
@@ -55,11 +55,46 @@ class Architecture:
         with _speaking_of(self.file.__file__):
             return tuple(self.file.export_spec(config))
 
-    def export(self, config: Any, stored: Mapping[str, Stored] | None = None) -> IRModule:
+    def export(self, config: Any, stored: Mapping[str, Stored] | None = None, ranks: int = 1) -> IRModule:
         """Export the model's methods. `stored` are the tensors that there are for it: a model of many times more is not built to its end.
 
+        With `ranks` it is divided among as many: what each of them computes, over parts of the checkpoint's weights.
         Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it.
         """
+        from nnfront.passes.shard_weights import shard_weights
+
+        if ranks == 1:
+            with self._building(stored):
+                model = self.file.build(config)
+            ir = self._exported(model, config)
+        else:
+            model, plan = self.divided(config, ranks, stored)
+            shards = {
+                name: (planned.axis, int(planned.whole.shape[planned.axis]), planned.blocks)
+                for name, planned in plan.weights.items()
+                if planned.axis is not None
+            }
+            ir = shard_weights(self._exported(model, config.of_ranks(ranks)), shards, ranks)
+        attrs = dict(ir.attrs)
+        if ignored := getattr(self.file, "IGNORED", ()):
+            attrs["ignored"] = tuple(ignored)
+        if renamed := _renamed(getattr(self.file, "PREFIXES", {}), ir):
+            attrs["aliases"] = {**ir.aliases, **renamed}
+        return IRModule(ir.functions, attrs)
+
+    def divided(
+        self, config: Any, ranks: int, stored: Mapping[str, Stored] | None = None
+    ) -> tuple[Module, Plan]:
+        """Return what each of so many ranks computes of the model, and what becomes of each weight. Raises LoadError where it does not divide."""
+        from nnfront.nn.ranks import divide
+
+        with self._building(stored):
+            part, whole = self.file.build(config.of_ranks(ranks)), self.file.build(config)
+            return divide(part, whole, ranks)
+
+    @contextmanager
+    def _building(self, stored: Mapping[str, Stored] | None) -> Iterator[None]:
+        """Within it, a model is built, of not many times more tensors than there are."""
         from nnfront.nn.parameter import (
             declaring_at_most,
         )  # here: an artefact loads without what authors need
@@ -67,16 +102,12 @@ class Architecture:
         sizes = [prod(tensor.shape) for tensor in (stored or {}).values()]
         parameters = 1000 + 4 * len(sizes) if sizes else 250_000
         elements = 2**24 + 64 * sum(sizes) if sizes else 2**44
+        with _speaking_of(self.file.__file__), declaring_at_most(parameters, elements):
+            yield
+
+    def _exported(self, model: Module, config: Any) -> IRModule:
         with _speaking_of(self.file.__file__):
-            with declaring_at_most(parameters, elements):
-                model: Module = self.file.build(config)
-            ir = model.export(self.file.export_spec(config))
-        attrs = dict(ir.attrs)
-        if ignored := getattr(self.file, "IGNORED", ()):
-            attrs["ignored"] = tuple(ignored)
-        if renamed := _renamed(getattr(self.file, "PREFIXES", {}), ir):
-            attrs["aliases"] = {**ir.aliases, **renamed}
-        return IRModule(ir.functions, attrs)
+            return model.export(self.file.export_spec(config))
 
 
 def _renamed(prefixes: Mapping[str, str], ir: IRModule) -> dict[str, str]:

@@ -32,6 +32,7 @@ from nnfront.lower.instructions import (
 )
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
+from nnfront.lower.rank import Part, of_rank, part_taken, world_of
 from nnfront.lower.reference import name_of, op_of, reference
 from nnfront.lower.signature import bound_at_load, places
 from nnfront.ops.layer import KernelLayerLike, LayerLike, by_position
@@ -52,6 +53,7 @@ __all__ = [
     "LayerLike",
     "Match",
     "MethodProgram",
+    "Part",
     "Place",
     "Program",
     "Run",
@@ -73,10 +75,13 @@ __all__ = [
     "lower_function",
     "lower_weights",
     "name_of",
+    "of_rank",
     "op_of",
+    "part_taken",
     "place",
     "places",
     "reference",
     "type_text",
     "value_text",
+    "world_of",
 ]

@@ -16,13 +16,14 @@ Read the files in this order; each imports only from those above it:
     experts     mixtures of experts    latent_attention   keys and values of low rank
     gated       parts under a gate             recurrent   parts that keep a state of a fixed size
     config      config.json, read and proved    encoder, encoder_decoder   what encoders of text share, and what writes about what one has read
+    ranks       a model divided among several processes
 """
 
 from nnfront.nn.activations import ACTIVATIONS
 from nnfront.nn.alibi import ALiBi
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.causal_lm import NO_CACHE, CausalLM, NoCache, causal_lm_spec
-from nnfront.nn.config import Config, DecoderConfig, WindowedConfig
+from nnfront.nn.config import USUALLY_DIVIDED, Config, DecoderConfig, WindowedConfig
 from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList, Sequential
 from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
 from nnfront.nn.decoder import Attention, Decoder, DecoderLayer, ScaledEmbedding, decoder_spec
@@ -57,8 +58,9 @@ from nnfront.nn.layers import (
 from nnfront.nn.module import Module
 from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
-from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, set_default_dtype
+from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, joined, set_default_dtype
 from nnfront.nn.projections import MLP, Fused, GatedMLP, GateUpMLP, pairs_as_halves, part_by_part
+from nnfront.nn.ranks import Plan, PlannedWeight, divide
 from nnfront.nn.recurrent import (
     CausalConv,
     DeltaSizes,
@@ -78,6 +80,7 @@ __all__ = [
     "MLP",
     "NO_CACHE",
     "ROPE_KEYS",
+    "USUALLY_DIVIDED",
     "ALiBi",
     "Attention",
     "Cache",
@@ -122,6 +125,8 @@ __all__ = [
     "Parameter",
     "ParameterDict",
     "ParameterList",
+    "Plan",
+    "PlannedWeight",
     "RMSNorm",
     "ReLU",
     "RotaryByLayerType",
@@ -140,10 +145,12 @@ __all__ = [
     "cross_attention",
     "decoder_spec",
     "default_dtype",
+    "divide",
     "eager",
     "encoder_decoder_spec",
     "encoder_spec",
     "get_default_dtype",
+    "joined",
     "mean_of_tokens",
     "pairs_as_halves",
     "part_by_part",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_type_hints
 
@@ -89,6 +89,13 @@ UNUSED: Mapping[str, tuple[str, ...]] = {
 }
 """Keys of any config.json that have no say in what logits are, by what they are about. Those that begin with `_` have none either."""
 
+USUALLY_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+"""What ranks divide of most decoders, for `Config.divided`."""
+ROUNDED = frozenset({"vocab_size"})
+"""Fields that ranks divide with a remainder: the last one fills up with zeros."""
+REPEATED = frozenset({"num_key_value_heads"})
+"""Fields of which several ranks may have the same one."""
+
 _UNUSED = frozenset(key for keys in UNUSED.values() for key in keys)
 _ALIASES = {"torch_dtype": "dtype"}
 
@@ -110,6 +117,8 @@ class Config:
     """Keys, fields or not, that may only have some values (of a list: each of its items)."""
     unused: ClassVar[Mapping[str, str]] = {}
     """Keys without a say in what the file computes, besides `UNUSED`, each with the reason."""
+    divided: ClassVar[Sequence[str]] = ()
+    """Fields that ranks divide among them: a model of heads/n, of vocabulary/n and so on is what one of n computes (`nn.divide`). Empty: it cannot be divided."""
     rope_defaults: ClassVar[Mapping[str, Any]] = {}
     """Rotary parameters of a config.json that does not give them, where they are not `rope_theta` 10000."""
 
@@ -129,6 +138,41 @@ class Config:
                 help=reading.help,
             )
         return cls(**reading.values)
+
+    def of_ranks(self, world: int) -> Self:
+        """Return the config of what each of `world` ranks computes: the fields of `divided` are a rank's share.
+
+        Of fewer heads of keys and values than ranks each has one, which neighbours share; a vocabulary is rounded up.
+        Raises LoadError for a model that does not say what is divided, and for sizes that do not divide.
+        """
+        if not self.divided:
+            raise LoadError(
+                "the model file does not say how ranks divide the model",
+                where=str(getattr(sys.modules.get(type(self).__module__), "__file__", type(self).__module__)),
+                help="name the fields of its Config that they divide in Config.divided, if a model of less of them is what one rank computes",
+            )
+        shares, problems = dict[str, Any](), []
+        for name in self.divided:
+            size = getattr(self, name)
+            if size is None:
+                continue
+            if name in ROUNDED:
+                shares[name] = -(-size // world)
+            elif name in REPEATED and size < world and world % size == 0:
+                shares[name] = 1
+            elif size % world == 0:
+                shares[name] = size // world
+            else:
+                problems.append(f"{name} is {size}")
+        if problems:
+            raise LoadError(
+                f"the model does not divide among {world} ranks",
+                details=problems,
+                help=f"take a number of ranks that divides {'it' if len(problems) == 1 else 'them'}",
+            )
+        if "head_dim" in {f.name for f in fields(cast(Any, self))}:
+            shares["head_dim"] = cast(Any, self).head_size  # which is else made of what is divided
+        return replace(cast(Any, self), **shares)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

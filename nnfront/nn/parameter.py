@@ -147,3 +147,16 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:
         return f"<Parameter {type_text(self.type)}{'' if self._data is None else ' bound'}>"
+
+
+JOINED = "joined"
+
+
+def joined(sizes: Sequence[int], *parameters: Parameter | None) -> None:
+    """Say that parameters hold several things one after the other along axis 0, of these sizes: queries, keys and values, or gate and up.
+
+    Ranks that divide a model cut each of them by itself.
+    """
+    for parameter in parameters:
+        if parameter is not None:
+            parameter.attrs[JOINED] = tuple(sizes)

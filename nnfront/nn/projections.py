@@ -13,6 +13,7 @@ from nnfront.nn.functional import op
 from nnfront.nn.layers import Linear
 from nnfront.nn.mode import names_place
 from nnfront.nn.module import Module
+from nnfront.nn.parameter import joined
 from nnfront.nn.tensor import Tensor
 
 Order: TypeAlias = Callable[[Tensor], Tensor]
@@ -113,6 +114,7 @@ class GateUpMLP(Module):
 
     def __init__(self, size: int, inner: int, activation: str = "silu", bias: bool = False) -> None:
         self.gate_up_proj = Linear(size, 2 * inner, bias)
+        joined((inner, inner), self.gate_up_proj.weight, self.gate_up_proj.bias)
         self.down_proj = Linear(inner, size, bias)
         self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[activation]
 

@@ -17,7 +17,7 @@ from nnfront.nn.functional import op
 from nnfront.nn.gated import GatedRMSNorm
 from nnfront.nn.layers import Linear
 from nnfront.nn.module import Module
-from nnfront.nn.parameter import Parameter
+from nnfront.nn.parameter import Parameter, joined
 from nnfront.nn.tensor import Tensor
 
 
@@ -175,6 +175,7 @@ class GatedDeltaNet(Module):
 
     def __init__(self, size: int, sizes: DeltaSizes, epsilon: float) -> None:
         self.conv1d = CausalConv(sizes.channels, sizes.width, bias=False)
+        joined((sizes.keys, sizes.keys, sizes.values), self.conv1d.weight)
         self.dt_bias, self.A_log = Parameter([sizes.heads]), Parameter([sizes.heads])
         self.norm = GatedRMSNorm(sizes.value_size, epsilon, gate_first=False)
         self.out_proj = Linear(sizes.values, size, bias=False)

@@ -14,6 +14,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     quant, sample                     numbers in few bits; tokens from probabilities
     loop                              steps along an axis that carry values
     control                           printing, external functions, which case it is
+    collective                        what several processes compute together
     constants                         constants of the IR as torch tensors, and back
 """
 
@@ -33,6 +34,7 @@ from nnfront.ops.activation import (
 )
 from nnfront.ops.attention import attention, scaled_dot_product_attention
 from nnfront.ops.cache import cache_append, cache_join, cache_positions, cache_read, cache_split, cache_write
+from nnfront.ops.collective import all_gather, all_reduce, all_to_all, shard
 from nnfront.ops.control import (
     enter_case,
     extern,
@@ -142,6 +144,9 @@ __all__ = [
     "abs",
     "add",
     "all",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
     "any",
     "arange",
     "argmax",
@@ -253,6 +258,7 @@ __all__ = [
     "scatter",
     "scatter_add",
     "selective_scan",
+    "shard",
     "sigmoid",
     "sign",
     "silu",

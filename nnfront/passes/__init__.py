@@ -29,6 +29,7 @@ from nnfront.passes.quantize_weights import quantize_weights
 from nnfront.passes.quantizing.report import QuantizeReport
 from nnfront.passes.quantizing.scheme import QuantScheme
 from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
+from nnfront.passes.shard_weights import shard_weights
 from nnfront.passes.special_cases import special_cases
 from nnfront.passes.turn_weights import turn_weights
 
@@ -80,6 +81,7 @@ __all__ = [
     "pack_weights",
     "quantize_weights",
     "run",
+    "shard_weights",
     "special_cases",
     "turn_weights",
     "zeros",

@@ -13,7 +13,18 @@ import torch
 from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import OPS
-from nnfront.lower import PACK, TURNED_COPY, Branch, Match, MethodProgram, Program, Run, TensorType, type_text
+from nnfront.lower import (
+    PACK,
+    TURNED_COPY,
+    Branch,
+    Match,
+    MethodProgram,
+    Part,
+    Program,
+    Run,
+    TensorType,
+    type_text,
+)
 from nnfront.transform.blockwise import BLOCK_ELEMENTS, works_on_rows
 from nnfront.transform.formula import formulas
 from nnfront.transform.run import weight_dims
@@ -47,6 +58,7 @@ class TransformPlan:
     `peak_bytes` bounds the memory that it allocates at once if each result is let go of once given (written to a file);
     `resident_bytes` is what the results need if all are kept, `peak_kept_bytes` the bound for that case.
     Pages of files and tensors that exist already take no memory of their own and are in none of them.
+    `read_bytes` are those of weights that are asked for, of a file mapped or read: of what ranks share among them its own part.
     """
 
     name: str
@@ -54,6 +66,7 @@ class TransformPlan:
     peak_bytes: int
     resident_bytes: int
     peak_kept_bytes: int
+    read_bytes: int
 
     def __str__(self) -> str:
         lines = [
@@ -99,7 +112,9 @@ def plan_transform(program: MethodProgram, source: Source | Mapping[str, torch.T
         size = _bytes_of(type, dims)
         written = type_text(type) if type else ""
         results.append(ResultPlan(name, text, sources, written, size, new[name], computed[name]))
-    return TransformPlan(program.name, tuple(results), streamed.peak, kept.results_bytes, kept.peak)
+    return TransformPlan(
+        program.name, tuple(results), streamed.peak, kept.results_bytes, kept.peak, sum(kept.fetched.values())
+    )
 
 
 def plan_load(program: Program, source: Source | Mapping[str, torch.Tensor]) -> TransformPlan:
@@ -125,7 +140,8 @@ def plan_load(program: Program, source: Source | Mapping[str, torch.Tensor]) -> 
         read += new
     streamed = max([read, *(plan.peak_bytes for plan in plans)])
     name = ", ".join(plan.name for plan in plans) or "weights as they are"
-    return TransformPlan(name, tuple(results), streamed, resident + read, max(peak, resident + read))
+    asked = sum(plan.read_bytes for plan in plans) + sum(r.size_bytes for r in results[-len(raw) :] if raw)
+    return TransformPlan(name, tuple(results), streamed, resident + read, max(peak, resident + read), asked)
 
 
 def _bytes_of(type: Any, dims: Mapping[Symbol, int]) -> int:
@@ -149,13 +165,16 @@ class _Memory:
         self.blocks: dict[int, frozenset[int]] = {}  # slot -> blocks that it keeps alive
         self.kept: set[int] = set()
         self.made: set[int] = set()  # blocks that ops fill
+        self.fetched: dict[
+            tuple[tuple[str, ...], Part | None], int
+        ] = {}  # bytes of what is asked of the source
 
     def run(self, step: Step, *, keep: bool = False) -> None:
         """Play one step; with `keep` a result stays after it is given."""
         action = step.action
         match action:
             case Fetch():
-                self.allocate([action.slot], self.source.copied_bytes(action.names))
+                self.fetch(action)
             case Give():
                 for block in self.held([action.slot]) - self.kept if keep else ():
                     self.kept.add(block)
@@ -175,6 +194,12 @@ class _Memory:
                 pass
         for slot in step.frees:
             self.release(slot)
+
+    def fetch(self, fetch: Fetch) -> None:
+        """Read weights, or a part of one, which is new memory."""
+        size, names = _bytes_of(self.program.slots[fetch.slot].type, self.dims), fetch.names
+        self.allocate([fetch.slot], self.source.copied_bytes(names) if fetch.part is None else size)
+        self.fetched[names, fetch.part] = size
 
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)

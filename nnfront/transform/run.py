@@ -114,9 +114,17 @@ def _dim_slots(program: MethodProgram) -> Iterator[tuple[Symbol, int]]:
 def _fetch(program: MethodProgram, source: Source, fetch: Fetch, dims: Mapping[Symbol, int]) -> torch.Tensor:
     type = program.slots[fetch.slot].type
     assert isinstance(type, TensorType), f"weight {fetch.names} is no tensor"
-    names = fetch.names
+    names, shape = fetch.names, [evaluate(size, dims) for size in type.shape]
+    if fetch.part is not None:
+        axis = fetch.part.axis
+        part = source.part(names[0], axis, fetch.part.ranges(int(source.info(names[0]).shape[axis])))
+        if part.shape[axis] < shape[axis]:  # the last one: the rest is zeros
+            whole = part.new_zeros(shape)
+            whole.narrow(axis, 0, part.shape[axis]).copy_(part)
+            part = whole
+        return part
     value = source.tensor(names[0]) if len(names) == 1 else source.joined(names)
-    return value.reshape([evaluate(size, dims) for size in type.shape])
+    return value.reshape(shape)
 
 
 def _is_blockwise(target: str, run: Run, frame: Frame) -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order in which a weight transform runs: each result is finished, with what only it needs, before the next is begun.
 
-    Fetch    read weights, joined in a row if a result is nothing but that (`concat`, `stack`, `reshape` of whole weights)
+    Fetch    read weights, joined in a row if a result is nothing but that (`concat`, `stack`, `reshape` of whole weights), or a rank's part of one
     an instruction of the program
     Give     hand a result out
 
@@ -10,21 +10,25 @@ Every step says which slots are dead after it, so that memory holds what is stil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from nnfront.dims import Dim, Symbol
 from nnfront.ir import OPS
-from nnfront.lower import Instruction, Match, MethodProgram, Run, TensorType
+from nnfront.lower import Instruction, Match, MethodProgram, Part, Run, TensorType, part_taken
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Put these weights, one after another along the first axis and under the shape of the slot, into the slot."""
+    """Put these weights, one after another along the first axis and under the shape of the slot, into the slot.
+
+    With a `part` it is that of a single weight.
+    """
 
     slot: int
     names: tuple[str, ...]
+    part: Part | None = None
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -65,7 +69,7 @@ def schedule(program: MethodProgram, only: Collection[str] | None = None) -> tup
 
     The program's own order is kept if it has effects, or checks of shapes, that must not move.
     """
-    joins = joins_of(program)
+    joins = _fetches(program)
     results = {name: slot for name, slot in program.results.items() if only is None or name in only}
     body = program.body.instructions
     is_fixed = any(
@@ -84,7 +88,7 @@ def schedule(program: MethodProgram, only: Collection[str] | None = None) -> tup
         for slot in slots:
             if slot in joins and slot not in fetched:
                 fetched.add(slot)
-                actions.append(Fetch(slot, joins[slot]))
+                actions.append(joins[slot])
 
     for wanted, instructions in groups:
         for instruction in instructions:
@@ -98,7 +102,7 @@ def schedule(program: MethodProgram, only: Collection[str] | None = None) -> tup
 
 
 def groups_of(
-    body: Sequence[Instruction], joins: Mapping[int, tuple[str, ...]], results: Collection[int]
+    body: Sequence[Instruction], joins: Collection[int], results: Collection[int]
 ) -> Iterator[tuple[list[int], list[Instruction]]]:
     """Yield for each result the instructions that it needs and that no result before it has needed; `joins` need none."""
     producer = {slot: i for i, instruction in enumerate(body) for slot in instruction.outputs}
@@ -117,7 +121,31 @@ def groups_of(
         yield [slot], [body[i] for i in sorted(needed)]
 
 
-def joins_of(program: MethodProgram) -> dict[int, tuple[str, ...]]:
+def _fetches(program: MethodProgram) -> dict[int, Fetch]:
+    """Return for each slot that the source can fill what it is asked for."""
+    joins = _joins(program)
+    found = {slot: Fetch(slot, names) for slot, names in joins.items()}
+    for run in program.body.instructions:
+        if not isinstance(run, Run) or (part := part_taken(run, program.slots)) is None:
+            continue
+        if run.inputs[0] in joins and (fetch := _part(program, run, part, joins[run.inputs[0]])):
+            found[fetch.slot] = fetch
+    return found
+
+
+def _part(program: MethodProgram, run: Run, part: Part, names: tuple[str, ...]) -> Fetch | None:
+    """What to ask for a part of weights: of those in a row some, or a part of one; None where the whole has to be cut."""
+    types = {w.name: w.type for w in program.weights if w.name in names}
+    if len(names) == 1:
+        is_whole = types[names[0]] == program.slots[run.inputs[0]].type
+        return Fetch(run.outputs[0], names, part) if is_whole else None
+    if part.axis or part.blocks or len(names) % part.world or len(set(types.values())) > 1:
+        return None
+    ((begin, end),) = part.ranges(len(names))
+    return Fetch(run.outputs[0], names[begin:end])
+
+
+def _joins(program: MethodProgram) -> dict[int, tuple[str, ...]]:
     """Return for each slot that is whole weights in a row, under some shape, the weights' names."""
     slots = program.slots
     joins: dict[int, tuple[str, ...]] = {

@@ -35,6 +35,9 @@ class Source(Protocol):
     def joined(self, names: Sequence[str]) -> torch.Tensor:
         """Return the elements of several weights of one dtype, row-major, one weight after another, as a tensor of one axis."""
 
+    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return what lies in some ranges of an axis of one weight, in new memory; of a file nothing else is read."""
+
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes of new memory these weights take, joined if they are several."""
 
@@ -60,9 +63,18 @@ class TensorSource:
         """Return the elements of several weights, one weight after another."""
         return torch.cat([self.tensor(name).reshape(-1) for name in names])
 
+    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return a copy of what lies in some ranges of an axis."""
+        return cut(self.tensor(name), axis, ranges)
+
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return the bytes of a join; none for a single weight."""
         return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
+
+
+def cut(x: torch.Tensor, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """A copy of what lies in some ranges of an axis."""
+    return torch.cat([x.narrow(axis, begin, end - begin) for begin, end in ranges], axis)
 
 
 def as_source(weights: Source | Mapping[str, torch.Tensor]) -> Source:

@@ -12,6 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
+from nnfront.transform.source import cut
 from nnfront.weights.check_result import CheckResult, Stored
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.mapped_memory import CHUNK_BYTES, anonymous
@@ -46,6 +47,15 @@ class BoundWeights(Mapping[str, torch.Tensor]):
         if isinstance(self.weights, Checkpoint):
             return self.weights.joined([self.found.sources[name] for name in names])
         return torch.cat([self.tensor(name).reshape(-1) for name in names])
+
+    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return what lies in some ranges of an axis of one weight, in new memory; of a file nothing else is read."""
+        source = self.found.sources[name]
+        if isinstance(self.weights, Checkpoint):
+            found = self.weights.part(source, axis, ranges)
+        else:
+            found = cut(self.weights[source], axis, ranges)
+        return found.to(self._dtype(name))
 
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes of new memory these weights take, joined if they are several."""

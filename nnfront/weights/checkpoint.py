@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,6 +192,23 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             chunk = Piece(piece.file, piece.offset + begin * dtype.itemsize, size)
             read_at(chunk, buffer[:size], fd)
             part.copy_(staging[: part.numel()])
+
+    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Read what lies in some ranges of an axis of a tensor into new memory: these bytes and no others, each run of them by itself."""
+        info = self.info(name)
+        dtype, fd = _torch_dtype(info), self._fd(info)
+        shape = (*info.shape[:axis], sum(end - begin for begin, end in ranges), *info.shape[axis + 1 :])
+        out = torch.empty(shape, dtype=dtype)
+        if not out.numel():
+            return out
+        each = prod(info.shape[axis + 1 :]) * dtype.itemsize
+        view, done = out.view(-1).view(torch.uint8).numpy().data, 0
+        for row in range(prod(info.shape[:axis])):
+            for begin, end in ranges:
+                size, place = (end - begin) * each, (row * info.shape[axis] + begin) * each
+                read_at(Piece(info.file, info.offset + place, size), view[done : done + size], fd)
+                done += size
+        return out
 
     def blocks(self, name: str) -> Iterator[memoryview]:
         """Yield the bytes of a tensor in blocks, read without mapping the file; each is valid until the next is asked for."""

@@ -17,6 +17,7 @@ from nnfront.backends.backend import Upload
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
 from nnfront.transform.run import stream_transform
+from nnfront.transform.source import cut
 from nnfront.weights.bound_checkpoint import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
 from nnfront.weights.name_hints import nearest
@@ -103,6 +104,13 @@ class _Weights:
     def joined(self, names: Sequence[str]) -> torch.Tensor:
         """Return the elements of several weights, one weight after another."""
         return torch.cat([self.tensor(name).reshape(-1) for name in names])
+
+    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Return a copy of what lies in some ranges of an axis; of a checkpoint nothing else is read."""
+        is_stored = self.sources is not None and name in self.sources and name not in self.held.updated
+        if is_stored and name not in self.new:
+            return self.sources.part(name, axis, ranges)  # type: ignore[union-attr]
+        return cut(self.tensor(name), axis, ranges)
 
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes of new memory these weights take."""

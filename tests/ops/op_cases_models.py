@@ -381,3 +381,26 @@ def _(draw: Draw, name: str) -> Case:
         tuple(values),
         {"ranges": [(draw(bound), draw(bound), draw(st.none() | st.integers(1, 3))) for _ in values]},
     )
+
+
+# Several processes: one alone is all ranks of a world of one.
+
+
+@case("all_reduce", "all_gather", "all_to_all")
+def _(draw: Draw, name: str) -> Case:
+    x = make(shape_of(draw), dtype_of(draw, DTYPES))
+    attrs = {"axis": axis_in(draw, x.ndim)} if name == "all_gather" else {}
+    return Case((x,), {**attrs, "world": 0 if rarely(draw) else 1})
+
+
+@case("shard")
+def _(draw: Draw, name: str) -> Case:
+    x, world = make(shape_of(draw), dtype_of(draw, DTYPES)), draw(SOME)
+    attrs: dict[str, Any] = {"axis": axis_in(draw, x.ndim), "world": world}
+    if x.ndim and draw(st.booleans()):
+        parts = draw(st.sampled_from([1, world, 3]))
+        size = x.shape[attrs["axis"]] if -x.ndim <= attrs["axis"] < x.ndim else 0
+        first = draw(st.integers(0, size))
+        attrs["blocks"] = [(first, parts), (size - first + (1 if rarely(draw) else 0), parts)]
+    rank = torch.tensor(draw(st.integers(0, world - 1)))
+    return Case((x, rank.float() if rarely(draw) else rank), attrs)

@@ -399,6 +399,8 @@ class TestPlan:
 
             def joined(self, names): ...
 
+            def part(self, name, axis, ranges): ...
+
             def copied_bytes(self, names):
                 return 0
 

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks end: a dead or a hung one ends all, with one error that names it, and nothing is left of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nnfront.distributed.launch import launch
+from nnfront.errors import LoadError
+
+FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
+RUN = [sys.executable, "-m", "nnfront", "run", str(FOLDER), "-p", "-", "-n", "4", "--tp", "2"]
+
+
+def environment(pid: int) -> dict[str, str]:
+    try:
+        found = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    return dict(each.decode().split("=", 1) for each in found if b"=" in each)
+
+
+def pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def ranks_of(mark: str) -> dict[int, int]:
+    """Process by rank, of those that were started with this mark in their environment."""
+    found = {pid: environment(pid) for pid in pids()}
+    return {int(e["RANK"]): pid for pid, e in found.items() if e.get("MARK") == mark and "RANK" in e}
+
+
+class Started:
+    """`nnfront run --tp 2` that has loaded: rank 0 waits for its prompt, rank 1 for rank 0."""
+
+    def __init__(self, mark: str, folder: Path) -> None:
+        self.mark, self.errors = mark, folder / f"{mark}.txt"
+        self.shared_memory = set(os.listdir("/dev/shm"))
+        with self.errors.open("w") as errors:
+            self.process = subprocess.Popen(
+                RUN,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "MARK": mark},
+            )
+
+    def wait_until_loaded(self) -> None:
+        deadline = time.monotonic() + 90
+        while "rank 0 reads" not in self.errors.read_text():
+            assert time.monotonic() < deadline, self.errors.read_text()
+            time.sleep(0.1)
+        self.ranks = ranks_of(self.mark)
+        assert sorted(self.ranks) == [0, 1]
+
+    def error(self, seconds: float) -> str:
+        """What is said at the end, which comes within so many seconds."""
+        self.process.communicate(timeout=seconds)
+        assert self.process.returncode == 1
+        assert ranks_of(self.mark) == {}
+        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        said = self.errors.read_text()
+        assert said.count("error:") == 1, said
+        return said.partition("error: ")[2]
+
+
+def test_a_dead_and_a_hung_rank_end_all_within_10_seconds(tmp_path: Path) -> None:
+    dead, hung, fine = (Started(name, tmp_path) for name in ("dead", "hung", "fine"))
+    for each in (dead, hung, fine):
+        each.wait_until_loaded()
+    os.kill(hung.ranks[1], signal.SIGSTOP)
+    os.kill(dead.ranks[0], signal.SIGKILL)
+    assert dead.error(10).startswith("rank 0 was killed by SIGKILL\n  process ")
+    assert hung.error(10) == "rank 1 hangs: it gave no sign of life for 6 seconds\n"
+    out, _ = fine.process.communicate("def main():\n", timeout=20)
+    alone = subprocess.run([*RUN[:-2]], input="def main():\n", capture_output=True, text=True, check=True)
+    assert fine.process.returncode == 0
+    assert out == alone.stdout
+    assert ranks_of("fine") == {}
+
+
+def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*RUN[:4], str(tmp_path), *RUN[5:]], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == (
+        f"error: {tmp_path}/config.json does not exist\n  help: give a Hugging Face folder, with config.json and safetensors\n"
+    )
+
+
+def test_no_ranks_are_no_ranks() -> None:
+    with pytest.raises(
+        LoadError, match=re.escape("0 ranks cannot be started\n  help: give a number of at least 1")
+    ):
+        launch(0, [])

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real ranks over gloo: they compute what one process and transformers do, hold and read their share, and refuse together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import MODELS
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM
+
+import nnfront as nn
+
+Ran = list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers_on_every_rank(
+    name: str, ran: Ran, folders: dict[str, Path]
+) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(folders[name], attn_implementation="eager").eval()
+    ids = torch.load(folders[name] / "ids.pt")
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+    assert 0.1 < expected.std() < 100
+    for rank in ran:
+        torch.testing.assert_close(
+            rank[name]["logits"], expected, rtol=0, atol=1e-4 * float(expected.abs().max())
+        )
+
+
+@pytest.mark.parametrize("name", [*MODELS, "llama int4"])
+def test_64_greedy_tokens_are_those_of_one_process(name: str, ran: Ran, folders: dict[str, Path]) -> None:
+    folder, _, quant = name.partition(" ")
+    alone = nn.LLM.load(folders[folder], quant=quant or None)
+    expected = alone.generate_ids(torch.load(folders[folder] / "ids.pt"), max_new_tokens=64)
+    for rank in ran:
+        assert rank[name]["tokens"].tolist() == expected.tolist()
+        assert rank[name]["drawn"].tolist() == ran[0][name]["drawn"].tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_rank_holds_and_reads_its_share_and_what_is_replicated(
+    name: str, ran: Ran, folders: dict[str, Path]
+) -> None:
+    world = len(ran)
+    with safe_open(folders[name] / "model.safetensors", "pt") as file:
+        sizes = {key: file.get_tensor(key).nbytes for key in file.keys()}
+    ends = (
+        "norm.weight",
+        "layernorm.weight",
+        "gate.weight",
+        "a_proj.weight",
+        "mqa.weight",
+        "correction_bias",
+    )
+    shared = sum(size for key, size in sizes.items() if key.endswith(ends))
+    vectors = sum(size for key, size in sizes.items() if key.endswith(("norm.weight", "correction_bias")))
+    kv = sum(size for key, size in sizes.items() if key.endswith(("k_proj.weight", "v_proj.weight")))
+    repeated = kv * max(world // MODELS[name]["num_key_value_heads"] - 1, 0) // world
+    padding = 4 * 2 * 64 * 4  # of the vocabulary, in rows of the embedding and of the head
+    share = (sum(sizes.values()) - shared) / world + shared + repeated + padding
+    header = (folders[name] / "model.safetensors").stat().st_size - sum(sizes.values())
+    for rank in ran:
+        assert rank[name]["weights"] <= share * 1.01
+        assert rank[name]["planned"] <= share * 1.01
+        # Weights once, norms a second time to compare them with those of others, and the header.
+        assert rank[name]["read"] <= rank[name]["planned"] + 2 * header + vectors
+
+
+def test_collectives_do_what_torch_says_of_them(ran: Ran) -> None:
+    world = len(ran)
+    given = [torch.arange(2.0 * world).reshape(world, 2) + 100 * rank for rank in range(world)]
+    for rank, found in enumerate(ran):
+        assert torch.equal(found["collectives"]["all_reduce"], torch.stack(given).sum(0))
+        assert torch.equal(found["collectives"]["all_gather"], torch.cat(given, 1))
+        assert torch.equal(found["collectives"]["all_to_all"], torch.stack([x[rank] for x in given]))
+        assert found["collectives"]["half"].dtype == torch.bfloat16
+
+
+def test_ranks_that_are_not_alike_say_so_on_every_rank(ran: Ran) -> None:
+    last = len(ran) - 1
+    for rank in ran:
+        said = rank["refusals"]
+        assert said["versions"].startswith(
+            "the ranks do not run the same\n  nnfront: rank 0 has 0.0, rank 1 has 0.1"
+        )
+        assert "torch" not in said["versions"]
+        assert said["weights"].startswith("the ranks do not run the same\n  the checkpoint: rank 0 has ")
+        assert said["disk"] == f"rank {last}: [Errno 28] No space left on device"
+        assert said["all"].endswith(
+            "-none is not a folder\n  help: give the path of a Hugging Face folder, with config.json and safetensors, of a GGUF file, or of an artefact"
+        )

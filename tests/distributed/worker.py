@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each rank does in the tests that start real ones: everything for every folder, results left in files."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nnfront as nn
+from nnfront import op
+from nnfront.distributed.ranks import Ranks, joined
+from nnfront.errors import LoadError
+
+READ: list[int] = []
+
+
+def counting(fd: int, buffers: Any, offset: int, preadv: Any = os.preadv) -> int:
+    """`os.preadv`, which notes how much was read of weights."""
+    count: int = preadv(fd, buffers, offset)
+    if os.readlink(f"/proc/self/fd/{fd}").endswith(".safetensors"):
+        READ.append(count)
+    return count
+
+
+def collectives(ranks: Ranks) -> dict[str, torch.Tensor]:
+    """Each collective, run by itself, on numbers that tell ranks apart."""
+    mine = torch.arange(2.0 * ranks.world).reshape(ranks.world, 2) + 100 * ranks.rank
+    return {
+        "all_reduce": op.all_reduce(mine, ranks.world),
+        "all_gather": op.all_gather(mine, 1, ranks.world),
+        "all_to_all": op.all_to_all(mine, ranks.world),
+        "half": op.all_reduce(mine.to(torch.bfloat16), ranks.world),
+    }
+
+
+def model(ranks: Ranks, folder: str, quant: str | None) -> dict[str, Any]:
+    plans: list[Any] = []
+    ids = torch.load(Path(folder) / "ids.pt")
+    READ.clear()
+    llm = nn.LLM.load(folder, quant=quant, ranks=ranks, plan=plans.append)
+    return {
+        "read": sum(READ),
+        "planned": plans[0].read_bytes,
+        "weights": sum(w.nbytes for w in llm.session.weights.values()),
+        "logits": llm.logits(ids),
+        "tokens": llm.generate_ids(ids, max_new_tokens=64),
+        "drawn": llm.generate_ids(ids, max_new_tokens=8, temperature=1.0),
+    }
+
+
+def refusals(ranks: Ranks, folder: str) -> dict[str, str]:
+    """What ranks say that are not alike, or of which one cannot go on."""
+
+    def failing(what: str) -> None:
+        with ranks.together():
+            if ranks.rank == ranks.world - 1:
+                raise OSError(28, what)
+
+    said = {}
+    for name, work in {
+        "versions": lambda: ranks.agree({"nnfront": f"0.{ranks.rank}", "torch": "2"}),
+        "weights": lambda: nn.LLM.load(f"{folder}{ranks.rank}", ranks=ranks),
+        "disk": lambda: failing("No space left on device"),
+        "all": lambda: nn.LLM.load(f"{folder}-none", ranks=ranks),
+    }.items():
+        try:
+            work()
+        except LoadError as error:
+            said[name] = str(error)
+    return said
+
+
+if __name__ == "__main__":
+    task = json.loads(Path(sys.argv[1]).read_text())
+    os.preadv = counting
+    with joined() as ranks:
+        found: dict[str, Any] = {"collectives": collectives(ranks)}
+        for name, (folder, quant) in task["models"].items():
+            found[name] = model(ranks, folder, quant)
+        found["refusals"] = refusals(ranks, task["unlike"])
+        torch.save(found, f"{task['out']}/{ranks.rank}.pt")
+        dist.barrier()
