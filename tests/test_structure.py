@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "inspection": ALL | {"backends.cuda", "llm.find_model", "llm.model_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
-    "serve": BASE | {"state", "session", "llm", "llm.model_files"},
+    "serve": BASE | {"state", "session", "distributed", "llm", "llm.model_files"},
     "cli": BASE | {"distributed", "serve"},
     "__main__": {"cli"},
 }

@@ -65,6 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share what was computed of answers, too: faster in long chats, but texts may then depend on what was asked before",
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the longest an answer may take")
+    loading.add_ranks_argument(parser)
     loading.add_arguments(parser)
 
 
@@ -84,6 +85,11 @@ def main(args: argparse.Namespace) -> int:
         step_tokens=2 * args.chunk,
         reuse_answers=args.reuse_answers,
     )
+    if not llm.ranks.is_first:
+        for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends in order, and lets this one know
+            signal.signal(each, signal.SIG_IGN)
+        parts.Compute(llm, limits).follow()
+        return 0
     source = None if args.chat_template is None else read_template(args.chat_template)
     template = parts.template_of(llm.files, source)
     name = args.served_model_name or nn.model_name(args.path)
@@ -109,6 +115,7 @@ def engine_parts() -> SimpleNamespace:
 
         from nnfront.serve.app import app
         from nnfront.serve.chat import template_of
+        from nnfront.serve.compute import Compute
         from nnfront.serve.engine import Engine
         from nnfront.serve.params import Params
         from nnfront.serve.schedule import Limits
@@ -121,6 +128,7 @@ def engine_parts() -> SimpleNamespace:
         uvicorn=uvicorn,
         app=app,
         template_of=template_of,
+        Compute=Compute,
         Engine=Engine,
         Params=Params,
         Limits=Limits,

@@ -22,12 +22,13 @@ SHUTDOWN_SECONDS = 2
 
 
 def launch(ranks: int, arguments: Sequence[str]) -> None:
-    """Run `python -m nnfront ARGUMENTS` in as many processes on this machine, which know their number by torchrun's variables; return when all are done.
+    """Run `python -m nnfront ARGUMENTS` in as many processes on this machine, which know their number by torchrun's variables; return when all are done, or when this process was asked to end.
 
     Raises RunError with what ended them: a rank that was killed, else the first error of one. No process is left behind.
     """
     if type(ranks) is not int or ranks < 1:
         raise LoadError(f"{ranks!r} ranks cannot be started", help="give a number of at least 1")
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -48,6 +49,9 @@ def launch(ranks: int, arguments: Sequence[str]) -> None:
         elastic_launch(config, sys.executable)("-m", "nnfront", *arguments)
     except ChildFailedError as error:
         raise _what_ended(error.failures) from None
+    except SignalException as error:  # it has ended the ranks
+        if error.sigval == signal.SIGINT:
+            raise KeyboardInterrupt from None
 
 
 def _what_ended(failures: Mapping[int, ProcessFailure]) -> NnfrontError:

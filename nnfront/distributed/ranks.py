@@ -28,8 +28,8 @@ from nnfront.ops.collective import LostRank
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 6.0
 """After so long without a sign of life a rank counts as hung: with what it takes to end all, less than 10 seconds."""
-PATIENCE = timedelta(hours=1)
-"""How long a collective waits for ranks that are alive: they may load, or have nothing to do."""
+PATIENCE = timedelta(days=365)
+"""How long a collective waits for ranks that are alive: a server has nothing to do for as long as nobody asks."""
 
 
 class HungRank(LostRank):

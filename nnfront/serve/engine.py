@@ -17,14 +17,11 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.llm.language_model import LLM
+from nnfront.serve.compute import DECODE_ROWS, Compute, Work
 from nnfront.serve.draw import Draw, Logprobs, Row
 from nnfront.serve.params import Params
-from nnfront.serve.pool import Pool
 from nnfront.serve.schedule import Limits, Scheduler, Sequence, Step
 from nnfront.serve.stats import Stats
-
-DECODE_ROWS = 32
-"""Rows of one decoding call: from two to so many, a CPU's own kernels add up each row in one order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +58,8 @@ class Engine:
         self.llm = llm
         self.limits = limits
         self.stats = Stats()
-        self._decode_rows = decode_rows
-        self._pool = Pool(llm.session, limits, llm.stored_as)
-        self._scheduler = Scheduler(limits, shares=self._pool.shares)
+        self._compute = Compute(llm, limits, decode_rows)
+        self._scheduler = Scheduler(limits, shares=self._compute.shares)
         self._requests: dict[int, _Request] = {}
         self._cancelled: dict[int, str] = {}
         self._arrivals = itertools.count()
@@ -143,8 +139,13 @@ class Engine:
     def update(self, weights: Mapping[str, torch.Tensor], *, cast: bool = False) -> None:
         """Replace weights as `Session.update` does, while requests run. What was computed with the old ones is shared with no later request.
 
-        Raises LoadError if something does not fit; nothing has changed then.
+        Raises LoadError if something does not fit, and RunError for a model that ranks divide; nothing has changed then.
         """
+        if self.llm.ranks.world > 1:
+            raise RunError(
+                "a model that ranks divide keeps its weights while it is served",
+                help="start it again with others",
+            )
         self.llm.session.update(weights, cast=cast)
         with self._changed:
             self._updates += 1
@@ -183,9 +184,9 @@ class Engine:
             for request, event in ended:
                 self._tell(request, event)
             if step is None:
+                self._compute.close()
                 return
             try:
-                self._pool.apply(step.changes)
                 self._answer(step, self._logits(step))
             except Exception as error:  # whatever it is, who waits for an answer must hear of it
                 self._fail(error)
@@ -205,18 +206,9 @@ class Engine:
 
     def _logits(self, step: Step) -> dict[int, Row]:
         """Compute what a step says; return the logits behind each sequence's last token so far."""
-        session = self.llm.session
-        found: dict[int, Row] = {}
-        tokens = {s.arrival: s.tokens[s.computed] for s in step.decode}
-        for numbers, rows in self._pool.rows(list(tokens), self._decode_rows):
-            ids = torch.tensor([[tokens.get(n, 0)] for n in numbers], device=session.device)
-            logits = session["decode"](ids, rows)[:, -1].cpu().numpy()
-            found.update(zip(numbers, logits, strict=True))
-        for sequence, count in step.chunks:
-            chunk = sequence.tokens[sequence.computed : sequence.computed + count]
-            ids = torch.tensor([chunk], device=session.device)
-            logits = session["prefill"](ids, self._pool.row(sequence.arrival))[0, -1]
-            found[sequence.arrival] = logits.cpu().numpy()
+        decode = {s.arrival: s.tokens[s.computed] for s in step.decode}
+        chunks = [(s.arrival, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks]
+        found = self._compute.run(Work(step.changes, decode, chunks))
         self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
         return found
 
@@ -276,9 +268,9 @@ class Engine:
         with self._changed:
             lost = [self._requests.pop(s.arrival) for s in self._scheduler.running]
             waiting = self._scheduler.waiting
-            self._scheduler = Scheduler(self.limits, shares=self._pool.shares)
+            self._scheduler = Scheduler(self.limits, shares=self._compute.shares)
             self._scheduler.waiting = waiting
         for request in lost:
             self.stats.ended("error", time.monotonic() - request.began)
             self._tell(request, Event(finish="error", error=str(error)))
-        self._pool.reset()
+        self._compute.pool.reset()

@@ -81,7 +81,7 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> N
         wanted.append((prompt, Params(temperature=[0.0, 1.0][i % 2], seed=i, max_tokens=25)))
     wanted += wanted[:3]
     with Engine(mixed, replace(LIMITS, max_num_seqs=1)) as engine:
-        assert not engine._pool.shares
+        assert not engine._compute.pool.shares
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     for limits in (LIMITS, replace(LIMITS, pages=32)):
         with Engine(mixed, limits) as engine:
