@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from nnfront import dtypes
-from nnfront.dims import Size, product, total
+from nnfront.dims import Size, ceildiv, product, total
 from nnfront.ir import OPS, StateLayerType, TensorType
 from nnfront.lower.instructions import PACK, Run, Slot
 
@@ -35,6 +35,16 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
                 for b in layer.per_token
             ]
     return total(sizes)
+
+
+def sent_of(run: Run, slots: Sequence[Slot]) -> Size:
+    """Bytes that a rank sends to others in a collective: of n ranks in a ring, each sends its part of a result n - 1 times, and of a sum before that as often."""
+    world, (x,) = run.attrs["world"], _tensors(run.inputs, slots)
+    size = product([*x.shape, dtypes.size_bytes(x.dtype)])
+    if run.op == "all_gather":
+        return size * (world - 1)
+    times = 2 if run.op == "all_reduce" else 1
+    return ceildiv(size * times * (world - 1), world)
 
 
 def _attends(run: Run) -> bool:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from nnfront.dims import Dim, Size, substitute
-from nnfront.lower.cost import bytes_of, flops_of
+from nnfront.dims import Dim, Size, substitute, total
+from nnfront.ir import OPS
+from nnfront.lower.cost import bytes_of, flops_of, sent_of
 from nnfront.lower.instructions import Block, Branch, Match, Run
 from nnfront.lower.program import MethodProgram, Program
 
@@ -42,12 +44,18 @@ def explain(program: Program, sizes: Mapping[str, int], method: str | None = Non
     """Return the table, of one method if it is given; `sizes` gives numbers for dims by name, other dims stay as they are."""
     rows = [HEADER, *(line.cells() for line in explained(program, sizes, method))]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    return (
-        "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-        )
-        + "\n"
-    )
+    table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*table, *_meetings(program, sizes, method)]) + "\n"
+
+
+def _meetings(program: Program, sizes: Mapping[str, int], method: str | None) -> Iterator[str]:
+    """A line for each method in which ranks meet: how often, and what a rank sends in one step of it."""
+    for each in program.methods.values() if method is None else [program.methods[method]]:
+        found = [run for _, run in _runs(each.body, "") if run.op in OPS and OPS[run.op].collective]
+        if found:
+            names = ", ".join(f"{n} {name}" for name, n in Counter(run.op for run in found).items())
+            sent = _with(total([sent_of(run, each.slots) for run in found]), sizes)
+            yield f"{each.name}: {found[0].attrs['world']} ranks meet for {names}; each sends {_number(sent)} bytes in a step"
 
 
 def explained(program: Program, sizes: Mapping[str, int], method: str | None = None) -> list[Line]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MODELS
+from divided_models import MODELS
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 

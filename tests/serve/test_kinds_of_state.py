@@ -14,6 +14,7 @@ from serving import LIMITS
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.distributed.ranks import ALONE
 from nnfront.serve.engine import Engine
 from nnfront.serve.params import Params
 
@@ -69,7 +70,7 @@ def mixed() -> Any:
     }
     session = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
     config = SimpleNamespace(vocab_size=VOCAB)
-    return SimpleNamespace(session=session, config=config, eos_token_ids=(), stored_as=None)
+    return SimpleNamespace(session=session, config=config, eos_token_ids=(), stored_as=None, ranks=ALONE)
 
 
 def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> None:

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every model file that says what ranks divide: two ranks as threads compute what transformers does, by the plan that transformers has."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from configurations import CONFIGS, SIZES, with_random_weights
+from rank_threads import Threads
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import nnfront as nn
+from nnfront.errors import LoadError, SpecError
+from nnfront.llm.model_files import find_architecture, known_architectures
+
+DIVIDED = [
+    name for name in known_architectures() if getattr(find_architecture(name).file.Config, "divided", ())
+]
+STYLES = {"colwise": {"column", "vocabulary"}, "rowwise": {"row", "vocabulary"}}
+
+
+def sizes_of(name: str) -> dict[str, Any]:
+    given = json.loads((CONFIGS / f"{name}.json").read_text())
+    sizes = {**given.get("sizes", SIZES), **next(iter(given["configs"].values()))}
+    return sizes | {key: 6 for key in ("num_experts", "num_local_experts") if key in sizes}
+
+
+ALWAYS = ("deepseek_v3", "gemma2", "llama", "mixtral", "phi", "qwen2_moe", "qwen3_next")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ALWAYS else pytest.mark.matrix) for n in DIVIDED]
+)
+def test_two_ranks_compute_what_transformers_does(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(name, **sizes_of(name))
+    theirs = with_random_weights(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    theirs.save_pretrained(tmp_path)
+    ids = torch.randint(0, 100, (2, 20))
+    with torch.no_grad():
+        expected = theirs(ids, use_cache=False).logits
+    folder = nn.compile_folder(tmp_path, ranks=2)
+    threads = Threads(2, monkeypatch)
+
+    def logits(rank: int) -> torch.Tensor:
+        session = folder.executable.of_rank(rank).load(folder.checkpoint)
+        cache = session.make_cache(batch=2, max_seq=20)
+        first = session["prefill"](ids[:, :15], cache)
+        return torch.cat([first, *(session["decode"](ids[:, i : i + 1], cache) for i in range(15, 20))], 1)
+
+    for found in threads.run(logits):
+        torch.testing.assert_close(found, expected[:, 14:], rtol=0, atol=1e-4 * float(expected.abs().max()))
+    assert threads.record[0] == threads.record[1]
+
+    # What transformers divides, it divides alike; of what it replicates we may divide more.
+    pattern = {k: v for k, v in (getattr(config, "base_model_tp_plan", None) or {}).items() if v in STYLES}
+    _, plan = find_architecture(name).divided(folder.config, 2)
+    for weight, planned in plan.weights.items():
+        path = re.sub(r"^model\.", "", weight).rpartition(".")[0]
+        for key, style in pattern.items():
+            is_bias_of_row = weight.endswith(".bias") and style == "rowwise"
+            if fnmatch.fnmatchcase(path, key) and not is_bias_of_row:
+                assert planned.style in STYLES[style], weight
+
+
+def test_sizes_that_do_not_divide_are_all_named() -> None:
+    config = find_architecture("llama").file.TINY
+    with pytest.raises(LoadError) as error:
+        config.of_ranks(3)
+    assert str(error.value) == (
+        "the model does not divide among 3 ranks\n  num_attention_heads is 4\n  num_key_value_heads is 2\n"
+        "  help: take a number of ranks that divides them"
+    )
+
+
+def test_experts_that_do_not_divide_are_refused() -> None:
+    architecture = find_architecture("qwen3_moe")
+    config = architecture.file.Config(**{**vars(architecture.file.TINY), "num_experts": 5})
+    with pytest.raises(
+        SpecError, match=re.escape("model.layers.1.mlp.experts: 5 experts do not divide among 2 ranks")
+    ):
+        architecture.divided(config, 2)
+
+
+def test_a_model_file_that_says_nothing_is_not_divided() -> None:
+    with pytest.raises(LoadError) as error:
+        find_architecture("gpt2").file.TINY.of_ranks(2)
+    what, where, help = str(error.value).split("\n")
+    assert what == "the model file does not say how ranks divide the model"
+    assert where.endswith("examples/models/gpt2.py")
+    assert help == (
+        "  help: name the fields of its Config that they divide in Config.divided, if a model of less of them is what one rank computes"
+    )
+
+
+class Normed(nn.Module):
+    """A norm over features that ranks would divide."""
+
+    def __init__(self, size: int) -> None:
+        self.up = nn.Linear(8, size, bias=False)
+        self.norm = nn.RMSNorm(size, bias=False)
+
+
+class Raw(nn.Module):
+    """A product with a parameter of its own, whose sum nobody would complete."""
+
+    def __init__(self, size: int) -> None:
+        self.down = nn.Parameter([8, size])
+
+
+def test_a_norm_over_what_is_divided_is_refused() -> None:
+    with pytest.raises(SpecError) as error:
+        nn.divide(Normed(4), Normed(8), 2)
+    assert str(error.value) == (
+        "norm normalises over features that ranks divide among them\n  8 features together, of which a rank has 4\n"
+        "  help: this model cannot be divided like this: its norm needs all features of a token"
+    )
+
+
+def test_a_product_that_nobody_adds_up_is_refused() -> None:
+    with pytest.raises(SpecError) as error:
+        nn.divide(Raw(4), Raw(8), 2)
+    assert str(error.value) == (
+        "down is divided along axis 1, and nobody adds up what is multiplied with it\n"
+        "  a rank has float32[8, 4] of float32[8, 8]\n"
+        "  help: use nnfront.Linear or nnfront.Experts, whose parts ranks know how to add up"
+    )
+
+
+def test_explain_counts_what_ranks_send(tmp_path: Path) -> None:
+    architecture = find_architecture("llama")
+    ir = nn.passes.lift_transform_params(
+        architecture.export(architecture.file.TINY, ranks=4), shared_transform=True
+    )
+    last = nn.compile(ir).explain("decode", batch=2).splitlines()[-1]
+    # An embedding and two sums for each of two layers of [2, 1, 64] floats, of which a rank sends 2 * 3/4; and 65 logits for each of two rows to three others.
+    assert last == (
+        f"decode: 4 ranks meet for 5 all_reduce, 1 all_gather; each sends {5 * 2 * 64 * 4 * 2 * 3 // 4 + 3 * 2 * 65 * 4:,} bytes in a step"
+    )
