@@ -165,12 +165,13 @@ class Session(Mapping[str, Method]):
         *,
         shard_bytes: int = SHARD_BYTES,
         overwrite: bool = False,
+        writes: bool = True,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Path]:
         """Write the weights as they are now as a checkpoint, in the layout, under the names and in the dtypes that it had; return the files.
 
         `shard_bytes`: from this size on there are several files and an index. `overwrite`: replace the weights in a folder that is not
-        empty; its other files stay. `progress` is told how many bytes of how many are written. The folder appears whole or not at all.
+        empty; its other files stay. `writes`: of ranks that divide the model all call this, and one of them writes. `progress` is told how many bytes of how many are written. The folder appears whole or not at all.
         Raises LoadError that lists weights that cannot be had back (quantised ones), and if the folder cannot be written.
         """
         return export_checkpoint(
@@ -179,6 +180,7 @@ class Session(Mapping[str, Method]):
             Path(folder),
             shard_bytes=shard_bytes,
             overwrite=overwrite,
+            writes=writes,
             progress=progress,
         )
 

@@ -4,6 +4,7 @@
 concat, stack                  taken apart          split, chunk      put together, if every part is there
 permute_dims, flip             turned back          astype            back, if the result's dtype holds every value
 reshape, squeeze, unsqueeze    the operand's shape
+shard                          put together of the parts of all ranks
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate, solve
 from nnfront.errors import LoadError
-from nnfront.lower import MethodProgram, Run, Slot, TensorType
+from nnfront.ir import OPS
+from nnfront.lower import MethodProgram, Part, Run, Slot, TensorType
 from nnfront.transform.formula import formulas
 
 Dims: TypeAlias = Mapping[Symbol, int]
@@ -72,7 +74,7 @@ class Inverse:
             known = [value for value in outputs if value is not None]
             operands = self._undone(run, known) if len(known) == len(outputs) else None
             if operands is not None:
-                found = dict(zip(run.inputs, operands, strict=True))
+                found = dict(zip(run.inputs, operands, strict=False))  # of a part, not the rank
                 if all(value.untyped_storage().data_ptr() in self._held for value in operands):
                     self._values |= {i: value for i, value in found.items() if i not in self._values}
                 else:
@@ -196,6 +198,22 @@ def holds(wide: str, narrow: str) -> bool:
     return dtypes.promote(wide, narrow) == wide
 
 
+def _shard(
+    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
+) -> Sequence[torch.Tensor]:
+    """A weight of which each rank has a part. All ranks call it; on the meta device, where it is only asked what is lost, one alone may."""
+    (mine,), axis, world = results, run.attrs["axis"], run.attrs["world"]
+    whole = torch.empty(_shape(types[0], dims), dtype=mine.dtype, device=mine.device)
+    if mine.is_meta:
+        return [whole]
+    for rank, part in enumerate(OPS["all_gather"].run([mine[None]], {"axis": 0, "world": world})):
+        done = 0
+        for begin, end in Part(axis, rank, world, run.attrs.get("blocks")).ranges(whole.shape[axis]):
+            whole.narrow(axis, begin, end - begin).copy_(part.narrow(axis, done, end - begin))
+            done += end - begin
+    return [whole]
+
+
 def _same(run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims) -> Any:
     return results
 
@@ -207,6 +225,7 @@ _UNDO: dict[str, Undo] = {
     "flip": _flip,
     "permute_dims": _permute,
     "reshape": _reshape,
+    "shard": _shard,
     "split": _parts,
     "squeeze": _reshape,
     "stack": _stack,

@@ -35,16 +35,22 @@ def export_checkpoint(
     *,
     shard_bytes: int = SHARD_BYTES,
     overwrite: bool = False,
+    writes: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """Write what a session holds as a checkpoint and return the files, the index last.
 
     `sources` are what it was made of, where that is known: they say which name and dtype a weight had in the files, and hold the tensors
     that no method reads. With `overwrite` the weights in a folder are replaced; other files there stay.
+    Without `writes` nothing is written: a rank gives its part of weights to the one that does.
     Raises LoadError that lists the weights that cannot be had back, and if the folder is not empty or cannot be written.
     """
     origins = _origins(held, sources)
     weights = _types(held, sources, origins)
+    if not writes:
+        for _ in _tensors(held, sources, origins, weights):
+            pass
+        return []
 
     def check_replaceable(place: Path) -> None:
         if is_artefact(place):

@@ -83,6 +83,10 @@ if __name__ == "__main__":
         found: dict[str, Any] = {"collectives": collectives(ranks)}
         for name, (folder, quant) in task["models"].items():
             found[name] = model(ranks, folder, quant)
+        folder = task["models"]["qwen3_moe"][0]
+        llm = nn.LLM.load(folder, ranks=ranks)
+        llm.session.export_checkpoint(Path(task["out"]) / "exported", writes=ranks.is_first)
+        found["exported"] = str(Path(task["out"]) / "exported")
         found["refusals"] = refusals(ranks, task["unlike"])
         torch.save(found, f"{task['out']}/{ranks.rank}.pt")
         dist.barrier()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from divided_models import MODELS
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import nnfront as nn
@@ -79,6 +80,13 @@ def test_collectives_do_what_torch_says_of_them(ran: Ran) -> None:
         assert torch.equal(found["collectives"]["all_gather"], torch.cat(given, 1))
         assert torch.equal(found["collectives"]["all_to_all"], torch.stack([x[rank] for x in given]))
         assert found["collectives"]["half"].dtype == torch.bfloat16
+
+
+def test_ranks_export_the_checkpoint_that_they_were_made_of(ran: Ran, folders: dict[str, Path]) -> None:
+    given = load_file(folders["qwen3_moe"] / "model.safetensors")
+    back = load_file(Path(ran[0]["exported"]) / "model.safetensors")
+    assert list(back) == list(given)
+    assert all(torch.equal(back[name], value) for name, value in given.items())
 
 
 def test_ranks_that_are_not_alike_say_so_on_every_rank(ran: Ran) -> None:
