@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+NEW = {"self_attn.k_proj": (64, 64), "mlp.down_proj": (64, 256)}
+"""Weights that an update brings, and their shapes."""
+
 sys.path.append(str(Path(__file__).parents[1] / "models"))
 
 
@@ -40,6 +43,8 @@ def ran(
     models = {name: (str(folder), None) for name, folder in folders.items()}
     models["llama int4"] = (str(folders["llama"]), "int4")
     task = {"out": str(out), "models": models, "unlike": str(out / "unlike")}
+    new = {f"model.layers.0.{name}.weight": torch.randn(shape) / 8 for name, shape in NEW.items()}
+    torch.save(new, out / "new.pt")
     (out / "task.json").write_text(json.dumps(task))
     command = [
         sys.executable,

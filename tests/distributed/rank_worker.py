@@ -86,6 +86,9 @@ if __name__ == "__main__":
         folder = task["models"]["qwen3_moe"][0]
         llm = nn.LLM.load(folder, ranks=ranks)
         llm.session.export_checkpoint(Path(task["out"]) / "exported", writes=ranks.is_first)
+        llm = nn.LLM.load(task["models"]["llama"][0], ranks=ranks)
+        llm.session.update(torch.load(f"{task['out']}/new.pt"))
+        found["updated"] = llm.logits(torch.arange(12)[None])
         found["exported"] = str(Path(task["out"]) / "exported")
         found["refusals"] = refusals(ranks, task["unlike"])
         torch.save(found, f"{task['out']}/{ranks.rank}.pt")

@@ -85,8 +85,17 @@ def test_collectives_do_what_torch_says_of_them(ran: Ran) -> None:
 def test_ranks_export_the_checkpoint_that_they_were_made_of(ran: Ran, folders: dict[str, Path]) -> None:
     given = load_file(folders["qwen3_moe"] / "model.safetensors")
     back = load_file(Path(ran[0]["exported"]) / "model.safetensors")
-    assert list(back) == list(given)
+    assert back.keys() == given.keys()
     assert all(torch.equal(back[name], value) for name, value in given.items())
+
+
+def test_an_update_reaches_each_rank_s_part(ran: Ran, folders: dict[str, Path]) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(folders["llama"], attn_implementation="eager").eval()
+    theirs.load_state_dict(torch.load(Path(ran[0]["exported"]).parent / "new.pt"), strict=False)
+    with torch.no_grad():
+        expected = theirs(torch.arange(12)[None], use_cache=False).logits
+    for rank in ran:
+        torch.testing.assert_close(rank["updated"], expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_ranks_that_are_not_alike_say_so_on_every_rank(ran: Ran) -> None:
