@@ -121,8 +121,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
 
 
-def small(run: Run) -> Run:
-    """The same run with sizes for the interpreter, which knows no bfloat16."""
+def small(run: Run, is_half: bool) -> Run:
+    """The same run with small sizes; in float16 for the interpreter, which knows no bfloat16."""
     sizes = {
         "m": 17,
         "tokens": 4,
@@ -144,7 +144,7 @@ def small(run: Run) -> Run:
         "seq": 20,
     }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if vars(run.shape).get(name)})
-    return Run(run.kernel, shape, "float16" if run.dtype == "bfloat16" else run.dtype)
+    return Run(run.kernel, shape, "float16" if is_half and run.dtype == "bfloat16" else run.dtype)
 
 
 def edges(names: list[str]) -> list[tuple[str, Case]]:

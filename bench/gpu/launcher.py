@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel through both launchers: Triton's own, and nnfront's of machine code compiled ahead. Same bits, and what a launch costs the host.
 
-    python bench/gpu/launcher.py [KERNEL ...]    # what `bench/gpu.sh --parts cubin --dry` runs: compile, launch on a driver that does nothing
-
 Each plan runs twice from the same memory, and every tensor that it was given is compared afterwards.
 """
 
@@ -13,29 +11,39 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from cases import Run, full, small
+from nnfront_kernels import ahead
+from nnfront_kernels.common import Plan, jit, launched_by
+from right import RECORDS, operands
+
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, read_cubin
+from nnfront.backends.cuda.ahead.driver import Driver
+from nnfront.backends.cuda.ahead.launcher import Launcher, launcher_for
+
 HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
-sys.path[:0] = [str(HERE.parent), str(ROOT), str(ROOT / "tests" / "kernels"), str(ROOT / "tests" / "runtime")]
-
-import torch  # noqa: E402
-from cases import Run, full, small  # noqa: E402
-from nnfront_kernels import ahead  # noqa: E402
-from nnfront_kernels.common import Plan, jit, launched_by  # noqa: E402
-from right import RECORDS, operands  # noqa: E402
-
-from nnfront.backends.cuda.ahead.cubin import CompiledKernels, Cubin, read_cubin  # noqa: E402
-from nnfront.backends.cuda.ahead.driver import Driver  # noqa: E402
-from nnfront.backends.cuda.ahead.launcher import Launcher, launcher_for  # noqa: E402
 
 LAUNCHES = 50  # fewer than the driver queues
 
 
-def compared(run: Run, arch: str, device: str, results: dict[str, Any]) -> None:
-    """Run a kernel's plans through both launchers; add a row for each to `results["launches"]`, and what is wrong to `results["wrong"]`."""
+def cases(runs: Sequence[Run], options: Any) -> list[Any]:
+    """A case for each run; without a GPU one for all of them, on a driver that launches nothing."""
+    from part import Case
+
+    if options.dry:
+        names = list(dict.fromkeys(run.kernel for run in runs))
+        return [Case("cubin", partial(dry, options.arch, names))]
+    return [Case(f"cubin {run}", partial(compared, run, options.arch, options.device)) for run in runs]
+
+
+def compared(run: Run, arch: str, device: str) -> dict[str, Any]:
+    """Run a kernel's plans through both launchers: a row for each in `launches`, and what is wrong in `wrong`."""
+    results: dict[str, Any] = {"wrong": [], "skipped": [], "launches": []}
     arguments, options = operands(run, arch, device)
 
     def both(plan: Plan) -> None:
@@ -62,13 +70,14 @@ def compared(run: Run, arch: str, device: str, results: dict[str, Any]) -> None:
             "bytes": len(cubin.image),
         }
         restore(plan, seen[0])  # the next kernel reads what one launch has made
-        results.setdefault("launches", []).append(row)
+        results["launches"].append(row)
         print(
             f"{row['kernel']} {run}: {row['triton_us']:.1f} us a launch by Triton, {row['own_us']:.1f} us here"
         )
 
     with launched_by(both):
         RECORDS[run.kernel].launch(*arguments, **options, arch=arch)
+    return results
 
 
 def host_microseconds(launch: Callable[[Plan], None], plan: Plan) -> float:
@@ -106,15 +115,14 @@ def same(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))
 
 
-def dry(arch: str, kernels: list[str], results: dict[str, Any]) -> None:
+def dry(arch: str, kernels: list[str]) -> dict[str, Any]:
     """Compile and launch in a process of its own: this one's kernels are interpreted."""
     command = [sys.executable, str(HERE), arch, *kernels]
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        results["wrong"].append({"case": "cubin", "why": (done.stdout + done.stderr)[-1500:]})
-        return
-    results["launches"] = json.loads(done.stdout)
+        return {"wrong": [{"case": "cubin", "why": (done.stdout + done.stderr)[-1500:]}]}
+    return {"launches": json.loads(done.stdout)}
 
 
 def main(arch: str, kernels: list[str]) -> int:
@@ -136,7 +144,7 @@ def main(arch: str, kernels: list[str]) -> int:
 
     for run in {run.kernel: run for run in full(arch) if run.kernel in kernels}.values():
         with launched_by(launched):  # some operands are made by kernels
-            arguments, options = operands(small(run), arch, "cpu")
+            arguments, options = operands(small(run, True), arch, "cpu")
             RECORDS[run.kernel].launch(*arguments, **options, arch=arch)
     print(json.dumps(rows))
     return 0

@@ -12,6 +12,7 @@ profiler: what the GPU waits for launches.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import os
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from nnfront_models import llama
 from speed import Clock, ceilings
 
 import nnfront as nn
+from nnfront.backends.cuda.backend import CUDA
 from nnfront.compiler import Executable, TransformedWeights
+from nnfront.state.cache import Cache
 
 HERE = Path(__file__).resolve().parent
 LLAMA_3_8B = llama.Config(
@@ -178,46 +181,56 @@ def prefill_flops(config: llama.Config, length: int) -> int:
     return config.num_hidden_layers * (2 * layer * length + 2 * q * length * (length + 1))
 
 
-def ours(
-    session: nn.Session, sizes: Sizes, label: str, copy_gb_s: float, deadline: float, results: dict[str, Any]
-) -> None:
-    """Rows of prefill and decode for one session; what there is no time for is listed."""
+def prefilled(session: nn.Session, sizes: Sizes, label: str, length: int) -> dict[str, Any]:
+    """A row for one prompt."""
+    steps = Steps(session.device)
+    ids = torch.randint(0, sizes.config.vocab_size, (1, length), device=session.device)
+    cache = session.make_cache(batch=1, max_seq=length)
+
+    def prefill() -> Any:
+        cache.reset()
+        return session["prefill"](ids, cache)
+
+    prefill()
+    wall, device = steps.wall(prefill, 3), steps.kernels(prefill, 1)
+    row = {"who": label, "what": f"prefill {length}", "ms": wall * 1e3, "tokens_s": length / wall}
+    row |= {"tflop_s": prefill_flops(sizes.config, length) / wall / 1e12, "gap_ms": gap(wall, device)}
+    return {"model": [row]}
+
+
+def filled(session: nn.Session, batch: int, length: int, room: int, stored_as: str | None) -> Cache:
+    """A cache of so many random tokens: what a step takes does not depend on whose they are."""
+    cache = session.make_cache(batch=batch, max_seq=length + room, stored_as=stored_as)
+    for layer in cache:
+        layer.advance(length)
+        for part in layer.placed.all:
+            part.random_(0, 120) if part.dtype == torch.uint8 else part.normal_()
+    return cache
+
+
+def decoded(
+    session: nn.Session,
+    sizes: Sizes,
+    label: str,
+    batch: int,
+    length: int,
+    stored_as: str | None,
+    copy_gb_s: float,
+) -> dict[str, Any]:
+    """A row for steps of a batch behind so many tokens."""
     config, steps = sizes.config, Steps(session.device)
-    for length in sizes.prompts:
-        if time.monotonic() > deadline:
-            results["skipped"].append(f"model {label} prefill {length}")
-            continue
-        ids = torch.randint(0, config.vocab_size, (1, length), device=session.device)
+    what = f"decode {batch} x {length}" + " in 8 bits" * bool(stored_as)
+    cache = filled(session, batch, length, 4 * sizes.steps, stored_as)
+    state = {"token": torch.randint(0, config.vocab_size, (batch, 1), device=session.device)}
 
-        def prefill(ids: torch.Tensor = ids, length: int = length) -> Any:
-            return session["prefill"](ids, session.make_cache(batch=1, max_seq=length))
+    def decode() -> None:
+        state["token"] = session["decode"](state["token"], cache)[:, -1:].argmax(-1)
 
-        prefill()
-        wall, device = steps.wall(prefill, 3), steps.kernels(prefill, 1)
-        row = {"who": label, "what": f"prefill {length}", "ms": wall * 1e3, "tokens_s": length / wall}
-        row |= {"tflop_s": prefill_flops(config, length) / wall / 1e12, "gap_ms": gap(wall, device)}
-        results["model"].append(row)
+    steps.wall(decode, sizes.steps)  # compiles, then captures
+    wall, device = steps.wall(decode, sizes.steps), steps.kernels(decode, sizes.steps)
     weights = sum(w.nbytes for w in session.weights.values())
-    for batch, length, stored_as in sizes.decodes:
-        what = f"decode {batch} x {length}" + " in 8 bits" * bool(stored_as)
-        if time.monotonic() > deadline:
-            results["skipped"].append(f"model {label} {what}")
-            continue
-        cache = session.make_cache(batch=batch, max_seq=length + 4 * sizes.steps, stored_as=stored_as)
-        ids = torch.randint(0, config.vocab_size, (1, length), device=session.device)
-        for row_index in range(batch):
-            session["prefill"](ids, cache.rows(row_index, row_index + 1))
-        state = {"token": ids[:, :1].expand(batch, 1).contiguous()}
-
-        def decode(cache: Any = cache, state: dict[str, torch.Tensor] = state) -> None:
-            state["token"] = session["decode"](state["token"], cache)[:, -1:].argmax(-1)
-
-        steps.wall(decode, sizes.steps)  # compiles, then records
-        wall, device = steps.wall(decode, sizes.steps), steps.kernels(decode, sizes.steps)
-        needed = decode_bytes(weights, config, batch * (length + 2 * sizes.steps), stored_as)
-        results["model"].append(decode_row(label, what, batch, wall, device, needed, copy_gb_s))
-        del cache, decode
-        gc.collect()
+    needed = decode_bytes(weights, config, batch * (length + 2 * sizes.steps), stored_as)
+    return {"model": [decode_row(label, what, batch, wall, device, needed, copy_gb_s)]}
 
 
 def decode_row(
@@ -237,7 +250,7 @@ def gap(wall: float, device: float | None) -> float | None:
     return None if device is None else (wall - device) * 1e3
 
 
-def first_token(session: nn.Session, results: dict[str, Any], label: str) -> None:
+def first_token(session: nn.Session, label: str) -> dict[str, Any] | str:
     """Save the session, and time a process that loads it and computes one token."""
     with tempfile.TemporaryDirectory() as folder:
         artefact = Path(folder, "artefact")
@@ -245,87 +258,123 @@ def first_token(session: nn.Session, results: dict[str, Any], label: str) -> Non
         command = [sys.executable, str(HERE / "first_token.py"), str(artefact)]
         environment = {**os.environ, "BENCH_START": str(time.time())}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        if done.returncode:
-            results["wrong"].append({"case": f"model {label} first token", "why": done.stderr[-1500:]})
-        else:
-            results["model"].append(
-                {"who": label, "what": "first token", **json.loads(done.stdout.splitlines()[-1])}
+    if done.returncode:
+        return done.stderr[-1500:]
+    return {"model": [{"who": label, "what": "first token", **json.loads(done.stdout.splitlines()[-1])}]}
+
+
+class Held:
+    """What cases share, made when the first of them asks; one session at a time, as two do not fit beside their caches."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self.sizes, self.device = sizes, device
+        self._quant: str | None = ""
+        self._session: nn.Session | None = None
+        self.ceilings = functools.cache(lambda: ceilings(Clock(device.type)))
+
+    def session(self, quant: str | None) -> nn.Session:
+        if self._session is None or self._quant != quant:
+            self._session = None
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self._quant, self._session = (
+                quant,
+                on_device(compiled(self.sizes.config, quant, "cuda"), self.device),
             )
+        return self._session
+
+    @property
+    def copy(self) -> float:
+        return self.ceilings()["copy_gb_s"]
 
 
-def run(dry: bool, deadline: float, results: dict[str, Any], keep: Callable[[], None]) -> None:
-    """All of it into results["model"], ["wrong"] and ["skipped"]; correctness first, comparisons last. `keep` writes them."""
-    device, sizes = torch.device("cpu" if dry else "cuda"), DRY if dry else FULL
-    results.setdefault("ceilings", ceilings(Clock(device.type)))
-    copy = results["ceilings"]["copy_gb_s"]
+def cases(options: Any) -> Iterator[Any]:
+    """Correctness first, then both forms of the model, comparisons last."""
+    from part import Case
 
-    def attempt(case: str, part: Callable[[], str | None], kind: str = "wrong") -> None:
-        """One part: what goes wrong in it must not hide the others' numbers."""
-        if time.monotonic() > deadline:
-            results["skipped"].append(case)
-            return
-        try:
-            why = part()
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-        if why:
-            results[kind].append({"case": case, "why": why} if kind == "wrong" else f"{case}: {why}")
-        keep()
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def measured(quant: str | None, label: str) -> None:
-        session = on_device(compiled(sizes.config, quant, "cuda"), device)
-        ours(session, sizes, label, copy, deadline, results)
-        if quant or dry:  # the other form is 16 GB, which says how fast the disk is
-            first_token(session, results, label)
-
+    sizes = DRY if options.dry else FULL
+    held = Held(sizes, torch.device(options.device))
     labels = {None: sizes.config.dtype, "int4": "int4"}
-    with torch.inference_mode():
-        for quant, label in labels.items():
-            attempt(f"model {label}", partial(right, sizes, quant, "cuda"))
-        for quant, label in labels.items():
-            attempt(f"model {label} speed", partial(measured, quant, f"nnfront {label}"))
-        # What is compiled anew for each shape takes a minute or two, so it starts that much earlier.
-        before = deadline if dry else deadline - 120
-        attempt("model transformers", partial(theirs, sizes, device, copy, before, results), "skipped")
+    yield Case("model ceilings", lambda: {"ceilings": held.ceilings()})
+    for quant, label in labels.items():
+        yield Case(f"model {label}", partial(right, sizes, quant, "cuda"))
+    for quant, label in labels.items():
+        who = f"nnfront {label}"
+        for batch, length, stored_as in sizes.decodes:
+            yield Case(
+                f"model {label} decode {batch} x {length} {stored_as or ''}",
+                lambda quant=quant, who=who, given=(batch, length, stored_as): decoded(
+                    held.session(quant), sizes, who, *given, held.copy
+                ),
+            )
+        for length in sizes.prompts:
+            yield Case(
+                f"model {label} prefill {length}",
+                lambda quant=quant, who=who, length=length: prefilled(
+                    held.session(quant), sizes, who, length
+                ),
+            )
+        if quant or options.dry:  # the other form is 16 GB, which says how fast the disk is
+            yield Case(
+                f"model {label} first token",
+                lambda quant=quant, who=who: first_token(held.session(quant), who),
+            )
+    yield from theirs(sizes, held)
 
 
-def theirs(
-    sizes: Sizes,
-    device: torch.device,
-    copy_gb_s: float,
-    deadline: float,
-    results: dict[str, Any],
-) -> None:
-    """The same rows for transformers, if it is here."""
-    try:
+def theirs(sizes: Sizes, held: Held) -> Iterator[Any]:
+    """One length of prompt and of steps for transformers, if it is here: each is compiled anew, for a minute."""
+    from part import Case
+
+    @functools.cache
+    def peer() -> Any:
         from peer import Peer
-    except ImportError as error:
-        results["skipped"].append(f"model transformers: {error}")
-        return
-    config, steps = sizes.config, Steps(device)
-    peer = Peer(dataclasses.asdict(config), device)
-    for length in sizes.prompts:
-        if time.monotonic() > deadline:
-            results["skipped"].append(f"model transformers prefill {length}")
-            continue
-        prefill = peer.prefill(length)
-        prefill()
-        wall = steps.wall(prefill, 3)
-        row = {"who": peer.label, "what": f"prefill {length}", "ms": wall * 1e3, "tokens_s": length / wall}
-        results["model"].append(row | {"tflop_s": prefill_flops(config, length) / wall / 1e12})
-    weights = sum(p.nbytes for p in peer.model.parameters())
-    for batch, length in dict.fromkeys((batch, length) for batch, length, _ in sizes.decodes):
-        what = f"decode {batch} x {length}"
-        if time.monotonic() > deadline:
-            results["skipped"].append(f"model transformers {what}")
-            continue
-        decode = peer.decode(batch, length, 5 * sizes.steps)
-        steps.wall(decode, sizes.steps)
-        wall, on = steps.wall(decode, sizes.steps), steps.kernels(decode, sizes.steps)
-        needed = decode_bytes(weights, config, batch * (length + 2 * sizes.steps), None)
-        results["model"].append(decode_row(peer.label, what, batch, wall, on, needed, copy_gb_s))
-        del decode
-        gc.collect()
+
+        held._session = None
+        return Peer(dataclasses.asdict(sizes.config), held.device)
+
+    def prefill(length: int) -> dict[str, Any]:
+        call, steps = peer().prefill(length), Steps(held.device)
+        call()
+        wall = steps.wall(call, 3)
+        row = {"who": peer().label, "what": f"prefill {length}", "ms": wall * 1e3, "tokens_s": length / wall}
+        return {"model": [row | {"tflop_s": prefill_flops(sizes.config, length) / wall / 1e12}]}
+
+    def decode(batch: int, length: int) -> dict[str, Any]:
+        call, steps = peer().decode(batch, length, 5 * sizes.steps), Steps(held.device)
+        steps.wall(call, sizes.steps)
+        wall, on = steps.wall(call, sizes.steps), steps.kernels(call, sizes.steps)
+        weights = sum(p.nbytes for p in peer().model.parameters())
+        needed = decode_bytes(weights, sizes.config, batch * (length + 2 * sizes.steps), None)
+        row = decode_row(peer().label, f"decode {batch} x {length}", batch, wall, on, needed, held.copy)
+        return {"model": [row]}
+
+    def if_there(look: Callable[..., dict[str, Any]], *given: int) -> dict[str, Any]:
+        try:
+            return look(*given)
+        except ImportError as error:
+            return {"skipped": [f"model transformers: {error}"]}
+
+    batch, length, _ = sizes.decodes[0]
+    yield Case("model transformers decode", partial(if_there, decode, batch, length))
+    yield Case("model transformers prefill", partial(if_there, prefill, sizes.prompts[0]))
+
+
+def machine_code(arch: str, dry: bool) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The kernels that the model's calls launch: facts and code of each."""
+    sizes = DRY if dry else FULL
+    # What is compared with the CPU has one layer and a prompt of its own.
+    alone = dataclasses.replace(sizes.config, num_hidden_layers=1, vocab_size=1024)
+    lengths = sorted({1, min(sizes.prompts[0], 128), *sizes.prompts})
+    rooms = {length + 4 * sizes.steps for _, length, _ in sizes.decodes}
+    for config in (alone, sizes.config):
+        for quant in (None, "int4"):
+            executable = compiled(config, quant, f"cuda:{arch}")
+            calls = {
+                "batch": sorted({1, 2, *(batch for batch, *_ in sizes.decodes)}),
+                "seq": lengths,
+                "max_seq": sorted({*rooms, *lengths}),
+            }
+            found = CUDA.compile_ahead(executable.program, {}, calls)
+            yield from ((cubin.fields(), cubin.image) for cubin in found.cubins)

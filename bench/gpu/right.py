@@ -12,7 +12,7 @@ import torch
 from cases import Run
 from kernel_cases import Case
 from kernel_cases import run as run_case
-from kernel_checks import EPS32, SUM, TOLERANCES
+from kernel_checks import EPS32, SUM, TOLERANCES, hopper_drift
 from nnfront_kernels import Kernel, grouped_matmul, moe_routing
 from nnfront_kernels.quantized import FP8, dequantize_int4, pack_int4
 
@@ -96,11 +96,16 @@ def full_size(run: Run, arch: str, device: str) -> str | None:
     for first, second in zip(*results, strict=True):
         if not torch.equal(first.view(torch.uint8), second.view(torch.uint8)):
             return "two launches differ"
-    return _difference(kernel, run, arguments, options, results[0])
+    return _difference(kernel, run, arch, arguments, options, results[0])
 
 
 def _difference(
-    kernel: Kernel, run: Run, arguments: tuple[Any, ...], options: dict[str, Any], results: list[torch.Tensor]
+    kernel: Kernel,
+    run: Run,
+    arch: str,
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    results: list[torch.Tensor],
 ) -> str | None:
     if run.kernel == "quantize_fp8":
         q, scales = kernel.reference(*arguments, **options)
@@ -130,6 +135,7 @@ def _difference(
     unit = TOLERANCES[results[0].dtype].unit
     # A gated pair is a product of two sums, each with its own error.
     drift = 3 * SUM * EPS32 * math.sqrt(depth) * sizes
+    drift += hopper_drift(run.kernel, arch, kernel.choose(run.shape, run.dtype, arch).block_m) * sizes
     wrong = ~(error <= unit * expected.abs() * 1.01 + drift + TOLERANCES[results[0].dtype].smallest)
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())

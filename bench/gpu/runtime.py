@@ -1,37 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of the runtime only a GPU can show: that weights arrive, that replayed decode steps have the bits of others, that what is planned fits.
 
-python bench/gpu/runtime.py          # on a GPU: about two minutes; exits with 1 if something is wrong
-python bench/gpu/runtime.py --dry    # the same steps, small, in the interpreter: graphs are tapes, nothing is measured
+Without a GPU the same steps, small, in the interpreter: graphs are tapes, nothing is measured.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
-import sys
+import functools
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-HERE = Path(__file__).resolve()
-ROOT = HERE.parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "kernels")]
-if "--dry" in sys.argv:
-    os.environ["TRITON_INTERPRET"] = "1"
+import torch
+from nnfront_models import llama
 
-import torch  # noqa: E402
-from nnfront_models import llama  # noqa: E402
-
-import nnfront as nn  # noqa: E402
-from nnfront.backends.cuda import attention as cuda_attention  # noqa: E402
-from nnfront.backends.cuda import graph_capture  # noqa: E402
-from nnfront.backends.cuda.upload import Upload, link_to  # noqa: E402
-from nnfront.errors import RunError  # noqa: E402
-from nnfront.memory.free_memory import free_memory_on  # noqa: E402
-from nnfront.session import Session  # noqa: E402
+import nnfront as nn
+from nnfront.backends.cuda import attention as cuda_attention
+from nnfront.backends.cuda import graph_capture
+from nnfront.backends.cuda.upload import Upload, link_to
+from nnfront.errors import RunError
+from nnfront.memory.free_memory import free_memory_on
+from nnfront.session import Session
 
 SMALL = dataclasses.replace(
     llama.TINY,
@@ -54,33 +45,43 @@ LARGE = dataclasses.replace(
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--dry", action="store_true", help="small, in the interpreter, without a GPU")
-    dry: bool = parser.parse_args(argv).dry
-    wrong: list[str] = []
+def looked(look: Callable[..., None]) -> dict[str, Any]:
+    """What a function tells, line by line."""
+    lines: list[str] = []
 
     def check(what: str, holds: bool, figure: str = "") -> None:
-        print(f"{'ok   ' if holds else 'WRONG'} {what}{f': {figure}' if figure else ''}", flush=True)
-        if not holds:
-            wrong.append(what)
+        lines.append(f"{'ok   ' if holds else 'WRONG'} {what}{f': {figure}' if figure else ''}")
 
-    if not dry:
-        upload(check)
-    one, other = sessions(dry)
-    for page_size in (16,) if dry else (None, 16):
-        decode(one, other, page_size, dry, check)
-    if not dry:
-        memory(other, check)
-    return 1 if wrong else 0
+    look(check)
+    wrong = [
+        {"case": "runtime", "why": line.removeprefix("WRONG ")} for line in lines if line.startswith("WRONG")
+    ]
+    return {"runtime": lines, "wrong": wrong}
+
+
+def cases(options: Any) -> Iterator[Any]:
+    from part import Case
+
+    made = functools.cache(partial(sessions, options.dry))
+    looks: dict[str, Callable[..., None]] = {}
+    if not options.dry:
+        looks["upload"] = upload
+    for page_size in (16,) if options.dry else (None, 16):
+        looks[f"decode, pages {page_size}"] = lambda check, page_size=page_size: decode(
+            *made(), page_size, options.dry, check
+        )
+    if not options.dry:
+        looks["memory"] = lambda check: memory(made()[1], check)
+    for label, look in looks.items():
+        yield Case(f"runtime {label}", partial(looked, look))
 
 
 def upload(check: Callable[..., None]) -> None:
-    """4 GiB from pageable memory, in tensors of every form."""
+    """2 GiB from pageable memory, in tensors of every form."""
     device = torch.device("cuda", 0)
     link = link_to(device)
     assert link is not None
-    values = [torch.randint(0, 255, (256 << 20,), dtype=torch.uint8) for _ in range(16)]
+    values = [torch.randint(0, 255, (256 << 20,), dtype=torch.uint8) for _ in range(8)]
     values += [
         torch.randn(3000, 5000).t(),
         torch.randn(7, 11, 13)[::2, :, ::3],
@@ -172,7 +173,8 @@ def memory(session: Session, check: Callable[..., None]) -> None:
         planned = session.memory(**sizes, seq=seq).methods[name].plan.peak
         check(
             f"{name} takes what is planned",
-            0.9 * planned <= taken <= 1.1 * planned + (1 << 20),
+            # Beside the plan cuBLAS has a workspace for each stream, and torch rounds each piece up.
+            0.8 * planned <= taken <= 1.1 * planned + (34 << 20),
             f"{taken:,} of {planned:,} bytes",
         )
         del result
@@ -192,7 +194,3 @@ def memory(session: Session, check: Callable[..., None]) -> None:
         check("a cache that does not fit is refused", False)
     except RunError as error:
         check("a cache that does not fit is refused", "fits: " in str(error), str(error))
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

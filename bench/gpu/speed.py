@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,36 +19,51 @@ from right import RECORDS, operands
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._pytree import tree_leaves
 
-COPIES = 10  # launches in one graph
+COPIES = 10  # launches in one graph, at least
 REPEATS = 5
+WARM = 3  # launches before anything is timed
+SETS = 16  # of operands, at most
+COLD = (
+    200 << 20
+)  # bytes that other launches touch before the same operands come again: four times the L2 cache of an H200
 
 
 class Clock:
-    """Times work in microseconds. Before each launch a buffer larger than the L2 cache is overwritten."""
+    """Times work in microseconds, on operands that are not in the caches: many sets of them in turn, or others are read in between."""
 
     def __init__(self, device: str) -> None:
         self.device = device
         if device != "cpu":
-            cache = getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)
-            self.buffer = torch.empty(2 * max(cache, 64 << 20), dtype=torch.uint8, device=device)
-            self.empty_us = self._graph_us(lambda: None)
+            # Read, not written: what is written has to leave the cache while the next kernel runs.
+            self.buffer = torch.zeros(COLD // 4, device=device)
+            self.sum = torch.zeros((), device=device)
+            self.flush_us = self._graph_us([self._flush] * COPIES) / COPIES
 
-    def us(self, work: Callable[[], Any]) -> float:
-        """The median time of `work`, without that of the overwriting. On the CPU: of one call, which says nothing."""
+    def _flush(self) -> None:
+        torch.sum(self.buffer, 0, out=self.sum)
+
+    def us(self, works: Sequence[Callable[[], Any]], nbytes: int = 0) -> float:
+        """The median time of one of these, which do the same on operands of `nbytes` each. On the CPU: of one call, which says nothing."""
         if self.device == "cpu":
             start = time.perf_counter()
-            work()
+            works[0]()
             return (time.perf_counter() - start) * 1e6
-        work()
-        return max(self._graph_us(work) - self.empty_us, 0.0) / COPIES
+        for work in (*works, *works[:1] * WARM):
+            work()
+        count = -(-max(COPIES, len(works)) // len(works)) * len(works)
+        turns = [*works] * (count // len(works))
+        if nbytes * len(works) >= COLD:
+            return self._graph_us(turns) / count
+        cold = [step for work in turns for step in (self._flush, work)]
+        return max(self._graph_us(cold) / count - self.flush_us, 0.0)
 
-    def _graph_us(self, work: Callable[[], Any]) -> float:
+    def _graph_us(self, works: Sequence[Callable[[], Any]]) -> float:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(COPIES):
-                self.buffer.zero_()
+            for work in works:
                 work()
         times = []
         for _ in range(REPEATS + 1):
@@ -61,14 +76,19 @@ class Clock:
         return statistics.median(times[1:])
 
 
+def bytes_of(values: Any) -> int:
+    """The bytes of all tensors in arguments."""
+    return sum(value.nbytes for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+
+
 def ceilings(clock: Clock) -> dict[str, float]:
     """GB/s of a copy and of a sum over one buffer far larger than the caches."""
     size = 1 << 30 if clock.device != "cpu" else 1 << 16
     x = torch.randn(size // 4, device=clock.device)
     y = torch.empty_like(x)
     return {
-        "copy_gb_s": 2 * size / clock.us(lambda: y.copy_(x)) / 1e3,
-        "read_gb_s": size / clock.us(lambda: x.sum()) / 1e3,
+        "copy_gb_s": 2 * size / clock.us([lambda: y.copy_(x)], COLD) / 1e3,
+        "read_gb_s": size / clock.us([lambda: x.sum()], COLD) / 1e3,
     }
 
 
@@ -124,19 +144,25 @@ def _attention(run: Run, q: torch.Tensor) -> list[tuple[str, Callable[[], Any]]]
     return [(f"torch {backend.name.lower()}", by(backend)) for backend in backends]
 
 
-def fastest(choices: list[tuple[str, Callable[[], Any]]], clock: Clock) -> tuple[str, float | None]:
+def fastest(
+    choices: Sequence[list[tuple[str, Callable[[], Any]]]], clock: Clock, nbytes: int
+) -> tuple[str, float | None]:
     """The name and the time of the fastest; a backend that has no kernel for these operands raises one of two errors."""
     times: dict[str, float] = {}
-    for name, work in choices:
+    for same in zip(*choices, strict=True):
         with contextlib.suppress(RuntimeError, ValueError):
-            times[name] = clock.us(work)
+            times[same[0][0]] = clock.us([work for _, work in same], nbytes)
     return min(times.items(), key=lambda item: item[1], default=("", None))
 
 
 def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[str, Any]]:
     """One row for the chosen config, and one for each other if asked."""
     kernel = RECORDS[run.kernel]
-    arguments, options = operands(run, arch, clock.device)
+    sets = [operands(run, arch, clock.device)]
+    nbytes = bytes_of(sets)
+    if clock.device != "cpu":
+        wanted = min(-(-COLD // max(nbytes, 1)), SETS)
+        sets += [operands(run, arch, clock.device) for _ in range(wanted - 1)]
     chosen = kernel.choose(run.shape, run.dtype, arch)
     configs: list[Config] = [chosen]
     if every_config and run.kernel.startswith("matmul"):
@@ -147,16 +173,21 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
             if c.block_m >= chosen.block_m and (c.block_k == block_k or not block_k)
         ]
     if run.kernel == "attention_decode":
-        stored.longest(run.shape, arguments)
-    versus, versus_us = fastest(baselines(run, arguments), clock)
+        for arguments, _ in sets:
+            stored.longest(run.shape, arguments)
+    versus, versus_us = fastest([baselines(run, arguments) for arguments, _ in sets], clock, nbytes)
     cost = kernel.cost(run.shape, run.dtype)
     rows = []
     for config in dict.fromkeys(configs):
-        if run.kernel == "moe_routing":
-            plans = moe_routing.launches(*arguments, **options, arch=arch).plans
-        else:
-            plans = (kernel.plan(*arguments, **options, arch=arch, config=config),)
-        time_us = clock.us(lambda plans=plans: [plan.launch() for plan in plans])
+
+        def planned(arguments: Any, options: Any, config: Config = config) -> Callable[[], Any]:
+            if run.kernel == "moe_routing":
+                plans = moe_routing.launches(*arguments, **options, arch=arch).plans
+            else:
+                plans = (kernel.plan(*arguments, **options, arch=arch, config=config),)
+            return lambda: [plan.launch() for plan in plans]
+
+        time_us = clock.us([planned(*each) for each in sets], nbytes)
         rows.append(
             {
                 "kernel": run.kernel,

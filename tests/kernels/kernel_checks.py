@@ -33,6 +33,16 @@ SUM = 4.0  # times eps32 * sqrt(K) * |x| @ |w|.T: how far float32 sums in any or
 GUARD = 64  # elements on either side of a buffer
 
 
+# Bits of the mantissa that a sum of float8 products has within 128 of K, where Hopper's tensor cores add them up.
+HOPPER_BITS = 13
+
+
+def hopper_drift(kernel: str, arch: str, block_m: int) -> float:
+    """How far a sum may be off besides, relative to the sum of its terms' magnitudes: tiles of fewer rows are multiplied as float16."""
+    is_short = kernel.startswith("matmul_fp8") and arch == "sm_90" and block_m >= 64
+    return 4 * 2.0**-HOPPER_BITS if is_short else 0.0
+
+
 class Guarded:
     """A [rows, columns] output inside a larger buffer of one bit pattern; `check` sees any write outside it."""
 

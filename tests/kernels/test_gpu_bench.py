@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 import nnfront_kernels
 import pytest
 import torch
+from kernel_checks import hopper_drift
 from nnfront_kernels.common import Plan
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
@@ -27,12 +29,12 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def dry(parts: str) -> tuple[subprocess.CompletedProcess[str], dict]:
+def dry(parts: str, *only: str) -> tuple[subprocess.CompletedProcess[str], dict]:
     """What some parts print and keep."""
     with TemporaryDirectory() as folder:
-        out = Path(folder) / "gpu.json"
-        done = bench("--dry", "--parts", parts, "--out", str(out))
-        return done, json.loads(out.read_text()) if out.exists() else {}
+        done = bench("--dry", "--parts", parts, *only, "--out", folder)
+        kept = Path(folder) / f"call_{parts.replace(',', '_')}.json"
+        return done, json.loads(kept.read_text()) if kept.exists() else {}
 
 
 @pytest.mark.ahead.with_args(dry)
@@ -42,50 +44,49 @@ def test_every_kernel_runs_small_and_gets_a_line(compiled, parts):
     assert done.returncode == 0, done.stdout + done.stderr
     assert {row["kernel"] for row in results["rows"]} == {k.name for k in nnfront_kernels.KERNELS}
     assert results["wrong"] == []
-    assert results["skipped"] == ["compute-sanitizer: a dry run"]
+    assert set(results["parts"]) == set(parts.split(","))
+    assert all(line.startswith("compute-sanitizer") for line in results["skipped"])
     assert set(results["machine"]) == {"date", "card", "python", "torch", "triton", "cuda"}
     assert "interpreter" in results["machine"]["card"]
     for row in results["rows"]:
         assert f"| {row['kernel']} {row['dtype']} |" in done.stdout
 
 
-def test_edge_cases_run_for_the_kernels_that_are_asked_for():
-    done = bench("--dry", "--parts", "edges", "--only", "matmul_small_m")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "edges: " in done.stdout
-    assert "WRONG" not in done.stdout
-
-
 @pytest.mark.ahead.with_args(dry)
-@pytest.mark.parametrize("parts", ["runtime"])
-def test_the_runtime_is_looked_at_line_by_line(compiled, parts):
+@pytest.mark.parametrize("parts", ["runtime,architectures,model"])
+def test_models_and_the_runtime_are_looked_at_line_by_line(compiled, parts):
     done, results = compiled(dry, parts)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert results["runtime"] == [
+    assert results["wrong"] == []
+    assert [line for line in results["runtime"] if "steps" in line] == [
         f"ok    {what}, pages of 16"
         for what in ("replayed steps have the bits of others", "steps are replayed")
     ]
+    assert [line.split()[1] for line in results["runtime"] if "steps" not in line] == ["mamba2", "mamba2"]
+    assert {row["what"].split()[0] for row in results["model"]} == {"prefill", "decode", "first"}
+
+
+def test_edge_cases_and_machine_code_of_the_kernels_that_are_asked_for():
+    done, results = dry("first,edges,cubin", "--only", "matmul_small_m", "moe_combine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results["wrong"] == []
+    assert {row["kernel"] for row in results["launches"]} == {"matmul_small_m_kernel", "moe_combine_kernel"}
 
 
 def test_what_there_is_no_time_for_is_listed():
     done = bench("--dry", "--parts", "full", "--only", "moe_combine", "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("skipped moe_combine") == 1
+    assert done.stdout.count("skipped full moe_combine") == 1
 
 
-def test_a_wrong_result_is_reported_and_fails():
-    code = "import run, nnfront_kernels, right\n" + (
-        "record = right.RECORDS['moe_combine']\n"
-        "object.__setattr__(record, 'launch', lambda *a, **o: record.plan(*a, **o).launch().mul_(2))\n"
-        "raise SystemExit(run.main(['--dry', '--parts', 'full', '--only', 'moe_combine']))"
-    )
-    folder = str(SCRIPT.parent / "gpu")
-    environment = {**ENVIRONMENT, "TRITON_INTERPRET": "1", "PYTHONPATH": folder}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "WRONG moe_combine" in done.stdout
+def test_machine_code_is_compiled_before_and_found_by_its_key(tmp_path):
+    done = bench("--compile", "--dry", "--only", "moe_combine", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kernels for sm_90" in done.stdout
+    made = {file.stem for file in (tmp_path / "sm_90").glob("*.json")}
+    assert made
+    assert made == {file.stem for file in (tmp_path / "sm_90").glob("*.cubin")}
+    assert all(json.loads((tmp_path / "sm_90" / f"{key}.json").read_text())["key"] == key for key in made)
 
 
 @pytest.fixture
@@ -95,40 +96,94 @@ def parts(monkeypatch):
     return importlib.import_module("run"), importlib.import_module("cases")
 
 
+def test_the_parts_of_each_call_take_less_than_nine_minutes(parts):
+    for given in parts[0].CALLS.values():
+        assert sum(given.values()) + parts[0].GRACE < 540
+    assert list(parts[0].CALLS[1]) == ["model", "runtime"]
+
+
 def test_an_unknown_part_is_refused(parts, capsys):
     with pytest.raises(SystemExit):
         parts[0].parse(["--parts", "ful"])
-    assert (
-        "parts are edges, full, sanitizer, cubin, runtime, speed, model, got ful" in capsys.readouterr().err
+    assert "parts are model, runtime, first, edges, full, " in capsys.readouterr().err
+
+
+# A part of four cases: the second one faults, the third hangs.
+FAULTY = """
+import os, sys, time
+from pathlib import Path
+from run import append
+file, skip = Path(sys.argv[2]), int(sys.argv[3].removeprefix("--skip="))
+for i in range(skip, 4):
+    append(file, {"begun": f"case {i}"})
+    if i == 1:
+        print("a fault", flush=True)
+        os.abort()
+    if i == 2:
+        time.sleep(60)
+    append(file, {"ended": f"case {i}", "rows": [i]})
+"""
+
+
+def run_faulty(run, monkeypatch, tmp_path, seconds: float) -> list[dict]:
+    (tmp_path / "part.py").write_text(FAULTY)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parent / "gpu"), prepend=os.pathsep)
+    options = SimpleNamespace(seconds=seconds, passed=[])
+    return run.run_part("full", options, tmp_path)
+
+
+def test_a_case_that_faults_or_hangs_costs_itself_alone(parts, monkeypatch, tmp_path):
+    monkeypatch.setattr(parts[0], "SILENCE", 12.0)
+    lines = run_faulty(parts[0], monkeypatch, tmp_path, 100)
+    assert [line.get("rows") for line in lines] == [[0], None, None, [3]]
+    fault, hang = (line["wrong"][0] for line in lines if "wrong" in line)
+    assert fault["case"] == "full case 1"
+    assert fault["why"].startswith("the process ended with SIGABRT")
+    assert "a fault" in fault["why"]
+    assert (hang["case"], hang["why"].split("\n")[0]) == ("full case 2", "nothing happened for 12 s")
+
+
+def test_a_part_ends_when_its_seconds_are_over(parts, monkeypatch, tmp_path):
+    monkeypatch.setattr(parts[0], "GRACE", 1.0)
+    lines = run_faulty(parts[0], monkeypatch, tmp_path, 12.0)
+    assert lines[-1]["wrong"][0]["why"].startswith("it was not done in time")
+    assert len(lines) == 3
+
+
+def test_a_wrong_result_ends_the_process_if_the_device_takes_no_more_work(parts, monkeypatch, tmp_path):
+    part = importlib.import_module("part")
+    ended: list[int] = []
+    monkeypatch.setattr(part, "is_alive", lambda device: False)
+    monkeypatch.setattr(part.os, "_exit", ended.append)
+    monkeypatch.setattr(
+        part,
+        "cases",
+        lambda *_: [
+            part.Case("a", lambda: "off"),
+            part.Case("b", lambda: None),
+            part.Case("c", lambda: 1 / 0),
+            part.Case("d", lambda: {"rows": [7]}),
+        ],
     )
-
-
-def test_results_are_kept_part_by_part(parts, monkeypatch, tmp_path):
-    def run_part(part, *arguments):
-        if part == "speed":
-            raise KeyboardInterrupt
-        arguments[-1]["skipped"].append(part)
-
-    monkeypatch.setattr(parts[0], "run_part", run_part)
-    out = tmp_path / "gpu.json"
-    with pytest.raises(KeyboardInterrupt):
-        parts[0].main(["--dry", "--parts", "edges,full,speed", "--out", str(out)])
-    assert json.loads(out.read_text())["skipped"] == ["edges", "full"]
+    file = tmp_path / "lines"
+    file.write_text("")
+    part.run("full", file, 0, part.Options(True, [], False, float("inf"), "sm_90"))
+    assert ended == [3, 3]
+    found = [line for line in parts[0].read(file) if "ended" in line]
+    assert [line.get("wrong", [{}])[0].get("why", "")[:20] for line in found] == [
+        "off",
+        "",
+        "ZeroDivisionError: d",
+        "",
+    ]
+    assert found[3]["rows"] == [7]
 
 
 @pytest.mark.parametrize("arch", nnfront_kernels.ARCHS)
 def test_full_sizes_cover_every_kernel_of_an_arch(parts, arch):
     names = {run.kernel for run in parts[1].full(arch)}
     assert names == {kernel.name for kernel in nnfront_kernels.KERNELS if arch in kernel.configs}
-
-
-def test_kernels_are_compiled_and_launched_by_the_launcher_of_artefacts(parts):
-    results = {"wrong": []}
-    importlib.import_module("launcher").dry("sm_90", ["moe_combine"], results)
-    assert results["wrong"] == []
-    (row,) = results["launches"]
-    assert row["kernel"] == "moe_combine_kernel"
-    assert row["bytes"] > 1000
 
 
 @pytest.mark.parametrize(("step", "wrong"), [(1, []), (2, ["K: the launchers differ in y"])])
@@ -148,8 +203,7 @@ def test_a_difference_between_the_launchers_is_reported(parts, monkeypatch, step
         monkeypatch.setattr(launcher, name, stand_in)
     monkeypatch.setattr(launcher.ahead, "build", lambda plan, arch: ({}, b"code"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    results = {"wrong": [], "skipped": []}
-    launcher.compared(run, "sm_90", "cpu", results)
+    results = launcher.compared(run, "sm_90", "cpu")
     assert [failure["why"] for failure in results["wrong"]] == wrong
     assert y.tolist() == [1.0] * 4, "what one launch makes is left behind"
     assert [(row["kernel"], row["bytes"]) for row in results["launches"]] == [("K", 4)]
@@ -170,3 +224,115 @@ def test_the_work_of_a_prompt_counts_products_and_pairs(model):
     # q and o of 64 x 64, k and v of 64 x 32, three of 64 x 96; 2 heads of 32, 1 + 2 + 3 pairs, two products
     weights = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96
     assert model.prefill_flops(model.SMALL, 3) == 2 * 3 * weights + 2 * 2 * 6 * 2 * 32
+
+
+class FakeEvent:
+    """An event; between two of them each launch takes a millisecond."""
+
+    def record(self) -> None:
+        self.at = FakeGraph.launched
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: FakeEvent) -> float:
+        return end.at - self.at
+
+
+class FakeGraph:
+    """What was done inside of it; a replay counts it."""
+
+    launched = 0.0
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def replay(self) -> None:
+        FakeGraph.launched += self.count
+
+
+@pytest.fixture
+def clock(parts, monkeypatch):
+    """The clock of a GPU on which a flush takes 1 ms and everything else 3."""
+    speed = importlib.import_module("speed")
+    current: list[FakeGraph] = []
+
+    @contextmanager
+    def capturing(graph: FakeGraph):
+        current.append(graph)
+        yield
+        current.pop()
+
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **options: zeros(1))
+    for name, stand_in in {
+        "synchronize": lambda: None,
+        "CUDAGraph": FakeGraph,
+        "graph": capturing,
+        "Event": lambda enable_timing: FakeEvent(),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    done: list[str] = []
+
+    def count(name: str, cost: int):
+        def work() -> None:
+            done.append(name)
+            if current:
+                current[-1].count += cost
+
+        return work
+
+    monkeypatch.setattr(speed.Clock, "_flush", lambda self: count("flush", 1)())
+    return SimpleNamespace(made=speed.Clock("cuda"), count=count, done=done, cold=speed.COLD)
+
+
+def test_operands_that_fill_the_caches_are_taken_in_turn(clock):
+    clock.done.clear()
+    works = [clock.count(name, 3) for name in "abc"]
+    assert clock.made.us(works, clock.cold // 2) == 3000
+    assert "".join(clock.done).endswith("abc" * 4)
+    assert "flush" not in clock.done
+
+
+def test_between_launches_on_small_operands_others_are_read(clock):
+    clock.done.clear()
+    assert clock.made.us([clock.count("a", 3)], 100) == 3000
+    assert clock.done[-4:] == ["flush", "a", "flush", "a"]
+
+
+def test_sums_of_float8_may_be_as_short_as_hoppers_tensor_cores_keep_them():
+    assert hopper_drift("matmul_fp8", "sm_90", 64) == 2**-11
+    assert hopper_drift("matmul_fp8_tma", "sm_90", 128) == 2**-11
+    for other in (("matmul_fp8", "sm_90", 32), ("matmul_fp8", "sm_100", 64), ("matmul", "sm_90", 128)):
+        assert hopper_drift(*other) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "must_find", "found"),
+    [
+        (9, "Invalid write", True, None),
+        (0, "", True, "it did not find a write behind a tensor: "),
+        (0, "fine", False, None),
+        (9, "Invalid read", False, "Invalid read"),
+        (
+            1,
+            "Device not supported",
+            False,
+            {"skipped": ["compute-sanitizer t: it does not support this device"]},
+        ),
+    ],
+)
+def test_a_memory_checker_has_to_find_a_fault_before_it_is_believed(
+    parts, monkeypatch, code, said, must_find, found
+):
+    sanitizer = importlib.import_module("sanitizer")
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: name)
+    seen: list[dict] = []
+
+    def ran(command, *, env, **options):
+        seen.append(env)
+        return SimpleNamespace(returncode=code, stdout=said, stderr="")
+
+    monkeypatch.setattr(sanitizer.subprocess, "run", ran)
+    assert sanitizer.checked("t", "", must_find, SimpleNamespace(dry=False)) == found
+    assert seen[0]["PYTORCH_NO_CUDA_MEMORY_CACHING"] == "1"

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machine code for the GPU's machine, compiled where there is none: of edge cases, full sizes and the model, each a file beside its facts.
+
+bench/gpu.sh --compile [--arch sm_90] [--only KERNEL ...] [--dry]     # --dry: small sizes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from cases import edges, full, small
+from nnfront_kernels import KERNELS, ahead
+from nnfront_kernels.common import ARCHS, Plan, launched_by
+from nnfront_kernels.inspect import plan_for
+from right import RECORDS, edge
+
+from nnfront.backends.cuda.ahead.cubin import CompiledKernels, read_cubin
+from nnfront.backends.cuda.ahead.launcher import Launcher, launcher_for
+
+FOLDER = Path(__file__).resolve().parent / "kernels"
+
+
+def launcher(arch: str, folder: Path = FOLDER) -> Launcher | None:
+    """What launches the machine code of a folder on the GPU that is here; None if there is none for it."""
+    cubins = [
+        read_cubin(json.loads(facts.read_text()), facts.with_suffix(".cubin").read_bytes())
+        for facts in sorted(folder.glob(f"{arch}/*.json"))
+    ]
+    return launcher_for(CompiledKernels(arch, tuple(cubins)), torch.device("cuda", 0)) if cubins else None
+
+
+def write(facts: dict[str, Any], image: bytes, folder: Path) -> None:
+    """Keep one kernel."""
+    place = folder / facts["arch"] / facts["key"]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.with_suffix(".json").write_text(json.dumps(facts))
+    place.with_suffix(".cubin").write_bytes(image)
+
+
+class Keeping:
+    """A launcher that compiles each plan, if that has not been done, and launches nothing."""
+
+    def __init__(self, arch: str, folder: Path) -> None:
+        self._arch, self._folder = arch, folder
+
+    def __call__(self, plan: Plan) -> None:
+        key = ahead.key_of(plan, self._arch)
+        if not (self._folder / self._arch / f"{key}.json").exists():
+            write(*ahead.build(plan, self._arch), self._folder)
+
+
+def work(arch: str, names: Sequence[str], dry: bool) -> Iterator[tuple[Any, ...]]:
+    """What has plans: edge cases and full sizes, as `one` takes them."""
+    accepted = [k.name for k in KERNELS if k.name in names and arch in k.configs]
+    yield from (("edge", name, case) for name, case in edges(accepted))
+    runs = [run for run in full(arch) if run.kernel in accepted]
+    small_ones = dict.fromkeys(small(run, is_half) for run in runs for is_half in (False, True))
+    yield from (("run", run) for run in (small_ones if dry else (*runs, *small_ones)))
+
+
+def one(arch: str, folder: Path, kind: str, *what: Any) -> None:
+    """Compile what one case launches."""
+    with launched_by(Keeping(arch, folder)):
+        if kind == "edge":
+            edge(*what, arch, "cpu")  # nothing is launched, so it is found to be wrong
+        else:
+            (run,) = what
+            plan_for(RECORDS[run.kernel], run.shape, run.dtype, arch).launch()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="bench/gpu.sh --compile", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--arch", default="sm_90", choices=list(ARCHS))
+    parser.add_argument("--only", nargs="+", default=[kernel.name for kernel in KERNELS])
+    parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    options = parser.parse_args(argv)
+    with ahead.without_paths(), ProcessPoolExecutor(min(os.cpu_count() or 1, 16)) as pool:
+        waiting = [
+            pool.submit(one, options.arch, options.out, *case)
+            for case in work(options.arch, options.only, options.dry)
+        ]
+        failed = [str(job.exception()) for job in waiting if job.exception()]
+    if set(options.only) == {kernel.name for kernel in KERNELS}:
+        import model
+
+        for facts, image in model.machine_code(options.arch, options.dry):
+            write(facts, image, options.out)
+    made = [*(options.out / options.arch).glob("*.cubin")]
+    size = sum(file.stat().st_size for file in made)
+    print(f"{len(made)} kernels for {options.arch}, {size / 1e6:.1f} MB in {options.out}")
+    for why in failed:
+        print(f"not compiled: {why}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

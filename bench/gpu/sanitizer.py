@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edge cases under compute-sanitizer: memory, races, barriers. First a kernel that writes where it must not, which the tool has to find."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+TOOLS = {"memcheck": 3, "racecheck": 12, "synccheck": 12}  # each looks at every so manieth case
+SECONDS = 80.0  # of a tool
+FOUND = 9  # its exit code then
+
+
+@triton.jit
+def outside_kernel(x_ptr, BLOCK: tl.constexpr):
+    tl.store(x_ptr + tl.arange(0, BLOCK), 1.0)
+
+
+def fault() -> None:
+    """Write 4,096 numbers behind the 4 of a tensor."""
+    outside_kernel[(1,)](torch.zeros(4, device="cuda"), BLOCK=4096)
+    torch.cuda.synchronize()
+
+
+def edges(every: int, names: list[str]) -> None:
+    """Run some of the edge cases."""
+    from cases import edges as all_edges
+    from nnfront_kernels.common import arch_of
+    from right import edge
+
+    arch = arch_of(torch.device("cuda", 0))
+    for name, case in all_edges(names)[::every]:
+        print(name, case, edge(name, case, arch, "cuda"))
+
+
+def checked(tool: str, code: str, must_find: bool, options: Any) -> dict[str, Any] | str | None:
+    """Run Python under a tool: what it says if that is not what is expected."""
+    program = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    if options.dry or not program:
+        return {"skipped": [f"compute-sanitizer {tool}: {'a dry run' if options.dry else 'not installed'}"]}
+    command = [program, "--tool", tool, "--error-exitcode", str(FOUND), sys.executable, "-c", code]
+    # Torch's own allocator gives out parts of large pieces, within which nothing is outside.
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return {"skipped": [f"compute-sanitizer {tool}: not done after {SECONDS:.0f} s"]}
+    said = done.stdout + done.stderr
+    if "Device not supported" in said:
+        return {"skipped": [f"compute-sanitizer {tool}: it does not support this device"]}
+    if must_find:
+        return None if done.returncode == FOUND else f"it did not find a write behind a tensor: {said[-800:]}"
+    return said[-1500:] if done.returncode else None
+
+
+def cases(options: Any) -> Iterator[Any]:
+    from part import Case
+
+    code = "import sanitizer; sanitizer.fault()"
+    yield Case("sanitizer finds a fault", partial(checked, "memcheck", code, True, options))
+    for tool, every in TOOLS.items():
+        code = f"import sanitizer; sanitizer.edges({every}, {options.only!r})"
+        yield Case(f"sanitizer {tool}", partial(checked, tool, code, False, options))
