@@ -223,7 +223,7 @@ def as_tensor(value: Any, like: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(dtype)
     device = like.device if isinstance(like, torch.Tensor) else None
-    return torch.tensor(value, dtype=dtype, device=device)
+    return torch.full((), value, dtype=dtype, device=device)  # filled there: nothing is copied from the host
 
 
 def of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from graph_runs import Both, both, captured_by
-from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba2, qwen3_5_text
+from nnfront_models import bloom, deepseek_v3, gemma2, llama, mamba2, qwen3_5_text, t5
 from tape import TapeCapture
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -27,6 +27,7 @@ FILES = {
     "gemma2": gemma2,
     "bloom": bloom,
     "llama": llama,
+    "t5": t5,
 }
 # Torch's experts ask the host which of them have tokens.
 DENSE: dict[str, dict[str, Any]] = {"deepseek_v3": {"first_k_dense_replace": 8}}
@@ -114,6 +115,28 @@ def decode(name: str, page_size: int | None) -> None:
     for _ in range(3):
         run("decode", token)
     assert found.error == ""
+
+
+def cross() -> None:
+    """Steps that read what an encoder has stored, of sources of several lengths."""
+    one, other, _ = pair("t5")
+    sessions = one, other
+    for length in (9, 9, 12):
+        source, memories = ids(2, length), []
+        for session in sessions:
+            caches = (
+                session.make_cache("memory", batch=2, max_source=20),
+                session.make_cache("cache", batch=2, max_seq=20),
+            )
+            memories.append(caches)
+            session["encode"](source, caches[0])
+            session["prefill"](torch.zeros(2, 1, dtype=torch.int64), *caches)
+        for _ in range(5):
+            token = ids(2, 1)
+            results = [s["decode"](token, *caches) for s, caches in zip(sessions, memories, strict=True)]
+            torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert one["decode"].graphs.error == ""
+    assert one["decode"].graphs.replays >= 3
 
 
 def wander(seeds: int = 4, steps: int = 20) -> None:

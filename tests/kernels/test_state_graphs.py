@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from state_graph_runs import caches_share, decode, launches, wander
+from state_graph_runs import caches_share, cross, decode, launches, wander
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,10 @@ from state_graph_runs import caches_share, decode, launches, wander
 )
 def test_replayed_steps_of_every_kind_of_state_give_what_the_method_gives(interpreted, name, page_size):
     interpreted(decode, name, page_size)
+
+
+def test_replayed_steps_read_what_an_encoder_has_stored(interpreted):
+    interpreted(cross)
 
 
 def test_whatever_happens_to_states_and_tokens_replayed_steps_leave_them_as_others_do(interpreted):
