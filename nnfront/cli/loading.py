@@ -93,8 +93,8 @@ def load(args: argparse.Namespace) -> nn.LLM:
 
 def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
     """Load the encoder-decoder that the flags say."""
-    for flag in ("lora", "kv_quant", "cache"):
-        if getattr(args, flag):
+    for flag in ("lora", "kv_quant", "cache", "tp"):
+        if getattr(args, flag, None):
             raise nn.errors.LoadError(
                 f"--{flag.replace('_', '-')} is for language models, and {args.path} holds an encoder-decoder"
             )

@@ -55,17 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    ranks: Any = getattr(args, "ranks", None)
-    prompt = args.prompt
-    if prompt == "-":  # one process reads it, which speaks for all ranks
-        prompt = sys.stdin.read() if ranks is None or ranks.is_first else ""
-        prompt = prompt if ranks is None else ranks.from_first(prompt)
     how = {
         name: getattr(args, name)
         for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
     }
     if nn.Seq2Seq.fits(args.path, args.model):
         writer = loading.load_seq2seq(args)
+        prompt = _read(args)
         heard = (
             {} if args.audio is None else dict(zip(("source", "rate"), nn.read_wav(args.audio), strict=True))
         )
@@ -83,6 +79,7 @@ def main(args: argparse.Namespace) -> int:
     if args.image and not nn.VisionLanguageModel.fits(args.path, args.model):
         raise nn.errors.LoadError(f"{args.path} holds a model that sees no images")
     llm = loading.load(args)
+    prompt = _read(args)
     pieces = (
         nn.VisionLanguageModel(llm).generate(prompt, args.image, stream=True, **how)
         if args.image
@@ -92,6 +89,17 @@ def main(args: argparse.Namespace) -> int:
     _write(pieces)
     print(f"\n{llm.phases.table()}", file=sys.stderr)
     return 0
+
+
+def _read(args: argparse.Namespace) -> str:
+    """The prompt; of several ranks one reads it for all."""
+    prompt: str = args.prompt
+    if prompt != "-":
+        return prompt
+    ranks = getattr(args, "ranks", None)
+    if ranks is None:
+        return sys.stdin.read()
+    return str(ranks.from_first(sys.stdin.read() if ranks.is_first else ""))
 
 
 def _write(pieces: Iterable[str]) -> None:

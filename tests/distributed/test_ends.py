@@ -43,8 +43,7 @@ class Started:
     """`nnfront run --tp 2` that has loaded: rank 0 waits for its prompt, rank 1 for rank 0."""
 
     def __init__(self, mark: str, folder: Path) -> None:
-        self.mark, self.errors = mark, folder / f"{mark}.txt"
-        self.shared_memory = set(os.listdir("/dev/shm"))
+        self.mark, self.errors = f"{mark} of {os.getpid()}", folder / f"{mark}.txt"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 RUN,
@@ -52,7 +51,7 @@ class Started:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "MARK": mark},
+                env={**os.environ, "MARK": self.mark},
             )
 
     def wait_until_loaded(self) -> None:
@@ -68,7 +67,8 @@ class Started:
         self.process.communicate(timeout=seconds)
         assert self.process.returncode == 1
         assert ranks_of(self.mark) == {}
-        assert set(os.listdir("/dev/shm")) <= self.shared_memory
+        left = [n for n in os.listdir("/dev/shm") for pid in self.ranks.values() if str(pid) in n]
+        assert left == []
         said = self.errors.read_text()
         assert said.count("error:") == 1, said
         return said.partition("error: ")[2]
@@ -86,7 +86,7 @@ def test_a_dead_and_a_hung_rank_end_all_within_10_seconds(tmp_path: Path) -> Non
     alone = subprocess.run([*RUN[:-2]], input="def main():\n", capture_output=True, text=True, check=True)
     assert fine.process.returncode == 0
     assert out == alone.stdout
-    assert ranks_of("fine") == {}
+    assert ranks_of(fine.mark) == {}
 
 
 def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
