@@ -39,7 +39,8 @@ def bytes_of(run: Run, slots: Sequence[Slot]) -> Size:
 
 def sent_of(run: Run, slots: Sequence[Slot]) -> Size:
     """Bytes that a rank sends to others in a collective: of n ranks in a ring, each sends its part of a result n - 1 times, and of a sum before that as often."""
-    world, (x,) = run.attrs["world"], _tensors(run.inputs, slots)
+    world: int = run.attrs["world"]
+    (x,) = _tensors(run.inputs, slots)
     size = product([*x.shape, dtypes.size_bytes(x.dtype)])
     if run.op == "all_gather":
         return size * (world - 1)
