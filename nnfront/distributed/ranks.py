@@ -117,7 +117,7 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
     """
     store, rank, world = next(rendezvous("env://"))
     if device.startswith("cuda"):
-        _take_gpu(int(os.environ.get("LOCAL_RANK", rank)), world)
+        take_gpu(int(os.environ.get("LOCAL_RANK", rank)), world)
     kind = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     store.set(f"process/{rank}", str(os.getpid()))
     dist.init_process_group(  # returns when all ranks are there
@@ -137,7 +137,8 @@ def joined(device: str = "cpu") -> Iterator[Ranks]:
             dist.destroy_process_group()
 
 
-def _take_gpu(number: int, world: int) -> None:
+def take_gpu(number: int, world: int) -> None:
+    """Compute on the GPU of this number. Raises LoadError if there are fewer than ranks."""
     there = torch.cuda.device_count()
     if number >= there:
         raise LoadError(

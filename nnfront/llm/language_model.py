@@ -118,12 +118,12 @@ class LLM:
                     f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
                     help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
                 )
-            if cache is not None or ignored or lora:
+            if cache is not None or ignored or lora or ranks is not None:
                 raise LoadError(
                     f"{path} is an artefact: its weights are made already",
                     help="export the folder again with it: nnfront export DIR -o OUT --lora ADAPTER"
                     if lora
-                    else f"leave {'ignored' if cache is None else 'the cache'} out",
+                    else f"leave {'ranks' if ranks else 'ignored' if cache is None else 'the cache'} out",
                 )
             return _from_artefact(Path(path), device, kv_quant)
         phases, ranks = Timings(), ranks or ALONE

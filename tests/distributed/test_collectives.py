@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.distributed.ranks import Ranks, take_gpu
 from nnfront.errors import LoadError, RunError, VerifyError
 
 
@@ -104,3 +109,39 @@ def test_ranks_hold_these_rows(
         assert part[:, 0].tolist() == [0 if i is None else i + 1 for i in found]
         across = op.shard(rows.T, torch.tensor(rank), **{**attrs, "axis": 1})
         assert torch.equal(across.T, part)
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(LoadError) as error:
+        take_gpu(1, 2)
+    assert str(error.value) == (
+        "there are 2 ranks, but 1 GPUs\n  help: start as many ranks as there are GPUs, or use --device cpu"
+    )
+
+
+def test_an_artefact_is_not_divided(tmp_path: Path) -> None:
+    (tmp_path / "nnfront.json").write_text("{}")
+    with pytest.raises(LoadError) as error:
+        nn.LLM.load(tmp_path, ranks=Ranks(0, 2))
+    assert (
+        str(error.value)
+        == f"{tmp_path} is an artefact: its weights are made already\n  help: leave ranks out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "x"], "nnfront show runs in one process, and 2 were started"),
+        (
+            ["run", "x", "-p", "y", "--tp", "3"],
+            "--tp is 3, but 2 processes were started\n  help: leave --tp out under torchrun",
+        ),
+    ],
+)
+def test_commands_say_how_many_processes_they_want(arguments: list[str], said: str) -> None:
+    started = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "nnfront", *arguments]
+    done = subprocess.run(command, env=started, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"error: {said}\n")
