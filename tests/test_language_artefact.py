@@ -18,6 +18,7 @@ import nnfront as nn
 from nnfront.backends.cuda.backend import CudaBackend
 from nnfront.cli import main
 from nnfront.errors import LoadError, RunError
+from nnfront.llm.sampling import Sampler, Sampling
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 PROMPT = "def main():\n"
@@ -74,11 +75,12 @@ def test_tokens_are_drawn_where_kernels_are_launched_as_the_artefact_has_them(
     monkeypatch.setattr(type(llm.session.backend), "launching", CudaBackend.launching)
     launchers: list[object] = []
 
-    def sampler(logits: torch.Tensor) -> torch.Tensor:
-        launchers.append(common._LAUNCHER.get())
-        return logits.argmax(-1)
+    class Noting(Sampler):
+        def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+            launchers.append(common._LAUNCHER.get())
+            return super().__call__(logits)
 
-    assert len(list(llm._steps([torch.tensor([1, 2])], 3, sampler))) == 3  # type: ignore[arg-type]
+    assert len(list(llm._steps([torch.tensor([1, 2])], 3, Noting(Sampling())))) == 3
     assert launchers == [llm.session.kernels] * 3
 
 
