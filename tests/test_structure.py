@@ -54,13 +54,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "distributed": BASE | {"ops"},
     "llm.timings": set(),
     "llm.find_model": BASE,
-    "llm.model_files": BASE | {"ir", "nn", "passes", "quantized"},
+    "llm.folder_files": BASE,
+    "llm.model_files": BASE | {"ir", "nn", "passes", "quantized", "llm.folder_files"},
     "llm.gguf_tokenizer": BASE,
-    "llm.gguf_folder": BASE | {"quantized", "weights", "llm.gguf_tokenizer"},
+    "llm.gguf_folder": BASE | {"quantized", "weights", "llm.folder_files", "llm.gguf_tokenizer"},
     "llm.methods": BASE | {"ir"},
-    "llm.lora_config": BASE | {"quantized", "llm.model_files"},
+    "llm.lora_config": BASE | {"quantized", "llm.folder_files"},
     "llm.lora": BASE | {"ir", "ops", "quantized", "weights", "llm.lora_config"},
-    "llm.hf_folder": ALL | {"llm.timings", "llm.methods", "llm.model_files", "llm.gguf_folder", "llm.lora"},
+    "llm.hf_folder": ALL
+    | {"llm.timings", "llm.methods", "llm.folder_files", "llm.model_files", "llm.gguf_folder", "llm.lora"},
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
     "llm": ALL
@@ -71,14 +73,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.divided",
         "llm.find_model",
         "llm.timings",
+        "llm.folder_files",
         "llm.model_files",
         "llm.hf_folder",
         "llm.lora",
     },
-    "inspection": ALL | {"backends.cuda", "llm.find_model", "llm.model_files", "llm.hf_folder"},
+    "inspection": ALL | {"backends.cuda", "llm.find_model", "llm.folder_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
-    "serve": BASE | {"state", "session", "distributed", "llm", "llm.model_files"},
+    "serve": BASE | {"state", "session", "distributed", "llm", "llm.folder_files"},
     "cli": BASE | {"distributed", "serve"},
     "__main__": {"cli"},
 }
@@ -256,6 +259,15 @@ def test_help_loads_no_heavy_package() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")
     assert "run" in done.stdout
+
+
+def test_an_artefact_loads_without_what_makes_one() -> None:
+    script = (
+        "import sys, nnfront as nn\nnn.LLM\nnn.artefact.load\nnn.backend_of('cpu')\n"
+        "print(sorted(m for m in sys.modules if m.startswith(('nnfront.quantized', 'nnfront.nn', 'nnfront.llm.lora', 'nnfront.llm.hf'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_project_speaks_of_itself_alone() -> None:

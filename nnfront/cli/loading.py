@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from typing import Any
 
@@ -68,6 +69,15 @@ def _device(args: argparse.Namespace) -> str:
 
 def load(args: argparse.Namespace) -> nn.LLM:
     """Load what the flags say; a report of quantising and what loading takes go to stderr."""
+    gc.disable()  # what loading makes stays, and to look through all of it for garbage takes as long as some of its steps
+    try:
+        return _load(args)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _load(args: argparse.Namespace) -> nn.LLM:
     device = _device(args)
     llm = nn.LLM.load(
         args.path,

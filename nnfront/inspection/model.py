@@ -14,12 +14,10 @@ from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.compiler import Executable, compile
 from nnfront.files import Folder
 from nnfront.ir import IRModule, admit
+from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.hf_folder import export_folder, open_folder
-from nnfront.llm.model_files import read_json
 from nnfront.passes import lift_transform_params
 from nnfront.weights.checkpoint import Checkpoint, is_artefact
-
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True)

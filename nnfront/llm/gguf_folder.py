@@ -13,6 +13,7 @@ from typing import Any
 
 from nnfront.errors import LoadError
 from nnfront.files import Folder, shown
+from nnfront.llm.folder_files import CONFIG, GENERATION
 from nnfront.llm.gguf_tokenizer import NoTokenizer, tokenizer_of
 from nnfront.quantized import Settings
 from nnfront.quantized.gguf import ARCHITECTURES
@@ -20,7 +21,7 @@ from nnfront.weights import Checkpoint
 from nnfront.weights.gguf import is_gguf
 
 FACTORS = "rope_freqs.weight"
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+TOKENIZER = "tokenizer.json"
 
 
 class GgufFolder(Folder):

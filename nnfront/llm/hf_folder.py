@@ -17,10 +17,11 @@ from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown, shown_text
 from nnfront.ir import IRModule
+from nnfront.llm.folder_files import CONFIG, GENERATION, read_json
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, with_adapters
 from nnfront.llm.methods import lacks_for_text
-from nnfront.llm.model_files import read_folder, read_json
+from nnfront.llm.model_files import read_folder
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.passes.quantizing.budget import measure, open_weights, within
@@ -37,11 +38,9 @@ SAFETENSORS = (".safetensors", ".safetensors.index.json")
 TIED = "tie_word_embeddings"
 """What a Config calls it that the head is the embedding, where it may be either."""
 
-GENERATION = "generation_config.json"
-
 # What an artefact takes along, so that it can be used without the folder.
 _COPIED = (
-    "config.json",
+    CONFIG,
     GENERATION,
     "tokenizer.json",
     "tokenizer_config.json",

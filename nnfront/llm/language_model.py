@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,19 +20,19 @@ from nnfront.backends.registry import parts_of
 from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
-from nnfront.llm.divided import load_part
 from nnfront.llm.find_model import find_model
-from nnfront.llm.hf_folder import compile_folder
-from nnfront.llm.lora import Loras
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, tokenizer_of, until
-from nnfront.passes import QuantizeReport, QuantScheme
-from nnfront.quantized import StoredReport
 from nnfront.session import Session
 from nnfront.transform.plan import TransformPlan
 from nnfront.weights.checkpoint import is_artefact
+
+if TYPE_CHECKING:
+    from nnfront.llm.lora import Loras
+    from nnfront.passes import QuantizeReport, QuantScheme
+    from nnfront.quantized import StoredReport
 
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
 """How keys and values may be kept in fewer bits, and what caches call it."""
@@ -126,6 +126,9 @@ class LLM:
                     else f"leave {'ranks' if ranks else 'ignored' if cache is None else 'the cache'} out",
                 )
             return _from_artefact(Path(path), device, kv_quant)
+        from nnfront.llm.divided import load_part  # here: an artefact loads without what exports
+        from nnfront.llm.hf_folder import compile_folder
+
         phases, ranks = Timings(), ranks or ALONE
         with ranks.together():
             model = compile_folder(path, device, dtype, model_file, phases, quant, lora, ranks.world)

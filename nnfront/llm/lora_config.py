@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nnfront.files import Folder, shown
-from nnfront.llm.model_files import read_json
+from nnfront.llm.folder_files import read_json
 from nnfront.quantized import Settings
 
 CONFIG = "adapter_config.json"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
+from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
@@ -223,25 +224,10 @@ def read_folder(
     folder: Folder, model_file: str | Path | None = None
 ) -> tuple[Architecture, Any, dict[str, Any]]:
     """Return a folder's architecture, its Config, and its config.json as it stands. Reads no weights."""
-    hf_config = read_json(folder, "config.json")
+    hf_config = read_json(folder, CONFIG)
     parts = [key for key in hf_config if key.endswith("_config") and key.split("_")[0] in MEDIA]
     architecture = find_architecture(str(hf_config.get("model_type")), model_file, parts)
     model = {
         key: value for key, value in hf_config.items() if key not in KEYS
     }  # how weights are stored is no model's affair
     return architecture, architecture.config(model), hf_config
-
-
-def read_json(
-    folder: Folder, name: str, help: str = "give a Hugging Face folder, with config.json and safetensors"
-) -> dict[str, Any]:
-    """Read a JSON object. Raises LoadError if the file is not there or holds something else."""
-    if not folder.has(name):
-        raise LoadError(
-            f"{folder.path / name} does not exist",
-            help=help,
-        )
-    found = folder.read_json(name)
-    if not isinstance(found, dict):
-        raise LoadError(f"{folder.path / name} does not hold a JSON object")
-    return found

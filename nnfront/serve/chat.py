@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder, parse_json, shown_text
-from nnfront.llm.model_files import read_json
+from nnfront.llm.folder_files import read_json
 
 CONFIG = "tokenizer_config.json"
 FILES = ("chat_template.jinja", "chat_template.json")
