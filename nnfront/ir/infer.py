@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -176,8 +177,7 @@ def map_sizes(type: Type, size: Callable[[Size], Size]) -> Type:
     match type:
         case TensorType():
             shape = tuple(map(size, type.shape))
-            unchanged = all(new is old for new, old in zip(shape, type.shape, strict=True))
-            return type if unchanged else TensorType(shape, type.dtype)
+            return type if all(map(operator.is_, shape, type.shape)) else TensorType(shape, type.dtype)
         case ShapeType():
             return ShapeType(tuple(map(size, type.sizes)))
         case ScalarType():

@@ -60,6 +60,7 @@ class _Handles:
         self.used: dict[Place, str] = {}
         self.kept: set[Place] = set()  # need not be used up
         self._paths: dict[int, tuple[Path, ...]] = {}
+        self._written: dict[str, set[int]] = {}  # by callee, which arguments are states
 
     def paths(self, type: Type) -> tuple[Path, ...]:
         """Where handles are in a value of a type: one empty path for a handle itself."""
@@ -115,8 +116,10 @@ class _Handles:
     def _writes(self, value: object, count: int) -> set[int] | None:
         """Which operands a call writes; None for what passes on all its handles if its result has handles."""
         if isinstance(value, FunctionCall):
-            callee = self.body.functions[value.function]
-            return {i for i, param in enumerate(callee.params) if param.role == "state"}
+            if value.function not in self._written:
+                params = self.body.functions[value.function].params
+                self._written[value.function] = {i for i, p in enumerate(params) if p.role == "state"}
+            return self._written[value.function]
         if isinstance(value, Call) and value.op.writes:
             operands = value.op.operands * count if value.op.is_variadic else value.op.operands
             return {i for i, operand in enumerate(operands) if operand.name == value.op.writes}

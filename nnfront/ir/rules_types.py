@@ -37,6 +37,8 @@ def _undefined(body: Body, scope: Scope, known: set[Symbol], fine: set[int]) -> 
         if id(type) not in fine:
             fine.add(id(type))
             dims = [*dims, *(size for size in sizes_of(type) if isinstance(size, Dim))]
+        if not dims:
+            continue
         for symbol in dict.fromkeys(symbol for dim in dims for symbol in body.symbols(dim)):
             if symbol not in known:
                 what = f"V13: nothing says what the dim '{symbol.name}' is"

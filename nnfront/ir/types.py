@@ -6,7 +6,7 @@ All are immutable and compare by meaning: two tensor types are equal if dtype an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -209,31 +209,24 @@ Type: TypeAlias = (
 )
 
 
-def sizes_of(type: Type) -> Iterator[Size]:
-    """Yield every size in `type`, in the order in which the text form shows them."""
+def sizes_of(type: Type) -> Sequence[Size]:
+    """Return every size in `type`, in the order in which the text form shows them."""
+    if isinstance(type, TensorType):
+        return type.shape
     match type:
-        case TensorType():
-            yield from type.shape
         case ShapeType():
-            yield from type.sizes
+            return type.sizes
         case ScalarType():
-            if type.value is not None:
-                yield type.value
-        case TupleType():
-            for field in type.fields:
-                yield from sizes_of(field)
+            return () if type.value is None else (type.value,)
         case StateLayerType():
-            yield type.batch
-            yield type.max_seq
-        case StateType():
-            for layer in type.layers:
-                yield from sizes_of(layer)
+            return (type.batch, type.max_seq)
+        case TupleType() | StateType():
+            parts = type.fields if isinstance(type, TupleType) else type.layers
         case FunctionType():
-            for param in type.params:
-                yield from sizes_of(param)
-            yield from sizes_of(type.result)
+            parts = (*type.params, type.result)
         case ObjectType():
-            return
+            return ()
+    return [size for part in parts for size in sizes_of(part)]
 
 
 def type_symbols(type: Type) -> Iterator[Symbol]:

@@ -8,7 +8,6 @@ caller's graph. So a layer that occurs eighty times costs eighty times its few w
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -231,7 +230,11 @@ class _Forward:
             scope = self.analyzer.private(callee.name, (False,) * len(args))
             self.scope.sites[binding.var] = Site(scope, [None] * len(scope.values.items), path)
             return None
-        fields = {v.index: self._home(image[v.index]) for v in scope.values.items if _is_field(v, image)}
+        fields = {
+            v.index: self._home(image[v.index])
+            for v in scope.values.items
+            if isinstance(v.expr, Projection) and _is_field(v, image)
+        }
         self.scope.sites[binding.var] = Site(scope, image, path, fields)
         result = scope.known.get(callee.result) if isinstance(callee.result, Var) else None
         return None if result is None or callee.name in self.analyzer.impure else image[result.index]
@@ -292,9 +295,7 @@ def size_map(callee: Function, call: FunctionCall) -> SizeMap:
 
 
 def _is_field(value: Value, image: Sequence[Value]) -> bool:
-    """Whether a value of a callee is a field of a tuple that its caller has put together."""
-    if not isinstance(value.expr, Projection):
-        return False
+    """Whether a projection of a callee is a field of a tuple that its caller has put together."""
     (source,) = value.inputs
     return isinstance(image[source.index].expr, Tuple)
 
@@ -314,7 +315,8 @@ def _is_automatic(binding: Binding) -> bool:
 
 
 def _stem(name: str) -> str:
-    return re.sub(r"_\d+$", "", name)
+    stem, _, number = name.rpartition("_")
+    return stem if number.isdecimal() else name
 
 
 def _join(path: str, name: str) -> str:
