@@ -13,8 +13,9 @@ import torch
 
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.find_model import find_model
+from nnfront.llm.folder_files import read_json
 from nnfront.llm.hf_folder import CompiledFolder, compile_folder, eos_token_ids, open_folder
-from nnfront.llm.model_files import read_folder, read_json
+from nnfront.llm.model_files import read_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.sounds import Spectrograms
 from nnfront.llm.text_start import TextStart

@@ -11,8 +11,7 @@ import torch
 
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder, shown
-from nnfront.llm.hf_folder import GENERATION
-from nnfront.llm.model_files import read_json
+from nnfront.llm.folder_files import GENERATION, read_json
 
 TRANSCRIBE = "transcribe"
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -302,15 +301,9 @@ def _members(module: Module) -> list[tuple[str, Any]]:
     """Return (name, item) for the parameters, tensors and modules that a module holds, containers looked through."""
     found: list[tuple[str, Any]] = []
     for name, item in vars(module).items():
-        if _holds(type(item)):
+        if isinstance(item, (Module, Tensor, Effect, list, tuple, dict)):
             _look_through(module.member_name(name) if isinstance(module, Container) else name, item, found)
     return found
-
-
-@cache
-def _holds(cls: type) -> bool:
-    """Whether values of a class are, or hold, parts of a model."""
-    return issubclass(cls, (Module, Tensor, Effect, list, tuple, dict))
 
 
 def _look_through(name: str, item: Any, found: list[tuple[str, Any]]) -> None:
@@ -350,8 +343,7 @@ def _walk(module: Module, prefix: str) -> list[tuple[str, Any]]:
 
 def _containers(modules: Iterable[Module]) -> list[Items]:
     """Return the lists, tuples and dicts that modules hold, those in others as well."""
-    values = (x for module in modules for x in vars(module).values() if _holds(type(x)))
-    found = [x for x in values if isinstance(x, (list, tuple, dict))]
+    found = [x for module in modules for x in vars(module).values() if isinstance(x, (list, tuple, dict))]
     for each in found:
         found += [part for part in _parts(each) if isinstance(part, (list, tuple, dict))]
     return found

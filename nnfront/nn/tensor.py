@@ -10,9 +10,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -40,14 +39,10 @@ class FormulaCall:
     args: tuple[Any, ...]
     attrs: Mapping[str, Any]
     where: str
-    _inferred: list[tuple[list[Any], Type]] = field(default_factory=list, repr=False)
 
     def result_type(self) -> Type:
-        """Infer the type, anew if that of an operand is another by now: a parameter's dtype may have changed meanwhile."""
-        types = [operand_type(a) for a in self.args]
-        if not self._inferred or not all(map(operator.is_, self._inferred[0][0], types)):
-            self._inferred[:] = [(types, infer(self.op, self.args, self.attrs, self.where))]
-        return self._inferred[0][1]
+        """Infer the type anew, since a parameter's dtype may have changed meanwhile."""
+        return infer(self.op, self.args, self.attrs, self.where)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
