@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import nnfront as nn
-from nnfront import op, spec
+from nnfront import spec
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,15 @@ class Config(nn.DecoderConfig):
         return scale * grown**2
 
 
-class DeepseekV2Moe(nn.Module):
+def experts(config: Config) -> nn.MixtureOfExperts:
     """A softmax over all experts as scores; of groups only the best are looked at."""
-
-    def __init__(self, config: Config) -> None:
-        d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        self.gate = nn.Linear(d, config.n_routed_experts, bias=False)
-        self.experts = nn.Experts(config.n_routed_experts, d, inner, act)
-        self.shared_experts = nn.GatedMLP(d, inner * config.n_shared_experts, act, config.mlp_bias)
-        self.chosen, self.groups = config.num_experts_per_tok, config.groups
-        self.scale = config.routed_scaling_factor
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        scores_TE = op.softmax(op.linear(x_TD, self.gate.weight, out_dtype="float32"), -1)
-        chosen_TC, weights_TC = nn.top_experts(scores_TE, self.chosen, groups=self.groups, scale=self.scale)
-        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC), x_BSD.shape) + self.shared_experts(x_BSD)
+    d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+    count, chosen = config.n_routed_experts, config.num_experts_per_tok
+    return nn.MixtureOfExperts(
+        nn.Router(d, count, chosen, wide=True, groups=config.groups, scale=config.routed_scaling_factor),
+        nn.Experts(count, d, inner, act),
+        nn.GatedMLP(d, inner * config.n_shared_experts, act, config.mlp_bias),
+    )
 
 
 class DeepseekV2DecoderLayer(nn.DecoderLayer):
@@ -116,7 +109,7 @@ class DeepseekV2DecoderLayer(nn.DecoderLayer):
         self.mlp = (
             nn.GatedMLP(d, config.intermediate_size, config.hidden_act, config.mlp_bias)
             if index < config.first_k_dense_replace
-            else DeepseekV2Moe(config)
+            else experts(config)
         )
         self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)

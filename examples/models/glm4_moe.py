@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import nnfront as nn
-from nnfront import op
 
 IGNORED = ("model.layers.46.*", "model.layers.92.*")  # predict a further token
 
@@ -68,40 +67,22 @@ class Glm4MoeAttention(nn.Attention):
         return q_BSHK, k_BSGK, v_BSGK
 
 
-class Glm4MoeTopkRouter(nn.Module):
+def experts(config: Config) -> nn.MixtureOfExperts:
     """Sigmoids as scores, which a bias corrects where they are compared; the best experts of the best groups."""
-
-    def __init__(self, config: Config) -> None:
-        self.weight = nn.Parameter([config.n_routed_experts, config.hidden_size])
-        self.e_score_correction_bias = nn.Parameter([config.n_routed_experts], "float32")
-        self.groups = (config.n_group, config.topk_group, 2) if config.n_group > 1 else None
-        self.chosen, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
-        self.scale = config.routed_scaling_factor
-
-    def forward(self, x_TD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
-        scores_TE = op.sigmoid(op.linear(x_TD, self.weight, out_dtype="float32"))
-        return nn.top_experts(
-            scores_TE,
-            self.chosen,
-            bias=self.e_score_correction_bias,
-            groups=self.groups,
-            normalized=self.normalized,
-            epsilon=1e-20,
-            scale=self.scale,
-        )
-
-
-class Glm4MoeMoE(nn.Module):
-    def __init__(self, config: Config) -> None:
-        d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        self.gate = Glm4MoeTopkRouter(config)
-        self.experts = nn.Experts(config.n_routed_experts, d, inner, act)
-        self.shared_experts = nn.GatedMLP(d, inner * config.n_shared_experts, act)
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        chosen_TC, weights_TC = self.gate(x_TD)
-        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC), x_BSD.shape) + self.shared_experts(x_BSD)
+    d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+    count, chosen = config.n_routed_experts, config.num_experts_per_tok
+    gate = nn.Router(
+        d,
+        count,
+        chosen,
+        corrected_sigmoids=True,
+        wide=True,
+        groups=(config.n_group, config.topk_group, 2) if config.n_group > 1 else None,
+        normalized=config.norm_topk_prob,
+        scale=config.routed_scaling_factor,
+    )
+    shared = nn.GatedMLP(d, inner * config.n_shared_experts, act)
+    return nn.MixtureOfExperts(gate, nn.Experts(count, d, inner, act), shared)
 
 
 class Glm4MoeDecoderLayer(nn.DecoderLayer):
@@ -111,7 +92,7 @@ class Glm4MoeDecoderLayer(nn.DecoderLayer):
         self.mlp = (
             nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
             if index < config.first_k_dense_replace
-            else Glm4MoeMoE(config)
+            else experts(config)
         )
         self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)

@@ -143,39 +143,22 @@ class KimiDeltaAttention(nn.Module):
         return self.o_proj(op.merge_heads(y_BSHK))
 
 
-class KimiTopkRouter(nn.Module):
+def experts(config: Config) -> nn.MixtureOfExperts:
     """Sigmoids as scores, which a bias corrects where they are compared; the best experts of the best groups."""
-
-    def __init__(self, config: Config) -> None:
-        self.weight = nn.Parameter([config.num_experts, config.hidden_size])
-        self.e_score_correction_bias = nn.Parameter([config.num_experts], "float32")
-        groups = config.num_expert_group
-        self.groups = (groups, config.topk_group, 2) if groups > 1 else None
-        self.chosen, self.normalized = config.num_experts_per_token, config.moe_renormalize
-        self.scale = config.routed_scaling_factor
-
-    def forward(self, x_TD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
-        return nn.top_experts(
-            op.sigmoid(op.linear(x_TD, self.weight, out_dtype="float32")),
-            self.chosen,
-            bias=self.e_score_correction_bias,
-            groups=self.groups,
-            normalized=self.normalized,
-            epsilon=1e-20,
-            scale=self.scale,
-        )
-
-
-class KimiMoE(nn.Module):
-    def __init__(self, config: Config) -> None:
-        d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
-        self.gate = KimiTopkRouter(config)
-        self.experts = nn.Experts(config.num_experts, d, inner, act, names=("w1", "w3", "w2"))
-        self.shared_experts = nn.GatedMLP(d, inner * config.num_shared_experts, act)
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        return op.reshape(self.experts(x_TD, *self.gate(x_TD)), x_BSD.shape) + self.shared_experts(x_BSD)
+    d, inner, act = config.hidden_size, config.moe_intermediate_size, config.hidden_act
+    groups = config.num_expert_group
+    gate = nn.Router(
+        d,
+        config.num_experts,
+        config.num_experts_per_token,
+        corrected_sigmoids=True,
+        wide=True,
+        groups=(groups, config.topk_group, 2) if groups > 1 else None,
+        normalized=config.moe_renormalize,
+        scale=config.routed_scaling_factor,
+    )
+    stacks = nn.Experts(config.num_experts, d, inner, act, names=("w1", "w3", "w2"))
+    return nn.MixtureOfExperts(gate, stacks, nn.GatedMLP(d, inner * config.num_shared_experts, act))
 
 
 class KimiDecoderLayer(nn.Module):
@@ -200,7 +183,7 @@ class KimiDecoderLayer(nn.Module):
             )
         )
         if self.is_sparse:
-            self.block_sparse_moe = KimiMoE(config)
+            self.block_sparse_moe = experts(config)
         else:
             self.mlp = nn.GatedMLP(d, config.intermediate_size, config.hidden_act)
         self.input_layernorm = nn.RMSNorm(d, -1, eps, bias=False)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import nnfront as nn
-from nnfront import op
 
 
 @dataclass(frozen=True)
@@ -40,20 +39,13 @@ class Config(nn.DecoderConfig):
         return self.sliding_window
 
 
-class MixtralSparseMoeBlock(nn.Module):
+class MixtralSparseMoeBlock(nn.MixtureOfExperts):
     """Experts that are weighed by the softmax of the scores of those that were chosen."""
 
     def __init__(self, config: Config) -> None:
-        d, e, names = config.hidden_size, config.num_local_experts, ("w1", "w3", "w2")
-        self.gate = nn.Linear(d, e, bias=False)
-        self.experts = nn.Experts(e, d, config.intermediate_size, config.hidden_act, names)
-        self.chosen = config.num_experts_per_tok
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        scores_TE = op.softmax(op.astype(self.gate(x_TD), "float32"), -1)
-        chosen_TC, weights_TC = nn.top_experts(scores_TE, self.chosen, normalized=True)
-        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC), x_BSD.shape)
+        d, e, inner = config.hidden_size, config.num_local_experts, config.intermediate_size
+        gate = nn.Router(d, e, config.num_experts_per_tok, normalized=True)
+        super().__init__(gate, nn.Experts(e, d, inner, config.hidden_act, ("w1", "w3", "w2")))
 
 
 class MixtralDecoderLayer(nn.Module):

@@ -139,27 +139,6 @@ class NemotronHExperts(nn.ModuleList):
         return op.moe_mlp(x_TD, up, down, chosen_TC, weights_TC, activation=act, gated=False)
 
 
-class NemotronHTopkRouter(nn.Module):
-    def __init__(self, config: Config) -> None:
-        self.weight = nn.Parameter([config.n_routed_experts, config.hidden_size])
-        self.e_score_correction_bias = nn.Parameter([config.n_routed_experts], "float32")
-        self.chosen, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
-        self.groups = (config.n_group, config.topk_group, 2) if config.n_group > 1 else None
-        self.scale = config.routed_scaling_factor
-
-    def forward(self, x_TD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor]:
-        weight = op.astype(self.weight, "float32")
-        return nn.top_experts(
-            op.sigmoid(op.linear(op.astype(x_TD, "float32"), weight)),
-            self.chosen,
-            bias=self.e_score_correction_bias,
-            groups=self.groups,
-            normalized=self.normalized,
-            epsilon=1e-20,
-            scale=self.scale,
-        )
-
-
 class NemotronHMoE(nn.Module):
     """Experts of which a router chooses some, perhaps of fewer features, and one for all tokens."""
 
@@ -167,7 +146,16 @@ class NemotronHMoE(nn.Module):
         d, latent, bias = config.hidden_size, config.moe_latent_size, config.mlp_bias
         inner, act = config.moe_shared_expert_intermediate_size, config.mlp_hidden_act
         self.experts = NemotronHExperts(config, latent or d)
-        self.gate = NemotronHTopkRouter(config)
+        self.gate = nn.Router(
+            d,
+            config.n_routed_experts,
+            config.num_experts_per_tok,
+            corrected_sigmoids=True,
+            wide=True,
+            groups=(config.n_group, config.topk_group, 2) if config.n_group > 1 else None,
+            normalized=config.norm_topk_prob,
+            scale=config.routed_scaling_factor,
+        )
         self.shared_experts = NemotronHMLP(d, inner, act, bias)
         self.fc1_latent_proj = nn.Linear(d, latent, bias) if latent else nn.Identity()
         self.fc2_latent_proj = nn.Linear(latent, d, bias) if latent else nn.Identity()

@@ -55,18 +55,13 @@ class OlmoeAttention(nn.Attention):
         return q_BSHK, k_BSGK, v_BSGK
 
 
-class OlmoeSparseMoeBlock(nn.Module):
-    def __init__(self, config: Config) -> None:
-        d, e = config.hidden_size, config.num_experts
-        self.gate = nn.Linear(d, e, bias=False)
-        self.experts = nn.Experts(e, d, config.intermediate_size, config.hidden_act)
-        self.chosen, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
+class OlmoeSparseMoeBlock(nn.MixtureOfExperts):
+    """A router, and experts of which it chooses some for each token."""
 
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        scores_TE = op.softmax(op.astype(self.gate(x_TD), "float32"), -1)
-        chosen_TC, weights_TC = nn.top_experts(scores_TE, self.chosen, normalized=self.normalized)
-        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC), x_BSD.shape)
+    def __init__(self, config: Config) -> None:
+        d, e, inner = config.hidden_size, config.num_experts, config.intermediate_size
+        gate = nn.Router(d, e, config.num_experts_per_tok, normalized=config.norm_topk_prob)
+        super().__init__(gate, nn.Experts(e, d, inner, config.hidden_act))
 
 
 class OlmoeDecoderLayer(nn.DecoderLayer):

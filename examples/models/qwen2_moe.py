@@ -56,23 +56,19 @@ class Config(nn.WindowedConfig):
         return layer not in self.mlp_only_layers and (layer + 1) % self.decoder_sparse_step == 0
 
 
-class Qwen2MoeSparseMoeBlock(nn.Module):
+class Qwen2MoeSparseMoeBlock(nn.MixtureOfExperts):
     """Experts of which a router chooses some, and one for all tokens that a gate of its own weighs."""
 
     def __init__(self, config: Config) -> None:
-        d, e = config.hidden_size, config.num_experts
-        self.gate = nn.Linear(d, e, bias=False)
-        self.experts = nn.Experts(e, d, config.moe_intermediate_size, config.hidden_act)
-        self.shared_expert = nn.GatedMLP(d, config.shared_expert_intermediate_size, config.hidden_act)
+        d, e, act = config.hidden_size, config.num_experts, config.hidden_act
+        gate = nn.Router(d, e, config.num_experts_per_tok, normalized=config.norm_topk_prob)
+        super().__init__(gate, nn.Experts(e, d, config.moe_intermediate_size, act))
+        self.shared_expert = nn.GatedMLP(d, config.shared_expert_intermediate_size, act)
         self.shared_expert_gate = nn.Linear(d, 1, bias=False)
-        self.chosen, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
 
     def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        scores_TE = op.softmax(op.astype(self.gate(x_TD), "float32"), -1)
-        chosen_TC, weights_TC = nn.top_experts(scores_TE, self.chosen, normalized=self.normalized)
-        shared_TD = op.sigmoid(self.shared_expert_gate(x_TD)) * self.shared_expert(x_TD)
-        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC) + shared_TD, x_BSD.shape)
+        shared_BSD = op.sigmoid(self.shared_expert_gate(x_BSD)) * self.shared_expert(x_BSD)
+        return super().forward(x_BSD) + shared_BSD
 
 
 class Qwen2MoeDecoderLayer(nn.DecoderLayer):

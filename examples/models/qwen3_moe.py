@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import nnfront as nn
-from nnfront import op
 
 
 @dataclass(frozen=True)
@@ -61,20 +60,13 @@ class Qwen3MoeAttention(nn.Attention):
         return self.q_norm(q_BSHK), self.k_norm(k_BSGK), v_BSGK
 
 
-class Qwen3MoeSparseMoeBlock(nn.Module):
+class Qwen3MoeSparseMoeBlock(nn.MixtureOfExperts):
     """A router, and experts of which it chooses some for each token."""
 
     def __init__(self, config: Config) -> None:
-        d, e = config.hidden_size, config.num_experts
-        self.gate = nn.Linear(d, e, bias=False)
-        self.experts = nn.Experts(e, d, config.moe_intermediate_size, config.hidden_act)
-        self.chosen, self.normalized = config.num_experts_per_tok, config.norm_topk_prob
-
-    def forward(self, x_BSD: nn.Tensor) -> nn.Tensor:
-        x_TD = op.reshape(x_BSD, (-1, x_BSD.shape[-1]))
-        scores_TE = op.softmax(op.astype(self.gate(x_TD), "float32"), -1)
-        chosen_TC, weights_TC = nn.top_experts(scores_TE, self.chosen, normalized=self.normalized)
-        return op.reshape(self.experts(x_TD, chosen_TC, weights_TC), x_BSD.shape)
+        d, e, inner = config.hidden_size, config.num_experts, config.moe_intermediate_size
+        gate = nn.Router(d, e, config.num_experts_per_tok, normalized=config.norm_topk_prob)
+        super().__init__(gate, nn.Experts(e, d, inner, config.hidden_act))
 
 
 class Qwen3MoeDecoderLayer(nn.DecoderLayer):

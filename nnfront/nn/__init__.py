@@ -37,7 +37,7 @@ from nnfront.nn.encoder_decoder import (
     cross_attention,
     encoder_decoder_spec,
 )
-from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, top_experts
+from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, MixtureOfExperts, Router, top_experts
 from nnfront.nn.gated import GatedAttention, GatedRMSNorm
 from nnfront.nn.latent_attention import LatentAttention
 from nnfront.nn.layers import (
@@ -116,6 +116,7 @@ __all__ = [
     "Mamba2Mixer",
     "Mamba2Sizes",
     "Memory",
+    "MixtureOfExperts",
     "Module",
     "ModuleDict",
     "ModuleList",
@@ -132,6 +133,7 @@ __all__ = [
     "RotaryByLayerType",
     "RotaryEmbedding",
     "Rotation",
+    "Router",
     "ScaledEmbedding",
     "Sequential",
     "SiLU",

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from nnfront.errors import SpecError
 from nnfront.nn.functional import op
 from nnfront.nn.layers import Linear
 from nnfront.nn.mode import names_place
 from nnfront.nn.module import Container, Module
+from nnfront.nn.parameter import Parameter
 from nnfront.nn.tensor import Tensor
 
 EXPERT_ACTIVATIONS: Mapping[str, str] = {
@@ -102,3 +103,66 @@ def top_experts(
     if normalized:
         weights = weights / (op.sum(weights, -1, keepdims=True) + epsilon)
     return experts, weights if scale == 1 else weights * scale
+
+
+class Router(Module):
+    """Scores of all experts, of which `top_experts` chooses `chosen` for each token: a softmax over them, or sigmoids that a learned bias corrects where they are compared.
+
+    Checkpoint names: weight, and e_score_correction_bias where there is one. wide: products are float32 before they are rounded. The rest is as for `top_experts`.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        count: int,
+        chosen: int,
+        *,
+        corrected_sigmoids: bool = False,
+        wide: bool = False,
+        groups: tuple[int, int, int] | None = None,
+        normalized: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        self.weight = Parameter([count, size])
+        self.e_score_correction_bias = Parameter([count], "float32") if corrected_sigmoids else None
+        self.scores: Callable[[Tensor], Tensor] = _sigmoids if corrected_sigmoids else _softmax
+        self.epsilon = 1e-20 if corrected_sigmoids else 0.0
+        self.chosen, self.wide, self.groups = chosen, wide, groups
+        self.normalized, self.scale = normalized, scale
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[tokens, size] to the experts of each token and their weights, both [tokens, chosen]."""
+        products = op.linear(x, self.weight, out_dtype="float32") if self.wide else op.linear(x, self.weight)
+        return top_experts(
+            self.scores(op.astype(products, "float32")),
+            self.chosen,
+            bias=self.e_score_correction_bias,
+            groups=self.groups,
+            normalized=self.normalized,
+            epsilon=self.epsilon,
+            scale=self.scale,
+        )
+
+
+def _sigmoids(x: Tensor) -> Tensor:
+    y: Tensor = op.sigmoid(x)
+    return y
+
+
+def _softmax(x: Tensor) -> Tensor:
+    y: Tensor = op.softmax(x, -1)
+    return y
+
+
+class MixtureOfExperts(Module):
+    """Experts of which `gate` chooses some for each token, and `shared_experts`, if there are any, of all tokens."""
+
+    def __init__(self, gate: Module, experts: Module, shared_experts: Module | None = None) -> None:
+        """`gate` gives experts and weights, as `Router` does; `experts` takes both, as `Experts` does."""
+        self.gate, self.experts, self.shared_experts = gate, experts, shared_experts
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, seq, size] to the same."""
+        tokens = op.reshape(x, (-1, x.shape[-1]))
+        y: Tensor = op.reshape(self.experts(tokens, *self.gate(tokens)), x.shape)
+        return y if self.shared_experts is None else y + self.shared_experts(x)

@@ -75,11 +75,11 @@ MISTAKES = {
     "rotary pairs neighbours": ("llama", LLAMA, "q = op.rope(op.reshape(q, (b, s, h, k)), cos, sin)", "q = op.rope(op.reshape(q, (b, s, h, k)), cos, sin, interleaved=True)", f"{LAYER}.self_attn"),
     "scale missing": ("llama", LLAMA, "cache=cache, window", "cache=cache, scale=1.0, window", f"{LAYER}.self_attn"),
     "positions of queries off by one": ("llama", LLAMA, "q = op.rope(op.reshape(q, (b, s, h, k)), cos, sin)", "later = [op.concat([t[:, 1:], t[:, -1:]], 1) for t in (cos, sin)]\n        q = op.rope(op.reshape(q, (b, s, h, k)), *later)", f"{LAYER}.self_attn"),
-    "expert transposed": ("experts", MOE, "self.experts = nn.Experts(e, d, config.moe_intermediate_size, config.hidden_act)", "self.experts = nn.Experts(e, d, config.moe_intermediate_size, config.hidden_act)\n        self.experts.down_weight = op.permute_dims(self.experts.down_weight, (0, 2, 1))", f"{LAYER}.mlp.experts"),
+    "expert transposed": ("experts", MOE, "super().__init__(gate, nn.Experts(e, d, inner, config.hidden_act))", "super().__init__(gate, nn.Experts(e, d, inner, config.hidden_act))\n        self.experts.down_weight = nn.op.permute_dims(self.experts.down_weight, (0, 2, 1))", f"{LAYER}.mlp.experts"),
     "epsilon": ("llama", LLAMA, "self.input_layernorm = nn.RMSNorm(c.hidden_size, -1, c.rms_norm_eps", "self.input_layernorm = nn.RMSNorm(c.hidden_size, -1, 1e-3", f"{LAYER}.input_layernorm"),
     "window one too wide": ("mistral", LLAMA, "self.window = c.sliding_window", "self.window = c.sliding_window and c.sliding_window + 1", f"{LAYER}.self_attn"),
     "bias dropped": ("llama", LLAMA, "self.qkv_weight, self.qkv_bias)", "self.qkv_weight)", f"{LAYER}.self_attn"),
-    "router not renormalised": ("experts", MOE, "normalized=self.normalized)", "normalized=False)", f"{LAYER}.mlp"),
+    "router not renormalised": ("experts", MOE, "normalized=config.norm_topk_prob)", "normalized=False)", f"{LAYER}.mlp"),
     "norm after instead of before": ("llama", LLAMA, "x + self.mlp(self.post_attention_layernorm(x))", "x + self.post_attention_layernorm(self.mlp(x))", LAYER),
     "heads of keys in another order": ("llama", LLAMA, "y = op.attention(q, key", "key = op.concat([key[:, :, 1:], key[:, :, :1]], 2)\n        y = op.attention(q, key", f"{LAYER}.self_attn"),
 }  # fmt: skip
