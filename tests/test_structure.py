@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.find_model",
         "llm.timings",
         "llm.folder_files",
+        "llm.methods",
         "llm.model_files",
         "llm.hf_folder",
         "llm.lora",

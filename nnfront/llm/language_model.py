@@ -21,6 +21,7 @@ from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
+from nnfront.llm.methods import SEQ2SEQ
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
@@ -137,7 +138,7 @@ class LLM:
                 f"{path} holds no language model",
                 details=model.lacks,
                 help="nnfront.Seq2Seq.load(DIR) loads an encoder-decoder"
-                if "encode" in model.executable.source
+                if all(name in model.executable.source for name in SEQ2SEQ)
                 else "nnfront.compile(nnfront.export_folder(DIR)).load(nnfront.Checkpoint(DIR)) loads any model",
             )
         session = load_part(

@@ -15,6 +15,7 @@ from nnfront.errors import LoadError, RunError
 from nnfront.llm.find_model import find_model
 from nnfront.llm.folder_files import read_json
 from nnfront.llm.hf_folder import CompiledFolder, compile_folder, eos_token_ids, open_folder
+from nnfront.llm.methods import SEQ2SEQ
 from nnfront.llm.model_files import read_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.sounds import Spectrograms
@@ -26,8 +27,6 @@ from nnfront.passes import QuantScheme
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 from nnfront.weights.checkpoint import is_artefact
-
-METHODS = ("encode", "prefill", "decode")
 
 
 class Seq2Seq:
@@ -69,7 +68,7 @@ class Seq2Seq:
         phases, path = Timings(), find_model(path)
         model = compile_folder(path, str(device), dtype, model_file, phases, quant)
         methods = [method.name for method in model.executable.source.methods]
-        if missing := [name for name in METHODS if name not in methods]:
+        if missing := [name for name in SEQ2SEQ if name not in methods]:
             raise LoadError(
                 f"{path} holds no encoder-decoder",
                 details=[
@@ -90,7 +89,7 @@ class Seq2Seq:
         if is_artefact(path):
             return False
         architecture, config, _ = read_folder(open_folder(path), model_file)
-        return {*METHODS} <= {*architecture.methods(config)}
+        return {*SEQ2SEQ} <= {*architecture.methods(config)}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
