@@ -333,3 +333,21 @@ class PutsBack(nn.Module):
 
 def test_assigning_what_is_there_changes_nothing_and_is_allowed() -> None:
     assert "linear.bias" in str(PutsBack().export({"forward": {"x": spec.Tensor([4], "float32")}}))
+
+
+def test_gelu_is_exact_unless_it_is_told_tanh() -> None:
+    x = torch.linspace(-3, 3, 11)
+    for approximate, ours in ((None, "none"), (True, "none"), ("tanh", "tanh")):
+        expected = torch.nn.functional.gelu(x, approximate=ours)
+        torch.testing.assert_close(nnfront.eager(lambda x, a=approximate: op.gelu(x, a), x), expected)
+        torch.testing.assert_close(
+            nnfront.eager(lambda x, a=approximate: nn.gelu(x, approximate=a), x), expected
+        )
+
+
+def test_integers_are_resized_too() -> None:
+    pixels = torch.randint(0, 256, (1, 3, 5, 7), dtype=torch.uint8)
+    expected = torch.nn.functional.interpolate(pixels.float(), (9, 4), mode="bilinear").to(torch.uint8)
+    got = nnfront.eager(lambda x: op.interpolate(x, (9, 4), data_layout="NCHW", mode="linear"), pixels)
+    assert got.dtype == torch.uint8
+    assert (got.int() - expected.int()).abs().max() <= 1

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
 from typing import Any
 
@@ -16,6 +16,7 @@ from nnfront.compat.tvm.absent import (
 )
 from nnfront.compat.tvm.core import wrap_nested
 from nnfront.compat.tvm.lambdas import tensor_expr_op, tensor_ir_inplace_op, tensor_ir_op
+from nnfront.dtypes import is_float
 from nnfront.nn.functional import op
 
 _NAMED = """
@@ -38,17 +39,35 @@ _OURS_ALONE = {
 _MODES = {"linear": "bilinear", "cubic": "bicubic"}
 
 
+def _gelu(x: Any, approximate: Any = None) -> Any:
+    """TVM takes anything but "tanh" for the exact one, `True` too."""
+    return op.gelu(x, "tanh" if approximate == "tanh" else None)
+
+
+def _interpolate(x: Any, *args: Any, **kwargs: Any) -> Any:
+    """TVM resizes integers as well: computed in float32, then cut off."""
+    if kwargs.get("mode") in _MODES:
+        kwargs["mode"] = _MODES[kwargs["mode"]]
+    dtype = str(x.dtype).removeprefix("torch.")
+    if is_float(dtype):
+        return op.interpolate(x, *args, **kwargs)
+    return op.astype(op.interpolate(op.astype(x, "float32"), *args, **kwargs), dtype)
+
+
+# What takes more in TVM than here.
+_ADAPTED: Mapping[str, Callable[..., Any]] = {"gelu": _gelu, "interpolate": _interpolate}
+
+
 def _ported(name: str) -> Callable[..., Any]:
     ours = getattr(op, name)
+    run = _ADAPTED.get(name, ours)
     parameters = [p for p in signature(ours).parameters.values() if p.name != _OURS_ALONE.get(name)]
     label = Parameter("name", Parameter.POSITIONAL_OR_KEYWORD, default=name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("name", None)
-        if name == "interpolate" and kwargs.get("mode") in _MODES:
-            kwargs["mode"] = _MODES[kwargs["mode"]]
         has_label = len(args) == len(parameters) + 1 and isinstance(args[-1], str)
-        return ours(*(args[:-1] if has_label else args), **kwargs)
+        return run(*(args[:-1] if has_label else args), **kwargs)
 
     functools.update_wrapper(function, ours, ("__name__", "__qualname__", "__doc__"), ())
     function.__signature__ = Signature([*parameters, label])  # type: ignore[attr-defined]
