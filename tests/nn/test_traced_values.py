@@ -42,7 +42,7 @@ def test_no_op_changes_the_ops_that_are_used_after_it() -> None:
 def test_every_op_is_found_under_its_name() -> None:
     for name, declared in OPS.items():
         function = getattr(op, name)
-        written_out = ("astype", "cache_read", "cache_write", "extern", "scan")
+        written_out = ("astype", "cache_append", "cache_read", "cache_write", "extern", "scan")
         assert name in written_out or (isinstance(function, OpFunction) and function.op is declared)
 
 
