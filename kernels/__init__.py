@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from nnfront_kernels import (
     attention_decode,
+    attention_latent,
     attention_prefill,
     gated_activation,
     grouped_matmul,
@@ -60,6 +61,7 @@ KERNELS: tuple[Kernel, ...] = (
     rope.KERNEL,
     rope_append.KERNEL,
     attention_decode.KERNEL,
+    attention_latent.KERNEL,
     attention_prefill.KERNEL,
 )
 

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the attention kernels share: one step over a block of keys, the end of a row, and the definition.
 
-    z[i, j] = cap(scale * q[i] . k[j])            cap(z) = soft_cap * tanh(z / soft_cap), or z
+    z[i, j] = cap(scale * q[i] . k[j]) + bias[i, j]      cap(z) = soft_cap * tanh(z / soft_cap), or z
     y[i]    = sum_j exp(z[i, j]) v[j] / (sum_j exp(z[i, j]) + exp(sink))          over the keys j that query i sees
 
-A query at position p sees the keys 0 .. p, with a window those above p - window. A row keeps the largest z so far, the sum
+A query at position p sees the keys 0 .. p, with a window those above p - window, and of these with a bias of bools where it is true. A row keeps the largest z so far, the sum
 of the exponentials relative to it and the weighted values, all float32; weights are rounded to the dtype of the values
 before they meet them. Exponentials are powers of two of z * log2(e).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -37,9 +39,10 @@ def row(
     window: int | None,
     soft_cap: float | None,
     sinks: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
     causal: bool = True,
 ) -> torch.Tensor:
-    """The definition for one query: q [heads, size], keys and values [kv_heads, length, ...], in the dtype of q."""
+    """The definition for one query: q [heads, size], keys and values [kv_heads, length, ...], bias [heads, length or more], in the dtype of q."""
     heads, length = q.shape[0], keys.shape[1]
     last = position + 1 if causal else length
     first = 0 if window is None else max(position + 1 - window, 0)
@@ -48,9 +51,13 @@ def row(
     z = torch.einsum("hd,hnd->hn", q, k) * scale
     if soft_cap is not None:
         z = soft_cap * torch.tanh(z / soft_cap)
+    if bias is not None:
+        own = bias[:, first:last]
+        z = z.masked_fill(~own, -torch.inf) if bias.dtype == torch.bool else z + own.to(z.dtype)
     if sinks is not None:
         z = torch.cat([z, sinks.to(q.dtype)[:, None]], 1)
     weights = torch.softmax(z, 1)[:, : k.shape[1]] if z.shape[1] else z
+    weights = weights.masked_fill((z == -torch.inf).all(1, keepdim=True), 0.0)  # a query that sees nothing
     return torch.einsum("hn,hnd->hd", weights, v)
 
 
@@ -98,6 +105,22 @@ def require_tokens(keys: torch.Tensor, values: torch.Tensor, tokens: int, dtype:
             )
         if tensor.dtype != dtype:
             raise KernelError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def bias_arguments(
+    bias: torch.Tensor | None, shape: tuple[int, int, int], positions: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """The kernel arguments that describe a bias [batch, heads, seq, positions]. Raise KernelError unless there is one for each position."""
+    if bias is None:
+        return {"bias_ptr": None, **{f"stride_b{axis}": 0 for axis in "bht"}}
+    if bias.shape[:3] != shape or bias.shape[3] < positions or bias.stride(3) != 1:
+        raise KernelError(
+            f"bias must be {[*shape, positions]} or longer, with adjacent positions, got {list(bias.shape)} with strides {list(bias.stride())}"
+        )
+    if bias.dtype not in (dtype, torch.float32, torch.bool):
+        raise KernelError(f"bias must be {dtype}, float32 or bool, got {bias.dtype}")
+    strides = {f"stride_b{axis}": bias.stride(index) for index, axis in enumerate("bht")}
+    return {"bias_ptr": bias, **strides}
 
 
 def result(out: torch.Tensor | None, shape: tuple[int, int, int], q: torch.Tensor) -> torch.Tensor:
@@ -162,6 +185,12 @@ def attend_step(
         v = tl.load(v_ptrs) if SIZE_V == BLOCK_DV else tl.load(v_ptrs, mask=dv < SIZE_V, other=0.0)
     z = tl.dot(q, k.T, input_precision="ieee") * scale
     z = limited(z, at, low, high, soft_cap, CAPPED, MASKED)
+    return add_values(acc, largest, total, z, v)
+
+
+@triton.jit
+def add_values(acc, largest, total, z, v):
+    """Values weighted by scores z [BLOCK_M, BLOCK_N] added to those of earlier keys."""
     new = tl.maximum(largest, tl.max(z, axis=1))
     finite = tl.where(new == float("-inf"), 0.0, new)  # no key seen so far
     weights = tl.exp2(z - finite[:, None])
@@ -172,10 +201,38 @@ def attend_step(
 
 
 @triton.jit
-def limited(z, at, low, high, soft_cap, CAPPED: tl.constexpr, MASKED: tl.constexpr):
-    """Scores after the cap, -inf for keys that a row does not see."""
+def bias_rows_of(bias_ptr, sequence, head, t, stride_bb, stride_bh, stride_bt):
+    """Where the bias of each row begins, None without one."""
+    rows = None
+    if bias_ptr is not None:
+        rows = bias_ptr + (
+            sequence.to(tl.int64) * stride_bb + head.to(tl.int64) * stride_bh + t.to(tl.int64) * stride_bt
+        )
+    return rows
+
+
+@triton.jit
+def limited(
+    z,
+    at,
+    low,
+    high,
+    soft_cap,
+    CAPPED: tl.constexpr,
+    MASKED: tl.constexpr,
+    bias_rows=None,  # [BLOCK_M]
+    inside=None,  # [BLOCK_M]: rows that have a bias
+    held=None,  # [BLOCK_N, 1]: keys that have one
+):
+    """Scores after the cap and the bias, -inf for keys that a row does not see."""
     if CAPPED:
         z = soft_cap * (1.0 - 2.0 / (tl.exp2(z / soft_cap * 2.8853900817779268) + 1.0))  # tanh; 2 log2(e)
+    if bias_rows is not None:
+        bias = tl.load(bias_rows[:, None] + at[None, :], mask=inside[:, None] & held.T, other=0)
+        if bias.dtype == tl.int1:
+            z = tl.where(bias, z, float("-inf"))
+        else:
+            z += bias.to(tl.float32) * 1.4426950408889634  # log2(e)
     if MASKED:
         seen = (at[None, :] >= low[:, None]) & (at[None, :] <= high[:, None])
         z = tl.where(seen, z, float("-inf"))

@@ -34,7 +34,7 @@ from nnfront_kernels.attention import (
     shared_bytes,
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
-from nnfront_kernels.attention_parts import needed, sum_parts
+from nnfront_kernels.attention_parts import needed, parts, sum_parts
 from nnfront_kernels.cache import pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import (
     ARCHS,
@@ -100,8 +100,6 @@ CONFIGS = {
     arch: tuple(Config(16, n, k, 4, 4, split_k=8) for n, k in ((64, 128), (128, 64), (32, 256)))
     for arch in ARCHS
 }
-BLOCKS_PER_SM = 2
-STEPS = 4  # a block has at least so many, if it shares a sequence
 
 
 def choose(shape: DecodeShape, dtype: str, arch: str) -> Config:
@@ -109,19 +107,8 @@ def choose(shape: DecodeShape, dtype: str, arch: str) -> Config:
     size = max(shape.size, shape.value_size)
     held = [config for config in CONFIGS[arch] if config.block_k >= size]
     config = min(held, key=lambda config: config.block_k)
-    return replace(config, split_k=splits(shape, config, ARCHS[arch].num_sms))
-
-
-def splits(shape: DecodeShape, config: Config, num_sms: int) -> int:
-    """Doubled until the blocks fill the SMs, while each has some steps at the longest length of the class."""
     blocks = bucket(shape.batch) * shape.kv_heads * cdiv(shape.heads // shape.kv_heads, config.block_m)
-    longest = 1 << max(shape.longest - 1, 0).bit_length()
-    if shape.window:
-        longest = min(longest, shape.window)
-    split_k = 1
-    while blocks * split_k < BLOCKS_PER_SM * num_sms and 2 * split_k * STEPS * config.block_n <= longest:
-        split_k *= 2
-    return min(split_k, 128)
+    return replace(config, split_k=parts(blocks, config.block_n, shape.longest, shape.window, ARCHS[arch]))
 
 
 @triton.jit(do_not_specialize=["stride_pages"])

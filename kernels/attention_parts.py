@@ -12,8 +12,22 @@ import math
 import triton
 import triton.language as tl
 from nnfront_kernels.attention import padded
-from nnfront_kernels.common import Config
+from nnfront_kernels.common import Arch, Config
 from nnfront_kernels.split_k import Sizes
+
+BLOCKS_PER_SM = 2
+STEPS = 4  # a block has at least so many, if it shares a sequence
+
+
+def parts(blocks: int, block_n: int, longest: int, window: int, arch: Arch) -> int:
+    """How many blocks share a sequence: doubled until they fill the SMs, while each has some steps at the longest length of the class."""
+    longest = 1 << max(longest - 1, 0).bit_length()
+    if window:
+        longest = min(longest, window)
+    split_k = 1
+    while blocks * split_k < BLOCKS_PER_SM * arch.num_sms and 2 * split_k * STEPS * block_n <= longest:
+        split_k *= 2
+    return min(split_k, 128)
 
 
 def needed(config: Config, groups: int, size: int) -> Sizes | None:

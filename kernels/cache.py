@@ -136,6 +136,33 @@ def slots_of(pages_ptr, stride_pages, sequence, position, inside, PAGE: tl.const
     return page, slot
 
 
+@triton.jit
+def page_of_step(pages_ptr, stride_pages, sequence, first, end, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The page of the keys from `first` on: one for a step of keys that lies in one, else one for each key; -1 from `end` on.
+
+    A step that is asked for a step ahead waits for no table: its keys are on their way while others are computed.
+    """
+    if pages_ptr is None:
+        page = sequence.to(tl.int64)
+    else:
+        at = first if PAGE % BLOCK_N == 0 else first + tl.arange(0, BLOCK_N)
+        row = pages_ptr + sequence.to(tl.int64) * stride_pages
+        page = tl.load(row + at // PAGE, mask=at < end, other=-1).to(tl.int64)
+    return page
+
+
+@triton.jit
+def step_rows(base_ptr, page, first, stride_p, stride_s, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pointers [BLOCK_N] to the keys from `first` on, whose page `page_of_step` gave."""
+    lane = tl.arange(0, BLOCK_N)
+    if PAGE % BLOCK_N == 0:
+        slot = first % PAGE if PAGE else first
+        rows = base_ptr + (page * stride_p + slot.to(tl.int64) * stride_s) + lane * stride_s
+    else:
+        rows = base_ptr + (page * stride_p + ((first + lane) % PAGE) * stride_s)
+    return rows
+
+
 def gathered(stored: torch.Tensor, pages: torch.Tensor | None, sequence: int, length: int) -> torch.Tensor:
     """The first `length` tokens of a sequence: [kv_heads, length, ...]. For references."""
     if pages is None:

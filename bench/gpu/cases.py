@@ -9,6 +9,7 @@ from typing import Any
 from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
 from nnfront_kernels import KERNELS, Kernel
 from nnfront_kernels.attention_decode import DecodeShape
+from nnfront_kernels.attention_latent import LatentShape
 from nnfront_kernels.attention_prefill import PrefillShape
 from nnfront_kernels.gated_activation import GatedShape
 from nnfront_kernels.grouped_matmul import GroupedShape
@@ -109,6 +110,11 @@ def _shapes(kernel: Kernel) -> list[Any]:
             *(DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in contexts),
             *(DecodeShape(b, 32, 8, 128, n, page=p, fp8=True) for b, n, p in contexts[::3]),
             DecodeShape(32, 64, 8, 64, 8192, page=16, window=1024),
+        ]
+    if name == "attention_latent":
+        # DeepSeek-V3 and V2-Lite
+        return [
+            LatentShape(b, h, 512, 64, n, page=p) for b, h, n, p in ((32, 128, 8192, 64), (1, 16, 32768, 0))
         ]
     if name == "attention_prefill":
         return [

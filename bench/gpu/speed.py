@@ -119,15 +119,16 @@ def baselines(run: Run, arguments: tuple[Any, ...]) -> list[tuple[str, Callable[
 
 def _attention(run: Run, q: torch.Tensor) -> list[tuple[str, Callable[[], Any]]]:
     """torch's backends on dense keys and values in 16 bits: as many as a query of the kernel sees, without a window."""
-    shape, decode = run.shape, run.kernel == "attention_decode"
+    shape, decode = run.shape, run.kernel in ("attention_decode", "attention_latent")
     seq, total = (1, shape.longest) if decode else (shape.seq, shape.before + shape.seq)
 
     def dense(heads: int, length: int, size: int) -> torch.Tensor:
         return torch.randn(shape.batch, heads, length, size, device=q.device).to(q.dtype)
 
     query = dense(shape.heads, seq, shape.size)
-    k = dense(shape.kv_heads, total, shape.size)
-    v = dense(shape.kv_heads, total, shape.value_size or shape.size)
+    kv_heads = getattr(shape, "kv_heads", 1)
+    k = dense(kv_heads, total, shape.size)
+    v = dense(kv_heads, total, shape.value_size or shape.size)
     seen: dict[str, Any] = {"is_causal": not decode}
     if not decode and seq != total:
         seen = {"attn_mask": causal_lower_right(seq, total)}
@@ -172,7 +173,7 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
             for c in kernel.configs[arch]
             if c.block_m >= chosen.block_m and (c.block_k == block_k or not block_k)
         ]
-    if run.kernel == "attention_decode":
+    if run.kernel in ("attention_decode", "attention_latent"):
         for arguments, _ in sets:
             stored.longest(run.shape, arguments)
     versus, versus_us = fastest([baselines(run, arguments) for arguments, _ in sets], clock, nbytes)

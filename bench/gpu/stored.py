@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from nnfront_kernels import Kernel
+from nnfront_kernels import Kernel, attention_decode
 
-KERNELS = ("rope_append", "attention_decode", "attention_prefill")
+KERNELS = ("rope_append", "attention_decode", "attention_latent", "attention_prefill")
 
 
 def operands(kernel: Kernel, shape: Any, dtype: str, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -39,7 +39,7 @@ def operands(kernel: Kernel, shape: Any, dtype: str, device: str) -> tuple[tuple
 
 def longest(run_shape: Any, arguments: tuple[Any, ...]) -> None:
     """Let every sequence that is decoded have the length that its cost is for."""
-    arguments[3].fill_(run_shape.longest)
+    next(x for x in arguments if x.dtype == torch.int32).fill_(run_shape.longest)
 
 
 def stated_and_found(
@@ -61,6 +61,12 @@ def stated_and_found(
         step = 2.0**-24 * 3
         terms = [(x.abs() / 8 + s[..., None] / 512) / step for x, s in zip(values[0], scales[0], strict=True)]
         return [q, *values[0]], [results[0], *values[1]], [q, *terms]
+    if kernel.name == "attention_latent":
+        q, latents, lengths = arguments
+        values = latents[..., : options["value_size"]].abs()
+        others = {name: value for name, value in options.items() if name != "value_size"}
+        size = attention_decode.reference(q[:, 0], latents, values, lengths, **others, compute=torch.float64)
+        return [stated], results, [size[:, None]]
     q, keys, values, *others = arguments
     magnitudes = values.float().abs().to(values.dtype)
     size = kernel.reference(q, keys, magnitudes, *others, **options, compute=torch.float64)

@@ -110,8 +110,9 @@ def answer(
     case: Any,
     sinks: torch.Tensor | None,
     value_scales: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """y [heads, size] for one query, head by head, and how far a computation with float16 weights may drift.
+    """y [heads, size] for one query, head by head, and how far a computation with float16 weights may drift. bias [heads, length].
 
     With value_scales [kv_heads, length] the weights in float16 are relative to the largest weight times scale, and small
     features of q are rounded relative to its largest.
@@ -129,11 +130,15 @@ def answer(
         if case.soft_cap is not None:
             z = case.soft_cap * torch.tanh(z / case.soft_cap)
             off = off + 8 * EPS32 * case.soft_cap
+        if bias is not None and bias.dtype == torch.bool:
+            z = z.masked_fill(~bias[h][seen], -math.inf)
+        elif bias is not None:
+            z = z + bias[h][seen].double()
         e = torch.exp(z)
         total = e.sum() + (math.exp(sinks[h]) if sinks is not None else 0.0)
-        weights = e / total if len(e) else e
+        weights = e / total if total > 0 else e
         rows.append(weights @ values)
-        worst = float((off + 4 * EPS32 * z.abs()).max()) if len(z) else 0.0
+        worst = float((off + 4 * EPS32 * z.abs().nan_to_num(posinf=0.0)).max()) if len(z) else 0.0
         relative = 2.0**-11 + 2 * worst + SUM * EPS32 * math.sqrt(len(z) + 64)
         smallest = 2.0**-25 * values.abs()
         if value_scales is not None and len(z):

@@ -105,6 +105,13 @@ def chosen(kernel: Kernel, arch: str, shape: Any, dtype: str) -> Build:
 def heads(kernel: Kernel) -> list[Any]:
     """Heads that do not fill a block, values of another size, and the paths that the typical shape does not take."""
     shape = kernel.typical
+    if kernel.name == "attention_latent":
+        few = replace(shape, heads=16)
+        return [
+            replace(few, page=0, window=1024),
+            replace(few, page=16),
+            replace(few, value_size=128, rest=32),
+        ]
     made = [replace(shape, size=size, value_size=values) for size, values in ((80, 0), (96, 0), (192, 128))]
     if kernel.name == "attention_prefill":
         made += [replace(shape, before=512, page=64), replace(shape, size=64, window=256)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from attention_runs import attend, converse, refuse_pages
+from latent_runs import attend_to_latents
 
 
 @pytest.mark.ahead.with_args(converse)
@@ -32,6 +33,23 @@ def test_every_option_of_attention_means_on_the_kernels_what_it_means_on_the_cpu
     interpreted, options, cache_window, page_size, stored_as
 ):
     interpreted(attend, options, cache_window, page_size, stored_as)
+
+
+@pytest.mark.ahead.with_args(attend_to_latents)
+@pytest.mark.parametrize(
+    ("options", "biased", "page_size", "stored_as"),
+    [
+        ((), False, None, None),
+        ((("window", 5), ("softcap", 2.0)), False, 16, None),
+        ((("scale", 0.3),), True, None, None),
+        ((), False, None, "float8_e4m3fn"),
+    ],
+    ids=str,
+)
+def test_latents_that_are_stored_once_are_attended_to_on_the_kernel_as_on_the_cpu(
+    interpreted, options, biased, page_size, stored_as
+):
+    interpreted(attend_to_latents, options, biased, page_size, stored_as)
 
 
 def test_a_page_size_that_no_kernel_reads_is_refused_when_the_cache_is_made(interpreted):

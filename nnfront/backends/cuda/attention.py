@@ -93,16 +93,21 @@ def length_bucket(longest: int) -> int:
     return max(1 << max(longest - 1, 0).bit_length(), MIN_BUCKET)
 
 
-def _options(run: Run) -> dict[str, Any]:
+def options_of(run: Run) -> dict[str, Any]:
     """What the kernels take besides tensors, but for the window."""
     names = {"scale": "scale", "softcap": "soft_cap"}
     return {names[name]: value for name, value in run.attrs.items() if name in names}
 
 
+def window_of(*windows: int | None) -> int | None:
+    """The narrowest of windows, None for none."""
+    return min((window for window in windows if window is not None), default=None)
+
+
 def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
     """Rotate q and k, if there is anything to rotate by, append k and v, attend."""
     append, decode, prefill = map(kernel_module, ("rope_append", "attention_decode", "attention_prefill"))
-    options, interleaved = _options(run), run.attrs.get("interleaved", False)
+    options, interleaved = options_of(run), run.attrs.get("interleaved", False)
     own_window = run.attrs.get("window")
 
     def attend(
@@ -119,7 +124,7 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
         earlier = before.counts()
         stored = layer.reserve(seq)
         where = stored.buffers
-        window = min((w for w in (own_window, layer.window) if w is not None), default=None)
+        window = window_of(own_window, layer.window)
         key_scales, value_scales = stored.scales or (None, None)
         there = {"pages": stored.pages, "key_scales": key_scales, "value_scales": value_scales}
         given = {**options, **there, "window": window, "sinks": sinks}
@@ -141,7 +146,7 @@ def _without_cache(run: Run) -> Callable[..., torch.Tensor]:
     rope, prefill = map(kernel_module, ("rope", "attention_prefill"))
     interleaved = run.attrs.get("interleaved", False)
     options = {
-        **_options(run),
+        **options_of(run),
         "window": run.attrs.get("window"),
         "causal": run.attrs.get("is_causal", True),
     }

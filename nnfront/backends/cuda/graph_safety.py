@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import state
-from nnfront.backends.cuda import attention
+from nnfront.backends.cuda import attention, latent_attention
 from nnfront.backends.table import kernels_of
 from nnfront.lower import Branch, FunctionValue, MethodProgram, Program, Run, StateLayerType, StateType
 
@@ -17,7 +17,8 @@ ROWS = 256
 STILL = frozenset(
     {
         *("cache_split", "cache_join", "cache_positions", "cache_read", "cache_write", "attention", "tuple"),
-        *(kernel.name for kernel in (*attention.KERNELS, *torch_attention.KERNELS, *state.KERNELS)),
+        *(kernel.name for kernel in (*attention.KERNELS, *latent_attention.KERNELS)),
+        *(kernel.name for kernel in (*torch_attention.KERNELS, *state.KERNELS)),
     }
 )
 

@@ -47,4 +47,9 @@ class LongLayer:
     def reserve(self, seq: int) -> Storage:
         """Its place is there already."""
         self.lengths = self.lengths.grow(0, len(self.lengths.values), seq)
+        return self.storage
+
+    @property
+    def storage(self) -> Storage:
+        """Where its tokens would lie."""
         return Storage(self._buffers)

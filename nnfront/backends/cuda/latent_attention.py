@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on CUDA to latents, whose first elements are the values: of a layer that stores them once, or of the tokens themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from nnfront.backends.cpu.attention import cached as by_torch
+from nnfront.backends.cuda.attention import length_bucket, options_of, window_of
+from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.dims import same
+from nnfront.ir import StateLayerType
+from nnfront.lower import Run
+from nnfront.state.layer import CacheLayer
+from nnfront.state.lengths import SequenceLengths
+
+
+def _accepts(run: Run, context: Context) -> str:
+    """What the kernel's own `accepts` says: q [batch, seq, heads, size], k [batch, seq, 1, size]."""
+    q_slot, k, v, cache, *_ = run.inputs
+    value_size, q, layer = run.attrs.get("value_size"), context.tensor(q_slot), context.type(cache)
+    if value_size is None or not context.is_none(v):
+        return "values are no parts of keys"
+    heads, size = q.shape[2:]
+    if isinstance(layer, StateLayerType):
+        kept, dtype = layer.per_token[0].shape, layer.dtype
+    else:
+        kept, dtype = context.tensor(k).shape[2:], context.tensor(k).dtype
+        if not run.attrs.get("is_causal", True) or not same(q.shape[1], context.tensor(k).shape[1]):
+            return "without a cache it is not causal"
+    if not (isinstance(heads, int) and isinstance(size, int)):
+        return "the number of heads is no constant"
+    if dtype != q.dtype:
+        return f"latents are {dtype}, q is {q.dtype}"
+    if kept[0] != 1:
+        return f"there are {kept[0]} heads of keys"
+    kernel = kernel_module("attention_latent")
+    reason: str | None = kernel.accepts(
+        kernel.LatentShape(1, heads, value_size, size - value_size, 1), q.dtype, arch_of(context.target)
+    )
+    return reason or ACCEPTED
+
+
+def _latent_attention(run: Run) -> Callable[..., Any]:
+    append, kernel = map(kernel_module, ("rope_append", "attention_latent"))
+    general, value_size = by_torch(run), run.attrs["value_size"]
+    options = {**options_of(run), "value_size": value_size}
+    own_window = run.attrs.get("window")
+
+    def with_cache(
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        layer: CacheLayer,
+        sinks: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        earlier = None if k is None else layer.lengths.counts()
+        stored = layer.storage if k is None else layer.reserve(q.shape[1])
+        latents, now = stored.keys, layer.lengths
+        if k is not None:
+            halves = (part for x in (k, latents) for part in (x[..., :value_size], x[..., value_size:]))
+            k_values, k_rest, values, rest = halves
+            append.launch(
+                q[..., :value_size], k_values, k_rest, None, None, earlier, values, rest, pages=stored.pages
+            )
+        y: torch.Tensor = kernel.launch(
+            q,
+            latents,
+            now.counts(),
+            pages=stored.pages,
+            longest=min(length_bucket(now.longest), layer.max_seq),
+            window=window_of(own_window, layer.window),
+            sinks=sinks,
+            bias=bias,
+            **options,
+        )
+        return y
+
+    def triton_latent_attention(
+        q: torch.Tensor,
+        k: torch.Tensor | None,
+        v: None,
+        layer: CacheLayer | None,
+        sinks: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
+    ) -> Any:
+        q = q if q.stride(-1) == 1 else q.contiguous()
+        wide = None if bias is None else bias.expand(len(q), q.shape[2], q.shape[1], bias.shape[3])
+        if layer is None:
+            assert k is not None
+            counts = SequenceLengths((q.shape[1],) * len(q), q.device).counts()
+            latents = k.transpose(1, 2)
+            return kernel.launch(q, latents, counts, window=own_window, sinks=sinks, bias=wide, **options)
+        if layer.storage.scales:  # in 8 bits
+            return general(q, k, v, layer, sinks, bias)
+        return with_cache(q, k, layer, sinks, wide), layer
+
+    return triton_latent_attention
+
+
+KERNELS = (
+    Kernel(
+        "triton_latent_attention",
+        "attention",
+        _latent_attention,
+        "each latent read once, for keys and values of all heads",
+        _accepts,
+    ),
+)
