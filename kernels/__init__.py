@@ -8,6 +8,7 @@ split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
 attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence
+recurrence.py what recurrences share: checks, and what tokens of a chunk leave of one another;
 philox.py     random numbers by seed, step and token;  token_limits.py  what top-k, top-p and min-p keep
 ahead.py      compile for a GPU that is not here, and say all that a launch of the machine code takes
 inspect.py    compile for a GPU that is not there and read the machine code
@@ -20,7 +21,9 @@ from nnfront_kernels import (
     attention_decode,
     attention_latent,
     attention_prefill,
+    causal_conv1d,
     gated_activation,
+    gated_delta_rule,
     grouped_matmul,
     layer_norm,
     matmul,
@@ -38,6 +41,7 @@ from nnfront_kernels import (
     rope_append,
     sampling,
     softmax,
+    ssm_scan,
 )
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
@@ -63,6 +67,9 @@ KERNELS: tuple[Kernel, ...] = (
     attention_decode.KERNEL,
     attention_latent.KERNEL,
     attention_prefill.KERNEL,
+    causal_conv1d.KERNEL,
+    ssm_scan.KERNEL,
+    gated_delta_rule.KERNEL,
 )
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

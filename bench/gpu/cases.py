@@ -11,7 +11,9 @@ from nnfront_kernels import KERNELS, Kernel
 from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_latent import LatentShape
 from nnfront_kernels.attention_prefill import PrefillShape
+from nnfront_kernels.causal_conv1d import ConvShape
 from nnfront_kernels.gated_activation import GatedShape
+from nnfront_kernels.gated_delta_rule import DeltaShape
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.moe_combine import CombineShape
 from nnfront_kernels.moe_routing import RoutingShape
@@ -21,6 +23,7 @@ from nnfront_kernels.rope import RopeShape
 from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
+from nnfront_kernels.ssm_scan import ScanShape
 from nnfront_kernels.tiles import MatmulShape
 from table import shown
 
@@ -40,6 +43,11 @@ class Run:
 # N, K of Llama-3.1-8B: attention output, gate and up, down, and head; and one square.
 LLAMA = ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
 SQUARE = (8192, 8192)
+RECURRENT = {
+    "causal_conv1d": ConvShape(1, 1, 8192),
+    "ssm_scan": ScanShape(1, 1, 80, 1, 64, 128),
+    "gated_delta_rule": DeltaShape(1, 1, 16, 32, 128, 128),
+}
 # Qwen3-30B-A3B: 128 experts, 8 of them for a token, 768 wide, in a stream of 2048.
 EXPERTS = {"top_k": 8, "experts": 128}
 
@@ -111,6 +119,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
             *(DecodeShape(b, 32, 8, 128, n, page=p, fp8=True) for b, n, p in contexts[::3]),
             DecodeShape(32, 64, 8, 64, 8192, page=16, window=1024),
         ]
+    if name in RECURRENT:  # of Mamba-2 2.7B and Qwen3-Next
+        return [replace(RECURRENT[name], batch=b, seq=t) for b, t in ((1, 1), (64, 1), (1, 2048))]
     if name == "attention_latent":
         # DeepSeek-V3 and V2-Lite
         return [
@@ -148,6 +158,10 @@ def small(run: Run, is_half: bool) -> Run:
         "before": 60,
         "window": 100,
         "seq": 20,
+        "channels": 40,
+        "groups": 2,
+        "states": 24,
+        "key_size": 40,
     }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if vars(run.shape).get(name)})
     return Run(run.kernel, shape, "float16" if is_half and run.dtype == "bfloat16" else run.dtype)

@@ -65,8 +65,14 @@ def stated_and_found(
         q, latents, lengths = arguments
         values = latents[..., : options["value_size"]].abs()
         others = {name: value for name, value in options.items() if name != "value_size"}
-        size = attention_decode.reference(q[:, 0], latents, values, lengths, **others, compute=torch.float64)
-        return [stated], results, [size[:, None]]
+        seq = q.shape[1]
+        sizes = [
+            attention_decode.reference(
+                q[:, t], latents, values, lengths - (seq - 1 - t), **others, compute=torch.float64
+            )
+            for t in range(seq)
+        ]
+        return [stated], results, [torch.stack(sizes, 1)]
     q, keys, values, *others = arguments
     magnitudes = values.float().abs().to(values.dtype)
     size = kernel.reference(q, keys, magnitudes, *others, **options, compute=torch.float64)

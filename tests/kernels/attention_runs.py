@@ -23,7 +23,7 @@ def sessions(model: nn.Module, specs: dict[str, Any]) -> tuple[nn.Executable, An
     ir = nn.passes.lift_transform_params(model.export(specs), shared_transform=True)
     triton, cpu = nn.compile(ir, target="cuda"), nn.compile(ir)
     weights = {
-        name: (torch.randn([int(size) for size in p.shape]) * 0.1).half()
+        name: (torch.randn([int(size) for size in p.shape]) * 0.1).to(getattr(torch, p.dtype))
         for name, p in model.named_parameters()
     }
     return triton, triton.load(weights), cpu.load(weights)

@@ -8,9 +8,15 @@ from functools import partial
 
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import host, moe, rope, state
-from nnfront.backends.cuda import attention, latent_attention, linear, rowwise
+from nnfront.backends.cuda import attention, latent_attention, linear, recurrent, rowwise
 
-ON_DEVICE = (*linear.KERNELS, *attention.KERNELS, *latent_attention.KERNELS, *rowwise.KERNELS)
+ON_DEVICE = (
+    *linear.KERNELS,
+    *attention.KERNELS,
+    *latent_attention.KERNELS,
+    *rowwise.KERNELS,
+    *recurrent.KERNELS,
+)
 """Kernels that launch those of `nnfront_kernels`."""
 
 _BY_TORCH = partial(moe.sorted_by_expert, moe.by_torch, moe.gated_by_torch)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Convolve each channel with its own taps over a token and those before it.
+
+    y[t, c] = act(bias[c] + sum_i weight[c, i] x[t - width + 1 + i, c])
+
+Shapes: x and y [batch, seq, channels], adjacent along channels; weight [channels, width], bias [channels]; the state [batch, channels, width
+- 1], dense, holds the tokens before the first, without one zeros. Any floats; y is of x's dtype, computed in float32 and rounded once.
+Results are y and the state for the token after the last, of the dtype of the state, or of x. act is silu or nothing.
+
+Source: Mamba, arXiv 2312.00752, section 3.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import (
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+    require_vector,
+)
+from nnfront_kernels.recurrence import DTYPES, RECURRENT, require_shape, strides
+from nnfront_kernels.tiles import cdiv
+
+MOST = 16
+
+
+@dataclass(frozen=True)
+class ConvShape:
+    """`seq` tokens of each of `batch` sequences, `width` taps of each channel."""
+
+    batch: int
+    seq: int
+    channels: int
+    width: int = 4
+
+
+def reference(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    state: torch.Tensor | None = None,
+    *,
+    silu: bool = False,
+    compute: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The definition, in float32 or in `compute`, tap by tap."""
+    batch, seq, channels = x.shape
+    width = weight.shape[1]
+    before = x.new_zeros(batch, channels, width - 1) if state is None else state
+    tokens = torch.cat([before.to(compute), x.to(compute).mT], 2)
+    y = sum(tokens[:, :, i : i + seq] * weight.to(compute)[:, i, None] for i in range(width))
+    y = y if bias is None else y + bias.to(compute)[:, None]
+    y = y * torch.sigmoid(y) if silu else y
+    return y.mT.to(x.dtype), tokens[:, :, seq:].to(before.dtype)
+
+
+# Tokens x channels of a block: of one token as many channels as keep the reads wide. By arithmetic, not yet measured.
+CONFIGS = (Config(1, 512, 1, 2, 1), Config(16, 128, 1, 4, 1))
+
+
+def choose(shape: ConvShape, dtype: str, arch: str) -> Config:
+    """The wide block for one token, else the tall one."""
+    return CONFIGS[shape.seq > 1]
+
+
+@triton.jit
+def token_at(x_channels, state_channels, source, inside, stride_xt, WIDTH: tl.constexpr):
+    """Channels of the tokens `source`, float32: of x from 0 on, before that of the state, 0 without one."""
+    token = tl.load(x_channels + source * stride_xt, mask=inside & (source >= 0), other=0.0).to(tl.float32)
+    if state_channels is not None:
+        kept = tl.load(state_channels + (source + WIDTH - 1), mask=inside & (source < 0), other=0.0)
+        token += kept.to(tl.float32)
+    return token
+
+
+@triton.jit(do_not_specialize=["SEQ"])
+def causal_conv1d_kernel(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    state_ptr,
+    y_ptr,
+    after_ptr,
+    SEQ,
+    CHANNELS,
+    stride_xb,
+    stride_xt,
+    stride_wc,
+    stride_yb,
+    stride_yt,
+    WIDTH: tl.constexpr,
+    SILU: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):
+    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    t = (tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    inside_c = c < CHANNELS
+    inside = inside_c & (t < SEQ)
+    x_channels = x_ptr + batch * stride_xb + c
+    at_state = (batch * CHANNELS + c) * (WIDTH - 1)
+    state_channels = None
+    if state_ptr is not None:
+        state_channels = state_ptr + at_state
+    y = tl.zeros((BLOCK_T, BLOCK_C), dtype=tl.float32)
+    for i in tl.static_range(WIDTH):
+        weight = tl.load(w_ptr + c * stride_wc + i, mask=inside_c, other=0.0).to(tl.float32)
+        y += weight * token_at(x_channels, state_channels, t + (i - WIDTH + 1), inside, stride_xt, WIDTH)
+    if bias_ptr is not None:
+        y += tl.load(bias_ptr + c, mask=inside_c, other=0.0).to(tl.float32)
+    if SILU:
+        y = y / (1.0 + tl.exp(-y))
+    tl.store(y_ptr + batch * stride_yb + t * stride_yt + c, y.to(y_ptr.dtype.element_ty), mask=inside)
+    if tl.program_id(1) == 0:
+        for i in tl.static_range(WIDTH - 1):
+            source = tl.zeros((1, BLOCK_C), dtype=tl.int64) + (SEQ + i - WIDTH + 1)
+            last = token_at(x_channels, state_channels, source, inside_c, stride_xt, WIDTH)
+            tl.store(after_ptr + at_state + i, last.to(after_ptr.dtype.element_ty), mask=inside_c)
+
+
+def accepts(shape: ConvShape, dtype: str, arch: str) -> str | None:
+    """None, or why this kernel refuses."""
+    if arch not in RECURRENT:
+        return f"arch must be one of {', '.join(RECURRENT)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    if not 1 <= shape.width <= MOST:
+        return f"there must be 1 to {MOST} taps, got {shape.width}"
+    return None if shape.batch < 2**16 else f"there must be less than 65536 sequences, got {shape.batch}"
+
+
+def plan(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    state: torch.Tensor | None = None,
+    *,
+    silu: bool = False,
+    out: torch.Tensor | None = None,
+    arch: str | None = None,
+    config: Config | None = None,
+) -> Plan:
+    """Check the arguments of `launch` and describe the launch."""
+    if x.ndim != 3 or weight.ndim != 2:
+        raise KernelError(
+            f"x must be [batch, seq, channels] and weight [channels, width], got {list(x.shape)} and {list(weight.shape)}"
+        )
+    (batch, seq, channels), width = x.shape, weight.shape[1]
+    shape = ConvShape(batch, seq, channels, width)
+    arch = arch or arch_of(x.device)
+    require(accepts(shape, dtype_name(x), arch), "causal_conv1d")
+    require_shape("x", x, x.shape)
+    require_shape("weight", weight, (channels, width))
+    if bias is not None:
+        require_vector("bias", bias, channels)
+    kept = (batch, channels, width - 1)
+    if state is not None and (state.shape != kept or not state.is_contiguous()):
+        raise KernelError(
+            f"state must be a dense {list(kept)}, got {list(state.shape)} with strides {list(state.stride())}"
+        )
+    config = config or choose(shape, dtype_name(x), arch)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    require_shape("out", out, x.shape)
+    after = torch.empty(kept, dtype=x.dtype if state is None else state.dtype, device=x.device)
+    return Plan(
+        kernel=causal_conv1d_kernel,
+        grid=(cdiv(channels, config.block_n), cdiv(seq, config.block_m), batch),
+        arguments={
+            "x_ptr": x,
+            "w_ptr": weight,
+            "bias_ptr": bias,
+            "state_ptr": state,
+            "y_ptr": out,
+            "after_ptr": after,
+            "SEQ": seq,
+            "CHANNELS": channels,
+            **strides("x", x, "bt"),
+            **strides("w", weight, "c"),
+            **strides("y", out, "bt"),
+        },
+        constants={"WIDTH": width, "SILU": silu, "BLOCK_T": config.block_m, "BLOCK_C": config.block_n},
+        config=config,
+        output=out,
+    )
+
+
+def launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    state: torch.Tensor | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return y and the state for the token after the last, a new tensor. Of no tokens the state is not written: there must be one at least.
+
+    Options: silu; out, to write y to. Raises KernelError if an argument does not fit.
+    """
+    made = plan(x, weight, bias, state, **options)
+    return made.launch(), made.arguments["after_ptr"]
+
+
+def cost(shape: ConvShape, dtype: str) -> Cost:
+    """Two operations for each tap; tokens and taps moved once, the state read and written once."""
+    values, width = shape.batch * shape.seq * shape.channels, 4 if dtype == "float32" else 2
+    kept = 2 * shape.batch * shape.channels * (shape.width - 1)
+    return Cost(2 * values * shape.width, width * (2 * values + kept + shape.channels * (shape.width + 1)))
+
+
+def example(shape: ConvShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+
+    def make(*size: int) -> torch.Tensor:
+        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
+
+    x, weight = make(shape.batch, shape.seq, shape.channels), make(shape.channels, shape.width)
+    return (x, weight, make(shape.channels), make(shape.batch, shape.channels, shape.width - 1)), {
+        "silu": True
+    }
+
+
+KERNEL = Kernel(
+    name="causal_conv1d",
+    op="causal_conv1d",
+    accepts=accepts,
+    choose=choose,
+    configs={arch: CONFIGS for arch in RECURRENT},
+    shared_bytes=lambda config: 8 * config.block_m * config.block_n,
+    plan=plan,
+    launch=launch,
+    reference=reference,
+    cost=cost,
+    example=example,
+    dtypes=DTYPES,
+    shape_for=lambda shape, config: replace(shape, seq=1) if config.block_m == 1 else shape,
+    typical=ConvShape(4, 2048, 8192),
+)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels of recurrences share: checks of their operands, and what tokens of a chunk leave of one another.
+
+A state stays in registers while one block walks over the tokens of a sequence, many of them as chunks whose tokens meet in products.
+Arithmetic is float32. Tensor cores take tokens in 16 bits as they are, and what they meet in float32 in two parts of 16 bits (`product`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from nnfront_kernels.common import ARCHS, KernelError
+
+DTYPES = ("float16", "bfloat16", "float32")
+RECURRENT = tuple(arch for arch in ARCHS if ARCHS[arch].backend == "cuda")
+
+
+def refusal(sizes: dict[str, int], most: int, batch: int, dtype: str, arch: str) -> str | None:
+    """None, or why no kernel of a recurrence takes these."""
+    if arch not in RECURRENT:
+        return f"arch must be one of {', '.join(RECURRENT)}, got '{arch}'"
+    if dtype not in DTYPES:
+        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
+    for name, size in sizes.items():
+        if not 1 <= size <= most:
+            return f"{name} must be 1 to {most}, got {size}"
+    return None if batch < 2**16 else f"there must be less than 65536 sequences, got {batch}"
+
+
+def block_of(size: int, most: int) -> int:
+    """The power of two for a block along an axis: what holds it, at least what a product takes, at most `most`."""
+    return min(max(triton.next_power_of_2(size), 16), most)
+
+
+def require_shape(name: str, tensor: torch.Tensor, shape: Sequence[int]) -> None:
+    """Raise KernelError unless this has the shape, and adjacent elements along its last axis."""
+    if list(tensor.shape) != list(shape) or (tensor.shape[-1] > 1 and tensor.stride(-1) != 1):
+        raise KernelError(
+            f"{name} must be {list(shape)} with adjacent elements, got {list(tensor.shape)} with strides {list(tensor.stride())}"
+        )
+
+
+def require_state(
+    name: str, state: torch.Tensor | None, shape: Sequence[int], like: torch.Tensor
+) -> torch.Tensor:
+    """A state [*shape] after the last token, to be written. Raise KernelError unless the one before it, if there is one, is dense float32."""
+    if state is not None and (list(state.shape) != list(shape) or not state.is_contiguous()):
+        raise KernelError(
+            f"{name} must be a dense {list(shape)}, got {list(state.shape)} with strides {list(state.stride())}"
+        )
+    if state is not None and state.dtype != torch.float32:
+        raise KernelError(f"{name} must be torch.float32, got {state.dtype}")
+    return torch.empty(tuple(shape), dtype=torch.float32, device=like.device)
+
+
+def strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, Any]:
+    """The strides of a tensor as arguments of a kernel, 0 for one that is absent."""
+    return {f"stride_{name}{axis}": 0 if tensor is None else tensor.stride(i) for i, axis in enumerate(axes)}
+
+
+def widest(columns: int, other: int) -> int:
+    """How many columns of a state a block holds: no more than leave registers for the products, with `other` rows."""
+    return min(columns, 4096 // other)
+
+
+@triton.jit
+def product(a, b, acc):
+    """acc + a b. One of both is float32; it is taken in two parts of the other's dtype, or if that is float32 too by 11 bits of each."""
+    if a.dtype == b.dtype:
+        return tl.dot(a, b, acc, input_precision="tf32")
+    if a.dtype == tl.float32:
+        part = a.to(b.dtype)
+        return tl.dot((a - part.to(tl.float32)).to(b.dtype), b, tl.dot(part, b, acc))
+    part = b.to(a.dtype)
+    return tl.dot(a, (b - part.to(tl.float32)).to(a.dtype), tl.dot(a, part, acc))
+
+
+@triton.jit
+def left_of_earlier(sums, CHUNK: tl.constexpr):
+    """What token i of a chunk has left of token j [CHUNK, CHUNK], 0 for later ones; `sums` are the sums of logarithms up to each."""
+    at = tl.arange(0, CHUNK)
+    difference = sums[:, None] - sums[None, :]
+    return tl.exp(tl.where(at[:, None] >= at[None, :], difference, float("-inf")))
