@@ -170,6 +170,8 @@ def attend_step(
     BLOCK_N: tl.constexpr,
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,  # some row does not see some key
+    bias_rows=None,  # [BLOCK_M]
+    inside=None,  # [BLOCK_M]: rows that have a bias
 ):
     at = first + tl.arange(0, BLOCK_N)
     held = (at >= start) & (at < end)
@@ -184,7 +186,7 @@ def attend_step(
         k = tl.load(k_ptrs) if SIZE_K == BLOCK_DK else tl.load(k_ptrs, mask=dk < SIZE_K, other=0.0)
         v = tl.load(v_ptrs) if SIZE_V == BLOCK_DV else tl.load(v_ptrs, mask=dv < SIZE_V, other=0.0)
     z = tl.dot(q, k.T, input_precision="ieee") * scale
-    z = limited(z, at, low, high, soft_cap, CAPPED, MASKED)
+    z = limited(z, at, low, high, soft_cap, CAPPED, MASKED, bias_rows, inside, held[:, None])
     return add_values(acc, largest, total, z, v)
 
 

@@ -3,6 +3,7 @@
 
 Shapes: q [batch, heads, size], adjacent along size; keys and values as in `cache.py`, contiguous or paged, of the dtype of q
 or in 8 bits; lengths [batch] int32, the tokens in the cache with the query's own, which is the last; y [batch, heads, value size]. A length of 0 gives 0.
+bias [batch, heads, 1, positions], with a stride of 0 where it is the same for all: of the dtype of q or float32, added to scores, or bool.
 Query head h reads key head h // (heads / kv_heads). Slots from the length on, or before the window, are not read: their
 pages may be -1.
 
@@ -24,6 +25,8 @@ from nnfront_kernels.attention import (
     DTYPES,
     LOG2E,
     attend_step,
+    bias_arguments,
+    bias_rows_of,
     finish,
     padded,
     refusal,
@@ -80,6 +83,7 @@ def reference(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`, sequence by sequence."""
@@ -90,7 +94,8 @@ def reference(
         if length:
             k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
             v = stored_tokens(values, value_scales, pages, sequence, length, compute)
-            y[sequence] = row(q[sequence].to(compute), k, v, length - 1, **options)
+            own = None if bias is None else bias[sequence, :, 0]
+            y[sequence] = row(q[sequence].to(compute), k, v, length - 1, bias=own, **options)
     return y
 
 
@@ -121,6 +126,7 @@ def attention_decode_kernel(
     pages_ptr,
     lengths_ptr,
     sinks_ptr,
+    bias_ptr,
     y_ptr,
     partial_ptr,  # float32
     arrived_ptr,
@@ -137,6 +143,9 @@ def attention_decode_kernel(
     stride_ksh,
     stride_vsp,
     stride_vsh,
+    stride_bb,
+    stride_bh,
+    stride_bt,
     stride_yb,
     stride_yh,
     scale,
@@ -179,6 +188,7 @@ def attention_decode_kernel(
         keys_ptr + kv_head.to(tl.int64) * stride_kh,
         values_ptr + kv_head.to(tl.int64) * stride_vh,
     )
+    bias_rows = bias_rows_of(bias_ptr, sequence, head, head * 0, stride_bb, stride_bh, stride_bt)
     largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     if key_scales_ptr is None:
@@ -187,7 +197,7 @@ def attention_decode_kernel(
             acc, largest, total = attend_step(
                 q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
                 stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
-                BLOCK_N, PAGE, True,
+                BLOCK_N, PAGE, True, bias_rows, inside_m,
             )  # fmt: skip
     else:
         k_scales = key_scales_ptr + kv_head.to(tl.int64) * stride_ksh
@@ -200,7 +210,7 @@ def attention_decode_kernel(
                 q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, sequence, k_head, v_head,
                 k_scales, v_scales, pages_ptr, stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, stride_ksp,
                 stride_vsp, scale * unit, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, True,
-                PTX,
+                PTX, bias_rows, inside_m,
             )  # fmt: skip
         acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
     y_rows = y_ptr + sequence.to(tl.int64) * stride_yb + (head * stride_yh)[:, None]
@@ -236,6 +246,7 @@ def plan(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     longest: int | None = None,
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
@@ -270,6 +281,7 @@ def plan(
             **pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16),
             "lengths_ptr": lengths,
             "sinks_ptr": sinks,
+            **bias_arguments(bias, (batch, heads, 1), longest, q.dtype),
             "y_ptr": out,
             **shared_pointers(workspace, needed(config, batch * kv_heads * tiles, value_size), q.device),
             "stride_qb": q.stride(0),
@@ -304,7 +316,7 @@ def launch(
 ) -> torch.Tensor:
     """Attend: y [batch, heads, value size].
 
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; longest, a bound of
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; longest, a bound of
     the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
     Raises KernelError if an argument does not fit.
     """

@@ -97,6 +97,8 @@ def attend_codes(
     PAGE: tl.constexpr,
     MASKED: tl.constexpr,
     PTX: tl.constexpr,  # moves bits two words at a time
+    bias_rows=None,
+    inside=None,
 ):
     """`attention.attend_step`, whose arguments mean the same, but in halves."""
     WORDS_K: tl.constexpr = SIZE_K // 2
@@ -121,7 +123,7 @@ def attend_codes(
     k_even, k_odd = halves(k, PTX)
     v_even, v_odd = halves(v, PTX)
     z = tl.dot(q_odd, k_odd.T, tl.dot(q_even, k_even.T)) * (scale[:, None] * k_scales[None, :])
-    z = limited(z, at, low, high, soft_cap, CAPPED, MASKED)
+    z = limited(z, at, low, high, soft_cap, CAPPED, MASKED, bias_rows, inside, held[:, None])
     exponent = ((v_scales.to(tl.int32, bitcast=True) >> 23) - 127).to(tl.float32)
     new = tl.maximum(largest, tl.max(z + exponent[None, :], axis=1))
     finite = tl.where(new == float("-inf"), 0.0, new)

@@ -286,7 +286,7 @@ def plan(
             "lengths_ptr": lengths,
             "sinks_ptr": sinks,
             "y_ptr": out,
-            **shared_pointers(workspace, needed(config, batch * tiles, value_size, q.device)),
+            **shared_pointers(workspace, needed(config, batch * tiles, value_size), q.device),
             "SEQ": seq,
             **{f"stride_q{axis}": q.stride(index) for index, axis in enumerate("bth")},
             "stride_pages": 0 if pages is None else pages.stride(0),

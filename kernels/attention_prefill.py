@@ -6,6 +6,7 @@ Shapes: q [tokens, heads, size], adjacent along size, sequences one after the ot
   * those of the same tokens: [tokens, kv_heads, size], or
   * a cache (`cache.py`), contiguous or paged, of the dtype of q or in 8 bits, that holds before[b] earlier tokens of
     sequence b and then these: the chunk after `before` is appended first. before [batch] int32, without it 0.
+bias [batch, heads, longest, positions], with a stride of 0 where it is the same for all: of the dtype of q or float32, added to scores, or bool.
 Query t of a sequence is at position before[b] + t. With causal=False it sees all keys instead; a window needs causal.
 
 The heads of a group and their queries are the rows of one tile: row r is query r // shared, head r % shared. Steps that no
@@ -27,6 +28,8 @@ from nnfront_kernels.attention import (
     DTYPES,
     LOG2E,
     attend_step,
+    bias_arguments,
+    bias_rows_of,
     finish,
     padded,
     refusal,
@@ -85,6 +88,7 @@ def reference(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`, query by query. `longest` changes nothing."""
@@ -100,7 +104,8 @@ def reference(
             k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
             v = stored_tokens(values, value_scales, pages, sequence, length, compute)
         for t in range(first, end):
-            y[t] = row(q[t].to(compute), k, v, earlier + t - first, **options)
+            own = None if bias is None else bias[sequence, :, t - first]
+            y[t] = row(q[t].to(compute), k, v, earlier + t - first, bias=own, **options)
     return y
 
 
@@ -133,6 +138,7 @@ def attention_prefill_kernel(
     starts_ptr,
     before_ptr,
     sinks_ptr,
+    bias_ptr,
     y_ptr,
     stride_qt,
     stride_qh,
@@ -147,6 +153,9 @@ def attention_prefill_kernel(
     stride_ksh,
     stride_vsp,
     stride_vsh,
+    stride_bb,
+    stride_bh,
+    stride_bt,
     stride_yt,
     stride_yh,
     scale,
@@ -201,6 +210,7 @@ def attention_prefill_kernel(
         full_start = tl.minimum(full_start, tl.maximum(full_end, step))
         full_end = tl.maximum(full_end, full_start)
 
+        bias_rows = bias_rows_of(bias_ptr, sequence, head, t, stride_bb, stride_bh, stride_bt)
         largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
         if key_scales_ptr is None:
@@ -220,14 +230,14 @@ def attention_prefill_kernel(
                     acc, largest, total = attend_step(
                         q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr,
                         stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V,
-                        BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, part != 1,
+                        BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, part != 1, bias_rows, inside_m,
                     )  # fmt: skip
                 else:
                     acc_even, acc_odd, largest, total = attend_codes(
                         q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, sequence, k_head,
                         v_head, k_scales, v_scales, pages_ptr, stride_pages, stride_kp, stride_ks, stride_vp, stride_vs,
                         stride_ksp, stride_vsp, scale * unit, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
-                        BLOCK_N, PAGE, part != 1, PTX,
+                        BLOCK_N, PAGE, part != 1, PTX, bias_rows, inside_m,
                     )  # fmt: skip
         if key_scales_ptr is not None:
             acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
@@ -260,6 +270,7 @@ def plan(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
@@ -304,6 +315,9 @@ def plan(
             "starts_ptr": starts,
             "before_ptr": before,
             "sinks_ptr": sinks,
+            **bias_arguments(
+                bias, (batch, heads, longest), longest if bias is None else bias.shape[3], q.dtype
+            ),
             "y_ptr": out,
             "stride_qt": q.stride(0),
             "stride_qh": q.stride(1),
@@ -338,7 +352,7 @@ def launch(
     """Attend: y [tokens, heads, value size].
 
     Options: longest, must be given: no sequence has more queries, those beyond are not computed; before and pages, of a
-    cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; out. Raises KernelError if an argument
+    cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; bias; out. Raises KernelError if an argument
     does not fit.
     """
     return plan(q, keys, values, starts, **options).launch()

@@ -15,6 +15,7 @@ against the same definition, the assembly by a small model of its instructions.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,10 +62,11 @@ def reference(
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
     "sm_80": (Config(16, 128, 128, 4, 3), Config(32, 128, 128, 4, 3), Config(64, 128, 128, 8, 3)),
+    # 64 rows: with eight warps the sums of two products in a row change hands through shared memory. 32 rows: with four they fill the registers.
     "sm_90": (
         Config(16, 128, 128, 4, 4),
-        Config(32, 128, 128, 4, 4),
-        Config(64, 128, 128, 8, 3),
+        Config(32, 128, 128, 8, 4),
+        Config(64, 128, 128, 4, 3),
         Config(128, 128, 128, 8, 4),
     ),
     "sm_100": (
@@ -84,8 +86,13 @@ def shared_bytes(config: Config) -> int:
 
 
 def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
-    """What choose picks from. With zero points, summing x leaves too few registers for 128 rows."""
-    return tuple(c for c in CONFIGS[arch] if c.block_m < 128 or not shape.zero_points)
+    """What choose picks from. With zero points, summing x leaves too few registers for 128 rows, and in groups of 128 for fewer warps or smaller parts."""
+    if not shape.zero_points:
+        return CONFIGS[arch]
+    fewer = tuple(c for c in CONFIGS[arch] if c.block_m < 128)
+    if shape.group < 128 or arch != "sm_90":
+        return fewer
+    return tuple(replace(c, num_warps={16: 4, 32: 4, 64: 8}[c.block_m]) for c in fewer)
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:

@@ -5,7 +5,7 @@
     y[r, i] = s[r, i] / sqrt(mean(s[r, :]^2) + eps) * w[i]          with plus_one: * (1 + w[i])
 
 Shapes: x, residual, s and y [rows, size] or [tokens, heads, size], adjacent along size, any strides between rows; w [size]
-of any float dtype. Statistics and products are float32, and y is rounded once. s may be residual: each element is read
+of any float dtype, or without one 1. Statistics and products are float32, and y is rounded once. s may be residual: each element is read
 before it is written. Rows up to 8192 are read once, longer ones twice. Sums are in a fixed order: repeatable bit for bit.
 
 Source: Zhang and Sennrich, arXiv 1910.07467, eq. 4; 1 + w as in Gemma.
@@ -47,7 +47,7 @@ class NormShape:
 
 def reference(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     *,
     eps: float,
     residual: torch.Tensor | None = None,
@@ -58,7 +58,9 @@ def reference(
     s = x if residual is None else (x.to(compute) + residual.to(compute)).to(x.dtype)
     wide = s.to(compute)
     scaled = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
-    y = (scaled * (weight.to(compute) + (1 if plus_one else 0))).to(x.dtype)
+    if weight is not None:
+        scaled = scaled * (weight.to(compute) + (1 if plus_one else 0))
+    y = scaled.to(x.dtype)
     return y if residual is None else (s, y)
 
 
@@ -150,12 +152,14 @@ def load_sum(x_rows, residual_rows, at, inside):
 
 @triton.jit
 def write(s, inverse, s_rows, y_rows, w_ptr, at, inside_n, inside, PLUS_ONE: tl.constexpr):
-    w = tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)
-    if PLUS_ONE:
-        w += 1.0
     if s_rows is not None:
         tl.store(s_rows + at[None, :], s.to(s_rows.dtype.element_ty), mask=inside)
-    y = s * inverse[:, None] * w[None, :]
+    y = s * inverse[:, None]
+    if w_ptr is not None:
+        w = tl.load(w_ptr + at, mask=inside_n, other=0.0).to(tl.float32)
+        if PLUS_ONE:
+            w += 1.0
+        y = y * w[None, :]
     tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
 
 
@@ -174,7 +178,7 @@ def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
 
 def plan(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     *,
     eps: float,
     residual: torch.Tensor | None = None,
@@ -196,7 +200,8 @@ def plan(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if residual is not None and total is None:
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    require_vector("weight", weight, size)
+    if weight is not None:
+        require_vector("weight", weight, size)
     strides = {"x": x, "r": residual, "s": total, "y": out}
     for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
         require_rows(name, tensor, x)
@@ -247,7 +252,7 @@ def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> 
 
 
 def launch(
-    x: torch.Tensor, weight: torch.Tensor, **options: Any
+    x: torch.Tensor, weight: torch.Tensor | None, **options: Any
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Normalise rows: y, or with a residual (s, y).
 

@@ -146,3 +146,15 @@ def answer(
             smallest = 2.0**-24 * (weights * scales).max() * values.abs() / scales[:, None]
         drifts.append(relative * (weights @ values.abs()) + smallest.sum(0))
     return torch.stack(rows), torch.stack(drifts)
+
+
+def biases(
+    lengths: tuple[int, ...], heads: int, seq: int, dtype: torch.dtype = torch.float16
+) -> torch.Tensor:
+    """What ALiBi adds, by head: [batch, heads, seq, positions], NaN where no query may look."""
+    slope = torch.arange(1, heads + 1)[None, :, None, None] / heads
+    distance = torch.arange(max(lengths)).expand(len(lengths), 1, seq, max(lengths)) - max(lengths)
+    made = slope * distance
+    for b, n in enumerate(lengths):
+        made[b, :, :, n:] = NAN
+    return made.to(dtype)

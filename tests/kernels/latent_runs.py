@@ -63,3 +63,34 @@ def attend_to_latents(
         x = torch.randn(2, length, 32).half()
         assert far(a["step"](x, mine), b["step"](x, theirs)) < (4e-3 if stored_as is None else 3e-2)
     assert far(a["whole"](x), b["whole"](x)) < 4e-3
+
+
+class Shared(nn.Module):
+    """A layer of keys and values that is appended to under a bias, and read again."""
+
+    def __init__(self, biased: bool) -> None:
+        self.qkv = nn.Linear(32, (4 + 2 + 2) * 64, bias=False, dtype="float16")
+        self.bias = nn.Parameter((1, 4, 1, 64), "float16") if biased else None
+
+    def step(self, x: nn.Tensor, cache: Any) -> nn.Tensor:
+        """[batch, seq, 32] to [batch, seq, 8, 64]."""
+        q, k, v = (op.split_heads(part, 64) for part in op.split(self.qkv(x), [256, 384], -1))
+        first = op.attention(q, k, v, cache=cache[0], bias=self.bias)
+        return op.concat([first, op.attention(q * 0.5, cache=cache[0], bias=self.bias, window=7)], 2)
+
+
+def attend_again(biased: bool, page_size: int | None) -> None:
+    """A chunk, tokens and chunks again: results are those of the CPU, and no instruction is left to the reference."""
+    batch, seq = nn.Dim("batch", min=1), nn.Dim("seq", min=1, max=64)
+    cache = spec.State([spec.KV(2, 64, "float16")], batch, 64)
+    specs = {"step": {"x": spec.Tensor([batch, seq, 32], "float16"), "cache": cache}}
+    executable, a, b = sessions(Shared(biased), specs)
+    attending = [
+        i.kernel for i in executable.program.methods["step"].body.instructions if i.op == "attention"
+    ]
+    assert attending == ["triton_attention"] * 2
+    pages = {} if page_size is None else {"page_size": page_size}
+    mine, theirs = (s.make_cache(batch=2, **pages) for s in (a, b))
+    for length in (1, 21, 1, 9):
+        x = torch.randn(2, length, 32).half()
+        assert far(a["step"](x, mine), b["step"](x, theirs)) < 4e-3

@@ -64,6 +64,12 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, list[Any]], str]] = {
         {"x": X, "w": W, "b": W},
         "triton_layer_norm",
     ),
+    "rms norm alone": (lambda _, x: op.rms_norm(x, None, -1), {"x": X}, "triton_rms_norm"),
+    "rms norm of a sum, alone": (
+        lambda _, x, y: op.rms_norm(x + y, None, -1),
+        {"x": X, "y": X},
+        "triton_norm_residual",
+    ),
     "layer norm alone": (lambda _, x: op.layer_norm(x, SIZE), {"x": X}, "triton_layer_norm"),
     "layer norm of a sum": (
         lambda _, x, y, w, b: (s := x + y) * op.layer_norm(s, SIZE, w, b, 1e-3),
@@ -97,12 +103,10 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, list[Any]], str]] = {
 REFUSED: dict[str, tuple[Callable[..., Any], dict[str, list[Any]], str]] = {
     "axis": (lambda _, x, w: op.rms_norm(x, w, 1), {"x": ["n", 4, 5], "w": [4]}, "it is not over the last axis alone, of a known size"),
     "size": (lambda _, x, w: op.rms_norm(x, w, -1), {"x": ["n", "m"], "w": ["m"]}, "it is not over the last axis alone, of a known size"),
-    "no weight": (lambda _, x: op.rms_norm(x, None, -1), {"x": X}, "triton_rms_norm: it has no weight"),
     "bias": (lambda _, x, w: op.rms_norm(x, w, -1, 1e-3, w), {"x": X, "w": W}, "triton_rms_norm: it has a bias"),
     "several axes": (lambda _, x: op.layer_norm(x, (4, 5)), {"x": ["n", 4, 5]}, "triton_layer_norm: it is not over the last axis alone"),
     "number": (lambda _, x, w: op.rms_norm(x + 1.0, w, -1), {"x": X, "w": W}, "triton_norm_residual: it is no sum of two tensors"),
     "broadcast": (lambda _, x, w: op.rms_norm(x + w, w, -1), {"x": X, "w": W}, "not triton_norm_residual: an operand of the sum is broadcast or converted"),
-    "sum, no weight": (lambda _, x, y: op.rms_norm(x + y, None, -1), {"x": X, "y": X}, "triton_norm_residual: the norm has no weight"),
     "sum, bias": (lambda _, x, y, w, b: op.rms_norm(x + y, w, -1, 1e-3, b), {"x": X, "y": X, "w": W, "b": W}, "triton_norm_residual: the norm has a bias"),
     "softmax axis": (lambda _, x: op.softmax(x, 1), {"x": X}, "triton_softmax: it is not over the last axis"),
     "relu": (lambda _, x, y: op.relu(x) * y, {"x": X, "y": X}, "triton_gated_activation: there is no relu in the kernel"),

@@ -10,7 +10,7 @@ from typing import Any
 import nnfront_kernels
 import pytest
 import torch
-from kernel_attention import answer, normal, stored
+from kernel_attention import answer, biases, normal, stored
 from kernel_checks import Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
@@ -38,11 +38,12 @@ class Decode:
     scale: float | None = None
     fp8: bool = False
     magnitude: float = 1.0  # of values in 8 bits
+    bias: bool = False
 
     def __str__(self) -> str:
         flags = "".join(
             f"-{name}{getattr(self, name)}"
-            for name in ("page", "window", "soft_cap", "sinks", "splits", "gap", "value_size", "fp8")
+            for name in ("page", "window", "soft_cap", "sinks", "splits", "gap", "value_size", "fp8", "bias")
             if getattr(self, name)
         )
         return f"{self.lengths}-{self.heads}of{self.kv_heads}x{self.size}{flags}"
@@ -61,6 +62,7 @@ def decode(package: ModuleType, case: Decode) -> None:
     )
     sinks = normal(generator, case.heads).float() * 2 if case.sinks else None
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
+    bias = biases(case.lengths, case.heads, 1) if case.bias else None
     options = {
         "pages": k.pages,
         "key_scales": k.scales,
@@ -69,6 +71,7 @@ def decode(package: ModuleType, case: Decode) -> None:
         "window": case.window,
         "soft_cap": case.soft_cap,
         "sinks": sinks,
+        "bias": bias,
     }
     config = Config(16, case.step, 0, 4, 1, split_k=case.splits)
     kept: dict[str, Any] = {}
@@ -76,7 +79,16 @@ def decode(package: ModuleType, case: Decode) -> None:
     def planned(views: list[torch.Tensor]) -> Any:
         out = views[0].unflatten(0, (batch, case.heads))
         plan = package.attention_decode.plan(
-            q, k.cache, v.cache, lengths, **options, **kept, out=out, arch="sm_80", config=config
+            q,
+            k.cache,
+            v.cache,
+            lengths,
+            **options,
+            **kept,
+            longest=max(case.lengths),
+            out=out,
+            arch="sm_80",
+            config=config,
         )
         if case.splits > 1:  # the next launch gets this one's counts, as it left them
             parts = (plan.arguments["partial_ptr"], plan.arguments["arrived_ptr"])
@@ -91,7 +103,8 @@ def decode(package: ModuleType, case: Decode) -> None:
     for b, n in enumerate(case.lengths):
         seen = torch.arange(n) >= first[b]
         scales = v.token_scales[b] if v.token_scales else None
-        row, off = answer(q[b].double(), k.tokens[b], v.tokens[b], seen, case, sinks, scales)
+        own = None if bias is None else bias[b, :, 0, :n]
+        row, off = answer(q[b].double(), k.tokens[b], v.tokens[b], seen, case, sinks, scales, own)
         expected.append(row)
         drift.append(off)
     assert_close(actual=y, expected=torch.cat(expected), drift=torch.cat(drift))
@@ -115,6 +128,8 @@ CASES = [
     Decode((65,), 4, 4, 192, value_size=128, page=64, step=64),
     Decode((33, 130), 3, 3, 64, scale=1.0, splits=4, step=16),
     Decode((40, 16, 2), 8, 1, 192, value_size=128, window=17, soft_cap=2.0, sinks=True, splits=2),
+    Decode((40, 33), 6, 2, 80, page=16, splits=2, sinks=True, soft_cap=3.0, bias=True),
+    Decode((33, 20), 4, 1, 64, fp8=True, bias=True, window=20),
     Decode((1, 40), 4, 1, 64, fp8=True, gap=16),
     Decode((15, 0, 70), 7, 1, 80, page=16, fp8=True, splits=2, sinks=True),
     Decode((65, 64), 6, 2, 96, page=64, fp8=True, window=20, soft_cap=4.0, splits=3),

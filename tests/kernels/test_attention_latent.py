@@ -11,6 +11,7 @@ import nnfront_kernels
 import pytest
 import torch
 from kernel_attention import answer, normal, stored
+from kernel_attention import biases as alibi
 from kernel_budgets import Build, compile_build
 from kernel_checks import Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
@@ -57,12 +58,7 @@ def biases(generator: torch.Generator, case: Latent) -> torch.Tensor | None:
     if case.bias == "bool":
         seen = torch.rand(batch, 1, case.seq, longest, generator=generator) < 0.6
         return seen.expand(batch, case.heads, case.seq, longest)
-    slope = torch.arange(1, case.heads + 1)[None, :, None, None] / case.heads
-    distance = torch.arange(longest).expand(batch, 1, 1, longest).clone() - longest
-    made = (slope * distance).expand(batch, case.heads, case.seq, longest).clone()
-    for b, n in enumerate(case.lengths):
-        made[b, :, :, n:] = float("nan")
-    return made.to(getattr(torch, case.bias))
+    return alibi(case.lengths, case.heads, case.seq, getattr(torch, case.bias))
 
 
 def attend(package: ModuleType, case: Latent) -> None:

@@ -114,6 +114,12 @@ def test_k_is_split_until_every_sm_has_work(arch):
     assert large.split_k == 1
 
 
+def test_a_single_row_of_4096_columns_or_more_is_shared_by_no_blocks():
+    for columns in (4096, 28672):
+        shape = MatmulShape(1, columns, 4096)
+        assert nnfront_kernels.matmul_small_m.choose(shape, "bfloat16", "sm_90").split_k == 1
+
+
 def test_unaligned_rows_get_the_fallback():
     choose = nnfront_kernels.matmul.choose
     assert (

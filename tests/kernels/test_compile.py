@@ -109,6 +109,42 @@ def test_tiles_are_moved_by_the_copy_engine(compiled, build):
     assert "UTMALDG" in compiled(compile_build, build).loads
 
 
+def chosen(name: str, rows: int, group: int = 0) -> Build:
+    """The build of what a kernel chooses for a product of so many rows."""
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
+    shape = MatmulShape(rows, 4096, 4096, group=group)
+    return Build(name, "sm_90", kernel.choose(shape, "bfloat16", "sm_90"), shape)
+
+
+@pytest.mark.ahead.with_args(compile_build)
+@pytest.mark.parametrize(
+    ("build", "barriers"),
+    [
+        (chosen("matmul_small_m", 1), 0),
+        (chosen("matmul_small_m", 64), 2),
+        (chosen("matmul_int4", 64, 128), 4),
+        (chosen("matmul_int4", 32, 128), 2),
+        (chosen("matmul_int4", 16, 128), 2),
+    ],
+    ids=str,
+)
+def test_a_step_of_k_waits_for_the_other_warps_no_more_often_than_it_must(compiled, build, barriers):
+    """A product whose warps hold different parts of its sums than the next one's passes them through shared memory: 19 barriers a step."""
+    found = compiled(compile_build, build).loop
+    assert sum(n for opcode, n in found.items() if opcode.startswith("BAR")) <= barriers
+    if build.shape.m == 1:
+        assert not any(opcode.startswith(("LDS", "STS")) for opcode in found)
+
+
+@pytest.mark.ahead.with_args(compile_build)
+@pytest.mark.parametrize("build", [chosen("matmul_small_m", 1), chosen("matmul_small_m", 64)], ids=str)
+def test_several_blocks_of_few_rows_are_on_an_sm_at_once(compiled, build):
+    found, arch = compiled(compile_build, build), ARCHS[build.arch]
+    threads = 32 * build.config.num_warps
+    resident = min(65536 // (found.registers * threads), arch.shared_bytes_sm // (found.shared_bytes + 1024))
+    assert resident >= (5 if build.shape.m == 1 else 2)
+
+
 def test_spills_are_owned_up_to_one_by_one():
     spilling = SimpleNamespace(
         spills=11, shared_bytes=0, registers=1, serialized=False, mma={}, loads={}, loop={}
@@ -121,9 +157,10 @@ def test_spills_are_owned_up_to_one_by_one():
 @pytest.mark.parametrize("spill", SPILLED.get(TRITON, ()), ids=str)
 def test_what_is_left_out_for_its_spills_spills(compiled, spill):
     kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == spill.kernel)
-    (config,) = [c for c in kernel.configs[spill.arch] if c.block_m == spill.block_m]
     group = spill.group or 0
     shape = MatmulShape(16, 4096, 4096, group=group, zero_points=bool(spill.zero_points))
+    configs = kernel.candidates(shape, spill.arch) if kernel.candidates else kernel.configs[spill.arch]
+    (config,) = [c for c in configs if c.block_m == spill.block_m]
     dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
     config = replace(config, split_k=4, block_k=group or config.block_k)
     build = Build(spill.kernel, spill.arch, config, shape, dtype)

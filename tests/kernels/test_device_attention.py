@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from attention_runs import attend, converse, refuse_pages
-from latent_runs import attend_to_latents
+from latent_runs import attend_again, attend_to_latents
 
 
 @pytest.mark.ahead.with_args(converse)
@@ -50,6 +50,14 @@ def test_latents_that_are_stored_once_are_attended_to_on_the_kernel_as_on_the_cp
     interpreted, options, biased, page_size, stored_as
 ):
     interpreted(attend_to_latents, options, biased, page_size, stored_as)
+
+
+@pytest.mark.ahead.with_args(attend_again)
+@pytest.mark.parametrize(("biased", "page_size"), [(True, None), (True, 16), (False, None)])
+def test_keys_and_values_under_a_bias_and_those_of_another_layer_are_attended_to_on_the_kernels(
+    interpreted, biased, page_size
+):
+    interpreted(attend_again, biased, page_size)
 
 
 def test_a_page_size_that_no_kernel_reads_is_refused_when_the_cache_is_made(interpreted):

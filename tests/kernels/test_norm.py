@@ -27,6 +27,7 @@ class Rows:
     dtype: str = "float16"
     residual: bool = False
     plus_one: bool = False
+    weighted: bool = True
     gap: int = 0
     offset: int = 0
     eps: float = 1e-6
@@ -59,6 +60,7 @@ def normalise(package: ModuleType, rows: Rows) -> None:
 
     x, residual = place(values()), place(values()) if rows.residual else None
     weight = torch.randn(rows.size, generator=generator).to(torch.float32 if rows.gap else dtype)
+    weight = weight if rows.weighted else None
     options = {"eps": rows.eps, "residual": residual, "plus_one": rows.plus_one}
     config = None if rows.config is None else CONFIGS[rows.config]
     got = launched_twice(
@@ -78,7 +80,7 @@ def normalise(package: ModuleType, rows: Rows) -> None:
             actual=got[1], expected=flat(exact, got[1], rows), drift=EPS32 * flat(exact, got[1], rows).abs()
         )
     wide = flat(s.double(), got[0], rows)
-    w = weight.double() + rows.plus_one
+    w = 1.0 if weight is None else weight.double() + rows.plus_one
     expected = wide / ((wide * wide).sum(1, keepdim=True) / rows.size + rows.eps) ** 0.5 * w
     assert_close(actual=got[0], expected=expected, drift=8 * EPS32 * expected.abs())
     stated = package.rms_norm.reference(x, weight, **options, compute=torch.float64)
@@ -105,6 +107,8 @@ CASES = [
     *(Rows(2, size, residual=size % 2 == 0, config=1) for size in (256, 383, 1024)),
     *(Rows(2, size, residual=size % 2 == 0) for size in (8191, 8192, 8193, 20000)),
     Rows(0, 64),
+    Rows(5, 80, heads=3, weighted=False),
+    Rows(2, 383, residual=True, weighted=False, config=1),
     Rows(2, 64, eps=3.0),
 ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import nnfront_kernels
 import pytest
 import torch
-from kernel_attention import answer, normal, stored
+from kernel_attention import answer, biases, normal, stored
 from kernel_checks import Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
 from kernel_mutants import Mutant, package
@@ -38,11 +38,12 @@ class Prefill:
     fp8: bool = False
     rows: int = 32  # of a tile
     step: int = 16
+    bias: bool = False
 
     def __str__(self) -> str:
         flags = "".join(
             f"-{name}{getattr(self, name)}"
-            for name in ("page", "window", "soft_cap", "sinks", "gap", "value_size", "fp8")
+            for name in ("page", "window", "soft_cap", "sinks", "gap", "value_size", "fp8", "bias")
             if getattr(self, name)
         )
         both = "" if self.causal else "-both"
@@ -74,6 +75,7 @@ def prefill(package: ModuleType, case: Prefill) -> None:
         before = torch.tensor(case.before, dtype=torch.int32)
     sinks = normal(generator, case.heads).float() * 2 if case.sinks else None
     starts = torch.tensor([sum(case.seqs[:i]) for i in range(len(case.seqs) + 1)], dtype=torch.int32)
+    bias = biases(tuple(totals), case.heads, max(case.seqs)) if case.bias else None
     options = {
         "longest": max(case.seqs),
         "before": before,
@@ -85,6 +87,7 @@ def prefill(package: ModuleType, case: Prefill) -> None:
         "window": case.window,
         "soft_cap": case.soft_cap,
         "sinks": sinks,
+        "bias": bias,
     }
     (y,) = launched_twice(
         lambda pattern: [Guarded(tokens * case.heads, value_size, torch.float16, case.gap, 0, pattern)],
@@ -107,9 +110,9 @@ def prefill(package: ModuleType, case: Prefill) -> None:
             if case.window:
                 seen &= at > position - case.window
             scales = v.token_scales[b] if v.token_scales else None
-            row, off = answer(
-                q[int(starts[b]) + t].double(), k.tokens[b], v.tokens[b], seen, case, sinks, scales
-            )
+            own = None if bias is None else bias[b, :, t, : totals[b]]
+            query = q[int(starts[b]) + t].double()
+            row, off = answer(query, k.tokens[b], v.tokens[b], seen, case, sinks, scales, own)
             expected.append(row)
             drift.append(off)
     assert_close(actual=y, expected=torch.cat(expected), drift=torch.cat(drift))
@@ -128,6 +131,8 @@ CASES = [
     Prefill((17, 1), (0, 63), heads=4, page=64, window=30, sinks=True, soft_cap=5.0, gap=8),
     Prefill((9,), (120,), size=256, page=128),
     Prefill((5, 30), (33, 2), heads=2, kv_heads=2, window=24),
+    Prefill((33, 9), (40, 3), heads=3, page=16, bias=True, soft_cap=3.0, window=30),
+    Prefill((40, 9), heads=4, kv_heads=2, bias=True, sinks=True),
     Prefill((18,), size=192, value_size=128, scale=0.1),
     Prefill((12,), (7,), heads=3, causal=False, page=16),
     Prefill((70,), heads=1, step=32, rows=16),

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu.attention_kinds import why_not_keys_and_values
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
@@ -75,9 +74,15 @@ def _rotated(run: Run, context: Context) -> str:
 
 
 def _plain(run: Run, context: Context) -> str:
-    q, k, v, cache, *_ = run.inputs
-    reason = why_not_keys_and_values(run, context)
-    return reason or _reason(run, context, cache, *map(context.tensor, (q, k, v)))
+    q_slot, k, v, cache, *_ = run.inputs
+    q, layer = context.tensor(q_slot), context.type(cache)
+    if "value_size" in run.attrs:
+        return "values are parts of keys"
+    if not context.is_none(k):
+        return _reason(run, context, cache, q, context.tensor(k), context.tensor(v))
+    assert isinstance(layer, StateLayerType)
+    kept = (TensorType((*q.shape[:2], *buffer.shape), buffer.dtype) for buffer in layer.per_token)
+    return _reason(run, context, cache, q, *kept)
 
 
 _FUSED = "rope and append in one pass over the projection; keys and values read once for the heads of a group"
@@ -99,6 +104,11 @@ def options_of(run: Run) -> dict[str, Any]:
     return {names[name]: value for name, value in run.attrs.items() if name in names}
 
 
+def spread(bias: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
+    """A bias [batch or 1, heads or 1, seq or 1, positions] for all of q [batch, seq, heads, size], in the same memory."""
+    return None if bias is None else bias.expand(len(q), q.shape[2], q.shape[1], bias.shape[3])
+
+
 def window_of(*windows: int | None) -> int | None:
     """The narrowest of windows, None for none."""
     return min((window for window in windows if window is not None), default=None)
@@ -112,23 +122,25 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
 
     def attend(
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         cos: torch.Tensor | None,
         sin: torch.Tensor | None,
         layer: CacheLayer,
         sinks: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheLayer]:
         batch, seq, heads, _ = q.shape
-        before = layer.lengths
+        before = layer.lengths.back(seq) if k is None else layer.lengths
         earlier = before.counts()
-        stored = layer.reserve(seq)
+        stored = layer.storage if k is None else layer.reserve(seq)
         where = stored.buffers
         window = window_of(own_window, layer.window)
         key_scales, value_scales = stored.scales or (None, None)
         there = {"pages": stored.pages, "key_scales": key_scales, "value_scales": value_scales}
-        given = {**options, **there, "window": window, "sinks": sinks}
-        q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
+        given = {**options, **there, "window": window, "sinks": sinks, "bias": spread(bias, q)}
+        if k is not None:
+            q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
         if seq == 1:
             now = layer.lengths
             longest = min(length_bucket(now.longest), layer.max_seq)
@@ -159,13 +171,19 @@ def _without_cache(run: Run) -> Callable[..., torch.Tensor]:
         sin: torch.Tensor | None,
         cache: None,
         sinks: torch.Tensor | None,
+        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         batch, seq = q.shape[:2]
         if cos is not None:
             q, k = rope.launch(q, k, cos, sin, interleaved=interleaved)
         tokens = (part.reshape(batch * seq, *part.shape[2:]) for part in (q, k, v))
         y = prefill.launch(
-            *tokens, SequenceLengths((0,) * batch, q.device).starts(seq), longest=seq, sinks=sinks, **options
+            *tokens,
+            SequenceLengths((0,) * batch, q.device).starts(seq),
+            longest=seq,
+            sinks=sinks,
+            bias=spread(bias, q),
+            **options,
         )
         result: torch.Tensor = y.view(batch, seq, *y.shape[1:])
         return result
@@ -177,8 +195,10 @@ def _attention(run: Run) -> Callable[..., Any]:
     """Either of the two, by whether there is a cache: q [batch, seq, heads, size]."""
     cached, alone = _with_cache(run), _without_cache(run)
 
-    def attend(q: Any, k: Any, v: Any, cos: Any, sin: Any, layer: CacheLayer | None, sinks: Any) -> Any:
-        return (alone if layer is None else cached)(q, k, v, cos, sin, layer, sinks)
+    def attend(
+        q: Any, k: Any, v: Any, cos: Any, sin: Any, layer: CacheLayer | None, sinks: Any, bias: Any = None
+    ) -> Any:
+        return (alone if layer is None else cached)(q, k, v, cos, sin, layer, sinks, bias)
 
     return attend
 
@@ -223,13 +243,13 @@ def _plain_attention(run: Run) -> Callable[..., Any]:
 
     def triton_attention(
         q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
         layer: CacheLayer | None,
         sinks: torch.Tensor | None,
-        bias: None = None,
+        bias: torch.Tensor | None = None,
     ) -> Any:
-        return attend(q, k, v, None, None, layer, sinks)
+        return attend(q, k, v, None, None, layer, sinks, bias)
 
     return triton_attention
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.attention import cached as by_torch
-from nnfront.backends.cuda.attention import length_bucket, options_of, window_of
+from nnfront.backends.cuda.attention import length_bucket, options_of, spread, window_of
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
@@ -89,15 +89,16 @@ def _latent_attention(run: Run) -> Callable[..., Any]:
         bias: torch.Tensor | None = None,
     ) -> Any:
         q = q if q.stride(-1) == 1 else q.contiguous()
-        wide = None if bias is None else bias.expand(len(q), q.shape[2], q.shape[1], bias.shape[3])
         if layer is None:
             assert k is not None
             counts = SequenceLengths((q.shape[1],) * len(q), q.device).counts()
             latents = k.transpose(1, 2)
-            return kernel.launch(q, latents, counts, window=own_window, sinks=sinks, bias=wide, **options)
+            return kernel.launch(
+                q, latents, counts, window=own_window, sinks=sinks, bias=spread(bias, q), **options
+            )
         if layer.storage.scales:  # in 8 bits
             return general(q, k, v, layer, sinks, bias)
-        return with_cache(q, k, layer, sinks, wide), layer
+        return with_cache(q, k, layer, sinks, spread(bias, q)), layer
 
     return triton_latent_attention
 

@@ -37,8 +37,6 @@ def _norm_accepts(run: Run, context: Context, x: TensorType, vectors: Mapping[st
 
 def _rms_norm_accepts(run: Run, context: Context) -> str:
     x, weight, bias = run.inputs
-    if context.is_none(weight):
-        return "it has no weight"
     if not context.is_none(bias):
         return "it has a bias"
     return _norm_accepts(run, context, context.tensor(x), {"weight": weight})
@@ -57,8 +55,6 @@ def _norm_of_sum(run: Run, context: Context) -> str:
     if not all(_is_like(operand, y) for operand in operands):
         return "an operand of the sum is broadcast or converted"
     if "normalized_shape" not in run.attrs:
-        if context.is_none(weight):
-            return "the norm has no weight"
         if not context.is_none(bias):
             return "the norm has a bias"
     return _norm_accepts(run, context, y, {"weight": weight, "bias": bias})
@@ -121,9 +117,9 @@ def _rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
 def _rms_norm(run: Run) -> Callable[..., Any]:
     kernel, eps = kernel_module("rms_norm"), run.attrs.get("epsilon", 1e-5)
 
-    def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor, bias: None) -> torch.Tensor:
+    def triton_rms_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: None) -> torch.Tensor:
         (rows,) = _rows(x)
-        y: torch.Tensor = kernel.launch(rows, weight.contiguous(), eps=eps)
+        y: torch.Tensor = kernel.launch(rows, _dense(weight), eps=eps)
         return y.view(x.shape)
 
     return triton_rms_norm
