@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.cache import slots_of
+from nnfront_kernels.cache import step_rows
 from nnfront_kernels.common import ARCHS, Config, KernelError, require_vector
 
 LOG2E = 1.4426950408889634
@@ -151,11 +151,9 @@ def attend_step(
     end,  # to before here are in memory
     low,  # [BLOCK_M]: the first key that a row sees
     high,  # [BLOCK_M]: and the last
-    sequence,
+    page,  # of the keys of this step: `cache.page_of_step`
     keys_ptr,  # of the first slot of the first page, for this head
     values_ptr,
-    pages_ptr,
-    stride_pages,
     stride_kp,
     stride_ks,
     stride_vp,
@@ -175,10 +173,9 @@ def attend_step(
 ):
     at = first + tl.arange(0, BLOCK_N)
     held = (at >= start) & (at < end)
-    page, slot = slots_of(pages_ptr, stride_pages, sequence, at, held, PAGE)
     dk, dv = tl.arange(0, BLOCK_DK)[None, :], tl.arange(0, BLOCK_DV)[None, :]
-    k_ptrs = keys_ptr + (page * stride_kp + slot * stride_ks)[:, None] + dk
-    v_ptrs = values_ptr + (page * stride_vp + slot * stride_vs)[:, None] + dv
+    k_ptrs = step_rows(keys_ptr, page, first, stride_kp, stride_ks, PAGE, BLOCK_N)[:, None] + dk
+    v_ptrs = step_rows(values_ptr, page, first, stride_vp, stride_vs, PAGE, BLOCK_N)[:, None] + dv
     if MASKED:
         k = tl.load(k_ptrs, mask=held[:, None] & (dk < SIZE_K), other=0.0)
         v = tl.load(v_ptrs, mask=held[:, None] & (dv < SIZE_V), other=0.0)

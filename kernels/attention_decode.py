@@ -38,7 +38,7 @@ from nnfront_kernels.attention import (
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
-from nnfront_kernels.cache import pointers, require_cache, require_counts, stored_tokens
+from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -191,14 +191,17 @@ def attention_decode_kernel(
     bias_rows = bias_rows_of(bias_ptr, sequence, head, head * 0, stride_bb, stride_bh, stride_bt)
     largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    page = page_of_step(pages_ptr, stride_pages, sequence, first, end, PAGE, BLOCK_N)
     if key_scales_ptr is None:
         acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
         for at in range(first, end, BLOCK_N):
+            next_page = page_of_step(pages_ptr, stride_pages, sequence, at + BLOCK_N, end, PAGE, BLOCK_N)
             acc, largest, total = attend_step(
-                q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr, stride_pages,
+                q, acc, largest, total, at, start, end, low, high, page, k_head, v_head,
                 stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
                 BLOCK_N, PAGE, True, bias_rows, inside_m,
             )  # fmt: skip
+            page = next_page
     else:
         k_scales = key_scales_ptr + kv_head.to(tl.int64) * stride_ksh
         v_scales = value_scales_ptr + kv_head.to(tl.int64) * stride_vsh
@@ -206,12 +209,14 @@ def attention_decode_kernel(
         acc_even = tl.zeros((BLOCK_M, BLOCK_DV // 2), dtype=tl.float32)
         acc_odd = tl.zeros((BLOCK_M, BLOCK_DV // 2), dtype=tl.float32)
         for at in range(first, end, BLOCK_N):
+            next_page = page_of_step(pages_ptr, stride_pages, sequence, at + BLOCK_N, end, PAGE, BLOCK_N)
             acc_even, acc_odd, largest, total = attend_codes(
-                q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, sequence, k_head, v_head,
-                k_scales, v_scales, pages_ptr, stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, stride_ksp,
+                q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, page, k_head, v_head,
+                k_scales, v_scales, stride_kp, stride_ks, stride_vp, stride_vs, stride_ksp,
                 stride_vsp, scale * unit, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, True,
                 PTX, bias_rows, inside_m,
             )  # fmt: skip
+            page = next_page
         acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
     y_rows = y_ptr + sequence.to(tl.int64) * stride_yb + (head * stride_yh)[:, None]
     inside = inside_m[:, None] & (dv < SIZE_V)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from nnfront_kernels.attention import limited
-from nnfront_kernels.cache import slots_of
+from nnfront_kernels.cache import step_rows
 
 # Two words in, two float16 of even and two of odd features out. 0xEA is (a & b) | c.
 MOVES = tl.constexpr("""{
@@ -73,13 +73,11 @@ def attend_codes(
     end,
     low,
     high,
-    sequence,
+    page,
     keys_ptr,  # uint16
     values_ptr,
     key_scales_ptr,  # of the first slot of the first page, for this head
     value_scales_ptr,
-    pages_ptr,
-    stride_pages,
     stride_kp,
     stride_ks,
     stride_vp,
@@ -105,12 +103,11 @@ def attend_codes(
     WORDS_V: tl.constexpr = SIZE_V // 2
     at = first + tl.arange(0, BLOCK_N)
     held = (at >= start) & (at < end)
-    page, slot = slots_of(pages_ptr, stride_pages, sequence, at, held, PAGE)
     dk, dv = tl.arange(0, BLOCK_DK // 2)[None, :], tl.arange(0, BLOCK_DV // 2)[None, :]
-    k_ptrs = keys_ptr + (page * stride_kp + slot * stride_ks)[:, None] + dk
-    v_ptrs = values_ptr + (page * stride_vp + slot * stride_vs)[:, None] + dv
-    k_scales_ptrs = key_scales_ptr + page * stride_ksp + slot
-    v_scales_ptrs = value_scales_ptr + page * stride_vsp + slot
+    k_ptrs = step_rows(keys_ptr, page, first, stride_kp, stride_ks, PAGE, BLOCK_N)[:, None] + dk
+    v_ptrs = step_rows(values_ptr, page, first, stride_vp, stride_vs, PAGE, BLOCK_N)[:, None] + dv
+    k_scales_ptrs = step_rows(key_scales_ptr, page, first, stride_ksp, 1, PAGE, BLOCK_N)
+    v_scales_ptrs = step_rows(value_scales_ptr, page, first, stride_vsp, 1, PAGE, BLOCK_N)
     if MASKED:
         k = tl.load(k_ptrs, mask=held[:, None] & (dk < WORDS_K), other=0)
         v = tl.load(v_ptrs, mask=held[:, None] & (dv < WORDS_V), other=0)

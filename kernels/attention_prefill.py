@@ -41,7 +41,7 @@ from nnfront_kernels.attention import (
     shared_bytes,
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
-from nnfront_kernels.cache import pointers, require_cache, require_counts, stored_tokens
+from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import (
     Config,
     Cost,
@@ -225,20 +225,23 @@ def attention_prefill_kernel(
         for part in tl.static_range(0 if WINDOW else 1, 3):
             begin = step if part == 0 else full_start if part == 1 else full_end
             stop = full_start if part == 0 else full_end if part == 1 else end
+            page = page_of_step(pages_ptr, stride_pages, sequence, begin, stop, PAGE, BLOCK_N)
             for at in range(begin, stop, BLOCK_N):
+                next_page = page_of_step(pages_ptr, stride_pages, sequence, at + BLOCK_N, stop, PAGE, BLOCK_N)
                 if key_scales_ptr is None:
                     acc, largest, total = attend_step(
-                        q, acc, largest, total, at, start, end, low, high, sequence, k_head, v_head, pages_ptr,
-                        stride_pages, stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V,
+                        q, acc, largest, total, at, start, end, low, high, page, k_head, v_head,
+                        stride_kp, stride_ks, stride_vp, stride_vs, scale, soft_cap, CAPPED, SIZE_K, SIZE_V,
                         BLOCK_DK, BLOCK_DV, BLOCK_N, PAGE, part != 1, bias_rows, inside_m,
                     )  # fmt: skip
                 else:
                     acc_even, acc_odd, largest, total = attend_codes(
-                        q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, sequence, k_head,
-                        v_head, k_scales, v_scales, pages_ptr, stride_pages, stride_kp, stride_ks, stride_vp, stride_vs,
+                        q_even, q_odd, acc_even, acc_odd, largest, total, at, start, end, low, high, page, k_head,
+                        v_head, k_scales, v_scales, stride_kp, stride_ks, stride_vp, stride_vs,
                         stride_ksp, stride_vsp, scale * unit, soft_cap, CAPPED, SIZE_K, SIZE_V, BLOCK_DK, BLOCK_DV,
                         BLOCK_N, PAGE, part != 1, PTX, bias_rows, inside_m,
                     )  # fmt: skip
+                page = next_page
         if key_scales_ptr is not None:
             acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
         y = finish(acc, largest, total, sinks_ptr, head, inside_m)

@@ -195,7 +195,8 @@ MUTANTS = [
     (Mutant("values_not_rescaled", "attention.py", "acc * shrink[:, None], input", "acc, input"), LONG),
     (Mutant("padding_of_a_head_read", "attention.py", "held[:, None] & (dv < SIZE_V)", "held[:, None] & (dv < SIZE_V + 1)"), replace(HERE, gap=0)),
     (Mutant("values_beyond_the_length_read", "attention.py", "mask=held[:, None] & (dv < SIZE_V)", "mask=dv < SIZE_V"), HERE),
-    (Mutant("page_of_the_values_ignored", "attention.py", "page * stride_vp", "page * 0"), HERE),
+    (Mutant("page_of_the_first_step_kept", "attention_decode.py", "BLOCK_N, PAGE, True, bias_rows, inside_m,\n            )  # fmt: skip\n            page = next_page", "BLOCK_N, PAGE, True, bias_rows, inside_m,\n            )  # fmt: skip\n            page = page"), replace(LONG, page=16)),
+    (Mutant("page_of_the_values_ignored", "attention.py", "step_rows(values_ptr, page,", "step_rows(values_ptr, page * 0,"), HERE),
 ]  # fmt: skip
 
 
@@ -211,7 +212,7 @@ def test_mutant_of_decoding_is_caught(interpreted, mutant, case):
         interpreted(run_mutant, mutant, case)
 
 
-@pytest.mark.parametrize("case", [HERE, LONG, WIDE, replace(HERE, gap=0)], ids=str)
+@pytest.mark.parametrize("case", [HERE, LONG, WIDE, replace(HERE, gap=0), replace(LONG, page=16)], ids=str)
 def test_decoding_without_the_mistake_passes(interpreted, case):
     interpreted(run_mutant, Mutant("none", "", "", ""), case)
 

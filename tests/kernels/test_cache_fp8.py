@@ -112,7 +112,7 @@ MUTANTS = [
     (Mutant("unit_of_a_query_lost", "attention_fp8.py", "odd, unit * 256.0", "odd, 0 * unit + 256.0"), decode_mutant, DECODE),
     (Mutant("weights_relative_to_scores_alone", "attention_fp8.py", "tl.max(z + exponent[None, :], axis=1)", "tl.max(z, axis=1)"), decode_mutant, SMALL),
     (Mutant("features_in_halves", "attention_fp8.py", "tl.reshape(tl.join(acc_even, acc_odd), (BLOCK_M, BLOCK_D))", "tl.reshape(tl.permute(tl.join(acc_even, acc_odd), (0, 2, 1)), (BLOCK_M, BLOCK_D))"), decode_mutant, DECODE),
-    (Mutant("scales_of_the_first_page", "attention_fp8.py", "key_scales_ptr + page * stride_ksp", "key_scales_ptr + 0 * page"), decode_mutant, DECODE),
+    (Mutant("scales_of_the_first_page", "attention_fp8.py", "step_rows(key_scales_ptr, page,", "step_rows(key_scales_ptr, page * 0,"), decode_mutant, DECODE),
     (Mutant("scales_of_the_first_head", "attention_decode.py", "value_scales_ptr + kv_head.to(tl.int64) * stride_vsh", "value_scales_ptr + 0 * kv_head.to(tl.int64)"), decode_mutant, DECODE),
     (Mutant("codes_not_rescaled", "attention_fp8.py", "acc_odd * shrink[:, None]", "acc_odd"), decode_mutant, SMALL),
     (Mutant("second_half_of_pairs_unseen", "rope.py", "larger(larger(largest, new_a), new_b)", "larger(largest, new_a)"), append_mutant, APPEND),

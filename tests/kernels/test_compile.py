@@ -145,6 +145,23 @@ def test_several_blocks_of_few_rows_are_on_an_sm_at_once(compiled, build):
     assert resident >= (5 if build.shape.m == 1 else 2)
 
 
+PAGED = [
+    b
+    for b in ALL
+    if b.kernel == "attention_decode" and b.arch == "sm_90" and b.shape.page and not b.shape.fp8
+]
+
+
+@pytest.mark.ahead.with_args(compile_build)
+@pytest.mark.parametrize(
+    "build", [PAGED[0], replace(PAGED[0], shape=replace(PAGED[0].shape, page=16))], ids=str
+)
+def test_keys_of_pages_are_on_their_way_some_steps_ahead(compiled, build):
+    """Where a step waits for the table of pages first, the compiler keeps one step of keys and values, and not the stages of the config."""
+    step = 2 * 2 * build.config.block_n * build.shape.size
+    assert compiled(compile_build, build).shared_bytes >= (build.config.num_stages - 1) * step
+
+
 def test_spills_are_owned_up_to_one_by_one():
     spilling = SimpleNamespace(
         spills=11, shared_bytes=0, registers=1, serialized=False, mma={}, loads={}, loop={}
