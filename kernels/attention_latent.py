@@ -103,7 +103,7 @@ def reference(
 
 # Rows (heads of tokens) x latents of a step. 64 rows, with which sm_90 would multiply by wgmma, spill: their sums are 128 registers of
 # each of 256 threads. Not yet measured.
-CONFIGS = {arch: (Config(16, 32, 1, 4, 3), Config(32, 32, 1, 8, 3)) for arch in ("sm_80", "sm_90", "sm_100")}
+CONFIGS = {arch: (Config(16, 32, 1, 4, 3), Config(32, 32, 1, 8, 3)) for arch in ARCHS}
 
 
 def choose(shape: LatentShape, dtype: str, arch: str) -> Config:
@@ -220,8 +220,8 @@ def attention_latent_kernel(
 
 def accepts(shape: LatentShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in CONFIGS:
-        return f"arch must be one of {', '.join(CONFIGS)}, got '{arch}'"
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
     if dtype not in DTYPES:
         return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 16 <= shape.value_size <= MOST_VALUES:

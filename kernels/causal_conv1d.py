@@ -19,6 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
+    ARCHS,
     Config,
     Cost,
     Kernel,
@@ -29,7 +30,7 @@ from nnfront_kernels.common import (
     require,
     require_vector,
 )
-from nnfront_kernels.recurrence import DTYPES, RECURRENT, require_shape, strides
+from nnfront_kernels.recurrence import DTYPES, require_shape, strides
 from nnfront_kernels.tiles import cdiv
 
 MOST = 16
@@ -132,8 +133,8 @@ def causal_conv1d_kernel(
 
 def accepts(shape: ConvShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in RECURRENT:
-        return f"arch must be one of {', '.join(RECURRENT)}, got '{arch}'"
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
     if dtype not in DTYPES:
         return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 1 <= shape.width <= MOST:
@@ -235,7 +236,7 @@ KERNEL = Kernel(
     op="causal_conv1d",
     accepts=accepts,
     choose=choose,
-    configs={arch: CONFIGS for arch in RECURRENT},
+    configs={arch: CONFIGS for arch in ARCHS},
     shared_bytes=lambda config: 8 * config.block_m * config.block_n,
     plan=plan,
     launch=launch,

@@ -23,10 +23,19 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, arch_of, dtype_name, require
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Cost,
+    Kernel,
+    KernelError,
+    Plan,
+    arch_of,
+    dtype_name,
+    require,
+)
 from nnfront_kernels.recurrence import (
     DTYPES,
-    RECURRENT,
     block_of,
     left_of_earlier,
     product,
@@ -86,7 +95,7 @@ def reference(
 
 # Tokens of a chunk (1: the recurrence as it is written) x columns of a state, which sm_80 has fewer of as more would spill. Not yet measured.
 CONFIGS = {
-    arch: (Config(1, 16, 1, 4, 1), Config(16, 16 if arch == "sm_80" else 32, 1, 4, 1)) for arch in RECURRENT
+    arch: (Config(1, 16, 1, 4, 1), Config(16, 16 if arch == "sm_80" else 32, 1, 4, 1)) for arch in ARCHS
 }
 
 

@@ -16,13 +16,12 @@ import triton.language as tl
 from nnfront_kernels.common import ARCHS, KernelError
 
 DTYPES = ("float16", "bfloat16", "float32")
-RECURRENT = tuple(arch for arch in ARCHS if ARCHS[arch].backend == "cuda")
 
 
 def refusal(sizes: dict[str, int], most: int, batch: int, dtype: str, arch: str) -> str | None:
     """None, or why no kernel of a recurrence takes these."""
-    if arch not in RECURRENT:
-        return f"arch must be one of {', '.join(RECURRENT)}, got '{arch}'"
+    if arch not in ARCHS:
+        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
     if dtype not in DTYPES:
         return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     for name, size in sizes.items():

@@ -52,3 +52,26 @@ def main[n](x: input {x}[1, n, 4, 16], dt: input float32[1, n, 4], a: weight flo
 )
 def test_what_the_kernel_refuses_the_reference_computes(x, b, states, kept, kernel):
     assert chosen(SCAN.format(x=x, b=b, states=states, kept=kept))[0] == kernel
+
+
+LATENT = """
+def main[b, n, m](q: input {q}[b, n, {heads}, 80], k: input {q}[b, n, 1, 80], bias: input {bias}[1, 1, n, n]) -> {q}[b, n, {heads}, {values}] {{
+    y: {q}[b, n, {heads}, {values}] = attention(q, k, None, None, None, bias, value_size={values}, is_causal={causal})
+    return y
+}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("q", "bias", "values", "causal", "kernel"),
+    [
+        ("bfloat16", "float32", 64, True, "triton_latent_attention"),
+        ("bfloat16", "bool", 64, True, "triton_latent_attention"),
+        ("bfloat16", "float16", 64, True, "attention"),
+        ("bfloat16", "float32", 80, True, "attention"),
+        ("bfloat16", "float32", 64, False, "attention"),
+        ("float32", "float32", 64, True, "attention"),
+    ],
+)
+def test_attention_to_latents_that_the_kernel_refuses_the_reference_computes(q, bias, values, causal, kernel):
+    assert chosen(LATENT.format(q=q, bias=bias, values=values, causal=causal, heads=4))[0] == kernel

@@ -73,11 +73,22 @@ def _rotated(run: Run, context: Context) -> str:
     return _reason(run, context, cache, *map(context.tensor, (q, k, v)))
 
 
+def why_not_bias(run: Run, context: Context) -> str:
+    """Why kernels cannot add a bias to scores; ACCEPTED if they can, or if there is none."""
+    q, bias = run.inputs[0], run.inputs[5:]
+    if not bias or context.is_none(bias[0]):
+        return ACCEPTED
+    dtype, kinds = context.tensor(bias[0]).dtype, (context.tensor(q).dtype, "float32", "bool")
+    return ACCEPTED if dtype in kinds else f"the bias is {dtype}"
+
+
 def _plain(run: Run, context: Context) -> str:
     q_slot, k, v, cache, *_ = run.inputs
     q, layer = context.tensor(q_slot), context.type(cache)
     if "value_size" in run.attrs:
         return "values are parts of keys"
+    if reason := why_not_bias(run, context):
+        return reason
     if not context.is_none(k):
         return _reason(run, context, cache, q, context.tensor(k), context.tensor(v))
     assert isinstance(layer, StateLayerType)
@@ -105,8 +116,11 @@ def options_of(run: Run) -> dict[str, Any]:
 
 
 def spread(bias: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor | None:
-    """A bias [batch or 1, heads or 1, seq or 1, positions] for all of q [batch, seq, heads, size], in the same memory."""
-    return None if bias is None else bias.expand(len(q), q.shape[2], q.shape[1], bias.shape[3])
+    """A bias [batch or 1, heads or 1, seq or 1, positions] for all of q [batch, seq, heads, size]."""
+    if bias is None:
+        return None
+    bias = bias if bias.stride(3) == 1 else bias.contiguous()
+    return bias.expand(len(q), q.shape[2], q.shape[1], bias.shape[3])
 
 
 def window_of(*windows: int | None) -> int | None:

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.attention import cached as by_torch
-from nnfront.backends.cuda.attention import length_bucket, options_of, spread, window_of
+from nnfront.backends.cuda.attention import length_bucket, options_of, spread, why_not_bias, window_of
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
-from nnfront.dims import same
 from nnfront.ir import StateLayerType
 from nnfront.lower import Run
 from nnfront.state.layer import CacheLayer
@@ -25,13 +24,15 @@ def _accepts(run: Run, context: Context) -> str:
     value_size, q, layer = run.attrs.get("value_size"), context.tensor(q_slot), context.type(cache)
     if value_size is None or not context.is_none(v):
         return "values are no parts of keys"
+    if not run.attrs.get("is_causal", True):
+        return "it sees later tokens too"
+    if reason := why_not_bias(run, context):
+        return reason
     heads, size = q.shape[2:]
     if isinstance(layer, StateLayerType):
         kept, dtype = layer.per_token[0].shape, layer.dtype
     else:
         kept, dtype = context.tensor(k).shape[2:], context.tensor(k).dtype
-        if not run.attrs.get("is_causal", True) or not same(q.shape[1], context.tensor(k).shape[1]):
-            return "without a cache it is not causal"
     if not (isinstance(heads, int) and isinstance(size, int)):
         return "the number of heads is no constant"
     if dtype != q.dtype:
@@ -39,10 +40,8 @@ def _accepts(run: Run, context: Context) -> str:
     if kept[0] != 1:
         return f"there are {kept[0]} heads of keys"
     kernel = kernel_module("attention_latent")
-    reason: str | None = kernel.accepts(
-        kernel.LatentShape(1, heads, value_size, size - value_size, 1), q.dtype, arch_of(context.target)
-    )
-    return reason or ACCEPTED
+    shape = kernel.LatentShape(1, heads, value_size, size - value_size, 1)
+    return kernel.accepts(shape, q.dtype, arch_of(context.target)) or ACCEPTED
 
 
 def _latent_attention(run: Run) -> Callable[..., Any]:
