@@ -7,7 +7,7 @@ walk.py       in which order tiles are computed;  epilogue.py  what happens to a
 split_k.py    how blocks share a tile
 quantized.py  how weights in 4 and 8 bits are stored
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
-attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence
+attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence;  prefill_shape.py  sizes of many queries
 recurrence.py what recurrences share: checks, and what tokens of a chunk leave of one another;
 philox.py     random numbers by seed, step and token;  token_limits.py  what top-k, top-p and min-p keep
 ahead.py      compile for a GPU that is not here, and say all that a launch of the machine code takes

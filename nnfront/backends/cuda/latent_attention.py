@@ -29,16 +29,15 @@ def _accepts(run: Run, context: Context) -> str:
     if reason := why_not_bias(run, context):
         return reason
     heads, size = q.shape[2:]
-    if isinstance(layer, StateLayerType):
-        kept, dtype = layer.per_token[0].shape, layer.dtype
-    else:
-        kept, dtype = context.tensor(k).shape[2:], context.tensor(k).dtype
+    is_stored = isinstance(layer, StateLayerType)
+    kept = layer.per_token[0] if isinstance(layer, StateLayerType) else context.tensor(k)
+    dtype, groups = kept.dtype, kept.shape[0 if is_stored else 2]
     if not (isinstance(heads, int) and isinstance(size, int)):
         return "the number of heads is no constant"
     if dtype != q.dtype:
         return f"latents are {dtype}, q is {q.dtype}"
-    if kept[0] != 1:
-        return f"there are {kept[0]} heads of keys"
+    if groups != 1:
+        return f"there are {groups} heads of keys"
     kernel = kernel_module("attention_latent")
     shape = kernel.LatentShape(1, heads, value_size, size - value_size, 1)
     return kernel.accepts(shape, q.dtype, arch_of(context.target)) or ACCEPTED
