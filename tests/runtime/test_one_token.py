@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 import nnfront as nn
 from nnfront import ops
 from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import linear as kernels
-from nnfront.backends.cpu import norm as norms
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
@@ -226,16 +226,10 @@ def test_fused_projections_of_more_tokens_or_other_dtypes_are_left_to_others():
 
 def test_tables_in_pieces_are_left_to_others():
     layer, one = make_filled([1, 1], 1, 32, 4, None), torch.ones(1, 1, 1, 1)
-    qkv, x, whole = (
-        torch.ones(2, 1, 96).bfloat16(),
-        torch.ones(2, 1, 1, 32).bfloat16(),
-        torch.ones(2, 1, 1, 32),
-    )
+    qkv, whole = torch.ones(2, 1, 96).bfloat16(), torch.ones(2, 1, 1, 32)
     for cos, sin in ((one.expand(2, 1, 1, 32), whole), (whole, one.expand(2, 1, 1, 32))):
         assert one_token.attend_rotated(qkv, cos, sin, 1, 1, layer, Scores()) is None
-        assert one_token.rotate(x, cos, sin) is None
     assert layer.lengths.values == (1, 1)
-    assert one_token.rotate(x, whole, whole) is not None
 
 
 def test_without_c_there_is_another_way(monkeypatch):
@@ -267,7 +261,7 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
         with monkeypatch.context() as without:
             without.setattr(sequence, "NATIVE", None)
             without.setattr(one_token, "NATIVE", None)
-            without.setattr(norms, "NATIVE", None)
+            without.setattr(in_c, "NATIVE", None)
             without.setattr(kernels, "SMALL_BATCH", None)
             without_c = logits(batch)
         for got, expected in zip(with_c, without_c, strict=True):
@@ -277,7 +271,9 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
 
 
 def test_tensors_of_another_device_are_left_to_torch():
+    rotate = resolver("cpu")(Run("rope_rotated", "rope", (), Structure(0), {}))
     x = torch.empty(1, 2, 4, 64, dtype=torch.bfloat16, device="meta")
     table = torch.empty(1, 2, 1, 64, device="meta")
-    assert one_token.rotate(x, table, table) is None
-    assert one_token.rotate(torch.ones_like(x, device="cpu"), *[torch.ones(1, 2, 1, 64)] * 2) is not None
+    assert rotate(x, table, table).is_meta
+    whole = [torch.ones(1, 2, 1, 64)] * 2
+    assert torch.equal(rotate(torch.ones_like(x, device="cpu"), *whole), torch.full(x.shape, 2.0).bfloat16())

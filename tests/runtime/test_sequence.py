@@ -50,14 +50,15 @@ class Recorder:
         return getattr(NATIVE, name)
 
     def run_sequence(self, rows: torch.Tensor, *memories: Any) -> None:
-        self.rows.append(len(rows))
+        if len(rows) > 1:  # not a kernel by itself
+            self.rows.append(len(rows))
         NATIVE.run_sequence(rows, *memories)
 
 
 @pytest.fixture
 def recorder(monkeypatch) -> Recorder:
     recorder = Recorder()
-    monkeypatch.setattr(sequence, "NATIVE", recorder)
+    monkeypatch.setattr(writers, "NATIVE", recorder)
     return recorder
 
 
@@ -161,8 +162,8 @@ def test_layers_share_the_memory_of_what_is_between_them(recorder):
         session = language_model(dataclasses.replace(BASE, num_hidden_layers=layers))()
         decoded(session, [4], 1)
         steps = session["decode"]._route.code.steps
-        (plan,) = [s for s in steps if isinstance(s, sequence.TapeStep)][-1]._plans.values()
-        return plan.size
+        plan = [*[s for s in steps if isinstance(s, sequence.TapeStep)][-1].plans.values()][-1]
+        return max(part.tape.size for part in plan if isinstance(part, sequence.TapePart))
 
     assert size(2) == size(9) > 0
 

@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 from nnfront.backends.cpu import decode_attention
 from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, with_cache, without_cache
 from nnfront.backends.cpu.decode_attention import Scores
+from nnfront.backends.cpu.tape_attention import write_attention
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run, by_position
 from nnfront.lower.reference import reference
@@ -363,6 +364,7 @@ KERNELS = (
         "one query for each group of heads: no copies of keys and values",
         with_cache,
         workspace=Workspace(cached_bytes, mask_bytes),
+        write=write_attention,
     ),
     Kernel(
         "attention_stored",
@@ -371,6 +373,7 @@ KERNELS = (
         "torch's attention over what a layer holds, under a bias if there is one",
         stored,
         workspace=Workspace(_general_bytes),
+        write=write_attention,
     ),
     Kernel("attention_fused", "attention", fused, FLASH, without_cache, workspace=Workspace(fused_bytes)),
     Kernel(

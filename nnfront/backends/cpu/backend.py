@@ -10,6 +10,8 @@ from nnfront.backends.backend import Backend, Pair
 from nnfront.backends.cpu import (
     attention,
     cross_attention,
+    einsum,
+    elementwise,
     host,
     linear,
     moe,
@@ -18,6 +20,7 @@ from nnfront.backends.cpu import (
     quantized_linear,
     recurrent,
     rope,
+    rows,
     state,
     tape,
     weight_layout,
@@ -37,10 +40,14 @@ KERNELS = (
     *cross_attention.KERNELS,
     *attention.KERNELS,
     *recurrent.KERNELS,
+    *einsum.KERNELS,
+    *rows.KERNELS,
+    *elementwise.KERNELS,
     *state.KERNELS,
     *host.KERNELS,
     *weight_layout.KERNELS,
 )
+WRITERS = {kernel.name: kernel.write for kernel in KERNELS if kernel.write is not None}
 
 
 class CpuBackend(Backend):
@@ -60,7 +67,7 @@ class CpuBackend(Backend):
         return weight_layout.laid_out(program)
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
-        return tape.join(pairs, slots, method)
+        return tape.join(pairs, slots, method, WRITERS)
 
 
 CPU = CpuBackend()

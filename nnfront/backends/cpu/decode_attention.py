@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one token of each sequence costs besides products, in C: rope (of few tokens too), storing it in the cache, attention.
+"""What one token of each sequence costs besides products, in C: rope, storing it in the cache, attention.
 
 Between products that leave nothing in the caches each call of torch costs several times what it does. Attention alone: 14 heads of 64 in 2 groups at
 540 tokens take 66 us in torch's flash attention and 27 here, 32 heads in 8 groups 160 and 60 (2 threads, EPYC with AVX512_BF16).
@@ -22,8 +22,6 @@ from nnfront.state.layer import CacheLayer, Storage
 Operand: TypeAlias = torch.Tensor | tuple[torch.Tensor, int]
 
 BYTES = 2  # of an element
-# Elements up to which tokens are few: heads of 128 features take 16 us in C and 56 in torch.
-FEW_ROTATED = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -74,11 +72,6 @@ def are_tables(shape: tuple[int, ...], rows: int, size: int) -> bool:
     """Whether tables of this shape turn heads of `size` features, all rows alike or each by its own."""
     rotated = shape[-1]
     return 0 < rotated <= size and rotated % 2 == 0 and prod(shape) in (rotated, rows * rotated)
-
-
-def rotates(x: torch.dtype, table: torch.dtype, count: int) -> bool:
-    """Whether C rotates so many elements."""
-    return NATIVE is not None and x == torch.bfloat16 and table == torch.float32 and 0 < count <= FEW_ROTATED
 
 
 def attend(
@@ -138,24 +131,6 @@ def attend_rotated(
     operands = turned, (turned, BYTES * heads * size), (qkv, BYTES * next_turned)
     strides = next_turned, next_turned, width
     return _attend(operands, strides, (batch, heads, groups, size, size), layer, scores, sinks)
-
-
-def rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, is_interleaved: bool = False
-) -> torch.Tensor | None:
-    """Rotate few tokens: x and the result [batch, seq, heads, size], float32 tables [batch, seq, 1, rotated] or of one token. None where this cannot be done."""
-    batch, seq, heads, size = x.shape
-    rows, rotated = batch * seq, cos.shape[-1]
-    if not (x.is_cpu and rotates(x.dtype, cos.dtype, x.numel()) and are_tables(cos.shape, rows, size)):
-        return None
-    if not _are_whole(x, cos, sin):
-        return None
-    assert NATIVE is not None
-    y = torch.empty_like(x)
-    next_table = 0 if cos.numel() == rotated else rotated
-    sizes = rows, heads, size, rotated, is_interleaved, heads * size, next_table
-    NATIVE.rotate(*sizes, torch.get_num_threads(), x, cos, sin, y)
-    return y
 
 
 def _are_whole(*tensors: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ where tensors lie, and refuses a call whose operands are smaller than its number
 from __future__ import annotations
 
 import ctypes
+import importlib
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,9 @@ from types import ModuleType
 import torch
 
 try:
-    from nnfront.backends.cpu import native
+    native: ModuleType | None = importlib.import_module("nnfront.backends.cpu.native")
 except ImportError:  # it is built where there is a C compiler
-    native = None  # type: ignore[assignment]
+    native = None
 
 TABLE = Path(__file__).parent / "c" / "kernels.def"
 _OPENMP = ("GOMP_parallel", "omp_get_num_threads")

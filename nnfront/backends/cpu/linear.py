@@ -7,7 +7,7 @@ references, up to the order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -15,8 +15,15 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.activations import NO_ACTIVATION, activation, activation_name, activation_number
-from nnfront.backends.cpu.gemv import SMALL_BATCH, SmallBatchLinear
+from nnfront.backends.cpu.activations import (
+    GATES,
+    NO_ACTIVATION,
+    activation,
+    activation_name,
+    activation_number,
+)
+from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES, SmallBatchLinear
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -230,6 +237,50 @@ def gated_product(run: Run) -> Callable[..., Any]:
     return multiply_gated
 
 
+def small_rows(x: Value, columns: int, most: int) -> int:
+    """The rows of x, if they are few and in bfloat16."""
+    rows = prod(x.shape) // max(columns, 1)
+    demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
+    return rows
+
+
+def _write(
+    builder: TapeBuilder,
+    run: Run,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    scale: None = None,
+    added: Value | None = None,
+) -> Sequence[Operand]:
+    assert SMALL_BATCH is not None
+    outputs, columns = weight.shape
+    rows, number = small_rows(x, columns, SMALL_BATCH.most), activation_number(run)
+    if number is None:
+        raise Refused
+    is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
+    demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
+    operands = (weight.place, x.place, place_of(bias), place_of(added), y.place)
+    kind = is_wide, number, TILES, builder.threads
+    builder.call("multiply", rows, columns, outputs, *kind, *operands)
+    return (y,)
+
+
+def _write_gated(
+    builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None
+) -> Sequence[Operand]:
+    demand(gated_small_batch(run) is not None)
+    assert SMALL_BATCH is not None
+    outputs, columns = weight.shape[0] // 2, weight.shape[1]
+    rows, gate = small_rows(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
+    operands = (weight.place, x.place, place_of(bias), y.place)
+    kind = gate, TILES, builder.threads
+    builder.call("multiply_gated", rows, columns, outputs, *kind, *operands)
+    return (y,)
+
+
 def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
     """x in float32, a piece of the weight in float32, and the product with it."""
     rows, columns = weight.shape
@@ -271,6 +322,7 @@ PRODUCTS = (
         "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN",
         _bfloat16,
         workspace=NOTHING,
+        write=_write,
     ),
     Kernel(
         "linear_float32",
@@ -287,6 +339,7 @@ PRODUCTS = (
         "the weight widened piece by piece, not as a whole",
         _widened,
         workspace=Workspace(_linear_wide_bytes),
+        write=_write,
     ),
 )
 """Linear layers by themselves; a gated product uses the first that takes it."""
@@ -300,6 +353,7 @@ KERNELS = (
         _gates_linear,
         _as_gated,
         workspace=Workspace(_gated_product_bytes),
+        write=_write_gated,
     ),
     Kernel(
         "finished_product",
@@ -308,6 +362,7 @@ KERNELS = (
         "few rows: what comes after it in the kernel of the product; more rows: the sum in the product's own memory",
         _ends_in_bfloat16,
         workspace=Workspace(_finished_product_bytes),
+        write=_write,
     ),
     *PRODUCTS,
     *(kernel.of("matmul", as_linear) for kernel in (*PRODUCTS[:2], PLAIN, PRODUCTS[2])),

@@ -7,7 +7,7 @@ with products of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.activations import ACTIVATIONS
+from nnfront.backends.cpu.activations import ACTIVATIONS, GATES
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.gemv import TILES
+from nnfront.backends.cpu.in_c import besides, in_c
 from nnfront.backends.cpu.linear import gated_product, linear_bfloat16
 from nnfront.backends.cpu.quantized_gemv import find
 from nnfront.backends.cpu.quantized_pieces import (
@@ -27,12 +29,16 @@ from nnfront.backends.cpu.quantized_pieces import (
     dequantized_by_ops,
     in_pieces,
 )
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layout, contiguous
 from nnfront.quant_format import QuantFormat
+
+# Tokens up to which C multiplies them with each expert's matrices; of more there is enough to do for torch's products.
+MOST_TOKENS = 16
 
 Stack: TypeAlias = tuple["torch.Tensor | None", ...]
 """The matrices of all experts, their scales and zero points, if they are quantised, and their biases, if they have some."""
@@ -253,16 +259,42 @@ def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
     )
 
 
+def _write(
+    builder: TapeBuilder,
+    run: Run,
+    x: Value,
+    gate_up: Value,
+    down: Value,
+    experts: Value,
+    weights: Value,
+    *biases: Value | None,
+) -> Sequence[Operand]:
+    """Gated experts in bfloat16 for few tokens."""
+    activation, (tokens, size), (count, _, inner) = _options(run)["activation"], x.shape, down.shape
+    demand(_is_product(run) and activation in GATES and not any(biases))
+    demand(all(t.dtype == torch.bfloat16 for t in (x, gate_up, down)) and experts.dtype == torch.int32)
+    demand(weights.dtype in (torch.bfloat16, torch.float32) and 0 < tokens <= MOST_TOKENS)
+    y = builder.make(run.outputs[0], x.shape)
+    work = builder.take(tokens * (8 * size + 2 * inner))
+    sizes = tokens, experts.shape[1], count, size, inner
+    kind = GATES.index(activation), weights.dtype == torch.float32, TILES, builder.threads
+    places = [value.place for value in (x, experts, weights, gate_up, down)]
+    builder.call("experts", *sizes, *kind, *places, work, y.place)
+    builder.release(work)
+    return (y,)
+
+
 _SORTED = "the experts that were chosen, each with its tokens at once"
 _DECODED = "the experts that were chosen, each with its tokens at once; their matrices are decoded piece by piece as they are multiplied"
 KERNELS = (
     Kernel(
         "moe_mlp_sorted",
         "moe_mlp",
-        partial(sorted_by_expert, _products, _gated),
+        in_c(_write, partial(sorted_by_expert, _products, _gated)),
         _SORTED,
-        workspace=Workspace(_moe_mlp_bytes),
+        workspace=besides(_write, _moe_mlp_bytes),
         reads_back=True,
+        write=_write,
     ),
     Kernel(
         "quantized_experts_sorted",

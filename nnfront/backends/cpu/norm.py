@@ -7,28 +7,19 @@ large matmuls 20 us against 35, and 15 in C.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.in_c import FEW, besides, in_c
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, place_of
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
-from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layout
-
-# Elements up to which rows are few. With more, that torch has made them is no longer what a norm costs.
-FEW = 1 << 18
-
-
-def is_for_c(x: torch.dtype, count: int, *vectors: torch.dtype | None) -> bool:
-    """Whether C computes a norm of so many elements with weight and bias of these dtypes: both that of x, or float32 beside it."""
-    there = {dtype for dtype in vectors if dtype is not None}
-    is_few = x == torch.bfloat16 and 0 < count <= FEW
-    return NATIVE is not None and is_few and len(there) < 2 and there <= {torch.bfloat16, torch.float32}
 
 
 @dataclass(frozen=True)
@@ -45,34 +36,33 @@ class Norm:
         return cls(is_centered, float(run.attrs.get("eps" if is_centered else "epsilon", 1e-5)))
 
 
-def _dtype(vector: torch.Tensor | None) -> torch.dtype | None:
-    return None if vector is None else vector.dtype
+def _write(
+    builder: TapeBuilder, run: Run, x: Value, weight: Value | None, bias: Value | None
+) -> Sequence[Operand]:
+    return _write_of_sum(builder, run, x, None, weight, bias)
 
 
-def _takes(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> bool:
-    return x.is_cpu and is_for_c(x.dtype, x.numel(), _dtype(weight), _dtype(bias))
-
-
-def _whole(vector: torch.Tensor | None) -> torch.Tensor | None:
-    return None if vector is None else vector.contiguous()
-
-
-def _in_c(
-    norm: Norm,
-    x: torch.Tensor,
-    added: torch.Tensor | None,
-    total: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    """The norm of x, or of x + added, which is written to `total`."""
-    assert NATIVE is not None
-    x, y = x.contiguous(), torch.empty(x.shape, dtype=torch.bfloat16)
-    size, is_wide = x.shape[-1], torch.float32 in (_dtype(weight), _dtype(bias))
-    vectors = _whole(weight), _whole(bias)
-    kind = norm.is_centered, is_wide, torch.get_num_threads(), norm.epsilon
-    NATIVE.norm(x.numel() // size, size, *kind, x, added, total, *vectors, y)
-    return y
+def _write_of_sum(
+    builder: TapeBuilder, run: Run, x: Value, added: Value | None, weight: Value | None, bias: Value | None
+) -> Sequence[Operand]:
+    """Few rows in bfloat16 or float32; weight and bias alike."""
+    count, kinds = prod(x.shape), {vector.dtype for vector in (weight, bias) if vector is not None}
+    demand(0 < count <= FEW and len(kinds) < 2 and {x.dtype, *kinds} <= {torch.bfloat16, torch.float32})
+    y, total = builder.make(run.outputs[0], x.shape, x.dtype), None
+    has_sum = len(run.outputs) == 2
+    if added is not None:
+        total = (
+            builder.make(run.outputs[1], x.shape, x.dtype)
+            if has_sum
+            else replace(x, place=builder.take(x.nbytes), whole=None)
+        )
+    norm, size, wide = Norm.of(run), x.shape[-1], torch.float32
+    operands = map(place_of, (x, added, total, weight, bias, y))
+    kind = (norm.is_centered, x.dtype == wide, wide in kinds, builder.threads, norm.epsilon)
+    builder.call("norm", count // size, size, *kind, *operands)
+    if total is not None and not has_sum:
+        builder.release(total.place)
+    return (y, total) if has_sum else (y,)
 
 
 def rms_norm_last(run: Run) -> Callable[..., Any]:
@@ -83,12 +73,14 @@ def rms_norm_last(run: Run) -> Callable[..., Any]:
     def rms_norm_last(
         x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if _takes(x, weight, bias):
-            return _in_c(norm, x, None, None, weight, bias)
         size, dtype = x.shape[-1], x.dtype
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        if x.numel() == size and _dtype(weight) == dtype != torch.float64 and bias is None:
-            assert weight is not None
+        if (
+            x.numel() == size
+            and weight is not None
+            and weight.dtype == dtype != torch.float64
+            and bias is None
+        ):
             # The factor of one row is a number: x * weight * factor is one call, rounded once.
             mean = torch.linalg.vector_norm(x, dtype=wide).item() ** 2 / size + norm.epsilon
             if mean > 0:
@@ -111,8 +103,6 @@ def layer_norm_last(run: Run) -> Callable[..., Any]:
     def layer_norm_last(
         x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        if _takes(x, weight, bias):
-            return _in_c(norm, x, None, None, weight, bias)
         return F.layer_norm(x, x.shape[-1:], weight, bias, norm.epsilon)
 
     return layer_norm_last
@@ -126,20 +116,20 @@ def norm_of_sum(run: Run) -> Callable[..., Any]:
     def norm_of_sum(
         x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
     ) -> Any:
-        if _takes(x, weight, bias):
-            total = torch.empty(x.shape, dtype=torch.bfloat16)
-            y = _in_c(norm, x, residual.contiguous(), total, weight, bias)
-        else:
-            total = x + residual
-            y = of_rows(total, weight, bias)
+        total = x + residual
+        y = of_rows(total, weight, bias)
         return (y, total) if has_sum else y
 
     return norm_of_sum
 
 
 def _rms_over_last_axis(run: Run, context: Context) -> str:
-    is_last = run.attrs.get("axes") == (context.tensor(run.inputs[0]).ndim - 1,)
-    return _vectors_fit(run, context) if is_last else "it is not over the last axis alone"
+    x, *vectors = run.inputs
+    if run.attrs.get("axes") != (context.tensor(x).ndim - 1,):
+        return "it is not over the last axis alone"
+    kinds = {context.tensor(slot).dtype for slot in vectors if not context.is_none(slot)}
+    is_narrower = context.tensor(x).dtype == "float32" and len(kinds) == 1
+    return ACCEPTED if is_narrower else _vectors_fit(run, context)
 
 
 def _layer_over_last_axis(run: Run, context: Context) -> str:
@@ -176,21 +166,15 @@ def _of_sum(accepts: Callable[[Run, Context], str], attr: str, why: str) -> Call
     return accepts_sum
 
 
-def _is_for_c(x: Layout, *vectors: Layout | None) -> bool:
-    dtypes = (None if vector is None else getattr(torch, vector.dtype) for vector in vectors)
-    return is_for_c(getattr(torch, x.dtype), x.count, *dtypes)
-
-
 def _rms_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: Layout | None) -> int:
-    """For a half type the result in float32, unless there is one row only, or C takes them."""
+    """For a half type the result in float32, unless there is one row only."""
     is_row = x.count == x.shape[-1] and weight is not None and weight.dtype == x.dtype and bias is None
-    return 4 * x.count if x.is_half and not is_row and not _is_for_c(x, weight, bias) else 0
+    return 4 * x.count if x.is_half and not is_row else 0
 
 
 def _layer_norm_last_bytes(run: Run, x: Layout, weight: Layout | None, bias: Layout | None) -> int:
     """The mean and the factor of each row."""
-    rows = x.count // max(x.shape[-1], 1)
-    return 0 if _is_for_c(x, weight, bias) else 2 * rows * x.item
+    return 2 * x.count // max(x.shape[-1], 1) * x.item
 
 
 def _norm_of_sum_bytes(
@@ -202,37 +186,44 @@ def _norm_of_sum_bytes(
 
 
 _SUM = "few rows: the sum in the kernel of the norm"
-KERNELS = (
-    Kernel(
-        "rms_norm_last",
-        "rms_norm",
-        rms_norm_last,
-        "half the passes over the rows, rounded once",
-        _rms_over_last_axis,
-        workspace=Workspace(_rms_norm_last_bytes),
-    ),
-    Kernel(
-        "layer_norm_last",
-        "layer_norm",
-        layer_norm_last,
-        "one pass over the rows, rounded once",
-        _layer_over_last_axis,
-        workspace=Workspace(_layer_norm_last_bytes),
-    ),
-    Kernel(
-        "rms_norm_of_sum",
-        "norm_residual",
-        norm_of_sum,
-        _SUM,
-        _of_sum(_rms_over_last_axis, "axes", "it is a layer norm"),
-        workspace=Workspace(_norm_of_sum_bytes),
-    ),
-    Kernel(
-        "layer_norm_of_sum",
-        "norm_residual",
-        norm_of_sum,
-        _SUM,
-        _of_sum(_layer_over_last_axis, "normalized_shape", "it is a root-mean-square norm"),
-        workspace=Workspace(_norm_of_sum_bytes),
-    ),
+KERNELS = tuple(
+    Kernel(name, op, in_c(write, general), why, accepts, workspace=besides(write, held), write=write)
+    for name, op, general, why, accepts, write, held in (
+        (
+            "rms_norm_last",
+            "rms_norm",
+            rms_norm_last,
+            "half the passes over the rows, rounded once",
+            _rms_over_last_axis,
+            _write,
+            _rms_norm_last_bytes,
+        ),
+        (
+            "layer_norm_last",
+            "layer_norm",
+            layer_norm_last,
+            "one pass over the rows, rounded once",
+            _layer_over_last_axis,
+            _write,
+            _layer_norm_last_bytes,
+        ),
+        (
+            "rms_norm_of_sum",
+            "norm_residual",
+            norm_of_sum,
+            _SUM,
+            _of_sum(_rms_over_last_axis, "axes", "it is a layer norm"),
+            _write_of_sum,
+            _norm_of_sum_bytes,
+        ),
+        (
+            "layer_norm_of_sum",
+            "norm_residual",
+            norm_of_sum,
+            _SUM,
+            _of_sum(_layer_over_last_axis, "normalized_shape", "it is a root-mean-square norm"),
+            _write_of_sum,
+            _norm_of_sum_bytes,
+        ),
+    )
 )

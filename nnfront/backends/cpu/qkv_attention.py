@@ -13,6 +13,7 @@ from nnfront.backends.cpu import attention, decode_attention
 from nnfront.backends.cpu.attention_kinds import softmax_only
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.rope import is_interleaved, rope_rotated, rope_rotated_bytes, rope_tables
+from nnfront.backends.cpu.tape_attention import write_qkv_attention
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
@@ -105,5 +106,6 @@ KERNELS = (
         _caches,
         _as_rotated_attention,
         workspace=Workspace(_qkv_attention_bytes, _remembered_by_qkv),
+        write=write_qkv_attention,
     ),
 )

@@ -9,7 +9,7 @@ Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, col
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,11 @@ import torch
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.gemv import TILES
+from nnfront.backends.cpu.linear import small_rows
 from nnfront.backends.cpu.quantized_gemv import SmallBatchQuantized, find
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
@@ -210,7 +213,48 @@ def _names_gelu(run: Run) -> bool:
     return "approximate" in run.attrs or run.attrs["activation"].startswith("gelu")
 
 
-_FUSIONS = (("product", _product, _product_bytes), ("gated_product", _gated_product, _gated_product_bytes))
+def _write(
+    builder: TapeBuilder,
+    run: Run,
+    x: Value,
+    weight: Value,
+    scales: Value,
+    zeros: Value | None,
+    bias: Value | None,
+    scale: Value | None = None,
+    added: Value | None = None,
+    *,
+    is_gated: bool = False,
+) -> Sequence[Operand]:
+    """A product with codes; in a gated one gate and up next to each other, then what they give."""
+    few = small_batch(run)
+    demand(scale is None and (is_gated or only_adds(run)))
+    demand(not is_gated or activation_name(run) in GATES)
+    if few is None:
+        raise Refused
+    columns, outputs = x.shape[-1], weight.shape[0]
+    rows = small_rows(x, columns, few.most)
+    demand(scales.dtype == few.scales and (zeros is not None) == few.has_zeros)
+    demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
+    demand(added is None or added.shape == (*x.shape[:-1], outputs))
+    if is_gated:
+        both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
+    to = both.place if is_gated else y.place
+    operands = (weight.place, scales.place, place_of(zeros), x.place, place_of(bias), place_of(added), to)
+    group = few.format.group_size
+    sizes = (rows, columns, outputs, columns // group if group else 1)
+    builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, *operands)
+    if is_gated:
+        builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
+        builder.release(to)
+    return (y,)
+
+
+_FUSIONS = (
+    ("product", _product, _product_bytes, _write),
+    ("gated_product", _gated_product, _gated_product_bytes, partial(_write, is_gated=True)),
+)
 KERNELS = tuple(
     Kernel(
         f"{decoding.name}_{fusion}",
@@ -219,7 +263,8 @@ KERNELS = tuple(
         decoding.why,
         _accepts(decoding),
         workspace=Workspace(partial(held, decoding)),
+        write=write,
     )
-    for fusion, bind, held in _FUSIONS
+    for fusion, bind, held, write in _FUSIONS
     for decoding in DECODINGS
 )

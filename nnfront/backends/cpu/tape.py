@@ -2,215 +2,304 @@
 """Kernels in C that follow one another, as one call.
 
 Between the products of one token each step of the interpreter costs 8 to 18 us, as products leave nothing in the caches: a tenth of the time of a
-model of half a billion weights, and a third of that of a small one. So instructions in a row that are all for kernels in C become one step: the
-first time that it meets operands of certain shapes it writes the calls down, as rows of numbers (`tape_rows`), and from then on C runs these rows.
-Where tensors lie, and how large they are, is looked up in each call, so nothing of it becomes wrong when they move. Where the kernels in C are not for the operands (many rows, a
-cache in pages, a tensor in several pieces), the instructions run one by one, as they would without this.
+model of half a billion weights, and a third of that of a small one. So all instructions in a row become one step, which finds out by the sizes
+of a call what of it can be written down as rows of numbers: each kernel's record says how its calls are written (`Kernel.write`), or refuses them. From then on C runs the
+rows of calls of the same sizes, and what was refused runs between them. Where tensors lie is looked up in each call, so nothing of it becomes wrong when they move.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeGuard
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from nnfront.backends.cpu.decode_attention import stored
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.gemv import SMALL_BATCH
-from nnfront.backends.cpu.tape_builder import MEMORY, LayerValue, Operand, Place, Refused, TapeBuilder, Value
-from nnfront.backends.cpu.tape_elementwise import ELEMENTWISE, is_elementwise, is_number
-from nnfront.backends.cpu.tape_recurrent import RECURRENT
-from nnfront.backends.cpu.tape_rows import VIEWS, WRITERS
-from nnfront.lower import Instruction, Run, Slot, TensorType
+from nnfront.backends.cpu.in_c import FEW, KNOWN
+from nnfront.backends.cpu.tape_builder import (
+    MEMORY,
+    LayerValue,
+    Operand,
+    Place,
+    Refused,
+    Tape,
+    TapeBuilder,
+    Value,
+    Write,
+    demand,
+)
+from nnfront.dims import Symbol, evaluate
+from nnfront.lower import Instruction, Run, Slot, StateLayerType, TensorType
+from nnfront.lower.slots import bare_symbol, dims_in
 from nnfront.runtime.execute import Code, Frame, Step, execute
-from nnfront.state.layer import CacheLayer
 
-# What writes to the layer of a cache, its fourth operand.
-ATTENTION = ("qkv_attention", "attention_cached")
-# What is written for one token of each sequence, or for one token, only.
-FOR_ONE = frozenset((*ATTENTION, *RECURRENT, "split"))
+Pair: TypeAlias = tuple[Step, "Instruction | None"]
+Part: TypeAlias = Callable[[Frame], None]
+# What a layer keeps of each sequence is an operand like others when it is read, and a result when it is written.
+READ, WRITTEN = "cache_read", "cache_write_owned"
 
-Pair: TypeAlias = tuple[Step, Instruction | None]
+
+class Kept(NamedTuple):
+    """What is read of a layer, or written: the slots of the layer and of the tensor; if it is written, tokens, whether it is taken over, the slot of the layer afterwards."""
+
+    layer: int
+    name: str
+    tensor: int
+    seq: int = 0
+    take_over: bool = False
+    after: int = -1
 
 
 @dataclass(frozen=True)
-class Tape:
-    """What a sequence does for operands of certain shapes: its rows, the bytes of memory it needs, and what it returns in which slots."""
+class TapePart:
+    """Instructions that are one call, and `steps` that do the same where a tensor is in pieces.
 
-    rows: torch.Tensor
-    size: int
-    returned: Mapping[int, Value]
+    tensors        slots of operands, what is read of layers among them
+    read, written  what layers keep of sequences
+    layers         slots of those to which a token is appended, and the slots that hold them afterwards
+    """
+
+    tape: Tape
+    steps: Code
+    tensors: Sequence[int]
+    read: Sequence[Kept]
+    layers: Mapping[int, int]
+    written: Sequence[Kept]
+    frees: Sequence[int]
+
+    def __call__(self, frame: Frame) -> None:
+        for kept in self.read:
+            frame[kept.tensor] = frame[kept.layer].read(kept.name)
+        memories = [frame[i] for i in self.tensors]
+        if not all(map(torch.Tensor.is_contiguous, memories)):
+            if any(x.numel() > FEW and not x.is_contiguous() for x in memories):
+                execute(self.steps, frame)
+                return
+            memories = [x.contiguous() for x in memories]
+        for slot in self.layers:
+            layer = frame[slot]
+            memories += (*stored(layer.reserve_one()), layer.lengths.counts(), layer.capacity)
+        made = self.tape.run(memories)
+        for before, after in self.layers.items():
+            frame[after] = frame[before]
+        for slot, tensor in zip(self.tape.returned, made, strict=True):
+            frame[slot] = tensor
+        for kept in self.written:
+            layer = frame[kept.after] = frame[kept.layer]
+            layer.write(kept.name, frame[kept.tensor], kept.seq, take_over=kept.take_over)
+        for slot in self.frees:
+            frame[slot] = None
+
+
+class _RefusedAt(Exception):
+    """No tape has an instruction, or a tape that begins with it has."""
+
+    def __init__(self, index: int, *, is_final: bool) -> None:
+        super().__init__(index)
+        self.index, self.is_final = index, is_final
 
 
 class TapeStep:
-    """The step of instructions in a row. `steps` are those that run where C cannot."""
+    """The step of instructions in a row: for each set of sizes tapes, and between them what no tape can have."""
 
-    def __init__(self, runs: Sequence[Run], steps: Code, slots: Sequence[Slot]) -> None:
-        made = [slot for run in runs for slot in run.outputs]
-        layers = dict.fromkeys(run.inputs[3] for run in runs if run.kernel in ATTENTION)
-        given = dict.fromkeys(
-            slot for run in runs for slot in run.inputs if slot not in made and slot not in layers
-        )
-        self._runs, self._steps = runs, steps
-        self._frees = tuple(dict.fromkeys(slot for run in runs for slot in run.frees))
-        self._layers = tuple(layers)
-        self._numbers = {slot: slots[slot].value for slot in given if is_number(slots[slot])}
-        self._tensors = tuple(
-            slot for slot in given if slot not in self._numbers and not _is_none(slots[slot])
-        )
-        self._varying = tuple(slot for slot in self._tensors if slots[slot].kind != "weight")
-        self._sizes = tuple(dict.fromkeys(slot for run in runs for slot in run.sized.values()))
-        self._same_layers = {run.outputs[1]: run.inputs[3] for run in runs if run.kernel in ATTENTION}
-        kept = [slot for slot in made if slot not in self._frees and slot not in self._same_layers]
-        first = MEMORY + 1 + len(self._tensors) + 4 * len(self._layers)
-        self._outlive = {slot: first + i for i, slot in enumerate(kept)}
-        self._plans: dict[Any, Tape | None] = {}
+    def __init__(
+        self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str, writers: Mapping[str, Write]
+    ) -> None:
+        self.pairs, self.slots, self.method, self.writers = pairs, slots, method, writers
+        self.runs: list[Run] = [run for _, run in pairs if isinstance(run, Run)]
+        places = {bare_symbol(slot.value): i for i, slot in enumerate(slots) if slot.kind == "dim"}
+        used = dict.fromkeys(slot for run in self.runs for slot in (*run.operands, *run.outputs))
+        symbols = dict.fromkeys(s for slot in used for dim in _dims_of(slots[slot]) for s in dim.symbols)
+        self._dims = {symbol: places[symbol] for symbol in symbols if symbol in places}
+        self._read = tuple(self._dims.values())
+        # Layers that tokens are appended to, by the slot of the same layer afterwards.
+        self.appended = {
+            run.outputs[1]: slot
+            for run in self.runs
+            if run.kernel in writers and len(run.outputs) == 2
+            for slot in run.inputs
+            if isinstance(slots[slot].type, StateLayerType)
+        }
+        self._layers = tuple(dict.fromkeys(s for s in self.appended.values() if s not in self.appended))
+        self.plans: dict[Any, list[Part]] = {}
 
     def __call__(self, frame: Frame) -> None:
-        plan = self._plan(frame)
-        if plan is None or not self._can_run(frame):
-            execute(self._steps, frame)  # nothing of the frame is held here: steps free what they have read
+        sizes = [frame[i] for i in self._read]
+        are_ready = [frame[i].has_room_for_one for i in self._layers]
+        key = (torch.get_num_threads(), *sizes, *are_ready)
+        plan = self.plans.get(key)
+        if plan is None:
+            if len(self.plans) >= KNOWN:
+                self.plans.clear()
+            layers = [slot for slot, is_ready in zip(self._layers, are_ready, strict=True) if is_ready]
+            known = dict(zip(self._dims, sizes, strict=True))
+            plan = self.plans[key] = list(_Planner(self, frame, known, layers).parts())
+        for part in plan:
+            part(frame)
+
+
+def _dims_of(slot: Slot) -> Iterator[Any]:
+    yield from dims_in(slot.type.shape if isinstance(slot.type, TensorType) else slot.value)
+
+
+class _Planner:
+    """Finds what of a step can be tapes for certain sizes, with the layers that have room for a token."""
+
+    def __init__(
+        self, step: TapeStep, frame: Frame, known: Mapping[Symbol, int], layers: Sequence[int]
+    ) -> None:
+        self._step, self._frame, self._known, self._slots = step, frame, known, step.slots
+        self._layers, self._room = frozenset(layers), set(layers)
+        self._rows = [self._rows_of(run) for run in step.runs]
+
+    def parts(self) -> Iterator[Part]:
+        """What is to be called, in order."""
+        for is_native, found in groupby(range(len(self._rows)), lambda i: self._rows[i] is not None):
+            part = list(found)
+            yield from self._native(part) if is_native else self._plain(part)
+
+    def _plain(self, part: Sequence[int]) -> Iterator[Part]:
+        if part:
+            code = self._code(part)
+            yield lambda frame: execute(code, frame)
+
+    def _code(self, part: Sequence[int]) -> Code:
+        steps = tuple(self._step.pairs[i][0] for i in part)
+        return Code(steps, tuple(self._step.runs[i] for i in part), self._step.method)
+
+    def _native(self, part: list[int]) -> Iterator[Part]:
+        """A tape of what begins and ends with a call; of one call it is none."""
+        calls = [i for i in part if self._rows[i]]
+        if len(calls) < 2:
+            yield from self._plain(part)
             return
-        returned = self._run(plan, frame)
-        for slot, layer in self._same_layers.items():
-            frame[slot] = frame[layer]
-        for slot, tensor in zip(plan.returned, returned, strict=True):
-            frame[slot] = tensor
-        for slot in self._frees:
-            frame[slot] = None
-
-    def _can_run(self, frame: Frame) -> bool:
-        """Whether each tensor lies in one piece, and each layer has a place for a token."""
-        tensors, layers = map(frame.__getitem__, self._tensors), map(frame.__getitem__, self._layers)
-        return all(map(torch.Tensor.is_contiguous, tensors)) and all(map(_takes_one, layers))
-
-    def _run(self, plan: Tape, frame: Frame) -> list[torch.Tensor]:
-        assert NATIVE is not None
-        memory = torch.empty(plan.size, dtype=torch.uint8)
-        returned = [torch.empty(value.shape, dtype=value.dtype) for value in plan.returned.values()]
-        memories = [None, memory, *map(frame.__getitem__, self._tensors)]
-        for layer in map(frame.__getitem__, self._layers):
-            storage = layer.reserve_one()
-            memories += (*stored(storage), layer.lengths.counts(), layer.capacity)
-        NATIVE.run_sequence(plan.rows, *memories, *returned)
-        return returned
-
-    def _plan(self, frame: Frame) -> Tape | None:
-        """The plan for what is in the frame; None if the kernels are not for it."""
-        sizes = tuple(frame[i] for i in self._sizes)
-        key = (torch.get_num_threads(), sizes, *(frame[i].shape for i in self._varying))
-        if key in self._plans:
-            return self._plans[key]
-        builder, plan = TapeBuilder(torch.get_num_threads(), self._outlive), None
+        first, last = part.index(calls[0]), part.index(calls[-1]) + 1
+        yield from self._plain(part[:first])
+        inner = part[first:last]
         try:
-            plan = self._written(frame, builder)
-        except Refused:
-            pass
-        if (
-            plan or builder.rows
-        ):  # what is refused at once has many rows: of such shapes there are as many as prompts
-            self._plans[key] = plan
-        return plan
+            yield self._written(inner)
+        except _RefusedAt as refused:
+            middle = inner.index(refused.index)
+            yield from self._native(inner[:middle])
+            yield from self._plain([refused.index]) if refused.is_final else ()
+            yield from self._native(inner[middle + refused.is_final :])
+        yield from self._plain(part[last:])
 
-    def _written(self, frame: Frame, builder: TapeBuilder) -> Tape:
-        values: dict[int, Operand] = self._numbers | {
-            slot: Value(Place(MEMORY + 1 + i), tuple(frame[slot].shape), frame[slot].dtype)
-            for i, slot in enumerate(self._tensors)
+    def _rows_of(self, run: Run) -> int | None:
+        """How many calls an instruction is; None if no tape can have it."""
+        if run.kernel in (READ, WRITTEN):
+            return 0
+        layers = [slot for slot in run.inputs if isinstance(self._slots[slot].type, StateLayerType)]
+        builder = TapeBuilder(torch.get_num_threads(), {})
+        try:
+            if not self._room.issuperset(layers):
+                raise Refused
+            self._write(builder, run, [self._operand(slot, MEMORY + 1) for slot in run.inputs])
+        except Refused:
+            return None
+        self._room.difference_update(layers)  # there is room for one token
+        return len(builder.rows)
+
+    def _written(self, part: Sequence[int]) -> TapePart:
+        runs = [self._step.runs[i] for i in part]
+        made = {slot for run in runs for slot in run.outputs}
+        frees = tuple(dict.fromkeys(slot for run in runs for slot in run.frees))
+        read = {run.outputs[0] for run in runs if run.kernel == READ}
+        kept = {run.inputs[1] for run in runs if run.kernel == WRITTEN}
+        operands = [s for run in runs for s in run.inputs if run.kernel not in (READ, WRITTEN)]
+        tensors = [s for s in dict.fromkeys(operands) if s not in made - read and self._is_tensor(s)]
+        layers = {
+            s: run.outputs[1]
+            for run in runs
+            for s in run.inputs
+            if s in self._layers and len(run.outputs) == 2
         }
-        first = MEMORY + 1 + len(self._tensors)
-        values |= {slot: LayerValue(frame[slot], first + 4 * i) for i, slot in enumerate(self._layers)}
-        for run in self._runs:
-            sized = {name: frame[slot] for name, slot in run.sized.items()}
-            attrs = run.attrs if run.kernel in VIEWS else {}
-            operands = [values.get(slot) for slot in run.inputs]
-            made = WRITERS[run.kernel](builder, run, *operands, **attrs, **sized)
-            values.update(zip(run.outputs, made, strict=True))
+        first = MEMORY + 1 + len(tensors)
+        outlive = [s for s in dict.fromkeys(s for run in runs for s in run.outputs) if self._is_tensor(s)]
+        outlive = [s for s in outlive if s not in read and (s in kept or s not in frees)]
+        begin = first + 4 * len(layers)
+        builder = TapeBuilder(torch.get_num_threads(), {slot: begin + i for i, slot in enumerate(outlive)})
+        values: dict[int, Operand] = {s: self._operand(s, MEMORY + 1 + i) for i, s in enumerate(tensors)}
+        values |= {slot: self._operand(slot, first + 4 * i) for i, slot in enumerate(layers)}
+        states = _States()
+        for i, run in zip(part, runs, strict=True):
+            try:
+                if run.kernel in (READ, WRITTEN):
+                    states.add(run, self._frame)
+                else:
+                    results = self._write(
+                        builder, run, [values[s] if s in values else self._operand(s, 0) for s in run.inputs]
+                    )
+                    values.update(zip(run.outputs, results, strict=True))
+            except Refused:
+                raise _RefusedAt(i, is_final=run.kernel not in (READ, WRITTEN)) from None
             for slot in run.frees:
                 value = values.get(slot)
                 if isinstance(value, Value):
                     builder.release(value.base)
-        return Tape(torch.tensor(builder.rows, dtype=torch.int64), builder.size, builder.returned)
+        return TapePart(builder.tape(), self._code(part), tensors, states.read, layers, states.written, frees)
+
+    def _is_tensor(self, slot: int) -> bool:
+        return isinstance(self._slots[slot].type, TensorType)
+
+    def _write(self, builder: TapeBuilder, run: Run, operands: Sequence[Operand]) -> Sequence[Operand]:
+        if run.kernel not in self._step.writers:
+            raise Refused
+        sized = {name: self._frame[slot] for name, slot in run.sized.items()}
+        return self._step.writers[run.kernel](builder, run, *operands, **sized)
+
+    def _operand(self, slot: int, memory: int) -> Operand:
+        """What an operand is, if it is not made on the tape; a tensor or a layer in the memory of this index."""
+        held, type = self._slots[slot], self._slots[slot].type
+        if isinstance(type, StateLayerType):
+            return LayerValue(self._frame[slot], memory)
+        if not isinstance(type, TensorType):
+            demand(held.kind in ("constant", "dim", "size"))
+            return self._frame[slot]
+        x = self._frame[slot] if held.kind in ("weight", "constant") else None
+        demand(x is None or x.is_contiguous() or x.numel() <= FEW)
+        demand(all(symbol in self._known for dim in dims_in(type.shape) for symbol in dim.symbols))
+        shape = tuple(evaluate(size, self._known) for size in type.shape)
+        return Value(Place(memory), shape, getattr(torch, type.dtype))
 
 
-def _takes_one(layer: CacheLayer) -> bool:
-    return layer.has_room_for_one
+class _States:
+    """What a tape reads of layers when it begins, and writes when it has ended."""
+
+    def __init__(self) -> None:
+        self.read: list[Kept] = []
+        self.written: list[Kept] = []
+        self._before: dict[int, int] = {}
+
+    def add(self, run: Run, frame: Frame) -> None:
+        """Take an instruction. Raises Refused for what has been written already."""
+        layer, name = self._before.get(run.inputs[0], run.inputs[0]), run.attrs["name"]
+        demand(all((layer, name) != (kept.layer, kept.name) for kept in self.written))
+        if run.kernel == READ:
+            self.read.append(Kept(layer, name, run.outputs[0]))
+            return
+        seq = frame[run.sized["seq"]] if "seq" in run.sized else run.attrs["seq"]
+        value, (after,) = run.inputs[1], run.outputs
+        self.written.append(Kept(layer, name, value, seq, value in run.frees, after))
+        self._before[after] = layer
 
 
-def _is_none(slot: Slot) -> bool:
-    return slot.kind == "constant" and slot.value is None
-
-
-def join(pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
-    """Return steps with one for instructions in a row that sequences have, where they are at least two calls."""
-    if NATIVE is None or SMALL_BATCH is None:
+def join(
+    pairs: Sequence[Pair], slots: Sequence[Slot], method: str, writers: Mapping[str, Write]
+) -> list[Pair]:
+    """Return steps with one for instructions in a row, where at least two of them can be calls of kernels in C."""
+    if NATIVE is None:
         return list(pairs)
-    return _joined(pairs, slots, method, frozenset(WRITERS))
-
-
-def _joined(pairs: Sequence[Pair], slots: Sequence[Slot], method: str, kernels: frozenset[str]) -> list[Pair]:
     joined: list[Pair] = []
-    for part in _parts(pairs, slots, kernels):
-        runs = [run for _, run in part if _is_writable(run, slots, kernels)]
-        if len(runs) < len(part) or sum(run.kernel not in VIEWS for run in runs) < 2:
+    for is_run, group in groupby(pairs, lambda pair: isinstance(pair[1], Run)):
+        part = list(group)
+        found = [i for i, (_, run) in enumerate(part) if isinstance(run, Run) and run.kernel in writers]
+        if not is_run or len(found) < 2:
             joined += part
             continue
-        first = next(i for i, run in enumerate(runs) if run.kernel not in VIEWS)
-        joined += part[:first]  # a view of what torch made may be a copy
-        part, runs = part[first:], runs[first:]
-        # Of several tokens what is between attention and attention can still be one call.
-        is_for_one = any(run.kernel in FOR_ONE for run in runs)
-        instead = _joined(part, slots, method, kernels - FOR_ONE) if is_for_one else part
-        steps = Code(tuple(step for step, _ in instead), tuple(run for _, run in instead), method)
-        joined.append((TapeStep(runs, steps, slots), None))
+        first, end = found[0], found[-1] + 1
+        joined += [*part[:first], (TapeStep(part[first:end], slots, method, writers), None), *part[end:]]
     return joined
-
-
-def _parts(pairs: Iterable[Pair], slots: Sequence[Slot], kernels: frozenset[str]) -> Iterator[list[Pair]]:
-    """Instructions in a row that can be one step, and between these all others."""
-    part: list[Pair] = []
-    for pair in pairs:
-        run = pair[1]
-        if not _is_writable(run, slots, kernels):
-            yield from _closed(part)
-            yield [pair]
-            part = []
-            continue
-        if run.kernel in ATTENTION and run.inputs[3] in _touched(part):
-            yield from _closed(part)  # a second token in a layer is one more call
-            part = []
-        part.append(pair)
-    yield from _closed(part)
-
-
-def _is_writable(
-    instruction: Instruction | None, slots: Sequence[Slot], kernels: frozenset[str]
-) -> TypeGuard[Run]:
-    if not isinstance(instruction, Run) or instruction.kernel not in kernels:
-        return False
-    if instruction.kernel in ELEMENTWISE:
-        return is_elementwise(instruction, slots)
-    if instruction.kernel in VIEWS:
-        return True
-    first = slots[instruction.inputs[0]].type
-    is_narrow = isinstance(first, TensorType) and first.dtype == "bfloat16"
-    return is_narrow and (len(instruction.outputs) == 2 or instruction.kernel not in ATTENTION)
-
-
-def _touched(part: Sequence[Pair]) -> set[int]:
-    """The slots of the layers that were written."""
-    runs = [run for _, run in part if isinstance(run, Run) and run.kernel in ATTENTION]
-    return {slot for run in runs for slot in (run.inputs[3], run.outputs[1])}
-
-
-def _closed(part: list[Pair]) -> Iterator[list[Pair]]:
-    """The part, cut before a view that others see: what is seen is a tensor of torch."""
-    freed = {slot for _, run in part if isinstance(run, Run) for slot in run.frees}
-    for i, (_, run) in enumerate(part):
-        if isinstance(run, Run) and run.kernel in VIEWS and not freed.issuperset(run.outputs):
-            yield from _closed(part[:i])
-            yield [part[i]]
-            yield from _closed(part[i + 1 :])
-            return
-    yield part

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a sequence, and the places of its values: what `tape_rows` writes calls with.
+"""The rows of a tape, and the places of its values: what kernels write their calls with.
 
 A call is a row of numbers: which kernel, which of its numbers are places, and the numbers, in the order of the table in `c/kernels.def`. A place is
 bytes behind the begin of one of the memories that a sequence is given when it runs.
@@ -8,14 +8,17 @@ bytes behind the begin of one of the memories that a sequence is given when it r
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.extension import KERNELS
+from nnfront.backends.cpu.extension import KERNELS, NATIVE
+from nnfront.ir import OPS
+from nnfront.lower import Run
+from nnfront.memory.layout import Layer
 from nnfront.state.layer import CacheLayer
 
 # As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
@@ -60,7 +63,7 @@ class Value:
 class LayerValue:
     """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the memories too."""
 
-    layer: CacheLayer
+    layer: CacheLayer | Layer
     first: int
 
     def place(self, index: int) -> Place:
@@ -77,9 +80,26 @@ def demand(is_right: bool) -> None:
         raise Refused
 
 
+@dataclass(frozen=True)
+class Tape:
+    """What calls do for operands of certain shapes: their rows, the bytes of memory that they need, and what they return in which slots."""
+
+    rows: torch.Tensor
+    size: int
+    returned: Mapping[int, Value]
+
+    def run(self, memories: Iterable[Any]) -> list[torch.Tensor]:
+        """Run it; `memories` are those after the first two, before those of what it returns."""
+        assert NATIVE is not None
+        memory = torch.empty(self.size, dtype=torch.uint8) if self.size else None
+        made = [torch.empty(value.shape, dtype=value.dtype) for value in self.returned.values()]
+        NATIVE.run_sequence(self.rows, None, memory, *memories, *made)
+        return made
+
+
 @dataclass
 class TapeBuilder:
-    """Writes the rows of a sequence and finds places for its values. `outlive` are the slots of values that the call returns."""
+    """Writes the rows of a tape and finds places for its values. `outlive` are the slots of values that it returns, and their memories."""
 
     threads: int
     outlive: Mapping[int, int]
@@ -89,6 +109,11 @@ class TapeBuilder:
     _free: list[tuple[int, int]] = field(default_factory=list)
     # By offset: bytes, and how many slots hold them.
     _held: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def tape(self) -> Tape:
+        """What has been written."""
+        returned = {slot: self.returned[slot] for slot in self.outlive}
+        return Tape(torch.tensor(self.rows, dtype=torch.int64), self.size, returned)
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""
@@ -144,6 +169,11 @@ class TapeBuilder:
 Operand: TypeAlias = Any  # Value, LayerValue or None
 Write: TypeAlias = Callable[..., Sequence[Operand]]
 """How the calls of a kernel are written: from the builder, the instruction and its operands to its results. It raises Refused for operands that it is not for."""
+
+
+def attribute(run: Run, name: str) -> Any:
+    """An attribute of an op's call, which may be at its default."""
+    return run.attrs[name] if name in run.attrs else OPS[run.op].attributes[name]
 
 
 def place_of(value: Value | None) -> Place:

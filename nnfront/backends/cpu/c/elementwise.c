@@ -1,41 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums, products and quotients between the kernels of a token: each is one rounding, as torch's, so that a sequence gives the same bits.
+// What models compute on each element between the kernels of a token, in float and with one rounding, and copies into another order: plain loops over
+// pieces of rows, for the compiler to make vectors of.
+
+#include <math.h>
 
 #include "native.h"
 
 #if HAS_KERNELS
 
-// In the order of OPERATIONS in tape_elementwise.py.
-enum { ADD, MULTIPLY, DIVIDE };
+// In the order of OPERATIONS and KINDS in elementwise.py.
+typedef enum { COPY, ADD, SUBTRACT, SUBTRACT_FROM, MULTIPLY, DIVIDE, DIVIDE_BY, EQUAL, SELECT, RELU, NEGATIVE, EXP, SIGMOID, SILU, TANH, SOFTPLUS, RSQRT } Operation;
+typedef enum { BFLOAT16, FLOAT32, BOOL, INT32 } Kind;
 
 enum {
-    FLOATS = 16,     // in a vector
+    PIECE = 512,     // elements at a time
     SMALL = 1 << 14, // elements that take less time than waking threads
 };
 
-// FLOATS elements, zero where `there` marks none.
-FAST INLINE __m512 elements(const void *from, bool is_wide, Py_ssize_t at, __mmask16 there) {
-    return is_wide ? _mm512_maskz_loadu_ps(there, (const float *)from + at) : widened_vector((const uint16_t *)from + at, there);
+// e^x of numbers in its range, of which 88 is the end: 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
+FAST INLINE float power_of_e(float x) {
+    const float most = x > 88.7f ? 88.7f : x, in_range = most < -87.3f ? -87.3f : most;
+    const float shifted = in_range * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;  // rounded to an integer, in the lowest bits of the first
+    const float r = in_range - n * 0.693359375f + n * 2.12194440e-4f;
+    const float series = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
+    uint32_t bits;
+    float scale;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3F800000;
+    memcpy(&scale, &bits, sizeof scale);
+    const float y = series * scale;
+    return x < -87.3f ? 0.0f : x > 88.7f ? INFINITY : y;
 }
 
-FAST static void combine_share(const void *given, Py_ssize_t first, Py_ssize_t end) {
-    const struct combine *n = given;
-    const __m512 number = _mm512_set1_ps((float)n->number);
-    for (Py_ssize_t at = first; at < end; at += FLOATS) {
-        const __mmask16 there = first_lanes(end - at);
-        const __m512 x = elements(n->x, n->is_wide_x != 0, at, there), other = n->other ? elements(n->other, n->is_wide_other != 0, at, there) : number;
-        const __m512 y = n->operation == ADD        ? _mm512_add_ps(x, other)
-                         : n->operation == MULTIPLY ? _mm512_mul_ps(x, other)
-                                                    : _mm512_maskz_div_ps(there, x, other);
-        if (n->is_wide)
-            _mm512_mask_storeu_ps((float *)n->y + at, there, y);
-        else
-            _mm256_mask_storeu_epi16((uint16_t *)n->y + at, there, rounded_vector(y));
+FAST INLINE float sigmoid_of(float x) {
+    const float power = power_of_e(-fabsf(x)), above = 1.0f / (1.0f + power);
+    return x < 0.0f ? power * above : above;
+}
+
+// Near zero by a polynomial (Cephes), elsewhere by e^2x.
+FAST INLINE float tanh_of(float x) {
+    const float z = x * x, size = fabsf(x), far = 1.0f - 2.0f / (power_of_e(2.0f * size) + 1.0f);
+    const float inner = (((-5.70498872745e-3f * z + 2.06390887954e-2f) * z - 5.37397155531e-2f) * z + 1.33314422036e-1f) * z - 3.33332819422e-1f;
+    const float near = x + x * z * inner;
+    return size < 0.625f ? near : copysignf(far, x);
+}
+
+FAST INLINE void load(float *to, const void *from, Kind kind, Py_ssize_t step, Py_ssize_t count) {
+    const uint16_t *halves = from;
+    const float *floats = from;
+    if (kind == BFLOAT16 && step == 1)
+        for (Py_ssize_t i = 0; i < count; i++) to[i] = widened(halves[i]);
+    else if (kind == FLOAT32 && step == 1)
+        memcpy(to, floats, (size_t)count * sizeof *to);
+    else
+        for (Py_ssize_t i = 0; i < count; i++) {
+            const Py_ssize_t at = i * step;
+            to[i] = kind == BFLOAT16 ? widened(halves[at]) : kind == FLOAT32 ? floats[at] : kind == BOOL ? (float)((const uint8_t *)from)[at] : (float)((const int32_t *)from)[at];
+        }
+}
+
+FAST INLINE void store(const float *from, void *to, Kind kind, Py_ssize_t step, Py_ssize_t count) {
+    if (kind == FLOAT32 && step == 1)
+        memcpy(to, from, (size_t)count * sizeof *from);
+    else if (kind == BFLOAT16 && step == 1)
+        for (Py_ssize_t i = 0; i < count; i += 16) _mm256_mask_storeu_epi16((uint16_t *)to + i, first_lanes(count - i), rounded_vector(_mm512_loadu_ps(from + i)));
+    else
+        for (Py_ssize_t i = 0; i < count; i++) {
+            const Py_ssize_t at = i * step;
+            if (kind == BFLOAT16)
+                ((uint16_t *)to)[at] = rounded(from[i]);
+            else if (kind == FLOAT32)
+                ((float *)to)[at] = from[i];
+            else
+                ((uint8_t *)to)[at] = from[i] != 0.0f;
+        }
+}
+
+#define EACH(value) \
+    for (Py_ssize_t i = 0; i < count; i++) y[i] = (value); \
+    break
+
+FAST INLINE void compute(Operation operation, float *y, const float *x, const float *other, float number, Py_ssize_t count) {
+    switch (operation) {
+        case COPY: EACH(x[i]);
+        case ADD: EACH(x[i] + other[i]);
+        case SUBTRACT: EACH(x[i] - other[i]);
+        case SUBTRACT_FROM: EACH(other[i] - x[i]);
+        case MULTIPLY: EACH(x[i] * other[i]);
+        case DIVIDE: EACH(x[i] / other[i]);
+        case DIVIDE_BY: EACH(other[i] / x[i]);
+        case EQUAL: EACH(x[i] == other[i] ? 1.0f : 0.0f);
+        case SELECT: EACH(x[i] != 0.0f ? other[i] : number);
+        case RELU: EACH(x[i] < 0.0f ? 0.0f : x[i]);
+        case NEGATIVE: EACH(-x[i]);
+        case EXP: EACH(power_of_e(x[i]));
+        case SIGMOID: EACH(sigmoid_of(x[i]));
+        case SILU: EACH(x[i] * sigmoid_of(x[i]));
+        case TANH: EACH(tanh_of(x[i]));
+        case SOFTPLUS: EACH(x[i] > number ? x[i] : log1pf(power_of_e(x[i])));
+        case RSQRT: EACH(1.0f / sqrtf(x[i]));
     }
 }
 
-const char *combine(const struct combine *n) {
-    in_shares(combine_share, n, n->count, 1024, n->count < SMALL ? 1 : (unsigned)n->threads);
+INLINE Py_ssize_t item(Py_ssize_t kind) { return kind == BFLOAT16 ? 2 : kind == BOOL ? 1 : 4; }
+
+FAST static void compute_pieces(const void *given, Py_ssize_t first, Py_ssize_t end) {
+    const struct elementwise *n = given;
+    const Py_ssize_t pieces = (n->n3 + PIECE - 1) / PIECE;
+    float x[PIECE + 16], other[PIECE + 16], y[PIECE + 16];
+    for (int i = 0; i < PIECE && !n->other; i++) other[i] = (float)n->number;
+    for (Py_ssize_t at = first; at < end; at++) {
+        const Py_ssize_t row = at / pieces, from = at % pieces * PIECE, count = n->n3 - from < PIECE ? n->n3 - from : PIECE;
+        const Py_ssize_t c = row % n->n2, b = row / n->n2 % n->n1, a = row / n->n2 / n->n1;
+        const char *of_x = (const char *)n->x + item(n->x_kind) * (a * n->x0 + b * n->x1 + c * n->x2 + from * n->x3);
+        const char *of_other = n->other ? (const char *)n->other + item(n->other_kind) * (a * n->other0 + b * n->other1 + c * n->other2 + from * n->other3) : NULL;
+        char *of_y = (char *)n->y + item(n->y_kind) * (a * n->y0 + b * n->y1 + c * n->y2 + from * n->y3);
+        load(x, of_x, (Kind)n->x_kind, n->x3, count);
+        if (n->other) load(other, of_other, (Kind)n->other_kind, n->other3, count);
+        compute((Operation)n->operation, y, x, other, (float)n->number, count);
+        store(y, of_y, (Kind)n->y_kind, n->y3, count);
+    }
+}
+
+const char *elementwise(const struct elementwise *n) {
+    if (n->x_kind > INT32 || n->other_kind > INT32 || n->y_kind > BOOL || n->operation > RSQRT) return refused("an operation and kinds that there are");
+    const Py_ssize_t rows = n->n0 * n->n1 * n->n2, count = rows * n->n3;
+    if (count) in_shares(compute_pieces, n, rows * ((n->n3 + PIECE - 1) / PIECE), 1, count < SMALL ? 1 : (unsigned)n->threads);
     return NULL;
 }
 

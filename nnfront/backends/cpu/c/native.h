@@ -25,6 +25,7 @@
 #define INLINE static inline __attribute__((always_inline))
 
 enum { LANES = 32 };  // bfloat16 values in a vector
+enum { MOST_TOKENS = 64 };  // that a product of few rows has
 
 // Work on the parts `first` to `end` of what `work` describes.
 typedef void (*Share)(const void *work, Py_ssize_t first, Py_ssize_t end);

@@ -13,18 +13,18 @@ enum {
     SMALL = 1 << 14, // elements that take less time than waking threads
 };
 
-// FLOATS weights, which are float if `is_wide`, zero where `there` marks none.
-FAST INLINE __m512 weights(const void *from, bool is_wide, Py_ssize_t at, __mmask16 there) {
+// FLOATS elements, which are float if `is_wide`, zero where `there` marks none.
+FAST INLINE __m512 elements(const void *from, bool is_wide, Py_ssize_t at, __mmask16 there) {
     return is_wide ? _mm512_maskz_loadu_ps(there, (const float *)from + at) : widened_vector((const uint16_t *)from + at, there);
 }
 
 // The sum of x - mean, or of its squares.
-FAST INLINE double sum_of(const uint16_t *x, Py_ssize_t size, float mean, const bool is_squared) {
+FAST INLINE double sum_of(const void *x, bool is_wide, Py_ssize_t size, float mean, const bool is_squared) {
     __m512 sums[SUMS];
     for (int i = 0; i < SUMS; i++) sums[i] = _mm512_setzero_ps();
     for (Py_ssize_t at = 0; at < size; at += FLOATS) {
         const __mmask16 there = first_lanes(size - at);
-        const __m512 value = _mm512_maskz_sub_ps(there, widened_vector(x + at, there), _mm512_set1_ps(mean));
+        const __m512 value = _mm512_maskz_sub_ps(there, elements(x, is_wide, at, there), _mm512_set1_ps(mean));
         __m512 *sum = sums + at / FLOATS % SUMS;
         *sum = is_squared ? _mm512_fmadd_ps(value, value, *sum) : _mm512_add_ps(*sum, value);
     }
@@ -37,34 +37,40 @@ FAST INLINE double sum_of(const uint16_t *x, Py_ssize_t size, float mean, const 
     return sum;
 }
 
-FAST static void normalize(const struct norm *n, const uint16_t *x, const uint16_t *added, uint16_t *total, uint16_t *y) {
+FAST INLINE void put(void *to, bool is_wide, Py_ssize_t at, __mmask16 there, __m512 values) {
+    if (is_wide)
+        _mm512_mask_storeu_ps((float *)to + at, there, values);
+    else
+        _mm256_mask_storeu_epi16((uint16_t *)to + at, there, rounded_vector(values));
+}
+
+FAST static void normalize(const struct norm *n, const void *x, const void *added, void *total, void *y) {
     const Py_ssize_t size = n->size;
-    const bool is_wide = n->is_wide != 0;
+    const bool is_wide = n->is_wide != 0, is_wide_x = n->is_wide_x != 0;
     if (added) {
         for (Py_ssize_t i = 0; i < size; i += FLOATS) {
             const __mmask16 there = first_lanes(size - i);
-            const __m512 sum = _mm512_add_ps(widened_vector(x + i, there), widened_vector(added + i, there));
-            _mm256_mask_storeu_epi16(total + i, there, rounded_vector(sum));
+            put(total, is_wide_x, i, there, _mm512_add_ps(elements(x, is_wide_x, i, there), elements(added, is_wide_x, i, there)));
         }
         x = total;
     }
-    const float mean = n->is_centered ? (float)(sum_of(x, size, 0.0f, false) / (double)size) : 0.0f;
-    const float factor = (float)(1.0 / sqrt(sum_of(x, size, mean, true) / (double)size + n->epsilon));
+    const float mean = n->is_centered ? (float)(sum_of(x, is_wide_x, size, 0.0f, false) / (double)size) : 0.0f;
+    const float factor = (float)(1.0 / sqrt(sum_of(x, is_wide_x, size, mean, true) / (double)size + n->epsilon));
     for (Py_ssize_t i = 0; i < size; i += FLOATS) {
         const __mmask16 there = first_lanes(size - i);
-        __m512 value = _mm512_mul_ps(_mm512_sub_ps(widened_vector(x + i, there), _mm512_set1_ps(mean)), _mm512_set1_ps(factor));
-        if (n->weight) value = _mm512_mul_ps(value, weights(n->weight, is_wide, i, there));
-        if (n->bias) value = _mm512_add_ps(value, weights(n->bias, is_wide, i, there));
-        _mm256_mask_storeu_epi16(y + i, there, rounded_vector(value));
+        __m512 value = _mm512_mul_ps(_mm512_sub_ps(elements(x, is_wide_x, i, there), _mm512_set1_ps(mean)), _mm512_set1_ps(factor));
+        if (n->weight) value = _mm512_mul_ps(value, elements(n->weight, is_wide, i, there));
+        if (n->bias) value = _mm512_add_ps(value, elements(n->bias, is_wide, i, there));
+        put(y, is_wide_x, i, there, value);
     }
 }
 
 FAST static void normalize_rows(const void *given, Py_ssize_t first, Py_ssize_t end) {
     const struct norm *n = given;
-    const uint16_t *x = n->x, *added = n->added;
-    uint16_t *total = n->total, *y = n->y;
-    for (Py_ssize_t at = first * n->size; at < end * n->size; at += n->size)
-        normalize(n, x + at, added ? added + at : NULL, added ? total + at : NULL, y + at);
+    const Py_ssize_t step = n->size * (n->is_wide_x ? 4 : 2);
+    const char *x = n->x, *added = n->added;
+    char *total = n->total, *y = n->y;
+    for (Py_ssize_t at = first * step; at < end * step; at += step) normalize(n, x + at, added ? added + at : NULL, added ? total + at : NULL, y + at);
 }
 
 const char *norm(const struct norm *n) {

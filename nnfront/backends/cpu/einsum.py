@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Heads of few tokens, each with a matrix of its own, in C: what latent attention does with its up-projections.
+
+One token, 16 heads of 128 x 512: torch's batched product takes several times as long as reading the matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from nnfront.backends.cpu.in_c import in_c
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.lower import Run
+from nnfront.lower.reference import reference
+
+# Tokens up to which each is multiplied by itself.
+MOST_TOKENS = 8
+
+
+def _is_turned(run: Run) -> bool | None:
+    """Whether matrices are [heads, in, out], not [heads, out, in]; None if it is another sum."""
+    given, _, result = run.attrs["subscripts"].replace(" ", "").partition("->")
+    x, _, weight = given.partition(",")
+    *rest, head, column = x or "  "
+    if not rest or len({*x, *weight}) != len(x) + 1 or len(weight) != 3 or weight[0] != head:
+        return None
+    output = next(letter for letter in weight if letter not in x) if column in weight[1:] else ""
+    return weight[1] == column if result == "".join([*rest, head, output]) else None
+
+
+def _of_heads(run: Run, context: Context) -> str:
+    return "it is not of heads with a matrix each" if _is_turned(run) is None else ACCEPTED
+
+
+def _write(builder: TapeBuilder, run: Run, x: Value, weight: Value) -> Sequence[Operand]:
+    *rest, heads, columns = x.shape
+    is_turned = bool(_is_turned(run))
+    outputs, tokens = weight.shape[2 if is_turned else 1], prod(rest)
+    demand(x.dtype == weight.dtype == torch.bfloat16 and 0 < tokens <= MOST_TOKENS and prod(weight.shape) > 0)
+    y = builder.make(run.outputs[0], (*rest, heads, outputs))
+    sizes = tokens, heads, columns, outputs, is_turned, builder.threads
+    builder.call("multiply_heads", *sizes, weight.place, x.place, y.place)
+    return (y,)
+
+
+KERNELS = (
+    Kernel(
+        "einsum_heads",
+        "einsum",
+        in_c(_write, reference),
+        "few tokens: the matrix of each head at the speed of memory",
+        _of_heads,
+        write=_write,
+    ),
+)

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is computed on each element, moved, or seen under another shape, between the products of a token: rows of the tape.
+
+By itself each of these is a call of torch; only next to others it is worth a row. Sums, products, quotients and conversions give the bits of torch; of functions
+the last bit may differ, since torch has them from another library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TypeAlias
+
+import torch
+
+from nnfront.backends.cpu.in_c import FEW
+from nnfront.backends.cpu.tape_builder import NOWHERE, Operand, TapeBuilder, Value, Write, attribute, demand
+from nnfront.backends.kernel import Kernel
+from nnfront.lower import Run
+from nnfront.lower.reference import reference
+
+# In the order of the enums in C.
+OPERATIONS = ("copy", "add", "subtract", "subtract_from", "multiply", "divide", "divide_by", "equal", "where")
+OPERATIONS += ("relu", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt")
+KINDS = (torch.bfloat16, torch.float32, torch.bool, torch.int32)
+FLOATS = KINDS[:2]
+AXES = 4
+
+Number: TypeAlias = float | int
+Steps: TypeAlias = Sequence[int]
+
+
+def row_major(shape: Sequence[int]) -> list[int]:
+    """Elements from one place along each axis to the next, of a tensor in one piece."""
+    return list(accumulate(reversed(shape[1:]), int.__mul__, initial=1))[::-1] if shape else []
+
+
+def emit(
+    builder: TapeBuilder,
+    operation: str,
+    shape: Sequence[int],
+    y: tuple[Value, Steps],
+    x: tuple[Value, Steps],
+    other: tuple[Value, Steps] | None = None,
+    number: float = 0.0,
+) -> None:
+    """Write an operation over axes of these sizes, each operand with its steps along them."""
+    kinds = [KINDS.index(given[0].dtype) for given in (x, other or x, y)]
+    steps = [given[1] for given in (x, other or (None, [0] * len(shape)), y)]
+    axes: list[list[int]] = []
+    for axis in zip(shape, *steps, strict=True):
+        size, *along = axis
+        if axes and all(before == step * size for before, step in zip(axes[-1][1:], along, strict=True)):
+            axes[-1] = [axes[-1][0] * size, *along]
+        elif size != 1:
+            axes.append(list(axis))
+    demand(0 < prod(shape) <= FEW and len(axes) <= AXES)
+    axes = [[1, 0, 0, 0]] * (AXES - len(axes)) + axes
+    sizes = [size for part in zip(*axes, strict=True) for size in part]
+    places = x[0].place, NOWHERE if other is None else other[0].place, y[0].place
+    kind = OPERATIONS.index(operation), *sizes, *kinds, builder.threads, float(number)
+    builder.call("elementwise", *kind, *places)
+
+
+def over(x: Value, shape: Sequence[int]) -> tuple[Value, Steps]:
+    """A tensor in one piece, broadcast to a shape."""
+    steps = [0 if size == 1 else step for size, step in zip(x.shape, row_major(x.shape), strict=True)]
+    return x, [0] * (len(shape) - len(steps)) + steps
+
+
+def copied(builder: TapeBuilder, x: Value, dtype: torch.dtype) -> Value:
+    """x in another dtype: a piece of the tape's memory, to be released."""
+    y = Value(builder.take(prod(x.shape) * dtype.itemsize), x.shape, dtype)
+    emit(builder, "copy", x.shape, over(y, x.shape), over(x, x.shape))
+    return y
+
+
+def _binary(operation: str, reversed_: str) -> Write:
+    """Of two tensors, or a tensor and a number in either order."""
+
+    def write(builder: TapeBuilder, run: Run, x: Value | Number, other: Value | Number) -> Sequence[Operand]:
+        name = operation
+        if not isinstance(x, Value):
+            x, other, name = other, x, reversed_
+        demand(isinstance(x, Value) and x.dtype in FLOATS)
+        assert isinstance(x, Value)
+        if not isinstance(other, Value):
+            demand(other is not None)
+            y = builder.make(run.outputs[0], x.shape, x.dtype)
+            emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=other)
+            return (y,)
+        demand(other.dtype in FLOATS and bool(x.shape) and bool(other.shape))
+        shape = torch.broadcast_shapes(x.shape, other.shape)
+        y = builder.make(run.outputs[0], shape, torch.promote_types(x.dtype, other.dtype))
+        emit(builder, name, shape, over(y, shape), over(x, shape), over(other, shape))
+        return (y,)
+
+    return write
+
+
+def _unary(operation: str) -> Write:
+    def write(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
+        demand(x.dtype in FLOATS and run.attrs.get("beta", 1.0) == 1)
+        y = builder.make(run.outputs[0], x.shape, x.dtype)
+        number = run.attrs.get("threshold", 20.0)
+        emit(builder, operation, x.shape, over(y, x.shape), over(x, x.shape), number=number)
+        return (y,)
+
+    return write
+
+
+def _square(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
+    demand(x.dtype in FLOATS)
+    y = builder.make(run.outputs[0], x.shape, x.dtype)
+    emit(builder, "multiply", x.shape, *(over(value, x.shape) for value in (y, x, x)))
+    return (y,)
+
+
+def _astype(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
+    dtype = getattr(torch, run.attrs["dtype"])
+    demand(x.dtype in KINDS and dtype in FLOATS)
+    y = builder.make(run.outputs[0], x.shape, dtype)
+    emit(builder, "copy", x.shape, over(y, x.shape), over(x, x.shape))
+    return (y,)
+
+
+def _equal(builder: TapeBuilder, run: Run, x: Value, other: Value | Number) -> Sequence[Operand]:
+    demand(isinstance(x, Value) and isinstance(other, Value))
+    assert isinstance(other, Value)
+    # Floats hold the integers that are compared with floats as torch does it, but not all others.
+    demand({x.dtype, other.dtype} <= {*KINDS} and not {x.dtype, other.dtype}.isdisjoint(FLOATS))
+    shape = torch.broadcast_shapes(x.shape, other.shape)
+    y = builder.make(run.outputs[0], shape, torch.bool)
+    emit(builder, "equal", shape, over(y, shape), over(x, shape), over(other, shape))
+    return (y,)
+
+
+def _where(
+    builder: TapeBuilder, run: Run, condition: Value, x: Value | Number, other: Value | Number
+) -> Sequence[Operand]:
+    """A tensor where the condition holds, a number where it does not."""
+    demand(isinstance(x, Value) and x.dtype in FLOATS and isinstance(other, float | int))
+    assert isinstance(x, Value)
+    shape = torch.broadcast_shapes(condition.shape, x.shape)
+    y = builder.make(run.outputs[0], shape, x.dtype)
+    emit(builder, "where", shape, over(y, shape), over(condition, shape), over(x, shape), other)  # type: ignore[arg-type]
+    return (y,)
+
+
+def moved(
+    builder: TapeBuilder, slot: int, x: Value, shape: Sequence[int], steps: Steps, offset: int = 0
+) -> Value:
+    """A copy of what lies at these steps of a tensor, `offset` elements behind its begin."""
+    demand(x.dtype in KINDS)
+    y = builder.make(slot, shape, x.dtype)
+    part = Value(x.place + offset * x.dtype.itemsize, tuple(shape), x.dtype)
+    copy(builder, shape, over(y, shape), (part, steps))
+    return y
+
+
+def copy(builder: TapeBuilder, shape: Sequence[int], y: tuple[Value, Steps], x: tuple[Value, Steps]) -> None:
+    """Write that elements are moved; integers as if they were floats of their size."""
+    bits = {torch.int32: torch.float32}
+    y, x = ((replace(value, dtype=bits.get(value.dtype, value.dtype)), steps) for value, steps in (y, x))
+    emit(builder, "copy", shape, y, x)
+
+
+def view(builder: TapeBuilder, slot: int, x: Value, shape: Sequence[int], offset: int = 0) -> Value:
+    """What lies in one piece in a tensor; copied where others than the tape see it."""
+    if slot in builder.outlive:
+        return moved(builder, slot, x, shape, row_major(shape), offset)
+    builder.hold(x.base)
+    return Value(x.place + offset * x.dtype.itemsize, tuple(shape), x.dtype, x.base)
+
+
+def _reshape(
+    builder: TapeBuilder, run: Run, x: Value, shape: Sequence[int] | None = None
+) -> Sequence[Operand]:
+    shape = run.attrs["shape"] if shape is None else shape
+    known = prod(size for size in shape if size != -1)
+    demand(prod(x.shape) > 0)
+    shape = tuple(prod(x.shape) // known if size == -1 else size for size in shape)
+    return (view(builder, run.outputs[0], x, shape),)
+
+
+def _unsqueeze(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
+    shape = list(x.shape)
+    shape.insert(run.attrs["dim"], 1)
+    return (view(builder, run.outputs[0], x, shape),)
+
+
+def _split(builder: TapeBuilder, run: Run, x: Value, **sized: object) -> Sequence[Operand]:
+    """Parts that lie in one piece are places in the whole, others are copied."""
+    demand(not sized)
+    parts, axis = run.attrs["indices_or_sections"], attribute(run, "axis")
+    width, inner = x.shape[axis], prod(x.shape[axis + 1 :])
+    starts = list(range(0, width, width // parts)) if isinstance(parts, int) else [0, *parts]
+    demand(sorted(starts) == starts and starts[-1] <= width and len(starts) == len(run.outputs))
+    is_whole, made = prod(x.shape[:axis]) == 1, []
+    for slot, (start, end) in zip(run.outputs, pairwise([*starts, width]), strict=True):
+        shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
+        if is_whole:
+            made.append(view(builder, slot, x, shape, start * inner))
+        else:
+            made.append(moved(builder, slot, x, shape, row_major(x.shape), start * inner))
+    return made
+
+
+def _permute_dims(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
+    axes, steps = attribute(run, "axes"), row_major(x.shape)
+    axes = range(len(x.shape))[::-1] if axes is None else axes
+    shape = [x.shape[axis] for axis in axes]
+    return (moved(builder, run.outputs[0], x, shape, [steps[axis] for axis in axes]),)
+
+
+def _concat(builder: TapeBuilder, run: Run, *parts: Value) -> Sequence[Operand]:
+    axis, (first, *_) = attribute(run, "dim"), parts
+    demand(all(part.dtype == first.dtype for part in parts) and first.dtype in KINDS)
+    width = sum(part.shape[axis] for part in parts)
+    y = builder.make(run.outputs[0], (*first.shape[:axis], width, *first.shape[axis + 1 :]), first.dtype)
+    steps, start = row_major(y.shape), 0
+    for part in parts:
+        at = Value(y.place + start * steps[axis] * y.dtype.itemsize, part.shape, y.dtype)
+        if prod(part.shape):
+            copy(builder, part.shape, (at, steps), over(part, part.shape))
+        start += part.shape[axis]
+    return (y,)
+
+
+_WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
+    "add": _binary("add", "add"),
+    "subtract": _binary("subtract", "subtract_from"),
+    "multiply": _binary("multiply", "multiply"),
+    "divide": _binary("divide", "divide_by"),
+    **{name: _unary(name) for name in OPERATIONS[OPERATIONS.index("relu") :]},
+    "square": _square,
+    "astype": _astype,
+    "equal": _equal,
+    "where": _where,
+    "reshape": _reshape,
+    "unsqueeze": _unsqueeze,
+    "split": _split,
+    "permute_dims": _permute_dims,
+    "concat": _concat,
+}
+KERNELS = tuple(Kernel(op, op, reference, write=write) for op, write in _WRITTEN.items())
