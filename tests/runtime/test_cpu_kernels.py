@@ -9,8 +9,8 @@ from nnfront_models import llama
 
 import nnfront as nn
 from nnfront import op, ops
+from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import linear as cpu
-from nnfront.backends.cpu import norm as norms
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure, kv_layer
@@ -116,7 +116,7 @@ def test_without_a_kernel_for_few_rows_linear_goes_to_onednn(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_rms_norm_last_agrees_with_float64(dtype, shape, weight, by, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(norms, "NATIVE", None)
+        monkeypatch.setattr(in_c, "NATIVE", None)
     x = (10 * torch.randn(shape)).to(dtype)
     w = torch.randn(shape[-1]).to(dtype) if weight else None
     got, expected = both("rms_norm_last", ops.rms_norm, (x, w, None), axes=(len(shape) - 1,), epsilon=1e-6)

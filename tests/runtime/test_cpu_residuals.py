@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op
+from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import linear as kernels
-from nnfront.backends.cpu import norm as norms
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import resolver
 from nnfront.ir import IRModule
@@ -116,7 +116,7 @@ def test_a_product_that_is_cast_is_not_rounded_before_in_c(rows, bias, by, monke
 @pytest.mark.parametrize("rows", [0, 1, 8, 9])
 def test_the_norm_of_a_sum_is_the_sum_and_then_the_norm(rows, reads_sum, by, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(norms, "NATIVE", None)
+        monkeypatch.setattr(in_c, "NATIVE", None)
     run = runs(exported(Norm(reads_sum), ["n", 33], ["n", 33]))[0]
     assert run.kernel == "rms_norm_of_sum"
     x, y, w = (torch.randn(shape).to(BF16) for shape in ((rows, 33), (33, rows), (33,)))

@@ -25,9 +25,9 @@ def _is_turned(run: Run) -> bool | None:
     """Whether matrices are [heads, in, out], not [heads, out, in]; None if it is another sum."""
     given, _, result = run.attrs["subscripts"].replace(" ", "").partition("->")
     x, _, weight = given.partition(",")
-    *rest, head, column = x or "  "
-    if not rest or len({*x, *weight}) != len(x) + 1 or len(weight) != 3 or weight[0] != head:
+    if len(x) < 3 or len({*x, *weight}) != len(x) + 1 or len(weight) != 3 or weight[0] != x[-2]:
         return None
+    *rest, head, column = x
     output = next(letter for letter in weight if letter not in x) if column in weight[1:] else ""
     return weight[1] == column if result == "".join([*rest, head, output]) else None
 

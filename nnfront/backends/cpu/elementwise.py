@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.in_c import FEW
+from nnfront.backends.cpu.in_c import FEW, in_c
 from nnfront.backends.cpu.tape_builder import NOWHERE, Operand, TapeBuilder, Value, Write, attribute, demand
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run
@@ -245,4 +245,9 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "permute_dims": _permute_dims,
     "concat": _concat,
 }
-KERNELS = tuple(Kernel(op, op, reference, write=write) for op, write in _WRITTEN.items())
+# Of which the last bit may differ from torch's: by itself a call is then what it is on a tape.
+_FUNCTIONS = frozenset(OPERATIONS[OPERATIONS.index("exp") :])
+KERNELS = tuple(
+    Kernel(op, op, in_c(write, reference) if op in _FUNCTIONS else reference, write=write)
+    for op, write in _WRITTEN.items()
+)

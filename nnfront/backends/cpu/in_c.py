@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from nnfront.backends.cpu.tape_builder import (
     Write,
 )
 from nnfront.backends.kernel import Bind
-from nnfront.lower import Run
+from nnfront.lower import Run, Structure
 from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layer, Layout
 
@@ -35,19 +36,20 @@ def in_c(write: Write, otherwise: Bind) -> Bind:
 
     def bind(run: Run) -> Callable[..., Any]:
         general, known = otherwise(run), dict[Any, "Tape | None"]()
+        one = run if run.outputs else replace(run, result=Structure(0))
 
         def call(*operands: Any, **sized: Any) -> Any:
             key = (torch.get_num_threads(), *map(_sizes, operands), *sized.values())
             if key not in known:
                 if len(known) >= KNOWN:
                     known.clear()
-                known[key] = written(write, run, operands, sized)
+                known[key] = written(write, one, operands, sized)
             tape = known[key]
             tensors = [x for x in operands if isinstance(x, torch.Tensor)]
             if tape is None or not all(map(_is_readable, tensors)):
                 return general(*operands, **sized)
             made = tape.run(map(torch.Tensor.contiguous, tensors))
-            return made[0] if run.result.is_leaf else tuple(made)
+            return made[0] if one.result.is_leaf else tuple(made)
 
         return call
 
@@ -65,9 +67,8 @@ def written(write: Write, run: Run, operands: tuple[Any, ...], sized: dict[str, 
 
 
 def _of_one(write: Write, run: Run, values: list[Any], sized: dict[str, Any], first: int) -> Tape | None:
-    # A call by itself need not say which slots its results are for: they are numbered.
-    outputs = run.outputs
-    builder = TapeBuilder(torch.get_num_threads(), {slot: first + i for i, slot in enumerate(outputs)})
+    outlive = {slot: first + i for i, slot in enumerate(run.outputs)}
+    builder = TapeBuilder(torch.get_num_threads(), outlive)
     try:
         write(builder, run, *values, **sized)
     except Refused:

@@ -23,6 +23,7 @@ from nnfront.backends.cpu.activations import (
     activation_number,
 )
 from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES, SmallBatchLinear
+from nnfront.backends.cpu.in_c import in_c
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
@@ -253,7 +254,8 @@ def _write(
     scale: None = None,
     added: Value | None = None,
 ) -> Sequence[Operand]:
-    assert SMALL_BATCH is not None
+    if SMALL_BATCH is None:
+        raise Refused
     outputs, columns = weight.shape
     rows, number = small_rows(x, columns, SMALL_BATCH.most), activation_number(run)
     if number is None:
@@ -271,7 +273,8 @@ def _write_gated(
     builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None
 ) -> Sequence[Operand]:
     demand(gated_small_batch(run) is not None)
-    assert SMALL_BATCH is not None
+    if SMALL_BATCH is None:
+        raise Refused
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
     rows, gate = small_rows(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
@@ -318,7 +321,7 @@ PRODUCTS = (
     Kernel(
         "linear_bfloat16",
         "linear",
-        linear_bfloat16,
+        in_c(_write, linear_bfloat16),
         "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN",
         _bfloat16,
         workspace=NOTHING,
@@ -335,7 +338,7 @@ PRODUCTS = (
     Kernel(
         "linear_wide",
         "linear",
-        _linear_wide,
+        in_c(_write, _linear_wide),
         "the weight widened piece by piece, not as a whole",
         _widened,
         workspace=Workspace(_linear_wide_bytes),
@@ -348,7 +351,7 @@ KERNELS = (
     Kernel(
         "gated_product",
         "gated_product",
-        gated_product,
+        in_c(_write_gated, gated_product),
         "gate and up in tensors of their own, multiplied in place",
         _gates_linear,
         _as_gated,
@@ -358,7 +361,7 @@ KERNELS = (
     Kernel(
         "finished_product",
         "product",
-        _finished_product,
+        in_c(_write, _finished_product),
         "few rows: what comes after it in the kernel of the product; more rows: the sum in the product's own memory",
         _ends_in_bfloat16,
         workspace=Workspace(_finished_product_bytes),

@@ -19,6 +19,7 @@ from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import TILES
+from nnfront.backends.cpu.in_c import in_c
 from nnfront.backends.cpu.linear import small_rows
 from nnfront.backends.cpu.quantized_gemv import SmallBatchQuantized, find
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
@@ -259,7 +260,7 @@ KERNELS = tuple(
     Kernel(
         f"{decoding.name}_{fusion}",
         f"quantized_{fusion}",
-        bind(decoding),
+        in_c(write, bind(decoding)),
         decoding.why,
         _accepts(decoding),
         workspace=Workspace(partial(held, decoding)),

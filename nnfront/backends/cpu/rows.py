@@ -25,6 +25,7 @@ def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     """Over one axis, or over several that follow one another."""
     axes, rank = attribute(run, "axis"), len(x.shape)
     axes = range(rank) if axes is None else [axes] if isinstance(axes, int) else sorted(axes)
+    demand(bool(axes))
     demand(0 < prod(x.shape) <= SHORT and list(axes) == list(range(axes[0], axes[-1] + 1)))
     before, size, after = x.shape[: axes[0]], x.shape[axes[0] : axes[-1] + 1], x.shape[axes[-1] + 1 :]
     dtype = torch.bool if run.op == "any" else x.dtype

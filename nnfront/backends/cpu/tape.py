@@ -9,7 +9,7 @@ rows of calls of the same sizes, and what was refused runs between them. Where t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
@@ -94,6 +94,16 @@ class TapePart:
             frame[slot] = None
 
 
+@dataclass(frozen=True)
+class PlainPart:
+    """Instructions that run one by one."""
+
+    code: Code
+
+    def __call__(self, frame: Frame) -> None:
+        execute(self.code, frame)
+
+
 class _RefusedAt(Exception):
     """No tape has an instruction, or a tape that begins with it has."""
 
@@ -115,15 +125,9 @@ class TapeStep:
         symbols = dict.fromkeys(s for slot in used for dim in _dims_of(slots[slot]) for s in dim.symbols)
         self._dims = {symbol: places[symbol] for symbol in symbols if symbol in places}
         self._read = tuple(self._dims.values())
-        # Layers that tokens are appended to, by the slot of the same layer afterwards.
-        self.appended = {
-            run.outputs[1]: slot
-            for run in self.runs
-            if run.kernel in writers and len(run.outputs) == 2
-            for slot in run.inputs
-            if isinstance(slots[slot].type, StateLayerType)
-        }
-        self._layers = tuple(dict.fromkeys(s for s in self.appended.values() if s not in self.appended))
+        self.layers = _Layers(self.runs, slots)
+        appending = [run for run in self.runs if run.kernel in writers]
+        self._layers = tuple(dict.fromkeys(s for run in appending for s in self.layers.of(run)))
         self.plans: dict[Any, list[Part]] = {}
 
     def __call__(self, frame: Frame) -> None:
@@ -139,6 +143,25 @@ class TapeStep:
             plan = self.plans[key] = list(_Planner(self, frame, known, layers).parts())
         for part in plan:
             part(frame)
+
+
+class _Layers:
+    """What layers instructions have, by the slots in which these are before the first of them."""
+
+    def __init__(self, runs: Iterable[Run], slots: Sequence[Slot]) -> None:
+        self._slots = slots
+        self._before: dict[int, int] = {}
+        for run in runs:
+            after = [slot for slot in run.outputs if isinstance(slots[slot].type, StateLayerType)]
+            self._before.update((slot, layer) for slot, layer in zip(after, self.of(run), strict=False))
+
+    def of(self, run: Run) -> list[int]:
+        """The layers of an instruction."""
+        return [self.first(slot) for slot in run.inputs if isinstance(self._slots[slot].type, StateLayerType)]
+
+    def first(self, slot: int) -> int:
+        """Where the layer of a slot is at first."""
+        return self._before.get(slot, slot)
 
 
 def _dims_of(slot: Slot) -> Iterator[Any]:
@@ -163,8 +186,7 @@ class _Planner:
 
     def _plain(self, part: Sequence[int]) -> Iterator[Part]:
         if part:
-            code = self._code(part)
-            yield lambda frame: execute(code, frame)
+            yield PlainPart(self._code(part))
 
     def _code(self, part: Sequence[int]) -> Code:
         steps = tuple(self._step.pairs[i][0] for i in part)
@@ -192,8 +214,7 @@ class _Planner:
         """How many calls an instruction is; None if no tape can have it."""
         if run.kernel in (READ, WRITTEN):
             return 0
-        layers = [slot for slot in run.inputs if isinstance(self._slots[slot].type, StateLayerType)]
-        builder = TapeBuilder(torch.get_num_threads(), {})
+        layers, builder = self._step.layers.of(run), TapeBuilder(torch.get_num_threads(), {})
         try:
             if not self._room.issuperset(layers):
                 raise Refused
@@ -211,11 +232,11 @@ class _Planner:
         kept = {run.inputs[1] for run in runs if run.kernel == WRITTEN}
         operands = [s for run in runs for s in run.inputs if run.kernel not in (READ, WRITTEN)]
         tensors = [s for s in dict.fromkeys(operands) if s not in made - read and self._is_tensor(s)]
+        before = _Layers(runs, self._slots)
         layers = {
-            s: run.outputs[1]
+            before.of(run)[0]: run.outputs[1]
             for run in runs
-            for s in run.inputs
-            if s in self._layers and len(run.outputs) == 2
+            if run.kernel not in (READ, WRITTEN) and before.of(run)
         }
         first = MEMORY + 1 + len(tensors)
         outlive = [s for s in dict.fromkeys(s for run in runs for s in run.outputs) if self._is_tensor(s)]
@@ -224,14 +245,19 @@ class _Planner:
         builder = TapeBuilder(torch.get_num_threads(), {slot: begin + i for i, slot in enumerate(outlive)})
         values: dict[int, Operand] = {s: self._operand(s, MEMORY + 1 + i) for i, s in enumerate(tensors)}
         values |= {slot: self._operand(slot, first + 4 * i) for i, slot in enumerate(layers)}
-        states = _States()
+        states = _States(before)
         for i, run in zip(part, runs, strict=True):
             try:
                 if run.kernel in (READ, WRITTEN):
                     states.add(run, self._frame)
                 else:
                     results = self._write(
-                        builder, run, [values[s] if s in values else self._operand(s, 0) for s in run.inputs]
+                        builder,
+                        run,
+                        [
+                            values[before.first(s)] if before.first(s) in values else self._operand(s, 0)
+                            for s in run.inputs
+                        ],
                     )
                     values.update(zip(run.outputs, results, strict=True))
             except Refused:
@@ -255,7 +281,7 @@ class _Planner:
         """What an operand is, if it is not made on the tape; a tensor or a layer in the memory of this index."""
         held, type = self._slots[slot], self._slots[slot].type
         if isinstance(type, StateLayerType):
-            return LayerValue(self._frame[slot], memory)
+            return LayerValue(self._frame[self._step.layers.first(slot)], memory)
         if not isinstance(type, TensorType):
             demand(held.kind in ("constant", "dim", "size"))
             return self._frame[slot]
@@ -269,14 +295,14 @@ class _Planner:
 class _States:
     """What a tape reads of layers when it begins, and writes when it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: _Layers) -> None:
         self.read: list[Kept] = []
         self.written: list[Kept] = []
-        self._before: dict[int, int] = {}
+        self._layers = layers
 
     def add(self, run: Run, frame: Frame) -> None:
         """Take an instruction. Raises Refused for what has been written already."""
-        layer, name = self._before.get(run.inputs[0], run.inputs[0]), run.attrs["name"]
+        layer, name = self._layers.first(run.inputs[0]), run.attrs["name"]
         demand(all((layer, name) != (kept.layer, kept.name) for kept in self.written))
         if run.kernel == READ:
             self.read.append(Kept(layer, name, run.outputs[0]))
@@ -284,7 +310,6 @@ class _States:
         seq = frame[run.sized["seq"]] if "seq" in run.sized else run.attrs["seq"]
         value, (after,) = run.inputs[1], run.outputs
         self.written.append(Kept(layer, name, value, seq, value in run.frees, after))
-        self._before[after] = layer
 
 
 def join(

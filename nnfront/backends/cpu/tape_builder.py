@@ -8,6 +8,7 @@ bytes behind the begin of one of the memories that a sequence is given when it r
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -113,7 +114,8 @@ class TapeBuilder:
     def tape(self) -> Tape:
         """What has been written."""
         returned = {slot: self.returned[slot] for slot in self.outlive}
-        return Tape(torch.tensor(self.rows, dtype=torch.int64), self.size, returned)
+        rows = array("q", [number for row in self.rows for number in row])
+        return Tape(torch.frombuffer(rows, dtype=torch.int64).view(-1, ROW), self.size, returned)
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""
