@@ -121,6 +121,8 @@ def _square(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 def _astype(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     dtype = getattr(torch, run.attrs["dtype"])
     demand(x.dtype in KINDS and dtype in FLOATS)
+    if x.dtype == dtype:
+        return (view(builder, run.outputs[0], x, x.shape),)
     y = builder.make(run.outputs[0], x.shape, dtype)
     emit(builder, "copy", x.shape, over(y, x.shape), over(x, x.shape))
     return (y,)
@@ -168,9 +170,8 @@ def copy(builder: TapeBuilder, shape: Sequence[int], y: tuple[Value, Steps], x: 
 
 
 def view(builder: TapeBuilder, slot: int, x: Value, shape: Sequence[int], offset: int = 0) -> Value:
-    """What lies in one piece in a tensor; copied where others than the tape see it."""
-    if slot in builder.outlive:
-        return moved(builder, slot, x, shape, row_major(shape), offset)
+    """What lies in one piece in a tensor. Others than the tape see it as a view of torch's."""
+    demand(slot not in builder.outlive)
     builder.hold(x.base)
     return Value(x.place + offset * x.dtype.itemsize, tuple(shape), x.dtype, x.base)
 
@@ -208,13 +209,6 @@ def _split(builder: TapeBuilder, run: Run, x: Value, **sized: object) -> Sequenc
     return made
 
 
-def _permute_dims(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
-    axes, steps = attribute(run, "axes"), row_major(x.shape)
-    axes = range(len(x.shape))[::-1] if axes is None else axes
-    shape = [x.shape[axis] for axis in axes]
-    return (moved(builder, run.outputs[0], x, shape, [steps[axis] for axis in axes]),)
-
-
 def _concat(builder: TapeBuilder, run: Run, *parts: Value) -> Sequence[Operand]:
     axis, (first, *_) = attribute(run, "dim"), parts
     demand(all(part.dtype == first.dtype for part in parts) and first.dtype in KINDS)
@@ -242,7 +236,6 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "reshape": _reshape,
     "unsqueeze": _unsqueeze,
     "split": _split,
-    "permute_dims": _permute_dims,
     "concat": _concat,
 }
 # Of which the last bit may differ from torch's: by itself a call is then what it is on a tape.
