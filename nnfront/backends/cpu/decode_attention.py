@@ -16,6 +16,7 @@ import torch
 
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.lower import Run
+from nnfront.memory.layout import Layer
 from nnfront.state.layer import CacheLayer, Storage
 
 # A tensor, or bytes behind its begin.
@@ -42,17 +43,17 @@ class Scores:
         """The scale and the soft cap that C wants for queries of `size` features."""
         return float(size**-0.5 if self.scale is None else self.scale), float(self.softcap or 0.0)
 
-    def sees_all(self, layer: CacheLayer) -> bool:
+    def sees_all(self, layer: CacheLayer | Layer) -> bool:
         """Whether a query sees all that a layer holds whose newer tokens lie over older ones."""
         return self.window is None or layer.window is None or self.window >= layer.window
 
-    def seen(self, layer: CacheLayer) -> int:
+    def seen(self, layer: CacheLayer | Layer) -> int:
         """How many tokens of a layer a query sees, 0 for all."""
         return min((limit for limit in (self.window, layer.window) if limit is not None), default=0)
 
 
 def are_for_c(
-    scores: Scores, layer: CacheLayer, sinks: torch.dtype | None, bias: torch.dtype | None = None
+    scores: Scores, layer: CacheLayer | Layer, sinks: torch.dtype | None, bias: torch.dtype | None = None
 ) -> bool:
     """Whether C attends to a layer so, with sinks and a bias of these dtypes or without."""
     floats = (torch.bfloat16, torch.float32)

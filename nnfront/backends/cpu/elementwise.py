@@ -22,8 +22,9 @@ from nnfront.lower import Run
 from nnfront.lower.reference import reference
 
 # In the order of the enums in C.
-OPERATIONS = ("copy", "add", "subtract", "subtract_from", "multiply", "divide", "divide_by", "equal", "where")
-OPERATIONS += ("relu", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt")
+_EXACT = ("copy", "add", "subtract", "subtract_from", "multiply", "divide", "divide_by", "equal", "where")
+_UNARY = ("relu", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt")
+OPERATIONS = (*_EXACT, *_UNARY)
 KINDS = (torch.bfloat16, torch.float32, torch.bool, torch.int32)
 FLOATS = KINDS[:2]
 AXES = 4
@@ -70,6 +71,13 @@ def over(x: Value, shape: Sequence[int]) -> tuple[Value, Steps]:
     return x, [0] * (len(shape) - len(steps)) + steps
 
 
+def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that tensors of these have together."""
+    rank = max(map(len, shapes))
+    filled = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*filled, strict=True))
+
+
 def copied(builder: TapeBuilder, x: Value, dtype: torch.dtype) -> Value:
     """x in another dtype: a piece of the tape's memory, to be released."""
     y = Value(builder.take(prod(x.shape) * dtype.itemsize), x.shape, dtype)
@@ -92,7 +100,7 @@ def _binary(operation: str, reversed_: str) -> Write:
             emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=other)
             return (y,)
         demand(other.dtype in FLOATS and bool(x.shape) and bool(other.shape))
-        shape = torch.broadcast_shapes(x.shape, other.shape)
+        shape = _broadcast(x.shape, other.shape)
         y = builder.make(run.outputs[0], shape, torch.promote_types(x.dtype, other.dtype))
         emit(builder, name, shape, over(y, shape), over(x, shape), over(other, shape))
         return (y,)
@@ -114,7 +122,7 @@ def _unary(operation: str) -> Write:
 def _square(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     demand(x.dtype in FLOATS)
     y = builder.make(run.outputs[0], x.shape, x.dtype)
-    emit(builder, "multiply", x.shape, *(over(value, x.shape) for value in (y, x, x)))
+    emit(builder, "multiply", x.shape, over(y, x.shape), over(x, x.shape), over(x, x.shape))
     return (y,)
 
 
@@ -133,7 +141,7 @@ def _equal(builder: TapeBuilder, run: Run, x: Value, other: Value | Number) -> S
     assert isinstance(other, Value)
     # Floats hold the integers that are compared with floats as torch does it, but not all others.
     demand({x.dtype, other.dtype} <= {*KINDS} and not {x.dtype, other.dtype}.isdisjoint(FLOATS))
-    shape = torch.broadcast_shapes(x.shape, other.shape)
+    shape = _broadcast(x.shape, other.shape)
     y = builder.make(run.outputs[0], shape, torch.bool)
     emit(builder, "equal", shape, over(y, shape), over(x, shape), over(other, shape))
     return (y,)
@@ -145,7 +153,7 @@ def _where(
     """A tensor where the condition holds, a number where it does not."""
     demand(isinstance(x, Value) and x.dtype in FLOATS and isinstance(other, float | int))
     assert isinstance(x, Value)
-    shape = torch.broadcast_shapes(condition.shape, x.shape)
+    shape = _broadcast(condition.shape, x.shape)
     y = builder.make(run.outputs[0], shape, x.dtype)
     emit(builder, "where", shape, over(y, shape), over(condition, shape), over(x, shape), other)  # type: ignore[arg-type]
     return (y,)
@@ -228,7 +236,7 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "subtract": _binary("subtract", "subtract_from"),
     "multiply": _binary("multiply", "multiply"),
     "divide": _binary("divide", "divide_by"),
-    **{name: _unary(name) for name in OPERATIONS[OPERATIONS.index("relu") :]},
+    **{name: _unary(name) for name in _UNARY},
     "square": _square,
     "astype": _astype,
     "equal": _equal,
@@ -239,7 +247,7 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "concat": _concat,
 }
 # Of which the last bit may differ from torch's: by itself a call is then what it is on a tape.
-_FUNCTIONS = frozenset(OPERATIONS[OPERATIONS.index("exp") :])
+_FUNCTIONS = frozenset(_UNARY) - {"relu", "negative"}
 KERNELS = tuple(
     Kernel(op, op, in_c(write, reference) if op in _FUNCTIONS else reference, write=write)
     for op, write in _WRITTEN.items()
