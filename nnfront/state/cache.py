@@ -37,6 +37,12 @@ class Mark:
     lengths: SequenceLengths
     journal: Journal
     position: int
+    layers: tuple[CacheLayer, ...]
+
+    @property
+    def rows(self) -> tuple[Rows, ...]:
+        """Of which sequences of which layers it is."""
+        return tuple(layer.rows for layer in self.layers)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
@@ -208,7 +214,7 @@ class Cache(Sequence[CacheLayer]):
         lengths, journal = self._lengths, self.use.journal
         if journal is None:
             journal = self.use.journal = Journal(lengths)
-        return Mark(lengths, journal, len(journal.entries))
+        return Mark(lengths, journal, len(journal.entries), self._layers)
 
     def share(self, layers: Iterable[int]) -> None:
         """Say which layers are read again in the call that has begun, behind the attention that appends to them."""
@@ -235,19 +241,20 @@ class Cache(Sequence[CacheLayer]):
     def restore(self, to: Mark | Snapshot) -> None:
         """Go back to a mark or a snapshot of this cache: what was appended since is forgotten, in every layer.
 
-        Raises RunError for a snapshot of another cache or at more tokens than the cache was cut to since, and as `truncate` does for a
+        Raises RunError for one of another cache, for a snapshot at more tokens than the cache was cut to since, and as `truncate` does for a
         mark before a call that has succeeded.
         """
+        if to.rows != self._rows:
+            kind = type(to).__name__.lower()
+            raise RunError(
+                f"the {kind} is of another cache",
+                details=[
+                    f"got one of a cache with {list(to.lengths.values)} tokens",
+                    f"expected one that {self!r} has taken itself",
+                ],
+                help=f"a fork, a clone and rows of a cache take their own: mark = cache.{kind}()",
+            )
         if isinstance(to, Snapshot):
-            if to.rows != self._rows:
-                raise RunError(
-                    "the snapshot is of another cache",
-                    details=[
-                        f"got one of a cache with {list(to.lengths.values)} tokens",
-                        f"expected one that {self!r} has taken itself",
-                    ],
-                    help="a fork, a clone and rows of a cache take their own: mark = cache.snapshot()",
-                )
             if not all(each.is_there() for each in to.saved):
                 raise RunError(
                     "the cache cannot go back to its snapshot",

@@ -198,3 +198,17 @@ def test_what_only_a_call_can_say_is_checked_behind_it(wait):
             "  help: let one attention append to each layer: cache=cache[i] in layer i"
         )
         assert [layer.lengths.values for layer in cache] == [(0,), (0,)]
+
+
+@pytest.mark.parametrize("take", ["mark", "snapshot"])
+def test_a_cache_does_not_go_back_to_what_another_one_has_taken(take):
+    session = compiled([0], 1)
+    one, two = (session.make_cache(batch=2, max_seq=8) for _ in range(2))
+    for other in (two, one.rows(0)):
+        with pytest.raises(RunError) as caught:
+            one.restore(getattr(other, take)())
+        assert caught.value.what == f"the {take} is of another cache"
+        assert (
+            caught.value.help == f"a fork, a clone and rows of a cache take their own: mark = cache.{take}()"
+        )
+    one.restore(getattr(one, take)())
