@@ -155,14 +155,14 @@ class CacheLayer(ABC):
         self.take(seq)
         return self.storage
 
-    @property
-    def has_room_for_one(self) -> bool:
-        """Whether `reserve_one` finds a place."""
+    def has_room(self, seq: int) -> bool:
+        """Whether `reserve_few` finds places."""
         return False
 
-    def reserve_one(self) -> Storage | None:
-        """Find a place for one more token of each sequence, which the caller stores as it is: the token at position p is at p % capacity of
-        buffers that have this capacity, and all that they hold is within the layer's window. Else None, with nothing changed.
+    def reserve_few(self, seq: int) -> Storage | None:
+        """Find places for a few more tokens of each sequence, which the caller stores: the token at position p is at p % capacity of
+        buffers that have this capacity, or on its page. None, with nothing changed, where a token would lie over one that another of them
+        sees. Raises RunError if there are too few pages.
         """
         return None
 

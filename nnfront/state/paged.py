@@ -29,7 +29,7 @@ from nnfront.state.use import LayerState, Use
 class PagedLayer(CacheLayer):
     """One layer, its tokens in buffers [*lead, pages, page_size, last] of the pool: there, gathered pages need no second copy."""
 
-    __slots__ = ("_parts", "table")
+    __slots__ = ("_parts", "_storage", "table")
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class PagedLayer(CacheLayer):
         super().__init__(type, state, first, fixed)
         self.table = table
         self._parts = parts
+        self._storage = Storage.of(self.placed, self.page_table)
 
     @property
     def page_table(self) -> torch.Tensor:
@@ -60,7 +61,7 @@ class PagedLayer(CacheLayer):
 
     @property
     def storage(self) -> Storage:
-        return Storage.of(self.placed, self.page_table)
+        return self._storage
 
     @property
     def table_key(self) -> Hashable:
@@ -72,6 +73,12 @@ class PagedLayer(CacheLayer):
             raise full(before, seq, self.max_seq)
         self.table.reserve(before, self._first, self.batch, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
+
+    def has_room(self, seq: int) -> bool:
+        return self.lengths.longest + seq <= self.max_seq
+
+    def reserve_few(self, seq: int) -> Storage | None:
+        return self.reserve(seq) if self.has_room(seq) else None
 
     def append(self, *parts: torch.Tensor) -> None:
         before, seq = self.lengths, parts[0].shape[1]

@@ -60,15 +60,12 @@ class RingLayer(CacheLayer):
             raise full(before, seq, self.max_seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
-    @property
-    def has_room_for_one(self) -> bool:
+    def has_room(self, seq: int) -> bool:
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
         longest = self.lengths.longest
-        if longest < self.capacity:
-            return not self._parts.scales and not self._state.use.chunks
-        return not (
-            longest >= self.max_seq or self._parts.scales or self._state.use.chunks or self._overwrites
-        )
+        if longest + seq <= self.capacity:
+            return not self._state.use.chunks
+        return seq == 1 and not (longest >= self.max_seq or self._state.use.chunks or self._overwrites)
 
     @property
     def _overwrites(self) -> bool:
@@ -76,11 +73,11 @@ class RingLayer(CacheLayer):
         journal = self._state.use.journal
         return journal is not None and journal.lengths is not self.lengths
 
-    def reserve_one(self) -> Storage | None:
-        if not self.has_room_for_one:
+    def reserve_few(self, seq: int) -> Storage | None:
+        if not self.has_room(seq):
             return None
         state = self._state
-        state.lengths = state.lengths.grow(self._first, self.batch, 1)
+        state.lengths = state.lengths.grow(self._first, self.batch, seq)
         return self._storage
 
     @property

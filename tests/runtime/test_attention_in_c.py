@@ -74,12 +74,13 @@ class Case:
             next_bias = bias.stride(0) if len(bias) > 1 else 0
             next_head, positions = (bias.stride(1) if bias.shape[1] > 1 else 0), bias.shape[-1]
         NATIVE.append_and_attend(
-            batch, self.groups, self.shared, self.size, self.value_size, self.capacity, 0,
+            batch, 1, self.groups, self.shared, self.size, self.value_size, self.capacity, 0, 0, 0,
             heads * self.size, self.groups * self.size, self.groups * self.value_size,
-            positions, next_bias, next_head, 0 if bias is None else bias.itemsize,
+            positions, next_bias, next_head, 0, 0 if bias is None else bias.itemsize,
             self.sinks is not None and self.sinks.dtype == torch.float32, threads,
             self.size**-0.5, self.softcap,
-            self.q, k if self.appends else None, v if self.appends and self.has_values else None, keys, values,
+            self.q, k if self.appends else None, v if self.appends and self.has_values else None,
+            None, None, None, keys, values,
             torch.tensor(self.lengths, dtype=torch.int32), self.sinks, bias, y,
         )  # fmt: skip
         if self.appends:
@@ -146,9 +147,11 @@ def test_a_latent_is_read_once_for_scores_and_sums():
     assert_near(case.run(), case.exact())
 
 
-def test_results_do_not_depend_on_threads_where_each_has_heads_of_its_own():
-    sinks, bias = torch.randn(12), torch.randn(1, 12, 1, 300)
-    case = Case(3, 4, 72, 40, 300, [257, 31], softcap=3.0, sinks=sinks, bias=bias)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_results_do_not_depend_on_threads(groups):
+    heads = 4 * groups
+    sinks, bias = torch.randn(heads), torch.randn(1, heads, 1, 900)
+    case = Case(groups, 4, 72, 40, 900, [857, 31], softcap=3.0, sinks=sinks, bias=bias)
     first = case.run(1)
     assert all(torch.equal(case.run(threads), first) for threads in (2, 3, 6))
 
@@ -180,15 +183,26 @@ def test_what_is_hidden_first_does_not_spoil_what_is_seen_later():
         ({"k": None}, "a key with a value, a key whose first features are the value, or neither"),
         ({"bias_bytes": 3}, "a bias of 1, 2 or 4 bytes, got 3"),
         ({"positions": 2}, "a bias for 3 positions, got 2"),
+        (
+            {"tokens": 2, "lengths": torch.tensor([1], dtype=torch.int32)},
+            "at least 2 tokens in each sequence, got 1",
+        ),
+        ({"tokens": 2, "capacity": 2}, "one token where newer ones lie over older ones, got 2"),
+        ({"key_scales": torch.zeros(4)}, "scales of keys and of values, or of neither"),
+        ({"value_scales": torch.zeros(4)}, "scales of keys and of values, or of neither"),
+        ({"pages": torch.zeros(1, dtype=torch.int32), "columns": 0, "pool": 1}, "pages for 3 tokens, got 0"),
+        ({"pages": torch.ones(1, dtype=torch.int32), "columns": 1, "pool": 1}, "pages below 1, got 1"),
     ],
 )
 def test_operands_that_make_no_sense_together_are_refused(change, message):
     assert NATIVE is not None
-    cache, token = torch.zeros(1, 1, 4, 9).to(BF16), torch.zeros(9).to(BF16)
-    sizes = {"batch": 1, "groups": 1, "shared": 1, "size": 8, "value_size": 8, "capacity": 4, "window": 0}
-    sizes |= {"next_q": 0, "next_k": 0, "next_v": 0, "positions": 4, "next_bias": 0, "next_bias_head": 0}
+    cache, token = torch.zeros(1, 1, 4, 9).to(BF16), torch.zeros(18).to(BF16)
+    sizes = {"batch": 1, "tokens": 1, "groups": 1, "shared": 1, "size": 8, "value_size": 8, "capacity": 4}
+    sizes |= {"columns": 0, "pool": 0, "window": 0, "next_q": 0, "next_k": 0, "next_v": 0, "positions": 4}
+    sizes |= {"next_bias": 0, "next_bias_head": 0, "next_bias_token": 0}
     sizes |= {"bias_bytes": 4, "has_wide_sinks": 0, "threads": 1, "scale": 1.0, "softcap": 0.0}
-    operands: dict[str, Any] = {"q": token, "k": token, "v": token, "keys": cache, "values": cache.clone()}
+    operands: dict[str, Any] = {"q": token, "k": token, "v": token, "pages": None, "key_scales": None}
+    operands |= {"value_scales": None, "keys": cache, "values": cache.clone()}
     operands |= {"lengths": torch.tensor([3], dtype=torch.int32), "sinks": None, "bias": torch.zeros(4)}
     with pytest.raises(ValueError, match=f"^{message}$"):
         NATIVE.append_and_attend(*(sizes | operands | {"y": token.clone()} | change).values())
@@ -281,7 +295,7 @@ def test_attention_of_other_models_is_part_of_one_call(kind, pairs, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(tape_builder, "NATIVE", Recorder())
         got = decoded()
-    assert ran[-2:] == [3, 3]  # rope, attention, and the product with the residual after it
+    assert ran == [3, 3, 3]  # rope, attention, and the product with the residual after it
     with monkeypatch.context() as patch:
         patch.setattr(tape, "NATIVE", None)
         assert all(torch.equal(a, b) for a, b in zip(got, decoded(), strict=True))
@@ -332,14 +346,15 @@ def test_a_latent_and_a_bias_can_be_rows_of_a_sequence():
         Structure(fields=(Structure(0), Structure(1))),
         {"value_size": 20},
     )
-    builder, layer = TapeBuilder(2, {0: 9}), make_layer(layer_type)
+    builder, layer = TapeBuilder(2, {0: 5 + decode_attention.PLACES}), make_layer(layer_type)
     values = [Value(Place(2 + i), tuple(t.shape), t.dtype) for i, t in enumerate((q, k, bias))]
     WRITERS[run.kernel](builder, run, *values[:2], None, LayerValue(layer, 5), None, values[2])
     assert NATIVE is not None
     for _ in range(3):
-        storage = layer.reserve_one()
+        storage = layer.reserve_few(1)
+        assert storage is not None
         y = torch.empty(2, 1, 4, 20, dtype=BF16)
-        held = (storage.keys, None, layer.lengths.counts(), layer.capacity)
+        held = decode_attention.places(storage, layer)
         NATIVE.run_sequence(torch.tensor(builder.rows), None, None, q, k, bias, *held, y)
         results.append(y)
     other = make_layer(layer_type)

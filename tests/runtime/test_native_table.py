@@ -67,12 +67,16 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3), "size": pick.randint(1, 70)}
         wide = found["groups"] * found["size"]
         found |= {"next_q": wide * found["shared"], "next_k": wide + 8, "next_v": wide}
+        found |= {"tokens": pick.randint(1, 3), "columns": pick.randint(1, 4), "pool": pick.randint(1, 5)}
+        found["capacity"] = max(found["capacity"], found["tokens"])
         # Keys whose first features are the values, or values of their own; tokens of both, or none.
         if not found["values"]:
             found |= {"v": False, "value_size": pick.randint(1, found["size"])}
         else:
             found["v"] = found["k"]
-        found |= {"positions": found["capacity"] + pick.randint(0, 9), "bias_bytes": pick.choice([1, 2, 4])}
+        found["value_scales"] = found["key_scales"] and found["values"]
+        room = found["capacity"] * (found["columns"] if found["pages"] else 1)
+        found |= {"positions": room + pick.randint(0, 9), "bias_bytes": pick.choice([1, 2, 4])}
     if "heads" in found and "groups" in found:
         found |= {"batch": pick.randint(1, 3), "groups": pick.randint(1, 3)}
         found["heads"] = found["groups"] * pick.randint(1, 3)
@@ -102,9 +106,15 @@ def needed(kernel: str, sizes: dict[str, Any]) -> dict[str, int]:
 def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
     """An operand with something in it, for `lengths` how many tokens a cache holds."""
     if name == "lengths":
-        return (
-            torch.arange(1, count // 4 + 1, dtype=torch.int32).clamp_(max=sizes["capacity"]).view(torch.uint8)
-        )
+        room = sizes["capacity"] * (sizes["columns"] if sizes["pages"] else 1)
+        lengths = torch.arange(sizes["tokens"], count // 4 + sizes["tokens"], dtype=torch.int32)
+        return lengths.clamp_(max=room).view(torch.uint8)
+    if name == "pages":
+        return (torch.arange(count // 4, dtype=torch.int32) % sizes["pool"]).view(torch.uint8)
+    if name in ("key_scales", "value_scales"):
+        return torch.ones(count // 4).view(torch.uint8)
+    if name in ("keys", "values") and sizes.get("key_scales"):
+        return torch.randint(0, 120, (count,), dtype=torch.uint8)
     if name == "bias" and "bias_bytes" in sizes:
         kinds = {1: torch.bool, 2: torch.bfloat16, 4: torch.float32}
         values = torch.randn(count // sizes["bias_bytes"])
@@ -215,6 +225,7 @@ def test_sizes_that_are_negative_or_huge_are_refused(kernel, run, seed):
 # Of these a kernel's need does not grow with the number.
 FREE = {
     "threads",
+    "next_bias_token",
     "window",
     "is_wide",
     "is_centered",
@@ -247,7 +258,8 @@ FREE = {
 def test_sizes_whose_product_is_beyond_all_memory_are_refused(kernel):
     sizes = drawn(kernel, random.Random(0))
     operands = operands_of(kernel, sizes)
-    names = [name for kind, name, _ in ARGUMENTS[kernel] if kind == "SIZE" and name not in FREE]
+    unused = FREE if operands.get("pages") is not None else FREE | {"columns", "pool"}
+    names = [name for kind, name, _ in ARGUMENTS[kernel] if kind == "SIZE" and name not in unused]
     for chosen in ([name] for name in names), [names]:
         for some in chosen:
             with pytest.raises(ValueError, match=r"are needed$|groups of|heads of"):
@@ -260,7 +272,9 @@ def test_a_token_that_has_no_place_is_refused():
     before = bits({name: operands[name] for name in ("keys", "values", "y")})
     for length in (0, -1, -(1 << 31)):
         lengths = torch.full((sizes["batch"],), length, dtype=torch.int32)
-        with pytest.raises(ValueError, match=f"at least 1 token in each sequence, got {length}"):
+        with pytest.raises(
+            ValueError, match=rf"at least {sizes['tokens']} tokens in each sequence, got {length}"
+        ):
             call("append_and_attend", sizes, operands | {"lengths": lengths})
     with pytest.raises(ValueError, match="a cache with room for a token"):
         call("append_and_attend", sizes | {"capacity": 0}, operands)

@@ -113,10 +113,10 @@ def test_a_model_decodes_bit_for_bit_as_one_by_one(name, lengths, recorder):
     assert not torch.equal(got[-1], torch.zeros_like(got[-1]))
 
 
-@pytest.mark.parametrize(("lengths", "longest"), [([1], 19), ([5], 19), ([3, 8], 22), ([2] * 8, 22)], ids=str)
+@pytest.mark.parametrize(("lengths", "longest"), [([1], 19), ([5], 22), ([3, 8], 22), ([2] * 8, 22)], ids=str)
 def test_norms_of_heads_are_in_it(lengths, longest, recorder):
     # From the first rope on, which the tables are made for: ropes, attention, o, norm of the sum, gate and up, down, norm, qkv, norms of q and k, ...
-    # Of several sequences heads lie apart, so the three parts of a layer's qkv are copied.
+    # Of several sequences or tokens heads lie apart, so the three parts of a layer's qkv are copied.
     config = dataclasses.replace(qwen3_moe.TINY, dtype="bfloat16", head_dim=32, mlp_only_layers=(0, 1))
     load = language_model(config)
     got = decoded(load(), lengths, 6)
@@ -125,7 +125,7 @@ def test_norms_of_heads_are_in_it(lengths, longest, recorder):
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-@pytest.mark.parametrize("tokens", [2, 5, 8])
+@pytest.mark.parametrize("tokens", [9, 20])
 def test_several_tokens_are_calls_from_attention_to_attention(tokens, recorder):
     config = dataclasses.replace(BASE, num_hidden_layers=3)
     load = language_model(config)
@@ -149,13 +149,15 @@ def test_a_quantised_model_decodes_bit_for_bit_as_one_by_one(quant, recorder):
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [3, 8], 4), strict=True))
 
 
-def test_all_layers_of_a_token_are_one_call(recorder):
+@pytest.mark.parametrize("prompt", [4, 20])
+def test_all_layers_of_a_token_and_of_a_few_are_one_call(prompt, recorder):
     config = dataclasses.replace(BASE, num_hidden_layers=5)
     session = language_model(config)()
-    decoded(session, [4], 1)
+    decoded(session, [prompt], 1)
     # The tables of rope come after the first projection, and the head makes the result. A layer: norm, qkv, rope, attention, o, norm of the
     # sum, gate and up, down; at the end one more norm.
     assert recorder.rows[-2:] == [2, 5 * 8 - 2 + 1]
+    assert (recorder.rows[:2] == [2, 5 * 8 - 2 + 1]) == (prompt == 4)
 
 
 def test_layers_share_the_memory_of_what_is_between_them(recorder):
@@ -180,7 +182,7 @@ def test_many_rows_are_left_to_torch(rows, recorder):
 def test_a_window_is_seen_after_newer_tokens_lie_over_older_ones(recorder):
     load = language_model(BASE, [6, None])
     got = decoded(load(), [3, 9], 12)
-    assert recorder.rows.count(15) == 12  # every token that is decoded
+    assert recorder.rows.count(15) == 1 + 12  # the prompt of a few tokens, and every token that is decoded
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [3, 9], 12), strict=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(one_token, "NATIVE", None)

@@ -126,11 +126,15 @@ def _append_token(
     """Store one more token of each sequence and return all keys and values [batch, kv_heads, stored, size], if each sequence has as many and
     a query with this window sees them all. Otherwise, with nothing changed, None.
     """
-    n = layer.lengths.equal
-    if n is None or any(limit is not None and n >= limit for limit in (window, layer.window)):
+    n, storage = layer.lengths.equal, layer.storage
+    if (
+        n is None
+        or storage.scales
+        or storage.pages is not None
+        or any(limit is not None and n >= limit for limit in (window, layer.window))
+    ):
         return None
-    storage = layer.reserve_one()
-    if storage is None:
+    if layer.reserve_few(1) is None:
         return None
     storage.keys.select(2, n).copy_(k.select(1, 0))
     storage.values.select(2, n).copy_(v.select(1, 0))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one token of each sequence costs besides products, in C: rope, storing it in the cache, attention.
+"""What a few tokens of each sequence cost besides products, in C: rope, storing them in the cache, attention.
 
 Between products that leave nothing in the caches each call of torch costs several times what it does. Attention alone: 14 heads of 64 in 2 groups at
 540 tokens take 66 us in torch's flash attention and 27 here, 32 heads in 8 groups 160 and 60 (2 threads, EPYC with AVX512_BF16).
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,6 +23,10 @@ from nnfront.state.layer import CacheLayer, Storage
 Operand: TypeAlias = torch.Tensor | tuple[torch.Tensor, int]
 
 BYTES = 2  # of an element
+FEW = 8
+"""Tokens of a sequence that attend in one call of C, each as it would alone."""
+# Features of a key and a value that C has room for in 8 bits.
+MOST_FEATURES = 4096
 
 
 @dataclass(frozen=True)
@@ -43,30 +47,27 @@ class Scores:
         """The scale and the soft cap that C wants for queries of `size` features."""
         return float(size**-0.5 if self.scale is None else self.scale), float(self.softcap or 0.0)
 
-    def sees_all(self, layer: CacheLayer | Layer) -> bool:
-        """Whether a query sees all that a layer holds whose newer tokens lie over older ones."""
-        return self.window is None or layer.window is None or self.window >= layer.window
-
     def seen(self, layer: CacheLayer | Layer) -> int:
         """How many tokens of a layer a query sees, 0 for all."""
         return min((limit for limit in (self.window, layer.window) if limit is not None), default=0)
 
 
-def are_for_c(
-    scores: Scores, layer: CacheLayer | Layer, sinks: torch.dtype | None, bias: torch.dtype | None = None
-) -> bool:
-    """Whether C attends to a layer so, with sinks and a bias of these dtypes or without."""
+def are_for_c(tokens: int, features: int, sinks: torch.dtype | None, bias: torch.dtype | None = None) -> bool:
+    """Whether C attends with so many tokens of a sequence and features of a key and a value, with sinks and a bias of these dtypes or without."""
     floats = (torch.bfloat16, torch.float32)
-    return sinks in (None, *floats) and bias in (None, torch.bool, *floats) and scores.sees_all(layer)
+    are_few = 0 < tokens <= FEW and features <= MOST_FEATURES
+    return are_few and sinks in (None, *floats) and bias in (None, torch.bool, *floats)
 
 
-def bias_sizes(shape: Sequence[int] | None, itemsize: int) -> tuple[int, int, int, int]:
-    """What C wants to know of a bias [1 or batch, 1 or heads, 1, positions]: positions, elements from a sequence and from a head to the next, bytes."""
+def bias_sizes(shape: Sequence[int] | None, itemsize: int) -> tuple[int, int, int, int, int]:
+    """What C wants to know of a bias [1 or batch, 1 or heads, 1 or tokens, positions]: positions, elements from a sequence, from a head and from a
+    token to the next, bytes.
+    """
     if shape is None:
-        return 0, 0, 0, 0
+        return 0, 0, 0, 0, 0
     batch, heads, seq, positions = shape
-    assert seq == 1
-    return positions, heads * positions * (batch > 1), positions * (heads > 1), itemsize
+    each = seq * positions
+    return positions, heads * each * (batch > 1), each * (heads > 1), positions * (seq > 1), itemsize
 
 
 def are_tables(shape: tuple[int, ...], rows: int, size: int) -> bool:
@@ -84,21 +85,22 @@ def attend(
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """Store the tokens k and v [batch, 1, groups, size] and attend: q and the result [batch, 1, heads, size]. Without v values are the first
-    `value_size` features of the keys. bias [1 or batch, 1 or heads, 1, positions].
+    """Store the tokens k and v [batch, seq, groups, size] and attend: q and the result [batch, seq, heads, size]. Without v values are the first
+    `value_size` features of the keys. bias [1 or batch, 1 or heads, 1 or seq, positions].
 
     Where this cannot be done, nothing is, and the result is None.
     """
     _, seq, heads, size = q.shape
     tokens = [q, k] if v is None else [q, k, v]
-    if seq != 1 or not _reads(q) or not all(token.numel() for token in tokens):
+    if seq > FEW or not _reads(q) or not all(token.numel() for token in tokens):
         return None
-    if not all(map(_has_heads_in_a_row, tokens)):
+    if not all(map(_has_tokens_in_a_row, tokens)):
         return None
     value_size = scores.value_size if v is None else v.shape[3]
     assert value_size is not None
-    strides = q.stride(0), k.stride(0), 0 if v is None else v.stride(0)
-    sizes = len(q), heads, k.shape[2], size, value_size
+    q_step, k_step, *steps = (token.stride(0 if seq == 1 else 1) for token in tokens)
+    strides = q_step, k_step, *(steps or [0])
+    sizes = len(q), seq, heads, k.shape[2], size, value_size
     return _attend((q, k, v), strides, sizes, layer, scores, sinks, bias)
 
 
@@ -114,24 +116,25 @@ def attend_rotated(
     *,
     is_interleaved: bool = False,
 ) -> torch.Tensor | None:
-    """Rotate q and k and do what `attend` does: qkv [batch, 1, (heads + 2 * groups) * size], float32 tables [batch or 1, 1, 1, rotated].
+    """Rotate q and k and do what `attend` does: qkv [batch, seq, (heads + 2 * groups) * size], float32 tables [batch, seq, 1, rotated] or of one token.
 
     Places are found by adding up, as views would cost as much as all the rest.
     """
     batch, seq, width = qkv.shape
     size, rotated = width // (heads + 2 * groups), cos.shape[-1]
-    if seq != 1 or not _reads(qkv) or not qkv.numel() or not qkv.is_contiguous():
+    rows = batch * seq
+    if seq > FEW or not _reads(qkv) or not qkv.numel() or not qkv.is_contiguous():
         return None
-    if cos.dtype != torch.float32 or not are_tables(cos.shape, batch, size) or not _are_whole(cos, sin):
+    if cos.dtype != torch.float32 or not are_tables(cos.shape, rows, size) or not _are_whole(cos, sin):
         return None
     assert NATIVE is not None
-    turned = torch.empty((batch, heads + groups, size), dtype=torch.bfloat16)
+    turned = torch.empty((rows, heads + groups, size), dtype=torch.bfloat16)
     next_table, next_turned = 0 if cos.numel() == rotated else rotated, (heads + groups) * size
-    sizes = batch, heads + groups, size, rotated, is_interleaved, width, next_table
+    sizes = rows, heads + groups, size, rotated, is_interleaved, width, next_table
     NATIVE.rotate(*sizes, torch.get_num_threads(), qkv, cos, sin, turned)
     operands = turned, (turned, BYTES * heads * size), (qkv, BYTES * next_turned)
     strides = next_turned, next_turned, width
-    return _attend(operands, strides, (batch, heads, groups, size, size), layer, scores, sinks)
+    return _attend(operands, strides, (batch, seq, heads, groups, size, size), layer, scores, sinks)
 
 
 def _are_whole(*tensors: torch.Tensor) -> bool:
@@ -145,31 +148,35 @@ def _reads(x: torch.Tensor) -> bool:
 
 def _attend(
     operands: tuple[Operand, Operand, Operand | None],
-    strides: tuple[int, int, int],
-    sizes: tuple[int, int, int, int, int],
+    strides: Sequence[int],
+    sizes: tuple[int, int, int, int, int, int],
     layer: CacheLayer,
     scores: Scores,
     sinks: torch.Tensor | None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """`attend` for q, k and v, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
+    """`attend` for q, k and v, tokens so many elements apart; sizes are batch, tokens, heads, groups, size and that of values."""
     assert NATIVE is not None
+    batch, seq, heads, groups, size, value_size = sizes
     kinds = (None if given is None else given.dtype for given in (sinks, bias))
-    if not are_for_c(scores, layer, *kinds):
+    if not are_for_c(seq, size + value_size, *kinds):
         return None
-    storage = layer.reserve_one()
+    storage = layer.reserve_few(seq)
     if storage is None:
         return None
-    batch, heads, groups, size, value_size = sizes
-    y = torch.empty((batch, 1, heads, value_size), dtype=torch.bfloat16)
+    y = torch.empty((batch, seq, heads, value_size), dtype=torch.bfloat16)
+    *stored, capacity, columns, pool = places(storage, layer)
     of_bias = (None, 0) if bias is None else (bias.shape, bias.itemsize)
     NATIVE.append_and_attend(
         batch,
+        seq,
         groups,
         heads // groups,
         size,
         value_size,
-        storage.keys.shape[2],
+        capacity,
+        columns,
+        pool,
         scores.seen(layer),
         *strides,
         *bias_sizes(*of_bias),
@@ -177,8 +184,7 @@ def _attend(
         torch.get_num_threads(),
         *scores.reals(size),
         *operands,
-        *stored(storage),
-        layer.lengths.counts(),
+        *stored,
         None if sinks is None else sinks.contiguous(),
         None if bias is None else bias.contiguous(),
         y,
@@ -186,10 +192,24 @@ def _attend(
     return y
 
 
-def stored(storage: Storage) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Where keys and values of a layer are; None where values are parts of the keys."""
-    return storage.keys, storage.values if len(storage.buffers) > 1 else None
+def places(storage: Storage, layer: CacheLayer) -> tuple[Any, ...]:
+    """What C wants to know of a layer: pages, scales of keys and values, keys, values, lengths; tokens of a page or of a sequence, pages of a
+    sequence at most, and of all. None is what there is not: values may be parts of the keys.
+    """
+    keys, values = (*storage.buffers, None)[:2]
+    assert keys is not None
+    key_scales, value_scales = (*storage.scales, None, None)[:2]
+    columns, pool = (0, 0) if storage.pages is None else (storage.pages.shape[1], len(keys))
+    scales_and_tokens = key_scales, value_scales, keys, values
+    return storage.pages, *scales_and_tokens, layer.lengths.counts(), keys.shape[-2], columns, pool
 
 
-def _has_heads_in_a_row(x: torch.Tensor) -> bool:
-    return x.stride(3) == 1 and (x.stride(2) == x.shape[3] or x.shape[2] == 1)
+PLACES = 9
+"""How many these are; the last three are numbers."""
+
+
+def _has_tokens_in_a_row(x: torch.Tensor) -> bool:
+    """Whether the features of a head, heads, and tokens one after the other, lie at equal distances."""
+    batch, seq, heads, size = x.shape
+    are_even = seq == 1 or batch == 1 or x.stride(0) == seq * x.stride(1)
+    return are_even and x.stride(3) == 1 and (x.stride(2) == size or heads == 1)

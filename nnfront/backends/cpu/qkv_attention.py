@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a fused projection on a CPU: q and k rotated at once, k and v appended, attention; one token of all of it in C."""
+"""Attention of a fused projection on a CPU: q and k rotated at once, k and v appended, attention; a few tokens of all of it in C."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
         layer: CacheLayer | None,
         sinks: torch.Tensor | None,
     ) -> Any:
-        if layer is not None and qkv.shape[1] == 1:
+        if layer is not None:
             y = decode_attention.attend_rotated(
                 qkv, cos, sin, heads, groups, layer, scores, sinks, is_interleaved=are_neighbours
             )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.decode_attention import stored
+from nnfront.backends.cpu.decode_attention import PLACES, places
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.in_c import FEW, KNOWN
 from nnfront.backends.cpu.tape_builder import (
@@ -31,7 +31,7 @@ from nnfront.backends.cpu.tape_builder import (
     Write,
     demand,
 )
-from nnfront.dims import Symbol, evaluate
+from nnfront.dims import Size, Symbol, evaluate
 from nnfront.lower import Instruction, Run, Slot, StateLayerType, TensorType
 from nnfront.lower.slots import bare_symbol, dims_in
 from nnfront.runtime.execute import Code, Frame, Step, execute
@@ -40,6 +40,14 @@ Pair: TypeAlias = tuple[Step, "Instruction | None"]
 Part: TypeAlias = Callable[[Frame], None]
 # What a layer keeps of each sequence is an operand like others when it is read, and a result when it is written.
 READ, WRITTEN = "cache_read", "cache_write_owned"
+
+
+class Appended(NamedTuple):
+    """What is appended to a layer: the slot of the layer, tokens of each sequence, the slot of the layer afterwards."""
+
+    layer: int
+    tokens: int
+    after: int
 
 
 class Kept(NamedTuple):
@@ -59,14 +67,14 @@ class TapePart:
 
     tensors        slots of operands, what is read of layers among them
     read, written  what layers keep of sequences
-    layers         slots of those to which a token is appended, and the slots that hold them afterwards
+    appended       what is appended to layers
     """
 
     tape: Tape
     steps: Code
     tensors: Sequence[int]
     read: Sequence[Kept]
-    layers: Mapping[int, int]
+    appended: Sequence[Appended]
     written: Sequence[Kept]
     frees: Sequence[int]
 
@@ -79,11 +87,10 @@ class TapePart:
                 execute(self.steps, frame)
                 return
             memories = [x.contiguous() for x in memories]
-        for slot in self.layers:
-            layer = frame[slot]
-            memories += (*stored(layer.reserve_one()), layer.lengths.counts(), layer.capacity)
+        for slot, tokens, _ in self.appended:
+            memories += places(frame[slot].reserve_few(tokens), frame[slot])
         made = self.tape.run(memories)
-        for before, after in self.layers.items():
+        for before, _, after in self.appended:
             frame[after] = frame[before]
         for slot, tensor in zip(self.tape.returned, made, strict=True):
             frame[slot] = tensor
@@ -120,29 +127,38 @@ class TapeStep:
     ) -> None:
         self.pairs, self.slots, self.method, self.writers = pairs, slots, method, writers
         self.runs: list[Run] = [run for _, run in pairs if isinstance(run, Run)]
-        places = {bare_symbol(slot.value): i for i, slot in enumerate(slots) if slot.kind == "dim"}
+        read = {bare_symbol(slot.value): i for i, slot in enumerate(slots) if slot.kind == "dim"}
         used = dict.fromkeys(slot for run in self.runs for slot in (*run.operands, *run.outputs))
         symbols = dict.fromkeys(s for slot in used for dim in _dims_of(slots[slot]) for s in dim.symbols)
-        self._dims = {symbol: places[symbol] for symbol in symbols if symbol in places}
+        self._dims = {symbol: read[symbol] for symbol in symbols if symbol in read}
         self._read = tuple(self._dims.values())
         self.layers = _Layers(self.runs, slots)
-        appending = [run for run in self.runs if run.kernel in writers]
-        self._layers = tuple(dict.fromkeys(s for run in appending for s in self.layers.of(run)))
+        self._layers = self._appended()
         self.plans: dict[Any, list[Part]] = {}
 
     def __call__(self, frame: Frame) -> None:
         sizes = [frame[i] for i in self._read]
-        are_ready = [frame[i].has_room_for_one for i in self._layers]
+        known = dict(zip(self._dims, sizes, strict=True))
+        are_ready = [frame[i].has_room(evaluate(tokens, known)) for i, tokens in self._layers.items()]
         key = (torch.get_num_threads(), *sizes, *are_ready)
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= KNOWN:
                 self.plans.clear()
             layers = [slot for slot, is_ready in zip(self._layers, are_ready, strict=True) if is_ready]
-            known = dict(zip(self._dims, sizes, strict=True))
             plan = self.plans[key] = list(_Planner(self, frame, known, layers).parts())
         for part in plan:
             part(frame)
+
+    def _appended(self) -> dict[int, Size]:
+        """How many tokens of each sequence the first instruction appends that has a layer."""
+        found: dict[int, Size] = {}
+        for run in self.runs:
+            layers = self.layers.of(run) if run.kernel in self.writers else []
+            tokens = _tokens_of(run, self.slots) if layers else 0
+            if all(symbol in self._dims for dim in dims_in(tokens) for symbol in dim.symbols):
+                found = dict.fromkeys(layers, tokens) | found
+        return found
 
 
 class _Layers:
@@ -164,12 +180,19 @@ class _Layers:
         return self._before.get(slot, slot)
 
 
+def _tokens_of(run: Run, slots: Sequence[Slot]) -> Size:
+    """How many tokens of each sequence attention is of."""
+    type = slots[run.inputs[0]].type
+    assert isinstance(type, TensorType)
+    return type.shape[1]
+
+
 def _dims_of(slot: Slot) -> Iterator[Any]:
     yield from dims_in(slot.type.shape if isinstance(slot.type, TensorType) else slot.value)
 
 
 class _Planner:
-    """Finds what of a step can be tapes for certain sizes, with the layers that have room for a token."""
+    """Finds what of a step can be tapes for certain sizes, with the layers that have room for their tokens."""
 
     def __init__(
         self, step: TapeStep, frame: Frame, known: Mapping[Symbol, int], layers: Sequence[int]
@@ -215,13 +238,13 @@ class _Planner:
         if run.kernel in (READ, WRITTEN):
             return 0
         layers, builder = self._step.layers.of(run), TapeBuilder(torch.get_num_threads(), {})
+        is_ready = self._room.issuperset(layers)
+        self._room.difference_update(layers)  # there is room for the tokens of one instruction
         try:
-            if not self._room.issuperset(layers):
-                raise Refused
+            demand(is_ready)
             self._write(builder, run, [self._operand(slot, MEMORY + 1) for slot in run.inputs])
         except Refused:
             return None
-        self._room.difference_update(layers)  # there is room for one token
         return len(builder.rows)
 
     def _written(self, part: Sequence[int]) -> TapePart:
@@ -233,18 +256,18 @@ class _Planner:
         operands = [s for run in runs for s in run.inputs if run.kernel not in (READ, WRITTEN)]
         tensors = [s for s in dict.fromkeys(operands) if s not in made - read and self._is_tensor(s)]
         before = _Layers(runs, self._slots)
-        layers = {
-            before.of(run)[0]: run.outputs[1]
+        appended = [
+            Appended(before.of(run)[0], evaluate(_tokens_of(run, self._slots), self._known), run.outputs[1])
             for run in runs
             if run.kernel not in (READ, WRITTEN) and before.of(run)
-        }
+        ]
         first = MEMORY + 1 + len(tensors)
         outlive = [s for s in dict.fromkeys(s for run in runs for s in run.outputs) if self._is_tensor(s)]
         outlive = [s for s in outlive if s not in read and (s in kept or s not in frees)]
-        begin = first + 4 * len(layers)
+        begin = first + PLACES * len(appended)
         builder = TapeBuilder(torch.get_num_threads(), {slot: begin + i for i, slot in enumerate(outlive)})
         values: dict[int, Operand] = {s: self._operand(s, MEMORY + 1 + i) for i, s in enumerate(tensors)}
-        values |= {slot: self._operand(slot, first + 4 * i) for i, slot in enumerate(layers)}
+        values |= {x.layer: self._operand(x.layer, first + PLACES * i) for i, x in enumerate(appended)}
         states = _States(before)
         for i, run in zip(part, runs, strict=True):
             try:
@@ -266,7 +289,9 @@ class _Planner:
                 value = values.get(slot)
                 if isinstance(value, Value):
                     builder.release(value.base)
-        return TapePart(builder.tape(), self._code(part), tensors, states.read, layers, states.written, frees)
+        return TapePart(
+            builder.tape(), self._code(part), tensors, states.read, appended, states.written, frees
+        )
 
     def _is_tensor(self, slot: int) -> bool:
         return isinstance(self._slots[slot].type, TensorType)

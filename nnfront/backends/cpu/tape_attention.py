@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How attention of one token of each sequence is written down for the tape."""
+"""How attention of a few tokens of each sequence is written down for the tape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from nnfront.backends.cpu.decode_attention import Scores, are_for_c, bias_sizes
+from nnfront.backends.cpu.decode_attention import FEW, PLACES, Scores, are_for_c, bias_sizes
 from nnfront.backends.cpu.rope import is_interleaved, table_step
 from nnfront.backends.cpu.tape_builder import (
     LayerValue,
@@ -37,9 +37,10 @@ def write_attention(
         raise Refused
     batch, seq, heads, size = q.shape
     value_size = int(run.attrs["value_size"]) if v is None else v.shape[3]
-    demand(seq == 1 and all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)))
-    strides = tuple(0 if t is None else prod(t.shape[1:]) for t in (q, k, v))
-    places, sizes = (q.place, k.place, place_of(v)), (batch, heads, k.shape[2], size, value_size)
+    demand(seq == 1 or run.attrs.get("is_causal", True))
+    demand(all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)))
+    strides = tuple(0 if t is None else prod(t.shape[2:]) for t in (q, k, v))
+    places, sizes = (q.place, k.place, place_of(v)), (batch, seq, heads, k.shape[2], size, value_size)
     return _append_and_attend(builder, run, layer, places, strides, sizes, sinks, bias)
 
 
@@ -52,18 +53,19 @@ def write_qkv_attention(
     layer: LayerValue | None,
     sinks: Value | None,
 ) -> Sequence[Operand]:
-    """One token, by the places that `decode_attention.attend_rotated` has."""
+    """A few tokens, by the places that `decode_attention.attend_rotated` has."""
     heads, groups = run.attrs["heads"], run.attrs["groups"]
     batch, seq, width = qkv.shape
     size, kind = width // (heads + 2 * groups), (cos.shape[-1], is_interleaved(run))
-    demand(seq == 1 and qkv.dtype == torch.bfloat16)
-    next_table = table_step(cos, batch, size)
+    rows = batch * seq
+    demand(seq <= FEW and qkv.dtype == torch.bfloat16)
+    next_table = table_step(cos, rows, size)
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
-    turned = builder.take(batch * turned_width * item)
+    turned = builder.take(rows * turned_width * item)
     operands = (qkv.place, cos.place, sin.place, turned)
-    builder.call("rotate", batch, heads + groups, size, *kind, width, next_table, builder.threads, *operands)
+    builder.call("rotate", rows, heads + groups, size, *kind, width, next_table, builder.threads, *operands)
     places = (turned, turned + heads * size * item, qkv.place + turned_width * item)
-    strides, sizes = (turned_width, turned_width, width), (batch, heads, groups, size, size)
+    strides, sizes = (turned_width, turned_width, width), (batch, seq, heads, groups, size, size)
     made = _append_and_attend(builder, run, layer, places, strides, sizes, sinks)
     builder.release(turned)
     return made
@@ -75,26 +77,27 @@ def _append_and_attend(
     layer: LayerValue | None,
     places: tuple[Place, Place, Place],
     strides: tuple[int, ...],
-    sizes: tuple[int, int, int, int, int],
+    sizes: tuple[int, int, int, int, int, int],
     sinks: Value | None,
     bias: Value | None = None,
 ) -> Sequence[Operand]:
-    """Attention of q, k and v at places, sequences so many elements apart; sizes are batch, heads, groups, size and that of values."""
-    batch, heads, groups, size, value_size = sizes
+    """Attention of q, k and v at places, tokens so many elements apart; sizes are batch, tokens, heads, groups, size and that of values."""
+    batch, seq, heads, groups, size, value_size = sizes
     scores, kinds = Scores.of(run), [None if given is None else given.dtype for given in (sinks, bias)]
     if layer is None:
         raise Refused
-    demand(prod(sizes) > 0 and are_for_c(scores, layer.layer, *kinds))
-    y = builder.make(run.outputs[0], (batch, 1, heads, value_size))
+    demand(prod(sizes) > 0 and are_for_c(seq, size + value_size, *kinds))
+    y = builder.make(run.outputs[0], (batch, seq, heads, value_size))
     of_bias = (None, 0) if bias is None else (bias.shape, bias.dtype.itemsize)
     builder.call(
         "append_and_attend",
         batch,
+        seq,
         groups,
         heads // groups,
         size,
         value_size,
-        layer.place(3),
+        *(layer.place(i) for i in range(6, PLACES)),
         scores.seen(layer.layer),
         *strides,
         *bias_sizes(*of_bias),
@@ -102,7 +105,7 @@ def _append_and_attend(
         builder.threads,
         *scores.reals(size),
         *places,
-        *(layer.place(i) for i in range(3)),
+        *(layer.place(i) for i in range(6)),
         place_of(sinks),
         place_of(bias),
         y.place,

@@ -62,7 +62,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class LayerValue:
-    """A layer of a cache: the places of its keys, values and lengths; its capacity, which is a number, stands among the memories too."""
+    """A layer of a cache: what `decode_attention.places` says of it, the numbers too, stands among the memories from `first` on."""
 
     layer: CacheLayer | Layer
     first: int
