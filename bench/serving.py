@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load on a server: many clients at once through a socket, some of which leave in the middle of an answer.
 
-    python bench/serving.py --overhead
+    python bench/serving.py --overhead | --alone
     python bench/serving.py [--folder DIR] [--requests 2000] [--clients 64] [--leave 0.1] [--max-num-seqs 16]
 
 Prints requests and tokens a second, times to first tokens and between tokens, whether answers that were asked for twice are equal, what the
@@ -29,9 +29,10 @@ import httpx2
 import torch
 
 import nnfront as nn
-from nnfront.serve.engine import Engine, Event
-from nnfront.serve.params import Params
-from nnfront.serve.schedule import Limits
+from nnfront.engine.params import Params
+from nnfront.engine.runner import Event
+from nnfront.engine.schedule import Limits
+from nnfront.serve.engine import Engine
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "checkpoints" / "pylib-3m"
@@ -161,6 +162,7 @@ class Nothing:
     """A session that computes nothing: what is left is the engine's own work."""
 
     device = torch.device("cpu")
+    methods = ()
 
     def __init__(self, vocab: int) -> None:
         self.logits = torch.randn(64, 1, vocab)
@@ -181,9 +183,9 @@ def overhead(folder: Path, tokens: int = 200) -> None:
     with Engine(
         llm, Limits(max_model_len=llm.context, pages=32 * 32, max_num_seqs=32, remembered=0)
     ) as engine:
-        engine.llm = SimpleNamespace(
-            session=Nothing(llm.config.vocab_size), config=llm.config, eos_token_ids=()
-        )  # type: ignore[assignment]
+        nothing = Nothing(llm.config.vocab_size)
+        engine.llm = SimpleNamespace(session=nothing, config=llm.config, eos_token_ids=())  # type: ignore[assignment]
+        engine._runner.session = nothing  # type: ignore[assignment]
         for count in (1, 8, 32):
             best = float("inf")
             for _ in range(3):
@@ -196,6 +198,62 @@ def overhead(folder: Path, tokens: int = 200) -> None:
             print(f"{count} requests: {best / tokens / count * 1e6:.1f} us of the engine for a token")
 
 
+def alone(folder: Path, tokens: int = 128, rounds: int = 8) -> None:
+    """Print what one stream costs: a token of `generate` and of bare calls, guesses on code that is written again, first tokens behind a prefix that is known."""
+    llm = nn.LLM.load(folder, extends=True)
+    text = (FOLDER / "heldout.txt").read_text()
+    session, ids = llm.session, torch.tensor([llm.tokenizer.encode(text[:200])])
+
+    def least(work: Callable[[], object]) -> float:
+        """Milliseconds of processor time, the least of some rounds."""
+        times = []
+        for _ in range(rounds):
+            began = time.process_time()
+            work()
+            times.append(time.process_time() - began)
+        return min(times) * 1e3
+
+    def bare() -> None:
+        cache = session.make_cache(batch=1, max_seq=ids.shape[1] + tokens, stored_as=llm.stored_as)
+        token = session["prefill"](ids, cache)[:, -1].argmax(-1)
+        for _ in range(tokens - 1):
+            token = session["decode"](token[:, None], cache)[:, -1].argmax(-1)
+
+    generated = least(lambda: llm.generate_ids(ids, max_new_tokens=tokens))
+    print(f"a token: {generated / tokens:.3f} ms of generate, {least(bare) / tokens:.3f} of bare calls")
+    code = text[2000:2900]
+    edit = f"{code}\n\n{code[:60]}"  # a file, and the begin of its next version
+    plain = least(lambda: llm.generate(edit, max_new_tokens=tokens))
+    guessed = least(lambda: llm.generate(edit, max_new_tokens=tokens, spec="ngram"))
+    same = llm.generate(edit, tokens) == llm.generate(edit, tokens, spec="ngram")
+    print(
+        f"code that is written again: {plain / tokens:.3f} ms a token, with ngram {guessed / tokens:.3f}: {plain / guessed:.2f}x, equal: {same}"
+    )
+    tokens_of_text = llm.tokenizer.encode(text)
+    known, tail = tokens_of_text[:384], tokens_of_text[1000:1032]
+    limits = Limits(max_model_len=llm.context, pages=256)
+    came: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with Engine(llm, limits) as engine:
+
+        def first(prompt: list[int]) -> float:
+            def work() -> None:
+                engine.submit(prompt, Params(max_tokens=1), came.put)
+                came.get()
+
+            return least(work)
+
+        cold = []
+        for _ in range(rounds):
+            engine.forget()
+            began = time.process_time()
+            engine.submit(known + tail, Params(max_tokens=1), came.put)
+            came.get()
+            cold.append(1e3 * (time.process_time() - began))
+        print(
+            f"first token: {min(cold):.1f} ms behind {len(known)} tokens, {first(known + tail):.1f} where they are known, {first(tail):.1f} of the {len(tail)} behind them alone"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=FOLDER)
@@ -203,8 +261,14 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--leave", type=float, default=0.1)
     parser.add_argument("more", nargs="*", help="behind --: options of nnfront serve")
+    parser.add_argument(
+        "--alone", action="store_true", help="one stream in this process, and what saves time there"
+    )
     parser.add_argument("--overhead", action="store_true", help="the engine without a model, and no server")
     args = parser.parse_args()
+    if args.alone:
+        alone(args.folder)
+        return
     if args.overhead:
         overhead(args.folder)
         return

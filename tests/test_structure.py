@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.timings": set(),
     "llm.find_model": BASE,
     "llm.folder_files": BASE,
-    "llm.model_files": BASE | {"ir", "nn", "passes", "quantized", "llm.folder_files"},
+    "llm.model_files": BASE | {"ir", "nn", "passes", "quantized", "llm.folder_files", "llm.methods"},
     "llm.gguf_tokenizer": BASE,
     "llm.gguf_folder": BASE | {"quantized", "weights", "llm.folder_files", "llm.gguf_tokenizer"},
     "llm.methods": BASE | {"ir"},
@@ -65,6 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"llm.timings", "llm.methods", "llm.folder_files", "llm.model_files", "llm.gguf_folder", "llm.lora"},
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
+    "llm.sampling": BASE | {"backends.cuda", "llm.folder_files"},
+    "engine": BASE | {"distributed", "state", "session", "llm.methods", "llm.sampling"},
     "llm": ALL
     | {
         "backends.cuda",
@@ -78,12 +80,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.model_files",
         "llm.hf_folder",
         "llm.lora",
+        "llm.sampling",
+        "engine",
     },
     "inspection": ALL | {"backends.cuda", "llm.find_model", "llm.folder_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
-    "serve": BASE | {"state", "session", "distributed", "llm", "llm.folder_files"},
-    "cli": BASE | {"distributed", "serve"},
+    "serve": BASE | {"state", "session", "distributed", "engine", "llm", "llm.sampling", "llm.folder_files"},
+    "cli": BASE | {"distributed", "engine", "serve"},
     "__main__": {"cli"},
 }
 READ = [

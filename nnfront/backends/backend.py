@@ -62,6 +62,7 @@ class Backend:
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
     uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
     reads_experts  whether products of experts read weights in the formats that others do
+    adds_single_rows_otherwise  whether products of a single row may have sums in another order than those of several
     ring_windows   whether a layer of a cache with a window is a ring of the window's tokens
     """
 
@@ -70,6 +71,7 @@ class Backend:
     kernels: Sequence[Kernel] = ()
     numbered = False
     captures = False
+    adds_single_rows_otherwise = False
     uploads = False
     ring_windows = True
     reads_experts = False

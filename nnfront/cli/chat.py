@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=float, metavar="T", help="default as generation_config.json says"
     )
     parser.add_argument("--seed", type=int, help="the same seed draws the same answers")
+    loading.add_spec_argument(parser)
     loading.add_arguments(parser)
 
 
@@ -68,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
         import readline
 
         assert readline  # lines can be edited, and come back
-    with parts.Engine(llm, limits) as engine:
+    with parts.Engine(llm, limits, spec=args.spec) as engine:
         talk = parts.Talk(engine, template, params, args.system)
         print("Ctrl-C stops an answer, /help lists commands, /exit or Ctrl-D ends.", file=sys.stderr)
         for line in _lines():

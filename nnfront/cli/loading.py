@@ -42,6 +42,15 @@ def add_ranks_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_spec_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag that says how tokens are guessed."""
+    parser.add_argument(
+        "--spec",
+        metavar="HOW",
+        help="guess tokens, to compute several in one call; texts stay the same. ngram[:N]: what came after the last N tokens before comes again; draft:DIR: what a smaller model with the same tokens takes for likeliest",
+    )
+
+
 def add_lora_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the flag that names adapters."""
     parser.add_argument(
@@ -90,6 +99,7 @@ def _load(args: argparse.Namespace) -> nn.LLM:
         ignored=args.ignore,
         lora=args.lora,
         ranks=getattr(args, "ranks", None),
+        extends=getattr(args, "spec", None) is not None,
         plan=lambda plan: _say(args, plan),
         progress=progress_bar("weights", "B", scale=True)
         if nn.backend_of(device).uploads

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stop", action="append", metavar="TEXT", help="end before this text; may be given several times"
     )
     loading.add_ranks_argument(parser)
+    loading.add_spec_argument(parser)
     loading.add_arguments(parser)
 
 
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
     pieces = (
         nn.VisionLanguageModel(llm).generate(prompt, args.image, stream=True, **how)
         if args.image
-        else llm.generate(prompt, stop=args.stop, stream=True, **how)
+        else llm.generate(prompt, stop=args.stop, stream=True, spec=args.spec, **how)
     )
     sys.stdout.write(prompt)
     _write(pieces)

@@ -66,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the longest an answer may take")
     loading.add_ranks_argument(parser)
+    loading.add_spec_argument(parser)
     loading.add_arguments(parser)
 
 
@@ -88,13 +89,13 @@ def main(args: argparse.Namespace) -> int:
     if not llm.ranks.is_first:
         for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends in order, and lets this one know
             signal.signal(each, signal.SIG_IGN)
-        parts.Compute(llm, limits).follow()
+        parts.compute_of(llm, limits).follow()
         return 0
     source = None if args.chat_template is None else read_template(args.chat_template)
     template = parts.template_of(llm.files, source)
     name = args.served_model_name or nn.model_name(args.path)
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    with parts.Engine(llm, limits) as engine:
+    with parts.Engine(llm, limits, spec=args.spec) as engine:
         served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout)
         print(
             f"serving {name!r}: {limits.max_num_seqs} answers at a time, {limits.pages} pages of {limits.page_size} tokens"
@@ -113,12 +114,11 @@ def engine_parts() -> SimpleNamespace:
     try:
         import uvicorn
 
+        from nnfront.engine.params import Params
+        from nnfront.engine.schedule import Limits
         from nnfront.serve.app import app
         from nnfront.serve.chat import template_of
-        from nnfront.serve.compute import Compute
-        from nnfront.serve.engine import Engine
-        from nnfront.serve.params import Params
-        from nnfront.serve.schedule import Limits
+        from nnfront.serve.engine import Engine, compute_of
         from nnfront.serve.talk import Talk
     except ImportError as error:
         raise LoadError(
@@ -128,7 +128,7 @@ def engine_parts() -> SimpleNamespace:
         uvicorn=uvicorn,
         app=app,
         template_of=template_of,
-        Compute=Compute,
+        compute_of=compute_of,
         Engine=Engine,
         Params=Params,
         Limits=Limits,

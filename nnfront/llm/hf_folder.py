@@ -140,10 +140,12 @@ def compile_folder(
     quant: str | QuantScheme | None = None,
     lora: Loras = (),
     ranks: int = 1,
+    *,
+    extends: bool = False,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant, lora: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
@@ -153,12 +155,12 @@ def compile_folder(
     adapters = open_adapters(lora)
     checkpoint = with_adapters(Checkpoint(path, folder=folder), adapters)
     phases.end("read")
-    module = architecture.export(config, checkpoint.infos, ranks)
+    module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
     if adapters:
         may_split = getattr(config, TIED, None) is True
         if split := split_ties(module, adapters) if may_split else {}:
             config = replace(config, **{TIED: False})
-            module = architecture.export(config, checkpoint.infos, ranks)
+            module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
         module = merge_adapters(module, adapters, backend_of(target), split)
     module, stored = _derived(module, hf_config, checkpoint, target)
     lacks = tuple(lacks_for_text(module, config))

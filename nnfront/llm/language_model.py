@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +17,14 @@ from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current, fetching
 from nnfront.backends.registry import parts_of
 from nnfront.distributed.ranks import ALONE, Ranks
+from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
+from nnfront.llm.generation import Captured, Coming, Generation, in_turns, until_ends
 from nnfront.llm.methods import SEQ2SEQ
-from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
+from nnfront.llm.prompts import are_integers, check_prompts, check_tokens, kind_of, listed
+from nnfront.llm.sampling import Sampler, Sampling, sampling_of
 from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, tokenizer_of, until
@@ -80,6 +82,7 @@ class LLM:
         self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
         self._spare: Stepping | None = None
+        self._drafts: dict[str, LLM] = {}
 
     @staticmethod
     def load(
@@ -96,6 +99,7 @@ class LLM:
         ranks: Ranks | None = None,
         plan: Callable[[TransformPlan], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
+        extends: bool = False,
     ) -> LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
@@ -109,6 +113,7 @@ class LLM:
         lora: folders of low-rank adapters in PEFT's layout, merged into the weights; `(DIR, 0.5)` or `"DIR=0.5"` counts half.
         ranks: divide the model among these processes, each of which loads its part and calls the same methods; `nnfront.distributed.joined` makes them.
         An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
+        extends: make the method `extend` too, with which tokens that are guessed are computed together (`spec`).
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
         """
@@ -131,8 +136,15 @@ class LLM:
         from nnfront.llm.hf_folder import compile_folder
 
         phases, ranks = Timings(), ranks or ALONE
+        if extends and ranks.world > 1:
+            raise LoadError(
+                "tokens are not guessed where ranks divide a model",
+                help="leave out --spec (extends), or --tp (ranks)",
+            )
         with ranks.together():
-            model = compile_folder(path, device, dtype, model_file, phases, quant, lora, ranks.world)
+            model = compile_folder(
+                path, device, dtype, model_file, phases, quant, lora, ranks.world, extends=extends
+            )
         if model.text is None:
             raise LoadError(
                 f"{path} holds no language model",
@@ -168,20 +180,37 @@ class LLM:
         """How many tokens a text may have, prompt included."""
         return int(self.config.max_position_embeddings)
 
+    def guesser(self, how: str, longest: int) -> Guesser:
+        """What guesses tokens of one text of up to `longest`: as `guesser_of` has it, or `draft:DIR`, a model that is loaded once.
+
+        Raises RunError for anything else, and for a model with other tokens.
+        """
+        kind, _, where = how.partition(":")
+        if kind != "draft" or not where:
+            return guesser_of(how)
+        if where not in self._drafts:
+            draft = LLM.load(where, self.session.device.type)
+            mine, its = int(self.config.vocab_size), int(draft.config.vocab_size)
+            if its != mine:
+                raise RunError(f"{where} cannot draft: it has {its} tokens, the model {mine}")
+            self._drafts[where] = draft
+        draft = self._drafts[where]
+        return DraftModel(draft.session, min(longest, draft.context))
+
     def logits(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device.
 
         Raises RunError for tokens outside the vocabulary, and for what does not fit the method.
         """
-        if not _are_integers(ids, 2):
-            raise RunError(f"the tokens are {_kind(ids)}, expected int64[batch, seq]")
-        self._check_tokens("the batch", ids)
+        if not are_integers(ids, 2):
+            raise RunError(f"the tokens are {kind_of(ids)}, expected int64[batch, seq]")
+        check_tokens("the batch", ids, int(self.config.vocab_size))
         result: torch.Tensor = self.session["logits"](ids.to(self.session.device))
         return result
 
     def generate(
         self,
-        prompt: str,
+        prompt: str | Sequence[str],
         max_new_tokens: int = 128,
         temperature: float | None = None,
         top_k: int | None = None,
@@ -191,19 +220,23 @@ class LLM:
         stop: str | Sequence[str] | None = None,
         stream: bool = False,
         repetition_penalty: float | None = None,
+        spec: str | None = None,
     ) -> Any:
-        """Continue a text: the new text only, or with `stream` an iterator over its pieces.
+        """Continue a text: the new text only, or with `stream` an iterator over its pieces. Of several texts a list, or an iterator over pieces
+        with their texts' numbers: each continues as it would alone.
 
         Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. See `Sampling` for the other
         parameters; one that is None is as the model's generation_config.json says, without one as `Sampling` does: the likeliest token.
+        spec: guess tokens to save time, as `guesser` has it; the text stays the same.
         Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
-        stops = _listed(stop, str)
+        stops = listed(stop, str)
         if stops is None or not all(stops):
             raise RunError(f"stop is {stop!r}, expected a non-empty text or several")
-        if not isinstance(prompt, str):
+        prompts = listed(prompt, str)
+        if not prompts:
             raise RunError(
-                f"the prompt is a {type(prompt).__name__}, expected a text",
+                f"the prompt is a {type(prompt).__name__}, expected a text or several",
                 help="use generate_ids for token ids",
             )
         said: dict[str, Any] = {
@@ -217,11 +250,18 @@ class LLM:
         sampling = replace(
             self.sampling, **{name: value for name, value in said.items() if value is not None}
         )
-        ids = torch.tensor(self.tokenizer.encode(prompt), dtype=torch.int64)
-        room = self._room([ids], max_new_tokens)
-        sampler = Sampler(sampling, [ids])
-        pieces = until(self.tokenizer.stream(self._tokens(ids, room, sampler)), stops)
-        return pieces if stream else "".join(pieces)
+        ids = [torch.tensor(self.tokenizer.encode(text), dtype=torch.int64) for text in prompts]
+        coming = self._generation(ids, max_new_tokens, sampling, self.eos_token_ids, spec)
+        streams = [until(self.tokenizer.stream(coming.tokens(i)), stops) for i in range(len(prompts))]
+        if isinstance(prompt, str):
+            return streams[0] if stream else "".join(streams[0])
+        pieces = in_turns(streams)
+        if stream:
+            return pieces
+        texts = [""] * len(prompts)
+        for which, piece in pieces:
+            texts[which] += piece
+        return texts
 
     def generate_ids(
         self,
@@ -234,32 +274,30 @@ class LLM:
         min_p: float | None = None,
         seed: int | None = None,
         repetition_penalty: float = 1.0,
+        stream: bool = False,
+        spec: str | None = None,
     ) -> Any:
-        """Continue token ids: int64 [batch, seq] to [batch, new], or a list of 1-D tensors of any lengths to a list.
+        """Continue token ids: int64 [batch, seq] to [batch, new], or a list of 1-D tensors of any lengths to a list. With `stream` an iterator over
+        tokens as they come, each with its sequence's number.
 
         Greedy by default. With `eos_token_id` a sequence ends after that token: in a list it is shorter, in a tensor it is filled up with
-        that token. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
+        that token. `spec` as for `generate`. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
-        ends = _listed(eos_token_id, int)
+        ends = listed(eos_token_id, int)
         if ends is None:
             raise RunError(f"eos_token_id is {eos_token_id!r}, expected a token or several")
         if not isinstance(ids, torch.Tensor | Sequence) or (isinstance(ids, torch.Tensor) and ids.ndim != 2):
             raise RunError(
-                f"the prompts are {_kind(ids)}, expected int64[batch, seq] or a list of 1-D integer tensors"
+                f"the prompts are {kind_of(ids)}, expected int64[batch, seq] or a list of 1-D integer tensors"
             )
         prompts = list(ids)
-        self._room(prompts, max_new_tokens)
-        sampler = Sampler(sampling, prompts)
+        tokens = until_ends(self._generation(prompts, max_new_tokens, sampling, (), spec), ends)
+        if stream:
+            return tokens
         rows: list[list[int]] = [[] for _ in prompts]
-        done = [False] * len(prompts)
-        for step in self._steps(prompts, max_new_tokens, sampler):
-            for i, token in enumerate(tokens_of(step)):
-                if not done[i]:
-                    rows[i].append(token)
-                    done[i] = token in ends
-            if all(done):
-                break
+        for which, token in tokens:
+            rows[which].append(token)
         if not isinstance(ids, torch.Tensor):
             return [torch.tensor(row, dtype=torch.int64) for row in rows]
         width = max(map(len, rows))
@@ -267,42 +305,24 @@ class LLM:
             [row + [row[-1]] * (width - len(row)) for row in rows], dtype=torch.int64
         ).reshape(-1, width)
 
-    def _room(self, prompts: Sequence[torch.Tensor], max_new_tokens: int) -> int:
-        """Check that every prompt and what is to come after it fits; return how many tokens may come."""
-        if type(max_new_tokens) is not int or max_new_tokens < 1:
-            raise RunError(f"max_new_tokens is {max_new_tokens!r}, expected an int >= 1")
-        if not prompts:
-            raise RunError("there is no prompt")
-        for i, prompt in enumerate(prompts):
-            which = f"prompt {i}" if len(prompts) > 1 else "the prompt"
-            if not _are_integers(prompt, 1):
-                raise RunError(f"{which} is not a 1-D integer tensor")
-            if not len(prompt):
-                raise RunError(f"{which} is empty", help="give at least one token")
-            if len(prompt) + max_new_tokens > self.context:
-                raise RunError(
-                    f"{which} does not fit",
-                    details=[
-                        f"got {len(prompt)} tokens and {max_new_tokens} new ones, the context holds {self.context}"
-                    ],
-                    help="shorten the prompt, or ask for fewer new tokens",
-                )
-            self._check_tokens(which, prompt)
-        return max_new_tokens
-
-    def _check_tokens(self, which: str, ids: torch.Tensor) -> None:
-        """Raise RunError for a token outside the vocabulary: it has no row in the table that embeds tokens."""
-        size = int(self.config.vocab_size)
-        if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= size):
-            raise RunError(f"{which} holds a token outside the vocabulary of {size}")
-
-    def _tokens(self, prompt: torch.Tensor, room: int, sampler: Sampler) -> Iterator[int]:
-        """Yield new tokens of one sequence up to the model's end token."""
-        for step in self._steps([prompt], room, sampler):
-            (token,) = tokens_of(step)
-            if token in self.eos_token_ids:
-                return
-            yield token
+    def _generation(
+        self,
+        prompts: Sequence[torch.Tensor],
+        count: int,
+        sampling: Sampling,
+        ends: Sequence[int],
+        spec: str | None,
+    ) -> Coming:
+        """What computes and draws tokens behind these prompts."""
+        check_prompts(prompts, count, self.context, int(self.config.vocab_size))
+        if self.session.backend.captures and spec is None:
+            steps = self._steps(prompts, count, Sampler(sampling, prompts))
+            return Captured(steps, len(prompts), ends)
+        longest = max(map(len, prompts)) + count
+        guessers = [None if spec is None else self.guesser(spec, longest) for _ in prompts]
+        return Generation(
+            self.session, prompts, sampling, count, ends, guessers, self.stored_as, self.phases, self.ranks
+        )
 
     def _steps(self, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler) -> Iterator[torch.Tensor]:
         """Yield the next token of every sequence, int64 [batch], `count` times."""
@@ -334,14 +354,8 @@ class LLM:
     ) -> Iterator[torch.Tensor]:
         self.phases.start()
         cache, sampler = stepping.cache, stepping.sampler(sampler)
-        parts = []
-        first = 0
-        for _, group in groupby(prompts, key=len):
-            same = torch.stack(list(group)).to(self.session.device, torch.int64)
-            rows = cache if len(same) == len(prompts) else cache.rows(first, first + len(same))
-            parts.append(self.session["prefill"](same, rows)[:, -1])
-            first += len(same)
-        token = self._drawn(sampler, torch.cat(parts))
+        logits = stepping.begin(prompts, self.session["prefill"], self.session.device)
+        token = self._drawn(sampler, logits)
         step = stepping.step(sampler, self.session["decode"], self._drawn)
         phase, tokens = "prefill", sum(map(len, prompts))
         for left in reversed(range(count)):
@@ -361,26 +375,6 @@ class LLM:
         with self.session.backend.launching(self.session.kernels), current(logits.device):
             token = sampler(logits)
         return token if self.ranks is ALONE else self.ranks.from_first(token)
-
-
-def _listed(value: Any, kind: type) -> list[Any] | None:
-    """One of a kind, several or none as a list; None if it is anything else."""
-    several = [value] if isinstance(value, kind) else [] if value is None else value
-    is_right = isinstance(several, Sequence) and all(type(item) is kind for item in several)
-    return list(several) if is_right else None
-
-
-def _are_integers(value: Any, ndim: int) -> bool:
-    """Whether a value is a tensor that may hold token ids."""
-    dtypes = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-    return isinstance(value, torch.Tensor) and value.ndim == ndim and value.dtype in dtypes
-
-
-def _kind(value: Any) -> str:
-    """What a value is that should have been token ids."""
-    if not isinstance(value, torch.Tensor):
-        return f"of type {type(value).__name__!r}"
-    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
 
 
 def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:

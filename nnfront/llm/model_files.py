@@ -21,6 +21,7 @@ from nnfront.errors import LoadError, NnfrontError
 from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, read_json
+from nnfront.llm.methods import EXTEND
 from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
@@ -56,8 +57,16 @@ class Architecture:
         with _speaking_of(self.file.__file__):
             return tuple(self.file.export_spec(config))
 
-    def export(self, config: Any, stored: Mapping[str, Stored] | None = None, ranks: int = 1) -> IRModule:
-        """Export the model's methods. `stored` are the tensors that there are for it: a model of many times more is not built to its end.
+    def export(
+        self,
+        config: Any,
+        stored: Mapping[str, Stored] | None = None,
+        ranks: int = 1,
+        *,
+        extends: bool = False,
+    ) -> IRModule:
+        """Export the model's methods, with `extends` also `extend`. `stored` are the tensors that there are for it: a model of many times more is not
+        built to its end.
 
         With `ranks` it is divided among as many: what each of them computes, over parts of the checkpoint's weights.
         Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it.
@@ -67,7 +76,7 @@ class Architecture:
         if ranks == 1:
             with self._building(stored):
                 model = self.file.build(config)
-            ir = self._exported(model, config)
+            ir = self._exported(model, config, extends)
         else:
             model, plan = self.divided(config, ranks, stored)
             shards = {
@@ -75,7 +84,7 @@ class Architecture:
                 for name, planned in plan.weights.items()
                 if planned.axis is not None
             }
-            ir = shard_weights(self._exported(model, config.of_ranks(ranks)), shards, ranks)
+            ir = shard_weights(self._exported(model, config.of_ranks(ranks), extends), shards, ranks)
         attrs = dict(ir.attrs)
         if ignored := getattr(self.file, "IGNORED", ()):
             attrs["ignored"] = tuple(ignored)
@@ -106,9 +115,12 @@ class Architecture:
         with _speaking_of(self.file.__file__), declaring_at_most(parameters, elements):
             yield
 
-    def _exported(self, model: Module, config: Any) -> IRModule:
+    def _exported(self, model: Module, config: Any, extends: bool) -> IRModule:
         with _speaking_of(self.file.__file__):
-            return model.export(self.file.export_spec(config))
+            methods = self.file.export_spec(config)
+            if extends and hasattr(model, EXTEND) and "prefill" in methods:
+                methods = {**methods, EXTEND: methods["prefill"]}
+            return model.export(methods)
 
 
 def _renamed(prefixes: Mapping[str, str], ir: IRModule) -> dict[str, str]:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -48,6 +49,16 @@ class Stepping:
             return wanted
         kept[0].restart(wanted)
         return kept[0]
+
+    def begin(self, prompts: Sequence[torch.Tensor], prefill: Method, device: torch.device) -> torch.Tensor:
+        """Compute prompts; return the logits behind each: float [batch, vocab]. Those of one length that follow one another are one call."""
+        parts, first = [], 0
+        for _, group in groupby(prompts, key=len):
+            same = torch.stack(list(group)).to(device, torch.int64)
+            rows = self.cache if len(same) == len(prompts) else self.cache.rows(first, first + len(same))
+            parts.append(prefill(same, rows)[:, -1])
+            first += len(same)
+        return torch.cat(parts)
 
     def step(self, sampler: Sampler, decode: Method, drawn: Drawn) -> Step:
         """A decode step and the draw behind it, as one capture where a kernel draws. The sampler has drawn before."""

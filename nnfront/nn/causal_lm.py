@@ -64,6 +64,10 @@ class CausalLM(Module):
         """Append one token to each sequence: [batch, 1] to float32 [batch, 1, vocab_size]."""
         return self.head(self.hidden(tokens, cache))
 
+    def extend(self, tokens: Tensor, cache: Cache) -> Tensor:
+        """Append a few tokens to each sequence and give the logits of all: [batch, seq] to float32 [batch, seq, vocab_size]."""
+        return self.head(self.hidden(tokens, cache))
+
 
 def causal_lm_spec(cache: spec.Cache | spec.State, max_positions: int) -> dict[str, Any]:
     """Return the spec of a `CausalLM`'s methods: `logits` of a whole text, `prefill` and `decode` over a cache of up to `max_positions` tokens."""

@@ -8,11 +8,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from nnfront.engine.draw import Logprobs
+from nnfront.engine.params import Params
+from nnfront.engine.runner import Event
 from nnfront.errors import RunError
 from nnfront.llm.tokenizer import Stops, TextStream, Tokenizer
-from nnfront.serve.draw import Logprobs
-from nnfront.serve.engine import Engine, Event
-from nnfront.serve.params import Params
+from nnfront.serve.engine import Engine
 
 _FAILED = {
     "error": "the model failed",

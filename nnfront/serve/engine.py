@@ -15,35 +15,18 @@ from dataclasses import dataclass
 
 import torch
 
+from nnfront.engine.compute import DECODE_ROWS, Compute
+from nnfront.engine.draw import Draw
+from nnfront.engine.params import Params
+from nnfront.engine.runner import Answer, Event, Runner
+from nnfront.engine.schedule import Limits, Scheduler, Sequence
 from nnfront.errors import RunError
 from nnfront.llm.language_model import LLM
-from nnfront.serve.compute import DECODE_ROWS, Compute, Work
-from nnfront.serve.draw import Draw, Logprobs, Row
-from nnfront.serve.params import Params
-from nnfront.serve.schedule import Limits, Scheduler, Sequence, Step
 from nnfront.serve.stats import Stats
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that happened to a request: a token, its end, or both.
-
-    finish: "stop" at an end token, which is not among the tokens; "length"; "cancelled"; "deadline"; "error", of which `error` says what.
-    cached: how many tokens of the prompt had been computed for others.
-    """
-
-    token: int | None = None
-    logprobs: Logprobs | None = None
-    finish: str | None = None
-    error: str = ""
-    cached: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    sequence: Sequence
-    draw: Draw
-    ends: frozenset[int]
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Request(Answer):
     sink: Callable[[Event], None]
     deadline: float | None
     began: float
@@ -53,18 +36,26 @@ class _Request:
 class Engine:
     """A model that answers many requests at once. `close` it, or use it in a `with`."""
 
-    def __init__(self, llm: LLM, limits: Limits, *, decode_rows: int = DECODE_ROWS) -> None:
-        """Makes the cache. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
+    def __init__(
+        self, llm: LLM, limits: Limits, *, decode_rows: int = DECODE_ROWS, spec: str | None = None
+    ) -> None:
+        """Makes the cache. `spec`: how tokens are guessed, as `LLM.guesser` has it.
+
+        Raises RunError where it does not fit into memory, or the model cannot have one with pages, or for a way to guess that there is not.
+        """
         self.llm = llm
         self.limits = limits
         self.stats = Stats()
-        self._compute = Compute(llm, limits, decode_rows)
-        self._scheduler = Scheduler(limits, shares=self._compute.shares)
-        self._requests: dict[int, _Request] = {}
+        self._spec = spec
         self._cancelled: dict[int, str] = {}
         self._arrivals = itertools.count()
         self._updates = 0
         self._changed = threading.Condition()
+        compute = compute_of(llm, limits, decode_rows)
+        self._runner = Runner(compute, Scheduler(limits, shares=compute.pool.shares), self._changed)
+        if spec is not None:
+            llm.guesser(spec, limits.max_model_len)
+            self._runner.require_guesses()
         self._is_closing = self._is_draining = False
         self._thread = threading.Thread(target=self._run, name="nnfront-engine", daemon=True)
         self._thread.start()
@@ -98,9 +89,9 @@ class Engine:
         with self._changed:
             if self._is_draining:
                 raise RunError("the engine is being closed, and takes no more requests")
-            self._scheduler.submit(sequence)
             ends = frozenset((*eos, *params.stop_tokens))
-            self._requests[sequence.arrival] = _Request(sequence, draw, ends, sink, deadline, now)
+            guesser = None if self._spec is None else self.llm.guesser(self._spec, sequence.most)
+            self._runner.add(_Request(sequence, draw, ends, guesser, sink=sink, deadline=deadline, began=now))
             self._changed.notify()
         return sequence.arrival
 
@@ -123,6 +114,10 @@ class Engine:
         """Whether it takes requests."""
         return self._thread.is_alive() and not self._is_draining
 
+    @property
+    def _scheduler(self) -> Scheduler:
+        return self._runner.scheduler
+
     def counts(self) -> dict[str, float]:
         """How much there is to do, and how full the cache is."""
         scheduler = self._scheduler
@@ -134,6 +129,8 @@ class Engine:
             "pages_used": kept,
             "pages": self.limits.pages,
             "preemptions": scheduler.preemptions,
+            "drafted": self._runner.drafted,
+            "accepted": self._runner.accepted,
         }
 
     def update(self, weights: Mapping[str, torch.Tensor], *, cast: bool = False) -> None:
@@ -175,76 +172,46 @@ class Engine:
                 while self._scheduler.is_idle and not self._is_draining:
                     self._changed.wait()
                 for reason in ["cancelled"] if self._is_closing else []:
-                    self._cancelled.update(dict.fromkeys(self._requests, reason))
+                    self._cancelled.update(dict.fromkeys(self._runner.answers, reason))
                 ended = self._end_cancelled()
                 if self._scheduler.is_idle and self._is_draining:
                     step = None
                 else:
-                    step = self._scheduler.step()
+                    step = self._runner.plan()
             for request, event in ended:
                 self._tell(request, event)
             if step is None:
-                self._compute.close()
+                self._runner.compute.close()
                 return
+            self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
             try:
-                self._answer(step, self._logits(step))
+                for answer, event in self._runner.run(step):
+                    assert isinstance(answer, _Request)
+                    self._came(answer, event)
             except Exception as error:  # whatever it is, who waits for an answer must hear of it
                 self._fail(error)
 
     def _end_cancelled(self) -> list[tuple[_Request, Event]]:
         """Take out the requests that are not wanted any more."""
         now = time.monotonic()
-        late = {n: "deadline" for n, r in self._requests.items() if r.deadline and now > r.deadline}
+        answers = self._runner.answers
+        requests = {n: answer for n, answer in answers.items() if isinstance(answer, _Request)}
+        late = {n: "deadline" for n, r in requests.items() if r.deadline and now > r.deadline}
         ended = []
         for number, reason in {**late, **self._cancelled}.items():
-            if (request := self._requests.pop(number, None)) is not None:
-                self._scheduler.finish(request.sequence)
+            if (request := requests.get(number)) is not None:
+                self._runner.finish(request)
                 self.stats.ended(reason, now - request.began)
                 ended.append((request, Event(finish=reason)))
         self._cancelled.clear()
         return ended
 
-    def _logits(self, step: Step) -> dict[int, Row]:
-        """Compute what a step says; return the logits behind each sequence's last token so far."""
-        decode = {s.arrival: s.tokens[s.computed] for s in step.decode}
-        chunks = [(s.arrival, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks]
-        found = self._compute.run(Work(step.changes, decode, chunks))
-        self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
-        return found
-
-    def _answer(self, step: Step, logits: dict[int, Row]) -> None:
-        """Draw what can be drawn, and pass it on."""
-        for sequence in self._scheduler.computed(step):
-            request = self._requests[sequence.arrival]
-            row = logits[sequence.arrival]
-            try:
-                token = request.draw(row)
-            except RunError as error:
-                self._finish(request, Event(finish="error", error=str(error)))
-                continue
-            sequence.tokens.append(token)
+    def _came(self, request: _Request, event: Event) -> None:
+        """Count something that came of a request, and pass it on."""
+        if not event.error:
             self._time(request)
-            if token in request.ends:
-                self._finish(request, Event(finish="stop", cached=sequence.cached))
-                continue
-            finish = (
-                "stop"
-                if request.draw.is_over
-                else "length"
-                if len(sequence.tokens) == sequence.most
-                else None
-            )
-            event = Event(token, request.draw.logprobs(row, token), finish, cached=sequence.cached)
-            if finish is not None:
-                self._finish(request, event)
-            else:
-                self._tell(request, event)
-
-    def _finish(self, request: _Request, event: Event) -> None:
-        with self._changed:
-            self._scheduler.finish(request.sequence)
-            del self._requests[request.sequence.arrival]
-        self.stats.ended(event.finish or "", time.monotonic() - request.began)
+        if event.finish is not None:
+            self.stats.ended(event.finish, time.monotonic() - request.began)
         self._tell(request, event)
 
     def _tell(self, request: _Request, event: Event) -> None:
@@ -266,11 +233,13 @@ class Engine:
     def _fail(self, error: Exception) -> None:
         """Tell all that run of an error, and go on with an empty cache."""
         with self._changed:
-            lost = [self._requests.pop(s.arrival) for s in self._scheduler.running]
-            waiting = self._scheduler.waiting
-            self._scheduler = Scheduler(self.limits, shares=self._compute.shares)
-            self._scheduler.waiting = waiting
+            lost = self._runner.reset()
         for request in lost:
+            assert isinstance(request, _Request)
             self.stats.ended("error", time.monotonic() - request.began)
             self._tell(request, Event(finish="error", error=str(error)))
-        self._compute.pool.reset()
+
+
+def compute_of(llm: LLM, limits: Limits, decode_rows: int = DECODE_ROWS) -> Compute:
+    """What computes an engine's steps. All ranks make one; those that are not rank 0's follow it. Raises RunError as `Engine` does."""
+    return Compute(llm.session, limits, stored_as=llm.stored_as, ranks=llm.ranks, decode_rows=decode_rows)

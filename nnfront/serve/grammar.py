@@ -39,6 +39,13 @@ class TokenGrammar:
         bits = np.unpackbits(np.frombuffer(self._next.result(), np.uint8), bitorder="little")[:vocab]
         return np.concatenate([bits, np.zeros(vocab - len(bits), np.uint8)]).astype(bool)
 
+    def forced(self, most: int) -> list[int]:
+        """Tokens that must come next, at most so many. None while another thread is at work: it is not waited for twice."""
+        if self.is_over:
+            return []
+        self._next.result()  # the matcher is this thread's again
+        return list(self._matcher.compute_ff_tokens())[:most]
+
     def took(self, token: int) -> None:
         """Go on behind a token. Raises RunError where the grammar is too complex to go on."""
         if not self._matcher.consume_token(token):

@@ -55,6 +55,8 @@ class EngineMetrics(Collector):
             ("prefix_cache_hits", "Tokens of prompts that were found there", stats.prefix_hits),
             ("prompt_tokens", "Tokens of prompts", stats.prompt_tokens),
             ("generation_tokens", "Tokens that were drawn", stats.generation_tokens),
+            ("spec_decode_num_draft_tokens", "Tokens that were guessed", now["drafted"]),
+            ("spec_decode_num_accepted_tokens", "Tokens that were guessed right", now["accepted"]),
         ]
         for name, about, value in counters:
             counter = CounterMetricFamily(PREFIX + name, about, labels=["model_name"])

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from nnfront.engine.params import MOST_LOGPROBS, Params
 from nnfront.llm.sampling import Sampling
 from nnfront.serve.failures import Failure
-from nnfront.serve.params import MOST_LOGPROBS, Params
 
 MOST_CHOICES = 64
 MOST_STOPS = 16

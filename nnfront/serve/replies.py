@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from nnfront.engine.draw import Logprobs
 from nnfront.llm.tokenizer import Tokenizer
 from nnfront.serve.answers import Answer, Piece
-from nnfront.serve.draw import Logprobs
 from nnfront.serve.sections import Call, Kind, Sections
 
 Drawn = Sequence[tuple[int, Logprobs]]

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from nnfront.engine.params import MOST_LOGPROBS
 from nnfront.serve.chat import text_of
 from nnfront.serve.failures import Failure
-from nnfront.serve.params import MOST_LOGPROBS
 from nnfront.serve.protocol import (
     ChatRequest,
     Checked,

@@ -8,12 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from nnfront.engine.params import Params
 from nnfront.serve.answers import Answer, Wanted, together
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
 from nnfront.serve.grammar import Grammars, Matcher
-from nnfront.serve.params import Params
 from nnfront.serve.protocol import (
     ChatRequest,
     CompletionRequest,

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from nnfront.engine.params import Params
+from nnfront.engine.runner import Event
 from nnfront.errors import RunError
 from nnfront.llm.tokenizer import TextStream
 from nnfront.serve.chat import ChatTemplate
-from nnfront.serve.engine import Engine, Event
-from nnfront.serve.params import Params
+from nnfront.serve.engine import Engine
 
 
 @dataclass

@@ -90,6 +90,11 @@ class CacheLayer(ABC):
         """The same for another layer only if both are the same sequences of one."""
         return self._state, self._first, self.batch
 
+    @property
+    def is_read_again(self) -> bool:
+        """Whether others in the call that goes on attend to what its last tokens saw."""
+        return id(self) in self._state.use.shared
+
     def positions(self, seq: int) -> torch.Tensor:
         """Positions of the next `seq` tokens of each sequence: int64 [batch, seq]."""
         # A copy, as the lengths remember theirs and a method may return it.

@@ -8,6 +8,7 @@ import torch
 from cache_model import exact_in_codes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nnfront import ops
 from nnfront.backends.cpu.attention import cached
@@ -111,3 +112,42 @@ def test_reading_again_what_a_ring_has_lost_is_refused():
         "  help: let the method that appends read again, or give one token at a time"
     )
     assert cache[1].last_positions(7).tolist() == [[0, 1, 2, 3, 4, 5, 6]]
+
+
+class Largest(TorchDispatchMode):
+    """The elements of the largest tensor that is made."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.count = max(self.count, made.numel())
+        return made
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_soft_caps_and_sinks_of_a_prompt_are_computed_block_by_block(data):
+    draw = data.draw
+    window, storage = draw(st.sampled_from([None, 6, 20])), draw(st.sampled_from([{}, {"page_size": 4}]))
+    type = StateType((kv_layer(GROUPS, SIZE, "float32", BATCH, 64, window),))
+    blocked, whole = make_cache(type, {}, **storage), make_cache(type, {}, **storage)
+    softcap = draw(st.sampled_from([None, 2.0]))
+    sinks = torch.randn(HEADS) if softcap is None or draw(st.booleans()) else None
+    attrs = {"scale": 0.4, "window": None, "value_size": None, "is_causal": True, "softcap": softcap}
+    named = {name: value for name, value in attrs.items() if value is not None}
+    by_kernel = cached(Run("attention_cached", "attention", (), Structure(fields=(Structure(0),) * 2), named))
+    for seq in draw(st.lists(st.sampled_from([1, 3, 9, 20]), min_size=1, max_size=3)):
+        q, k, v = (torch.randn(BATCH, seq, n, SIZE) for n in (HEADS, GROUPS, GROUPS))
+        bias = draw(
+            st.sampled_from([None, torch.randn(BATCH, 1, seq, 64), torch.rand(1, HEADS, 1, 64) > 0.3])
+        )
+        with pytest.MonkeyPatch.context() as patch, Largest() as largest:
+            patch.setattr("nnfront.backends.cpu.attention.BLOCK", 4)
+            y, _ = by_kernel(q, k, v, blocked[0], sinks, bias)
+        expected = ops.attention.run((q, k, v, whole[0], sinks, bias), attrs)[0]
+        torch.testing.assert_close(y, expected, rtol=1e-5, atol=1e-5)
+        stored = blocked.length()
+        assert largest.count <= max(BATCH * HEADS * 4 * (stored + 1), BATCH * 64 * HEADS * SIZE, q.numel())
+        assert blocked.lengths == whole.lengths

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import queue
 
-from nnfront.serve.engine import Engine, Event
-from nnfront.serve.params import Params
+from nnfront.engine.params import Params
+from nnfront.engine.runner import Event
+from nnfront.serve.engine import Engine
 
 
 class Answer:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import httpx2
 
 import nnfront as nn
+from nnfront.engine.schedule import Limits
 from nnfront.serve.app import app
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
-from nnfront.serve.schedule import Limits
 
 FOLDER = Path(nn.__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 LIMITS = Limits(

@@ -13,9 +13,9 @@ import pytest
 from serving import Client
 
 import nnfront as nn
+from nnfront.engine.schedule import Limits
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
-from nnfront.serve.schedule import Limits
 
 HELLO = [{"role": "user", "content": "def main():"}]
 

@@ -8,7 +8,7 @@ import torch
 
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.serve.engine import DECODE_ROWS
+from nnfront.engine.compute import DECODE_ROWS
 
 LENGTHS = [7, 40, 100, 64, 130, 16, 200, 33] * 4
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnfront.engine.draw import Draw
+from nnfront.engine.params import Params
 from nnfront.errors import RunError
 from nnfront.llm.sampling import Sampler, Sampling
-from nnfront.serve.draw import Draw
-from nnfront.serve.params import Params
 
 VOCAB = 60
 

@@ -13,9 +13,9 @@ from answering import Answer
 from serving import FOLDER, LIMITS
 
 import nnfront as nn
+from nnfront.engine.params import Params
+from nnfront.engine.schedule import Limits
 from nnfront.serve.engine import Engine
-from nnfront.serve.params import Params
-from nnfront.serve.schedule import Limits
 
 
 def requests(text: list[int], count: int) -> list[tuple[list[int], Params]]:
@@ -77,7 +77,7 @@ def test_the_count_of_pages_is_the_caches(llm: nn.LLM, text: list[int]) -> None:
         ends = [answer.wait()[1] for answer in answers]
         assert {"cancelled", "length"} <= set(ends)
         Answer(engine, text[:9], Params(max_tokens=1)).wait()
-        assert engine._compute.pool.cache.used_pages >= engine.counts()["pages_used"] > 0
+        assert engine._runner.pool.cache.used_pages >= engine.counts()["pages_used"] > 0
         engine.forget()
         Answer(engine, text[:9], Params(max_tokens=1)).wait()
     assert engine._scheduler.pages.free == LIMITS.pages
@@ -86,7 +86,7 @@ def test_the_count_of_pages_is_the_caches(llm: nn.LLM, text: list[int]) -> None:
 def test_a_model_that_fails_tells_all_that_run_and_the_engine_goes_on(
     llm: nn.LLM, engine: Engine, text: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine._compute.pool, "row", lambda _: 1 / 0)
+    monkeypatch.setattr(engine._runner.pool, "row", lambda _: 1 / 0)
     tokens, end = Answer(engine, text[:9], Params(max_tokens=3)).wait()
     assert (tokens, end) == ([], "errordivision by zero")
     monkeypatch.undo()

@@ -15,8 +15,10 @@ from serving import LIMITS
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.distributed.ranks import ALONE
+from nnfront.engine.params import Params
+from nnfront.engine.speculate import DraftModel, NGrams
+from nnfront.errors import RunError
 from nnfront.serve.engine import Engine
-from nnfront.serve.params import Params
 
 VOCAB, SIZE, HEADS, WINDOW = 40, 16, 2, 6
 
@@ -49,6 +51,9 @@ class Mixed(nn.Module):
     def decode(self, tokens: Any, cache: Any) -> Any:
         return self.step(tokens, cache)
 
+    def extend(self, tokens: Any, cache: Any) -> Any:
+        return self.step(tokens, cache)
+
 
 @pytest.fixture(scope="module")
 def mixed() -> Any:
@@ -61,6 +66,7 @@ def mixed() -> Any:
         {
             "prefill": {"tokens": spec.Tensor(["batch", "seq"], "int64"), "cache": cache},
             "decode": {"tokens": spec.Tensor(["batch", 1], "int64"), "cache": cache},
+            "extend": {"tokens": spec.Tensor(["batch", "seq"], "int64"), "cache": cache},
         }
     )
     weights = {
@@ -70,7 +76,10 @@ def mixed() -> Any:
     }
     session = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
     config = SimpleNamespace(vocab_size=VOCAB)
-    return SimpleNamespace(session=session, config=config, eos_token_ids=(), stored_as=None, ranks=ALONE)
+    guesser = lambda how, longest: NGrams()  # noqa: E731
+    return SimpleNamespace(
+        session=session, config=config, eos_token_ids=(), stored_as=None, ranks=ALONE, guesser=guesser
+    )
 
 
 def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> None:
@@ -82,7 +91,7 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> N
         wanted.append((prompt, Params(temperature=[0.0, 1.0][i % 2], seed=i, max_tokens=25)))
     wanted += wanted[:3]
     with Engine(mixed, replace(LIMITS, max_num_seqs=1)) as engine:
-        assert not engine._compute.pool.shares
+        assert not engine._runner.pool.shares
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     for limits in (LIMITS, replace(LIMITS, pages=32)):
         with Engine(mixed, limits) as engine:
@@ -90,3 +99,15 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> N
             assert [answer.wait() for answer in answers] == expected
             assert (engine.counts()["preemptions"] > 0) == (limits.pages == 32)
             assert all(answer.cached == 0 for answer in answers)
+
+
+def test_states_that_cannot_go_back_refuse_guesses(mixed: Any) -> None:
+    with pytest.raises(
+        RunError,
+        match=r"^tokens cannot be guessed: layers of the model keep a state of the whole sequence, which",
+    ):
+        Engine(mixed, LIMITS, spec="ngram")
+    with pytest.raises(
+        RunError, match=r"^the model cannot draft: layers of it keep a state of the whole sequence"
+    ):
+        DraftModel(mixed.session, 20)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnfront.engine.pages import Pages
+from nnfront.engine.schedule import Cut, Drop, Limits, Make, Scheduler, Sequence, Step
 from nnfront.errors import Busy, RunError
-from nnfront.serve.pages import Pages
-from nnfront.serve.schedule import Cut, Drop, Limits, Make, Scheduler, Sequence, Step
 
 
 class Cache:
@@ -78,7 +78,7 @@ class Simulation:
             assert step.decode or step.chunks
             oldest = min(self.live)
             assert self.live[oldest] in scheduler.running
-        for sequence in list(scheduler.computed(step)):
+        for sequence in computed(scheduler, step):
             row = self.cache.rows[sequence.arrival]
             assert row == sequence.tokens
             sequence.tokens.append(sum(row[-3:]) % 5)
@@ -176,6 +176,12 @@ def test_a_hundred_thousand_events() -> None:
     assert simulation.scheduler.preemptions > 1000
 
 
+def computed(scheduler: Scheduler, step: Step) -> list[Sequence]:
+    """Count what a step has computed; the sequences whose next token can be drawn."""
+    work = [*((sequence, 1) for sequence in step.decode), *step.chunks]
+    return [sequence for sequence, count in work if scheduler.computed(sequence, count)]
+
+
 def run(scheduler: Scheduler, *sequences: Sequence) -> list[Step]:
     """The steps until all are answered."""
     left, steps = list(sequences), []
@@ -183,7 +189,7 @@ def run(scheduler: Scheduler, *sequences: Sequence) -> list[Step]:
         scheduler.submit(sequence)
     while left:
         steps.append(scheduler.step())
-        for sequence in list(scheduler.computed(steps[-1])):
+        for sequence in computed(scheduler, steps[-1]):
             sequence.tokens.append(7)
             if len(sequence.tokens) == sequence.most:
                 scheduler.finish(sequence)

@@ -10,7 +10,6 @@ head (decoding) the query heads of a group are therefore given to it as the quer
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,21 +18,25 @@ from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.backends.cpu import decode_attention
 from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, with_cache, without_cache
+from nnfront.backends.cpu.attention_memory import (
+    BLOCK,
+    FOLDED,
+    as_op,
+    cached_bytes,
+    fused_bytes,
+    general_bytes,
+    mask_bytes,
+    sdpa_fused_bytes,
+)
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.tape_attention import write_attention
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run, by_position
 from nnfront.lower.reference import reference
-from nnfront.memory.allocations import Workspace, metered
-from nnfront.memory.layout import Layer, Layout
+from nnfront.memory.allocations import Workspace
 from nnfront.state.layer import CacheLayer
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.paged import PagedLayer
-
-# Up to so many queries a head, groups are folded into queries; beyond, the masked half of the work costs more than it saves.
-FOLDED = 8
-# Tokens of a prompt that attend at a time. Between 32 and 128 it makes little difference.
-BLOCK = 64
 
 
 def cached(run: Run) -> Callable[..., Any]:
@@ -56,7 +59,7 @@ def cached(run: Run) -> Callable[..., Any]:
             if y is not None:
                 return y, layer
         if scores.softcap is not None or sinks is not None or not is_causal:
-            y, _ = general(q, k, v, layer, sinks, bias)
+            y = _block_by_block(general, q, k, v, layer, sinks, bias, is_causal)
             layer.attended()
             return y, layer
         seq = q.shape[1]
@@ -108,16 +111,38 @@ def cached(run: Run) -> Callable[..., Any]:
     return attention_cached
 
 
-def _as_op(run: Run) -> Run:
-    """The instruction, of the op or of a region, as one of the op."""
-    names = ("scale", "is_causal", "window", "softcap", "value_size")
-    attrs = {name: run.attrs[name] for name in names if name in run.attrs}
-    return replace(run, kernel="attention", op="attention", attrs=attrs)
-
-
 def _general(run: Run) -> Callable[..., Any]:
     """What attention is by its reference: soft caps and sinks of more than C takes."""
-    return reference(_as_op(run))
+    return reference(as_op(run))
+
+
+def _block_by_block(
+    general: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    layer: CacheLayer,
+    sinks: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    is_causal: bool,
+) -> torch.Tensor:
+    """Append and attend a block of tokens after the other, so that there are never the scores of all; at once, if tokens see later ones, or others
+    read what a ring has dropped meanwhile."""
+    seq = q.shape[1]
+    fits = layer.lengths.longest + seq <= layer.max_seq
+    if k is None or seq <= BLOCK or layer.is_read_again or not (fits and is_causal):
+        y, _ = general(q, k, v, layer, sinks, bias)
+        return torch.as_tensor(y)
+    parts = []
+    for first in range(0, seq, BLOCK):
+        q_part, k_part, v_part = (
+            None if t is None else t.narrow(1, first, min(BLOCK, seq - first)) for t in (q, k, v)
+        )
+        of_part = bias
+        if bias is not None and bias.shape[2] > 1:
+            of_part = bias.narrow(2, first, min(BLOCK, seq - first))
+        parts.append(general(q_part, k_part, v_part, layer, sinks, of_part)[0])
+    return torch.cat(parts, 1)
 
 
 def _append_token(
@@ -288,77 +313,6 @@ def _attend(
     return attend(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=gqa).transpose(1, 2)
 
 
-def _window_mask_bytes(q: Layout) -> int:
-    """The mask of a window, and what it is made from before the result is there."""
-    pairs = q.shape[1] ** 2
-    return pairs * q.item + max(2 * pairs - q.size_bytes, 0)
-
-
-def _block_bytes(q: Layout) -> int:
-    """Of a block of queries the queries themselves and the result, in the order in which they are computed."""
-    batch, seq, heads, size = q.shape
-    return 2 * batch * min(BLOCK, seq) * heads * size * q.item
-
-
-def _block_mask_bytes(q: Layout, groups: int) -> int:
-    """The mask of a block."""
-    return min(BLOCK, q.shape[1]) * q.shape[1] * q.shape[2] // groups * q.item
-
-
-def _is_general(run: Run, sinks: Layout | None) -> bool:
-    return "softcap" in run.attrs or sinks is not None
-
-
-def _general_bytes(run: Run, *operands: Layout | Layer | None) -> int:
-    """What the reference takes."""
-    return metered(_as_op(run), operands, {}, (None, None)).workspace
-
-
-def fused_bytes(run: Run, q: Layout, k: Layout, *operands: object) -> int:
-    """A block at a time; in a window that hides anything the mask of it."""
-    window, seq = run.attrs.get("window"), q.shape[1]
-    if window is not None and window < seq:
-        return _window_mask_bytes(q)
-    is_blocked = run.attrs.get("is_causal", True) and seq == k.shape[1] and seq > FOLDED
-    return _block_bytes(q) + _block_mask_bytes(q, k.shape[2]) if is_blocked else 0
-
-
-def _hides(run: Run, q: Layout, layer: Layer) -> bool:
-    """Whether a window hides some of the new tokens from others."""
-    windows = [w for w in (run.attrs.get("window"), layer.window) if w is not None]
-    return min(windows, default=q.shape[1]) < q.shape[1]
-
-
-def cached_bytes(
-    run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None, bias: None = None
-) -> int:
-    """A block at a time; keys and values of the new tokens, if the ring cannot hold them."""
-    if _is_general(run, sinks):
-        return _general_bytes(run, q, k, v, layer, sinks)
-    if _hides(run, q, layer):
-        return k.size_bytes + v.size_bytes if layer.capacity < q.shape[1] else 0
-    return _block_bytes(q) if q.shape[1] > FOLDED else 0
-
-
-def mask_bytes(
-    run: Run, q: Layout, k: Layout, v: Layout, layer: Layer, sinks: Layout | None, bias: None = None
-) -> int:
-    """The mask of a block, or of a window that hides anything: all layers use it."""
-    if _is_general(run, sinks):
-        return 0
-    if _hides(run, q, layer):
-        return _window_mask_bytes(q)
-    return _block_mask_bytes(q, k.shape[2]) if q.shape[1] > FOLDED else 0
-
-
-def _sdpa_fused_bytes(run: Run, q: Layout, k: Layout, v: Layout, mask: Layout | None) -> int:
-    """The causal mask, and what it makes of the given one."""
-    if mask is None or not run.attrs.get("is_causal", False):
-        return 0
-    pairs = q.shape[1] * k.shape[1]
-    return pairs + max(mask.count, pairs) * mask.item
-
-
 FLASH = "torch's flash attention: no matrix of scores"
 KERNELS = (
     Kernel(
@@ -376,7 +330,7 @@ KERNELS = (
         cached,
         "torch's attention over what a layer holds, under a bias if there is one",
         stored,
-        workspace=Workspace(_general_bytes),
+        workspace=Workspace(general_bytes),
         write=write_attention,
     ),
     Kernel("attention_fused", "attention", fused, FLASH, without_cache, workspace=Workspace(fused_bytes)),
@@ -386,6 +340,6 @@ KERNELS = (
         sdpa,
         FLASH,
         no_scale_dtype,
-        workspace=Workspace(_sdpa_fused_bytes),
+        workspace=Workspace(sdpa_fused_bytes),
     ),
 )

@@ -25,6 +25,7 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
+from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Program, Slot
 from nnfront.passes import PIPELINES
@@ -56,6 +57,7 @@ class CpuBackend(Backend):
     name = "cpu"
     kernels = KERNELS
     reads_experts = True
+    adds_single_rows_otherwise = adds_single_rows_otherwise(SMALL_BATCH)
 
     def passes(self, target: str) -> Sequence[Any]:
         return PIPELINES["cpu"]

@@ -144,3 +144,13 @@ def _is_right(multiply: Callable[..., torch.Tensor]) -> bool:
 
 
 SMALL_BATCH: SmallBatchLinear | None = find_native(NATIVE) or find_torch(torch_library())
+
+
+def adds_single_rows_otherwise(few: SmallBatchLinear | None) -> bool:
+    """Whether a product of a single row has its sums in another order than one of several rows, as where tiles multiply these."""
+    if few is None or few.most == 1:
+        return True
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(n, 1024, generator=generator).to(torch.bfloat16) for n in (2, 256))
+    one, two = (few.multiply(rows, weight, dtype=torch.float32) for rows in (x[:1], x))
+    return not torch.equal(one[0], two[0])

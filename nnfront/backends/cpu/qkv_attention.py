@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu import attention, decode_attention
+from nnfront.backends.cpu import attention, attention_memory, decode_attention
 from nnfront.backends.cpu.attention_kinds import softmax_only
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.rope import is_interleaved, rope_rotated, rope_rotated_bytes, rope_tables
@@ -43,6 +43,7 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
     """
     rotate, with_cache, without = rope_rotated(run), attention.cached(run), attention.fused(run)
     heads, groups = run.attrs["heads"], run.attrs["groups"]
+    is_causal = run.attrs.get("is_causal", True)
     scores, are_neighbours = Scores.of(run), is_interleaved(run)
 
     def qkv_attention(
@@ -52,7 +53,7 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
         layer: CacheLayer | None,
         sinks: torch.Tensor | None,
     ) -> Any:
-        if layer is not None:
+        if layer is not None and is_causal:
             y = decode_attention.attend_rotated(
                 qkv, cos, sin, heads, groups, layer, scores, sinks, is_interleaved=are_neighbours
             )
@@ -82,9 +83,9 @@ def _qkv_attention_bytes(
     """Rotated q and k, and first what rotating them takes, then what attention takes."""
     q, k, both = _heads(run, qkv)
     attending = (
-        attention.fused_bytes(run, q, k)
+        attention_memory.fused_bytes(run, q, k)
         if layer is None
-        else attention.cached_bytes(run, q, k, k, layer, sinks)
+        else attention_memory.cached_bytes(run, q, k, k, layer, sinks)
     )
     return both.size_bytes + max(rope_rotated_bytes(run, both, cos, sin) - q.size_bytes, attending)
 
@@ -94,7 +95,7 @@ def _remembered_by_qkv(
 ) -> int:
     """The mask that attention remembers."""
     q, k, _ = _heads(run, qkv)
-    return 0 if layer is None else attention.mask_bytes(run, q, k, k, layer, sinks)
+    return 0 if layer is None else attention_memory.mask_bytes(run, q, k, k, layer, sinks)
 
 
 KERNELS = (

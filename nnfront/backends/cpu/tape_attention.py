@@ -86,6 +86,7 @@ def _append_and_attend(
     scores, kinds = Scores.of(run), [None if given is None else given.dtype for given in (sinks, bias)]
     if layer is None:
         raise Refused
+    demand(run.attrs.get("is_causal", True))
     demand(prod(sizes) > 0 and are_for_c(seq, size + value_size, *kinds))
     y = builder.make(run.outputs[0], (batch, seq, heads, value_size))
     of_bias = (None, 0) if bias is None else (bias.shape, bias.dtype.itemsize)

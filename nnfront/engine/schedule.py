@@ -18,13 +18,12 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from nnfront.engine.pages import Pages
+from nnfront.engine.prefixes import Prefixes
 from nnfront.errors import Busy, RunError
-from nnfront.serve.pages import Pages
-from nnfront.serve.prefixes import Prefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,8 @@ class Limits:
 class Sequence:
     """Tokens, of which the first `prompt` were given and the first `computed` are in the cache; it ends with at most `most`.
 
-    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed.
+    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed. `drafts` are tokens that may come
+    behind those that are computed next, which are computed with them and kept as far as they are drawn; some of them may have been drawn already.
     """
 
     arrival: int
@@ -78,11 +78,22 @@ class Sequence:
     salt: str = ""
     computed: int = 0
     cached: int = 0
+    drafts: list[int] = field(default_factory=list)
 
     @property
     def answers(self) -> bool:
         """Whether its prompt is computed, so that it goes on token by token."""
         return self.computed >= self.prompt
+
+    @property
+    def room(self) -> int:
+        """How many tokens can be computed behind the next one."""
+        return self.most - self.computed - 1
+
+    @property
+    def next(self) -> list[int]:
+        """The tokens that are computed next."""
+        return [self.tokens[self.computed], *self.drafts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +172,14 @@ class Scheduler:
         self._changes = []
         step.decode = [sequence for sequence in self.running if sequence.answers]
         for sequence in list(step.decode):
-            if sequence in self.running and not self._reserve(sequence, 1, step):
+            if sequence not in self.running:
+                continue
+            count = 1 + len(sequence.drafts)
+            if count > 1 and self.pages.need(sequence.arrival, count) > self.pages.free:
+                for each in step.decode:  # all or none: a call computes as many of each
+                    self._without_drafts(each)
+                count = 1
+            if not self._reserve(sequence, count, step):
                 break
         if self.preemptions == before:
             self._admit(step)
@@ -174,17 +192,20 @@ class Scheduler:
             budget -= count
         return step
 
-    def computed(self, step: Step) -> Iterator[Sequence]:
-        """Count what a step has computed; yield the sequences whose next token can be drawn."""
-        for sequence, count in [*((sequence, 1) for sequence in step.decode), *step.chunks]:
-            sequence.computed += count
-            known = sequence.computed
-            if not self.limits.reuse_answers:
-                known = min(known, sequence.prompt)
-            if self.shares:
-                self.prefixes.add(sequence.arrival, sequence.tokens, known, sequence.salt)
-            if sequence.computed == len(sequence.tokens):
-                yield sequence
+    def computed(self, sequence: Sequence, count: int) -> bool:
+        """Count tokens that a step has computed; return whether the next one can be drawn."""
+        sequence.computed += count
+        known = sequence.computed
+        if not self.limits.reuse_answers:
+            known = min(known, sequence.prompt)
+        if self.shares:
+            self.prefixes.add(sequence.arrival, sequence.tokens, known, sequence.salt)
+        return sequence.computed == len(sequence.tokens)
+
+    def accepted(self, sequence: Sequence, count: int) -> None:
+        """Count so many drafts as computed, and give back the places of the others."""
+        sequence.computed += count
+        self.pages.truncate(sequence.arrival, sequence.computed)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whether it waits or runs; what others may use of it is remembered."""
@@ -264,6 +285,12 @@ class Scheduler:
                 return False
         self.pages.append(sequence.arrival, count)
         return True
+
+    def _without_drafts(self, sequence: Sequence) -> None:
+        """Give back the places of drafts that have some."""
+        held, sequence.drafts = sequence.computed + 1, []
+        if sequence in self.running and self.pages.length(sequence.arrival) > held:
+            self.pages.truncate(sequence.arrival, held)
 
     def _evict(self, step: Step | None = None, but: int | None = None) -> bool:
         """Forget the sequence that was remembered for the longest time; False if there is none."""

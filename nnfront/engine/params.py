@@ -27,6 +27,9 @@ class Grammar(Protocol):
     def took(self, token: int) -> None:
         """Go on behind a token."""
 
+    def forced(self, most: int) -> list[int]:
+        """Tokens that must come next, at most so many: there is no other way to go on."""
+
 
 @dataclass(frozen=True)
 class Params(Sampling):

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from nnfront.engine.params import Params
 from nnfront.errors import RunError
-from nnfront.serve.params import Params
 
 Row = npt.NDArray[np.float32]
 
@@ -58,6 +58,10 @@ class Draw:
     def probabilities(self, logits: Row) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """The tokens that the next one is drawn from, and how likely each is."""
         return self._probabilities(self._scores(logits))
+
+    def forced(self, most: int) -> list[int]:
+        """The tokens that must come next, as the request's grammar says."""
+        return [] if self.params.grammar is None else self.params.grammar.forced(most)
 
     @property
     def is_over(self) -> bool:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step computes, by one process or by several: rank 0 says what, and all do the same to a cache of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from nnfront.distributed.ranks import ALONE, Ranks, end_with
+from nnfront.engine.pool import Pool
+from nnfront.engine.schedule import Change, Limits
+from nnfront.llm.methods import EXTEND
+from nnfront.session import Session
+from nnfront.state.cache import Cache
+
+DECODE_ROWS = 32
+"""Rows of one decoding call: from two to so many, a CPU's own kernels add up each row in one order."""
+
+
+class Work(NamedTuple):
+    """One step: what happens to sequences, the next tokens of those that go on, of each as many, and the tokens of prompts; sequences by number."""
+
+    changes: Sequence[Change]
+    decode: dict[int, list[int]]
+    chunks: Sequence[tuple[int, list[int]]]
+
+
+class Computed(NamedTuple):
+    """What came of one call: which sequences it was for, the logits that it gives of each, [sequences, 1 or more, vocab], and how long it took."""
+
+    sequences: Sequence[int]
+    logits: npt.NDArray[np.float32]
+    seconds: float
+
+
+class Compute:
+    """The model and the cache that sequences are computed in: `pool`, a part of it on each rank."""
+
+    def __init__(
+        self,
+        session: Session,
+        limits: Limits,
+        *,
+        stored_as: str | None = None,
+        given: Cache | None = None,
+        ranks: Ranks = ALONE,
+        decode_rows: int = DECODE_ROWS,
+    ) -> None:
+        """`stored_as`, `given`: as for `Pool`. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
+        self.session, self.decode_rows, self._ranks = session, decode_rows, ranks
+        with ranks.together():
+            self.pool = Pool(session, limits, stored_as, given)
+
+    def run(self, work: Work) -> Iterator[Computed]:
+        """Compute a step, call by call. On rank 0; other ranks compute their part of it.
+
+        With several ranks an error ends the process, and so all of them: one that has gone on waits for those that have not.
+        """
+        if self._ranks.world == 1:
+            yield from self._run(work)
+            return
+        try:
+            self._ranks.from_first(work)
+            computed = list(self._run(work))  # whatever becomes of it here, others compute all of it
+        except Exception as error:
+            end_with(error)
+        yield from computed
+
+    def follow(self) -> None:
+        """Compute what rank 0 says until it says that this is all. On other ranks."""
+        while (work := self._ranks.from_first(None)) is not None:
+            for _ in self._run(work):
+                pass
+
+    def close(self) -> None:
+        """Let the other ranks end."""
+        self._ranks.from_first(None)
+
+    def _run(self, work: Work) -> Iterator[Computed]:
+        self.pool.apply(work.changes)
+        width = max(map(len, work.decode.values()), default=1)
+        method = "decode" if width == 1 else EXTEND
+        for numbers, rows in self.pool.rows(list(work.decode), self.decode_rows // width, width):
+            logits, seconds = self._call(method, [work.decode.get(n, [0] * width) for n in numbers], rows)
+            yield Computed(numbers, logits.cpu().numpy(), seconds)
+        for number, chunk in work.chunks:
+            logits, seconds = self._call("prefill", [chunk], self.pool.row(number))
+            yield Computed([number], logits[:, -1:].cpu().numpy(), seconds)
+
+    def _call(self, method: str, tokens: list[list[int]], rows: Cache) -> tuple[Any, float]:
+        began = time.perf_counter()
+        logits = self.session[method](torch.tensor(tokens, device=self.session.device), rows)
+        return logits, time.perf_counter() - began

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answer several sequences together, step by step, in the caller's thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from nnfront.engine.compute import DECODE_ROWS, Compute, Work
+from nnfront.engine.draw import Draw, Logprobs, Row
+from nnfront.engine.schedule import Scheduler, Sequence, Step
+from nnfront.engine.speculate import MOST_GUESSED, Clock, Guesser, Pay
+from nnfront.errors import RunError
+from nnfront.llm.methods import EXTEND
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened to a request: a token, its end, or both.
+
+    finish: "stop" at an end token, which is not among the tokens; "length"; "cancelled"; "deadline"; "error", of which `error` says what.
+    cached: how many tokens of the prompt had been computed for others.
+    """
+
+    token: int | None = None
+    logprobs: Logprobs | None = None
+    finish: str | None = None
+    error: str = ""
+    cached: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """A sequence, what draws its tokens, and the tokens that end it; `guesser` guesses tokens ahead."""
+
+    sequence: Sequence
+    draw: Draw
+    ends: frozenset[int]
+    guesser: Guesser | None = None
+    pay: Pay = field(default_factory=Pay)
+
+
+class Runner:
+    """Sequences that are answered together by a model, in a cache that is theirs. `lock` is held where others may look at what waits and runs."""
+
+    def __init__(
+        self,
+        compute: Compute,
+        scheduler: Scheduler,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.compute = compute
+        self.pool = compute.pool
+        self.scheduler = scheduler
+        self.answers: dict[int, Answer] = {}
+        self.drafted = self.accepted = 0
+        self._lock = lock or nullcontext()
+        self._clock = Clock()
+        self._guessing = 0.0
+
+    @property
+    def guesses(self) -> bool:
+        """Whether tokens can be computed ahead of being drawn: the model has the method, and each layer can forget the last ones."""
+        return EXTEND in self.compute.session.methods and self.pool.forgets
+
+    def require_guesses(self) -> None:
+        """Raise RunError where tokens cannot be computed ahead."""
+        if EXTEND not in self.compute.session.methods:
+            raise RunError(
+                f"tokens cannot be guessed: the model was loaded without the method {EXTEND!r}",
+                help="LLM.load(..., extends=True); an artefact does not have it",
+            )
+        if not self.guesses:
+            raise RunError(
+                "tokens cannot be guessed: layers of the model keep a state of the whole sequence, which cannot go back"
+            )
+
+    def add(self, answer: Answer) -> None:
+        """Let a sequence wait for its turn. Raises as `Scheduler.submit` does."""
+        self.scheduler.submit(answer.sequence)
+        self.answers[answer.sequence.arrival] = answer
+
+    def reset(self) -> list[Answer]:
+        """Begin with an empty cache; return those that ran, of which nothing is left. Those that wait still do."""
+        before = self.scheduler
+        self.scheduler = Scheduler(before.limits, shares=before.shares)
+        self.scheduler.waiting = before.waiting
+        self.pool.reset()
+        return [self.answers.pop(s.arrival) for s in before.running if s.arrival in self.answers]
+
+    def plan(self) -> Step:
+        """Say what to do next, and count it as reserved."""
+        self._guess()
+        return self.scheduler.step()
+
+    def run(self, step: Step) -> Iterator[tuple[Answer, Event]]:
+        """Do it, and say what came of it as it comes."""
+        for sequence, count, logits in self._calls(step):
+            answer = self.answers[sequence.arrival]
+            for event in self._drawn(answer, count, logits):
+                if event.finish is not None:
+                    self.finish(answer)
+                yield answer, event
+
+    def step(self) -> Iterator[tuple[Answer, Event]]:
+        """Do what comes next."""
+        yield from self.run(self.plan())
+
+    def finish(self, answer: Answer) -> None:
+        """Take a sequence out."""
+        with self._lock:
+            self.scheduler.finish(answer.sequence)
+            del self.answers[answer.sequence.arrival]
+
+    def _guess(self) -> None:
+        """Say which tokens may come behind those that are computed next: as many of each sequence, so that one call computes them."""
+        answers = [a for s in self.scheduler.running if s.answers and (a := self.answers.get(s.arrival))]
+        if not answers or not self.guesses:
+            return
+        most = min(MOST_GUESSED, DECODE_ROWS // len(answers) - 1, *(a.sequence.room for a in answers))
+        if most < 1:
+            return
+        began = time.perf_counter()
+        found = {a: self._guess_of(a, most) for a in answers}
+        self._guessing = time.perf_counter() - began
+        width = max(map(len, found.values()))
+        for answer, guess in found.items():
+            answer.sequence.drafts = guess + [0] * (width - len(guess))
+
+    def _guess_of(self, answer: Answer, most: int) -> list[int]:
+        sequence = answer.sequence
+        if sequence.computed + 1 < len(sequence.tokens):  # they have been drawn already
+            return sequence.tokens[sequence.computed + 1 :][:most]
+        forced = answer.draw.forced(most)
+        if forced or answer.guesser is None or not answer.pay.is_due(self._clock.cost):
+            return forced
+        return answer.guesser.guess(sequence.tokens, most)
+
+    def _calls(self, step: Step) -> Iterator[tuple[Sequence, int, Several[Row]]]:
+        """Compute what a step says; for each sequence how many tokens, and the logits that follow the last of them: [1 or more, vocab]."""
+        asked, chunks = (
+            {s.arrival: s for s in step.decode},
+            {s.arrival: (s, count) for s, count in step.chunks},
+        )
+        work = Work(
+            step.changes,
+            {s.arrival: s.next for s in step.decode},
+            [(s.arrival, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks],
+        )
+        for numbers, logits, seconds in self.compute.run(work):
+            if numbers[0] in chunks:
+                yield *chunks[numbers[0]], logits[0]
+                continue
+            width = logits.shape[1]
+            self._clock.took(seconds + (width > 1) * self._guessing, width > 1)
+            for number, rows in zip(numbers, logits, strict=True):
+                if (sequence := asked.get(number)) is not None:
+                    known = min(len(sequence.tokens) - sequence.computed, width)
+                    yield sequence, known, rows[known - 1 :]
+
+    def _drawn(self, answer: Answer, count: int, logits: Several[Row]) -> Iterator[Event]:
+        """Count tokens as computed, and draw those behind them, if there are all that stand before."""
+        sequence = answer.sequence
+        drafts, sequence.drafts = sequence.drafts[count - 1 :], []
+        with self._lock:
+            can_draw = self.scheduler.computed(sequence, count)
+        if can_draw:
+            events = self._draw(answer, logits, drafts)
+            if len(logits) > 1:
+                answer.pay.took(len(events))
+                self.drafted, self.accepted = self.drafted + len(logits) - 1, self.accepted + len(events) - 1
+                with self._lock:
+                    self.scheduler.accepted(sequence, len(events) - 1)
+                self.pool.cut(sequence.arrival, sequence.computed)
+            yield from events
+
+    def _draw(self, answer: Answer, rows: Several[Row], drafts: Several[int]) -> list[Event]:
+        """Draw a token, and as long as it is the one that was guessed, the one behind it."""
+        sequence, draw = answer.sequence, answer.draw
+        events: list[Event] = []
+        for i, row in enumerate(rows):
+            try:
+                token = draw(row)
+            except RunError as error:
+                return [*events, Event(finish="error", error=str(error))]
+            sequence.tokens.append(token)
+            if token in answer.ends:
+                return [*events, Event(finish="stop", cached=sequence.cached)]
+            is_full = len(sequence.tokens) == sequence.most
+            finish = "stop" if draw.is_over else "length" if is_full else None
+            events.append(Event(token, draw.logprobs(row, token), finish, cached=sequence.cached))
+            if finish is not None or i + 1 == len(rows) or token != drafts[i]:
+                break
+        return events

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts that are generated together, in the thread of whoever reads them: a step is run when a token is wanted that is not there yet."""
+
+from __future__ import annotations
+
+import secrets
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import fields
+
+import torch
+
+from nnfront.distributed.ranks import Ranks
+from nnfront.engine import schedule
+from nnfront.engine.compute import DECODE_ROWS, Compute
+from nnfront.engine.draw import Draw
+from nnfront.engine.params import Params
+from nnfront.engine.pool import company
+from nnfront.engine.runner import Answer, Runner
+from nnfront.engine.schedule import Limits, Scheduler
+from nnfront.engine.speculate import Guesser
+from nnfront.errors import RunError
+from nnfront.llm.sampling import Sampling, tokens_of
+from nnfront.llm.timings import Timings
+from nnfront.session import Session
+
+
+class Coming(ABC):
+    """New tokens of some prompts, up to one of the `ends`, which is not among them: computed when they are wanted and not there yet."""
+
+    def __init__(self, several: int) -> None:
+        self._come: list[deque[int]] = [deque() for _ in range(several)]
+        self._going = set(range(several))
+
+    def tokens(self, which: int) -> Iterator[int]:
+        """Yield the tokens of a prompt. When the iterator is closed, no more of it are computed."""
+        come = self._come[which]
+        try:
+            while come or which in self._going:
+                if not come:
+                    self._step()
+                while come:
+                    yield come.popleft()
+        finally:
+            self.end(which)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield the tokens of all prompts as they come, each with the prompt's number."""
+        try:
+            while self._going or any(self._come):
+                for which, come in enumerate(self._come):
+                    while come:
+                        yield which, come.popleft()
+                if self._going:
+                    self._step()
+        finally:
+            for which in range(len(self._come)):
+                self.end(which)
+
+    def end(self, which: int) -> None:
+        """Compute no more of a prompt."""
+        self._come[which].clear()
+        if which in self._going:
+            self._going.remove(which)
+            self._end(which)
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Compute the next tokens."""
+
+    @abstractmethod
+    def _end(self, which: int) -> None:
+        """Do what is to be done where a prompt has ended early."""
+
+
+class Captured(Coming):
+    """Tokens of steps that a device goes through by itself: what it has drawn is where the next step begins, whoever has seen it."""
+
+    def __init__(self, steps: Iterator[torch.Tensor], several: int, ends: Sequence[int]) -> None:
+        super().__init__(several)
+        self._steps, self._ends = steps, ends
+
+    def _step(self) -> None:
+        drawn = next(self._steps, None)
+        if drawn is None:
+            self._going.clear()
+            return
+        for which, token in enumerate(tokens_of(drawn)):
+            if which in self._going and token in self._ends:
+                self._going.remove(which)
+                self._end(which)
+            elif which in self._going:
+                self._come[which].append(token)
+
+    def _end(self, which: int) -> None:
+        if not self._going and isinstance(self._steps, Generator):
+            self._steps.close()
+
+
+class Generation(Coming):
+    """Sequences of a runner, `count` new tokens of each at most."""
+
+    def __init__(
+        self,
+        session: Session,
+        prompts: Sequence[torch.Tensor],
+        sampling: Sampling,
+        count: int,
+        ends: Sequence[int],
+        guessers: Sequence[Guesser | None],
+        stored_as: str | None,
+        phases: Timings,
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(len(prompts))
+        longest, several = max(map(len, prompts)) + count, len(prompts)
+        self._limits = Limits(longest, 2 * several, several, several, longest, longest, several * longest, 0)
+        self._session, self._stored_as, self._phases = session, stored_as, phases
+        said = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
+        if sampling.seed is None:
+            seeds = ranks.from_first([secrets.randbits(64) for _ in prompts])  # all ranks draw alike
+        else:
+            seeds = [sampling.seed] * several
+        self._waiting = []
+        for i, (prompt, guesser, seed) in enumerate(zip(prompts, guessers, seeds, strict=True)):
+            tokens = prompt.tolist()
+            sequence = schedule.Sequence(i, tokens, len(tokens), len(tokens) + count)
+            self._waiting.append(
+                Answer(sequence, Draw(Params(**{**said, "seed": seed}), tokens), frozenset(ends), guesser)
+            )
+        self._runner: Runner | None = None
+
+    def _step(self) -> None:
+        self._phases.start()
+        if self._runner is None:
+            self._runner = self._made()
+        step = self._runner.plan()
+        came = 0
+        for answer, event in self._runner.run(step):
+            which = answer.sequence.arrival
+            if event.token is not None:
+                self._come[which].append(event.token)
+                came += 1
+            if event.finish is not None:
+                self._going.remove(which)
+            if event.error:
+                raise RunError(event.error)
+        prompts = sum(count for _, count in step.chunks)
+        self._phases.end("prefill" if prompts else "decode", prompts or came)
+
+    def _end(self, which: int) -> None:
+        if self._runner is not None:
+            self._runner.finish(self._runner.answers[which])
+
+    def _made(self) -> Runner:
+        """In a cache where each sequence keeps its row; where a single one needs company, there is a row of nobody's."""
+        session, several = self._session, len(self._waiting)
+        batch = several + (several % DECODE_ROWS == 1 and company(session))
+        cache = session.make_cache(batch=batch, max_seq=self._limits.max_model_len, stored_as=self._stored_as)
+        compute = Compute(session, self._limits, given=cache)
+        runner = Runner(compute, Scheduler(self._limits, shares=False))
+        if any(answer.guesser is not None for answer in self._waiting):
+            runner.require_guesses()
+        for answer in self._waiting:
+            if answer.sequence.arrival in self._going:
+                runner.add(answer)
+        return runner
+
+
+def in_turns(streams: Sequence[Iterator[str]]) -> Iterator[tuple[int, str]]:
+    """A piece of each stream in turn, with the stream's number."""
+    going = dict(enumerate(streams))
+    while going:
+        for which, stream in list(going.items()):
+            piece = next(stream, None)
+            if piece is None:
+                del going[which]
+            else:
+                yield which, piece
+
+
+def until_ends(coming: Coming, ends: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The tokens of sequences, each up to its first end."""
+    for which, token in coming:
+        yield which, token
+        if token in ends:
+            coming.end(which)
