@@ -31,35 +31,35 @@ def on_gpu(monkeypatch) -> nn.LLM:
 
 
 def test_a_cache_serves_the_next_generation_that_fits(on_gpu):
-    with on_gpu._cache(2, 10) as first:
-        assert (first.batch, first.max_seq) == (2, 1024)
-        first[0].take(7)
-    with on_gpu._cache(2, 1000) as second:
+    with on_gpu._stepping(2, 10) as first:
+        assert (first.cache.batch, first.cache.max_seq) == (2, 1024)
+        first.cache[0].take(7)
+    with on_gpu._stepping(2, 1000) as second:
         assert second is first
-        assert second.lengths == [0, 0]
+        assert second.cache.lengths == [0, 0]
 
 
 @pytest.mark.parametrize(("batch", "length", "room"), [(2, 1025, 2048), (3, 10, 1024), (2, 4000, 4096)])
 def test_another_one_is_made_where_it_does_not_do(on_gpu, batch, length, room):
-    with on_gpu._cache(2, 10) as first:
+    with on_gpu._stepping(2, 10) as first:
         pass
-    with on_gpu._cache(batch, length) as second:
+    with on_gpu._stepping(batch, length) as second:
         assert second is not first
-        assert (second.batch, second.max_seq) == (batch, room)
+        assert (second.cache.batch, second.cache.max_seq) == (batch, room)
 
 
 def test_a_generation_that_is_not_over_keeps_its_cache(on_gpu):
-    with on_gpu._cache(1, 10) as first, on_gpu._cache(1, 10) as second:
+    with on_gpu._stepping(1, 10) as first, on_gpu._stepping(1, 10) as second:
         assert second is not first
-    with pytest.raises(ValueError, match="half way"), on_gpu._cache(1, 10) as third:
+    with pytest.raises(ValueError, match="half way"), on_gpu._stepping(1, 10) as third:
         raise ValueError("half way")
-    with on_gpu._cache(1, 10) as fourth:
+    with on_gpu._stepping(1, 10) as fourth:
         assert fourth is third
 
 
 def test_on_a_cpu_a_cache_is_as_long_as_it_must_be_and_not_kept():
     llm = language_model("cpu")
-    with llm._cache(1, 10) as first:
-        assert first.max_seq == 10
-    with llm._cache(1, 10) as second:
+    with llm._stepping(1, 10) as first:
+        assert first.cache.max_seq == 10
+    with llm._stepping(1, 10) as second:
         assert second is not first
