@@ -134,12 +134,16 @@ class TapeStep:
         self._read = tuple(self._dims.values())
         self.layers = _Layers(self.runs, slots)
         self._layers = self._appended()
+        self._counts = frozenset(self._layers.values())
         self.plans: dict[Any, list[Part]] = {}
 
     def __call__(self, frame: Frame) -> None:
         sizes = [frame[i] for i in self._read]
         known = dict(zip(self._dims, sizes, strict=True))
-        are_ready = [frame[i].has_room(evaluate(tokens, known)) for i, tokens in self._layers.items()]
+        tokens = {
+            count: evaluate(count, known) for count in self._counts
+        }  # of all layers there are one or two
+        are_ready = [frame[i].has_room(tokens[count]) for i, count in self._layers.items()]
         key = (torch.get_num_threads(), *sizes, *are_ready)
         plan = self.plans.get(key)
         if plan is None:
