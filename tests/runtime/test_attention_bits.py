@@ -21,9 +21,10 @@ from nnfront.ir.types import Buffer, StateLayerType, StateType
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 
-pytestmark = pytest.mark.skipif(
-    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
-)
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
+    pytest.mark.usefixtures("instructions"),
+]
 BF16, ROOM = torch.bfloat16, 560
 FLOAT8 = "float8_e4m3fn"
 

@@ -24,9 +24,10 @@ from nnfront.lower import Run, Structure, kv_layer
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.ring import make_layer
 
-pytestmark = pytest.mark.skipif(
-    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
-)
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
+    pytest.mark.usefixtures("instructions"),
+]
 BF16 = torch.bfloat16
 
 

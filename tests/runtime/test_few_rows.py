@@ -13,9 +13,8 @@ from nnfront.backends.cpu.activations import GATES
 from nnfront.backends.cpu.gemv import SmallBatchLinear, find_native, find_torch
 
 NATIVE, TORCH = find_native(extension.NATIVE), find_torch(extension.torch_library())
-native_only = pytest.mark.skipif(
-    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
-)
+pytestmark = pytest.mark.usefixtures("instructions")
+native_only = pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 KERNELS = [
     pytest.param(NATIVE, id="native", marks=native_only),
     pytest.param(

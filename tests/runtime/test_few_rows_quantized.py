@@ -17,9 +17,8 @@ from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.quantized_gemv import GROUPS, find
 from nnfront.quant_format import FORMATS, QuantFormat
 
-native_only = pytest.mark.skipif(
-    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
-)
+pytestmark = pytest.mark.usefixtures("instructions")
+native_only = pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 WAYS = [("int8", None), ("fp8", None)] + [(s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS]
 GUARD = 64
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel in C is a `.c`, an entry of the table and a record: one that nobody else knows of is built here and runs on a tape."""
+"""A kernel in C is a `.c` that each set of instructions includes, an entry of the table and a record: one that nobody else knows of is built here and runs on a tape."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -36,8 +37,8 @@ KERNEL(twice_floor,
 """
 SOURCE = """
 #include <math.h>
-#include "native.h"
-const char *twice_floor(const struct twice_floor *n) {
+#include "words.h"
+FAST static const char *twice_floor(const struct twice_floor *n) {
     for (Py_ssize_t i = 0; i < n->count; i++) ((uint16_t *)n->y)[i] = rounded(2 * floorf(widened(((const uint16_t *)n->x)[i])));
     return NULL;
 }
@@ -54,14 +55,21 @@ def write(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 def built(tmp_path_factory) -> ModuleType:
     """The extension with this kernel alone, which takes a second to build."""
     folder = tmp_path_factory.mktemp("c")
-    for name in ("module.c", "native.h"):
+    sets = sorted(path.name for path in extension.TABLE.parent.glob("set_*.c"))
+    for name in ("module.c", "native.h", "words.h", *sets):
         shutil.copy(extension.TABLE.parent / name, folder)
+    # The kernels of each set begin where it asks whether there are tiles, and end with the last that is included before the table of them.
+    of_sets = (extension.TABLE.parent / "set.h").read_text()
+    kernels = 'static bool has_tiles(void) { return false; }\n#include "twice_floor.c"\n'
+    (folder / "set.h").write_text(
+        re.sub(r"#if HAS_TILES.*(?=\n#define JOINED)", kernels, of_sets, flags=re.S)
+    )
     text, table = extension.TABLE.read_text(), folder / "kernels.def"
     table.write_text(text[: text.index("KERNEL(")] + ENTRY + text[text.index("#undef KERNEL") :])
     (folder / "twice_floor.c").write_text(SOURCE)
     made = folder / "native.so"
     include = sysconfig.get_paths()["include"]
-    sources = sorted(map(str, folder.glob("*.c")))
+    sources = [str(folder / name) for name in ("module.c", *sets)]
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", f"-I{include}", *sources, "-o", made, "-lm"], check=True)
     loader = importlib.machinery.ExtensionFileLoader("native", str(made))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("native", loader))  # type: ignore[arg-type]
@@ -73,7 +81,7 @@ def built(tmp_path_factory) -> ModuleType:
     return ready
 
 
-def test_a_kernel_in_c_is_one_file_one_entry_and_one_record(built: ModuleType, monkeypatch):
+def test_a_kernel_in_c_is_one_file_that_sets_include_one_entry_and_one_record(built: ModuleType, monkeypatch):
     record = Kernel("floor", "floor", reference, write=write)
     monkeypatch.setitem(backend.WRITERS, record.name, record.write)
     monkeypatch.setattr(tape_builder, "NATIVE", built)

@@ -17,9 +17,10 @@ from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
 
-pytestmark = pytest.mark.skipif(
-    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
-)
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
+    pytest.mark.usefixtures("instructions"),
+]
 BF16, F32 = torch.bfloat16, torch.float32
 PAIR = Structure(fields=(Structure(0), Structure(1)))
 halves, floats = st.just(BF16), st.sampled_from([BF16, F32])

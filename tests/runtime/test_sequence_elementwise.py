@@ -19,9 +19,10 @@ from nnfront.backends.cpu import tape
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.session import Session
 
-pytestmark = pytest.mark.skipif(
-    NATIVE is None, reason="no C compiler at installation, or a processor without AVX512_BF16"
-)
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
+    pytest.mark.usefixtures("instructions"),
+]
 
 BINARY = {"add": op.add, "multiply": op.multiply, "divide": op.divide}
 

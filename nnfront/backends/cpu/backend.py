@@ -25,6 +25,7 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
+from nnfront.backends.cpu.extension import say_what_is_missing
 from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Program, Slot
@@ -69,6 +70,7 @@ class CpuBackend(Backend):
         return weight_layout.laid_out(program)
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
+        say_what_is_missing()
         return tape.join(pairs, slots, method, WRITERS)
 
 

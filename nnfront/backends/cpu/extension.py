@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels in C (`c/`), on the threads of torch, where they were built and the processor can run them.
+"""The kernels in C (`c/`), on the threads of torch, where they were built.
+
+There is a build of them for each set of instructions; the fastest one that the processor runs is used, or the one that NNFRONT_INSTRUCTIONS names.
 
 They are called by the table `c/kernels.def`: numbers, then tensors, None for one that is absent, or a tensor and how many bytes into it. C looks up
 where tensors lie, and refuses a call whose operands are smaller than its numbers say (ValueError).
@@ -9,19 +11,27 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import torch
 
-try:
-    native: ModuleType | None = importlib.import_module("nnfront.backends.cpu.native")
-except ImportError:  # it is built where there is a C compiler
-    native = None
+from nnfront.errors import RunError
 
+native: ModuleType | None = None
+try:
+    native, failure = importlib.import_module("nnfront.backends.cpu.native"), ""
+except ModuleNotFoundError:  # it is built where there is a C compiler
+    failure = "they are not there"
+except ImportError as error:
+    failure = f"they were built for another machine ({error})"
+
+VARIABLE = "NNFRONT_INSTRUCTIONS"
 TABLE = Path(__file__).parent / "c" / "kernels.def"
 _OPENMP = ("GOMP_parallel", "omp_get_num_threads")
 
@@ -38,12 +48,17 @@ def torch_library() -> ctypes.CDLL | None:
     return None if path is None else ctypes.CDLL(str(path))
 
 
-def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> ModuleType | None:
+def find_native(
+    module: ModuleType | None, torch_cpu: ctypes.CDLL | None, wanted: str | None = None
+) -> ModuleType | None:
     """Return the module, ready to run on the tensors and threads of torch, or None if its kernels cannot.
 
-    Warns if it was built from other source than the Python beside it.
+    It runs the set of instructions that is wanted; None is the fastest one. Warns if it was built from other source than the Python beside it.
+
+    Raises:
+        RunError: the processor, or this build, does not have the set that is wanted
     """
-    if module is None or not module.is_able or torch_cpu is None:
+    if module is None or torch_cpu is None:
         return None
     if read_table(getattr(module, "table", "")) != read_table(TABLE.read_text()):
         warnings.warn(
@@ -55,10 +70,37 @@ def find_native(module: ModuleType | None, torch_cpu: ctypes.CDLL | None) -> Mod
         module.use_torch(torch.Tensor.__dlpack_c_exchange_api__, *entries)
     except (AttributeError, ValueError):  # a torch that has none of it, or of another version
         return None
+    if wanted is not None and wanted not in module.sets:
+        raise RunError(
+            f"this processor does not run kernels for {wanted!r}",
+            details=[f"it runs {', '.join(module.sets)}"],
+            help=f"set {VARIABLE} to one of them, or to nothing for the fastest",
+        )
+    module.use_set(module.sets[0] if wanted is None else wanted)
     return module
 
 
-NATIVE = find_native(native, torch_library())
+def instructions() -> str:
+    """Return in a line which kernels in C run: those for a set of instructions, by its name, and which sets this processor runs besides."""
+    if NATIVE is None:
+        return f"none: {failure or 'this torch does not share its tensors and threads'}"
+    others = ", ".join(name for name in NATIVE.sets if name != NATIVE.used_set())
+    tiles = " and matrix tiles" if NATIVE.has_tiles() else ""
+    return f"{NATIVE.used_set()}{tiles} (this processor also runs {others})"
+
+
+@cache
+def say_what_is_missing() -> None:
+    """Warn, once, if there are no kernels in C."""
+    if NATIVE is None:
+        warnings.warn(
+            f"nnfront runs on torch's kernels alone, and decodes slower than memory allows; its own in C: {instructions()}. "
+            "Install a wheel of nnfront for this machine, or a C compiler and nnfront again",
+            stacklevel=2,
+        )
+
+
+NATIVE = find_native(native, torch_library(), os.environ.get(VARIABLE) or None)
 KERNELS: Mapping[str, Sequence[str]] = {
     name: re.findall(r"(?:SIZE|REAL|IN|OUT)\((\w+)", arguments)
     for name, arguments in (read_table(NATIVE.table) if NATIVE else {}).items()

@@ -11,18 +11,15 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "native.h"
-
-#if HAS_KERNELS
+#include "words.h"
 
 enum {
     TOKENS = 128,     // of a block: its keys and values stay in the nearer caches
     PART = 256,       // tokens of a part
     MOST_CODED = 4096, // features of a key and a value in 8 bits: a block of them lies on the stack
     MOST_HEADS = 8,   // query heads of a key head at a time: their sums stay in registers
-    FLOATS = 16,      // in a vector
     MOST_VECTORS = 4, // of features at a time
-    SMALL = 1 << 14,  // features of keys that take less time than waking threads
+    SMALL_CACHE = 1 << 14,  // features of keys that take less time than waking threads
 };
 
 // Where keys or values lie: [batch, groups, capacity, step], or [groups, pool, capacity, step] of pages of `capacity` tokens.
@@ -30,11 +27,11 @@ typedef struct {
     void *tokens;   // bfloat16, or float8 (e4m3fn) with a scale for each token and group
     float *scales;
     Py_ssize_t step;
-} Stored;
+} Buffer;
 
 typedef struct {
     const uint16_t *q;         // [batch, tokens, groups, shared, size], tokens next_q elements apart
-    Stored keys, values;       // values without tokens are the first features of the keys
+    Buffer keys, values;       // values without tokens are the first features of the keys
     const int32_t *pages;      // [batch, columns]: the page of each `capacity` tokens of a sequence; or NULL
     const int32_t *lengths;    // tokens of each sequence, the new ones among them
     const void *sinks;         // [groups, shared], float if is_wide_sinks, else bfloat16; or NULL
@@ -65,56 +62,58 @@ INLINE State *state_of(const Attention *a, float *part, Py_ssize_t head) {
 INLINE Py_ssize_t least(Py_ssize_t a, Py_ssize_t b) { return a < b ? a : b; }
 
 // The sums of four vectors.
-FAST INLINE __m128 four_sums(__m512 a, __m512 b, __m512 c, __m512 d) {
+FAST INLINE Four four_sums(Floats a, Floats b, Floats c, Floats d) {
+#if AVX512
     const __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)));
     const __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d)));
     const __m512 abcd = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
     const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(abcd), 1));
     const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), high);
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#else
+    return (Four){total(a), total(b), total(c), total(d)};
+#endif
 }
 
-// Add to `sums` what LANES features of a key, or those of them that `there` marks, contribute to its scores with `heads` queries.
-FAST INLINE void add(__m512 *sums, const uint16_t *key, const uint16_t *q, Py_ssize_t size, const int heads, const bool is_whole,
-                     __mmask32 there) {
-    const __m512bh some = (__m512bh)(is_whole ? _mm512_loadu_si512(key) : _mm512_maskz_loadu_epi16(there, key));
+// Add to `sums` what LANES features of a key, or the first `count` of them, contribute to its scores with `heads` queries.
+FAST INLINE void add_features(Floats *sums, const uint16_t *key, const uint16_t *q, Py_ssize_t size, const int heads, const bool is_whole,
+                     Py_ssize_t count) {
+    const Words some = is_whole ? words(key) : first_words(key, count);
 #pragma GCC unroll 8
     for (int head = 0; head < heads; head++) {
-        const __m512i with = is_whole ? _mm512_loadu_si512(q + head * size) : _mm512_maskz_loadu_epi16(there, q + head * size);
-        sums[head] = _mm512_dpbf16_ps(sums[head], some, (__m512bh)with);
+        const Words with = is_whole ? words(q + head * size) : first_words(q + head * size, count);
+        sums[head] = dot(sums[head], some, with);
     }
 }
 
 // Scores of keys with `heads` queries, a constant wherever this is inlined.
 FAST INLINE void score(float (*scores)[MOST_HEADS], const Attention *a, const uint16_t *q, const Block *b, const int heads) {
     const Py_ssize_t size = a->size, whole = size / LANES * LANES;
-    const __mmask32 rest = ((__mmask32)1 << (size - whole)) - 1;
     for (Py_ssize_t token = 0; token < b->count; token++) {
         const uint16_t *key = b->keys[token], *value = b->values[token];
-        __m512 sums[MOST_HEADS];
+        Floats sums[MOST_HEADS];
 #pragma GCC unroll 8
-        for (int head = 0; head < MOST_HEADS; head++) sums[head] = _mm512_setzero_ps();
+        for (int head = 0; head < MOST_HEADS; head++) sums[head] = all(0.0f);
         for (Py_ssize_t i = 0; i < whole; i += LANES) {
-            _mm_prefetch((const char *)(value + i), _MM_HINT_T0);  // wanted next
-            add(sums, key + i, q + i, size, heads, true, 0);
+            __builtin_prefetch(value + i);  // wanted next
+            add_features(sums, key + i, q + i, size, heads, true, 0);
         }
-        if (rest) add(sums, key + whole, q + whole, size, heads, false, rest);
+        if (whole < size) add_features(sums, key + whole, q + whole, size, heads, false, size - whole);
 #pragma GCC unroll 2
         for (int head = 0; head < MOST_HEADS; head += 4) {
-            const __m128 four = head < heads ? four_sums(sums[head], sums[head + 1], sums[head + 2], sums[head + 3]) : _mm_setzero_ps();
-            _mm_storeu_ps(scores[token] + head, _mm_mul_ps(four, _mm_set1_ps(a->scale)));
+            Four four = {0};
+            if (head < heads) four = four_sums(sums[head], sums[head + 1], sums[head + 2], sums[head + 3]) * a->scale;
+            memcpy(scores[token] + head, &four, sizeof four);
         }
     }
 }
 
 // softcap * tanh(score / softcap), by tanh |x| = (1 - e^-2|x|) / (1 + e^-2|x|).
 FAST INLINE void cap(float (*scores)[MOST_HEADS], Py_ssize_t tokens, float softcap) {
-    const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f), most = _mm512_set1_ps(softcap), twice = _mm512_set1_ps(-2.0f / softcap);
-    for (Py_ssize_t token = 0; token < tokens; token += 2) {
-        const __m512 x = _mm512_loadu_ps(scores[token]);
-        const __m512 power = exponential(_mm512_mul_ps(_mm512_andnot_ps(sign, x), twice));
-        const __m512 near = _mm512_div_ps(_mm512_mul_ps(most, _mm512_sub_ps(one, power)), _mm512_add_ps(one, power));
-        _mm512_storeu_ps(scores[token], _mm512_or_ps(near, _mm512_and_ps(sign, x)));
+    float *all_scores = scores[0];
+    for (Py_ssize_t i = 0; i < tokens * MOST_HEADS; i += FLOATS) {
+        const Floats x = floats(all_scores + i), power = exponential(absolute(x) * (-2.0f / softcap));
+        store(all_scores + i, with_sign(softcap * (1.0f - power) / (1.0f + power), x));
     }
 }
 
@@ -137,52 +136,58 @@ static void add_bias(float (*scores)[MOST_HEADS], const Attention *a, Py_ssize_t
 
 // Turn scores into weights e^(score - greatest), count them in, and say by what the sums until now are to be multiplied.
 FAST INLINE void weigh(float (*scores)[MOST_HEADS], Py_ssize_t tokens, State *state, float *kept) {
-    const __m256 before = _mm256_loadu_ps(state->greatest), none = _mm256_set1_ps(-INFINITY);
-    __m256 now = before, sums = _mm256_setzero_ps();
-    for (Py_ssize_t token = 0; token < tokens; token++) now = _mm256_max_ps(now, _mm256_loadu_ps(scores[token]));
-    // Where nothing was seen yet all weights are to be 0, not e^(minus infinity - minus infinity).
-    const __m256 base = _mm256_blendv_ps(now, _mm256_setzero_ps(), _mm256_cmp_ps(now, none, _CMP_EQ_OQ));
-    for (Py_ssize_t token = 0; token < tokens; token += 2) {
-        const __m512 from = _mm512_broadcast_f32x8(base);
-        const __m512 weights = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores[token]), from));
-        _mm512_storeu_ps(scores[token], weights);
+    // A vector holds the scores of two tokens, of one, or of half of one.
+    enum { TURNS = VECTOR > sizeof(Eight) ? 2 : 1, PERIOD = TURNS * MOST_HEADS };
+    float *all_scores = scores[0], from[PERIOD];
+    float now[MOST_HEADS];
+    memcpy(now, state->greatest, sizeof now);
+    Eight sums = {0};
+    for (Py_ssize_t token = 0; token < tokens; token++) {
+        const Eight greatest = greater_of_eight(now, scores[token]);
+        memcpy(now, &greatest, sizeof now);
     }
-    for (Py_ssize_t token = 0; token < tokens; token++) sums = _mm256_add_ps(sums, _mm256_loadu_ps(scores[token]));
-    const __m256 by = _mm512_castps512_ps256(exponential(_mm512_castps256_ps512(_mm256_sub_ps(before, base))));
-    _mm256_storeu_ps(kept, by);
-    _mm256_storeu_ps(state->greatest, now);
-    _mm256_storeu_ps(state->totals, _mm256_fmadd_ps(_mm256_loadu_ps(state->totals), by, sums));
+    // Where nothing was seen yet all weights are to be 0, not e^(minus infinity - minus infinity).
+    for (int i = 0; i < PERIOD; i++) from[i] = now[i % MOST_HEADS] == -INFINITY ? 0.0f : now[i % MOST_HEADS];
+    for (Py_ssize_t i = 0; i < tokens * MOST_HEADS; i += FLOATS)
+        store(all_scores + i, exponential(floats(all_scores + i) - floats(from + i % PERIOD)));
+    for (Py_ssize_t token = 0; token < tokens; token++) sums += eight(scores[token]);
+    float by[PERIOD] = {0};
+    memcpy(by, state->greatest, sizeof now);
+    for (int i = 0; i < PERIOD; i += FLOATS) store(by + i, exponential(floats(by + i) - floats(from + i)));
+    memcpy(kept, by, sizeof now);
+    memcpy(state->greatest, now, sizeof now);
+    sums += eight(state->totals) * eight(by);
+    memcpy(state->totals, &sums, sizeof sums);
 }
 
 // Add weighted values to the sums of `heads` heads, `vectors` vectors of features, of the last of which `there` marks what there is; heads and
 // vectors are constants wherever this is inlined.
 FAST INLINE void gather(float *sums, const Attention *a, float (*weights)[MOST_HEADS], const float *kept, const Block *b, Py_ssize_t at,
-                        const int heads, const int vectors, __mmask16 there) {
-    __m512 parts[MOST_HEADS * MOST_VECTORS];
+                        const int heads, const int vectors, Lanes there) {
+    Floats parts[MOST_HEADS * MOST_VECTORS];
 #pragma GCC unroll 32
     for (int i = 0; i < heads * vectors; i++) {
-        const __m512 until_now = _mm512_loadu_ps(sums + at + i / vectors * a->padded + i % vectors * FLOATS);
-        parts[i] = _mm512_mul_ps(until_now, _mm512_set1_ps(kept[i / vectors]));
+        parts[i] = floats(sums + at + i / vectors * a->padded + i % vectors * FLOATS) * kept[i / vectors];
     }
     for (Py_ssize_t token = 0; token < b->count; token++) {
         const uint16_t *from = b->values[token] + at;
-        __m512 value[MOST_VECTORS];
+        Floats value[MOST_VECTORS];
 #pragma GCC unroll 4
         for (int i = 0; i < vectors; i++)
-            value[i] = widened_vector(from + i * FLOATS, i + 1 < vectors ? (__mmask16)-1 : there);
+            value[i] = widened_vector(from + i * FLOATS, i + 1 < vectors ? first_lanes(FLOATS) : there);
 #pragma GCC unroll 32
         for (int i = 0; i < heads * vectors; i++)
-            parts[i] = _mm512_fmadd_ps(_mm512_set1_ps(weights[token][i / vectors]), value[i % vectors], parts[i]);
+            parts[i] = fused(all(weights[token][i / vectors]), value[i % vectors], parts[i]);
     }
 #pragma GCC unroll 32
     for (int i = 0; i < heads * vectors; i++)
-        _mm512_storeu_ps(sums + at + i / vectors * a->padded + i % vectors * FLOATS, parts[i]);
+        store(sums + at + i / vectors * a->padded + i % vectors * FLOATS, parts[i]);
 }
 
 // Attend to a block of tokens with `heads` query heads from `head` of all on, a constant wherever this is inlined.
 FAST INLINE void attend_block(float *sums, State *state, const Attention *a, const uint16_t *q, const Block *b, Py_ssize_t sequence, Py_ssize_t token,
                               Py_ssize_t head, const int heads) {
-    const int wide = heads <= 4 ? MOST_VECTORS : LANES / FLOATS;
+    const int wide = heads <= REGISTERS / 8 ? MOST_VECTORS : heads <= REGISTERS / 4 ? 2 : 1;
     const Py_ssize_t size = a->value_size;
     float scores[TOKENS][MOST_HEADS], kept[MOST_HEADS];
     score(scores, a, q, b, heads);
@@ -190,7 +195,7 @@ FAST INLINE void attend_block(float *sums, State *state, const Attention *a, con
     if (a->bias) add_bias(scores, a, sequence, token, head, b, heads);
     weigh(scores, b->count, state, kept);
     Py_ssize_t i = 0;
-    for (; i + wide * FLOATS <= size; i += wide * FLOATS) gather(sums, a, scores, kept, b, i, heads, wide, (__mmask16)-1);
+    for (; i + wide * FLOATS <= size; i += wide * FLOATS) gather(sums, a, scores, kept, b, i, heads, wide, first_lanes(FLOATS));
     for (; i < size; i += FLOATS) gather(sums, a, scores, kept, b, i, heads, 1, first_lanes(size - i));
 }
 
@@ -206,38 +211,33 @@ INLINE Py_ssize_t oldest(const Attention *a, Py_ssize_t length) {
     return length > most ? length - most : 0;
 }
 
-INLINE Py_ssize_t parts_of(const Attention *a, Py_ssize_t length) {
+INLINE Py_ssize_t splits_of(const Attention *a, Py_ssize_t length) {
     const Py_ssize_t parts = (length - oldest(a, length) + PART - 1) / PART;
     return parts < 1 ? 1 : parts;
 }
 
-// What a code of float8 (e4m3fn) stands for: those of exponent 0 are multiples of 2^-9, the last one is NaN.
-FAST INLINE __m512 decoded(__m128i codes) {
-    const __m512i wide = _mm512_cvtepu8_epi32(codes), size = _mm512_and_si512(wide, _mm512_set1_epi32(0x7F));
-    const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(wide, _mm512_set1_epi32(0x80)), 24);
-    const __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(size, 20), _mm512_set1_epi32(120 << 23));
-    const __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(size), _mm512_set1_ps(0x1p-9f));
-    __m512i value = _mm512_mask_mov_epi32(normal, _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(8)), _mm512_castps_si512(small));
-    value = _mm512_mask_mov_epi32(value, _mm512_cmpeq_epi32_mask(size, _mm512_set1_epi32(0x7F)), _mm512_set1_epi32(0x7FC00000));
-    return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
+// What codes of float8 (e4m3fn) stand for: those of exponent 0 are multiples of 2^-9, the last one is NaN.
+FAST INLINE Floats decoded(Bits codes) {
+    const Bits size = codes & 0x7F, normal = (size << 20) + (120 << 23), is_small = (Bits)(size < 8), is_nan = (Bits)(size == 0x7F);
+    const Floats small = __builtin_convertvector((Ints)size, Floats) * 0x1p-9f;
+    return (Floats)(((Bits)small & is_small) | (normal & ~is_small) | (is_nan & 0x7FC00000) | ((codes & 0x80) << 24));
 }
 
 // A token in 8 bits as bfloat16.
-FAST static void decode(uint16_t *to, const Stored *stored, Py_ssize_t place) {
+FAST static void decode_token(uint16_t *to, const Buffer *stored, Py_ssize_t place) {
     const uint8_t *codes = (const uint8_t *)stored->tokens + place * stored->step;
-    const __m512 scale = _mm512_set1_ps(stored->scales[place]);
+    const float scale = stored->scales[place];
     for (Py_ssize_t i = 0; i < stored->step; i += FLOATS) {
-        const __mmask16 there = first_lanes(stored->step - i);
-        const __m512 value = _mm512_mul_ps(decoded(_mm_maskz_loadu_epi8(there, codes + i)), scale);
-        _mm256_mask_storeu_epi16(to + i, there, rounded_vector(value));
+        const Lanes there = first_lanes(stored->step - i);
+        store_rounded(to + i, there, decoded(bytes_there(codes + i, there)) * scale);
     }
 }
 
 // Where a token is for a block, in bfloat16: in the cache, or decoded behind `scratch`, which moves on.
-INLINE const uint16_t *token_at(const Stored *stored, Py_ssize_t place, uint16_t **scratch) {
+INLINE const uint16_t *token_at(const Buffer *stored, Py_ssize_t place, uint16_t **scratch) {
     if (!stored->scales) return (const uint16_t *)stored->tokens + place * stored->step;
     uint16_t *to = *scratch;
-    decode(to, stored, place);
+    decode_token(to, stored, place);
     *scratch += stored->step;
     return to;
 }
@@ -294,7 +294,7 @@ FAST static void join(const void *attention, Py_ssize_t first, Py_ssize_t end) {
     const Py_ssize_t heads = a->groups * a->shared, next = a->tokens * a->part;
     for (Py_ssize_t at = first; at < end; at++, y += a->value_size) {
         const Py_ssize_t of_all = at % heads, head = of_all % a->shared, row = at / heads, sequence = row / a->tokens, token = row % a->tokens;
-        const Py_ssize_t count = parts_of(a, a->lengths[sequence] - (a->tokens - 1 - token)), pair = sequence * a->groups + of_all / a->shared;
+        const Py_ssize_t count = splits_of(a, a->lengths[sequence] - (a->tokens - 1 - token)), pair = sequence * a->groups + of_all / a->shared;
         float *parts = a->parts + (pair * a->splits * a->tokens + token) * a->part, *sums = parts + head * a->padded;
         float sink = -INFINITY, total = 0.0f;
         if (a->sinks) sink = a->has_wide_sinks ? ((const float *)a->sinks)[of_all] : widened(((const uint16_t *)a->sinks)[of_all]);
@@ -331,7 +331,7 @@ INLINE uint8_t coded(float value) {
 }
 
 // Store a token in 8 bits: its largest feature is the largest code.
-static void encode(const Stored *stored, Py_ssize_t place, const uint16_t *token) {
+static void encode_token(const Buffer *stored, Py_ssize_t place, const uint16_t *token) {
     const float largest = 448.0f;
     float most = 0.0f;
     for (Py_ssize_t i = 0; i < stored->step; i++) {
@@ -349,14 +349,14 @@ static void encode(const Stored *stored, Py_ssize_t place, const uint16_t *token
 }
 
 // Store the newest tokens of each sequence behind its others, or over the oldest: tokens [batch, tokens, groups, step], `next` elements apart.
-static void append(const Attention *a, const Stored *stored, const uint16_t *tokens, Py_ssize_t next) {
+static void append(const Attention *a, const Buffer *stored, const uint16_t *tokens, Py_ssize_t next) {
     for (Py_ssize_t row = 0; row < a->batch * a->tokens; row++)
         for (Py_ssize_t group = 0; group < a->groups; group++) {
             const Py_ssize_t sequence = row / a->tokens, position = a->lengths[sequence] - a->tokens + row % a->tokens;
             const Py_ssize_t place = place_of(a, sequence, group, position);
             const uint16_t *token = tokens + row * next + group * stored->step;
             if (stored->scales)
-                encode(stored, place, token);
+                encode_token(stored, place, token);
             else
                 memcpy((uint16_t *)stored->tokens + place * stored->step, token, (size_t)stored->step * sizeof *token);
         }
@@ -378,7 +378,7 @@ static const char *misplaced(const Attention *a, Py_ssize_t sequence, bool appen
     return NULL;
 }
 
-const char *append_and_attend(const struct append_and_attend *n) {
+static const char *append_and_attend(const struct append_and_attend *n) {
     Attention a = {
         .q = n->q, .keys = {n->keys, n->key_scales, n->size}, .values = {n->values, n->value_scales, n->values ? n->value_size : 0},
         .pages = n->pages, .lengths = n->lengths, .sinks = n->sinks, .bias = n->bias, .y = n->y,
@@ -402,7 +402,7 @@ const char *append_and_attend(const struct append_and_attend *n) {
         if (why) return why;
         longest = a.lengths[i] > longest ? a.lengths[i] : longest;
         for (Py_ssize_t token = 0; token < a.tokens; token++) {
-            const Py_ssize_t parts = parts_of(&a, a.lengths[i] - token);
+            const Py_ssize_t parts = splits_of(&a, a.lengths[i] - token);
             a.splits = parts > a.splits ? parts : a.splits;
         }
     }
@@ -413,10 +413,8 @@ const char *append_and_attend(const struct append_and_attend *n) {
     if (n->k) append(&a, &a.keys, n->k, n->next_k);
     if (n->v && n->values) append(&a, &a.values, n->v, n->next_v);
     const Py_ssize_t rows = pairs * a.tokens, heads = rows * a.shared;
-    in_shares(attend_parts, &a, rows * a.splits, a.tokens, rows * longest * a.size < SMALL ? 1 : (unsigned)threads);
-    in_shares(join, &a, heads, 1, heads * a.value_size * a.splits < SMALL ? 1 : (unsigned)threads);
+    in_shares(attend_parts, &a, rows * a.splits, a.tokens, rows * longest * a.size < SMALL_CACHE ? 1 : (unsigned)threads);
+    in_shares(join, &a, heads, 1, heads * a.value_size * a.splits < SMALL_CACHE ? 1 : (unsigned)threads);
     free(a.parts);
     return NULL;
 }
-
-#endif

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// How weights in 8 or 4 bits are stored, and what their codes stand for: what `quantized.c` and `quantized_tiles.c` share.
+// Weights in 8 or 4 bits: how they are stored, and what those who multiply with them share.
 
 #ifndef NNFRONT_CODES_H
 #define NNFRONT_CODES_H
 
-#include "native.h"
-
-#if HAS_KERNELS
+#include "words.h"
 
 // How a weight is stored: what its codes are, and how far a scale reaches.
 typedef enum {
@@ -19,41 +17,56 @@ typedef enum {
 
 INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= INT4_GROUPS; }
 
-#define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
-#define N(e, m) (e + 120) << 7 | m << 4
-
-// What the codes 0 to 127 of float8 stand for; those of exponent 0 are multiples of 2^-9, and the last one is NaN.
-static const uint16_t float8_values[128] = {
-    0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, EIGHT(1), EIGHT(2), EIGHT(3), EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7), EIGHT(8),
-    EIGHT(9), EIGHT(10), EIGHT(11), EIGHT(12), EIGHT(13), EIGHT(14), N(15, 0), N(15, 1), N(15, 2), N(15, 3), N(15, 4), N(15, 5), N(15, 6), 0x7FC0,
-};
-#undef N
-#undef EIGHT
-
-// 0 to 15, then -16 to -1: the last five bits of a number in two's complement.
-static const uint16_t integers[32] = {
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
-    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+enum {
+    CODED_ROWS = 8,         // rows of x at a time
+    OUTPUTS_TOGETHER = 16,  // outputs whose totals are made at once, and for which a part of x stays in the nearest cache
+    NEAR_CODED = 16 << 10,  // bytes of x that the nearest cache holds beside what passes through it
+    SMALL_CODES = 1 << 16,  // bytes of codes that take less time than waking threads
+    CODES_SHARE = 1 << 18,  // bytes of codes that a thread takes at a time
+    CODES_AHEAD = 4 << 10,  // bytes of codes that are fetched before they are needed: the processor does not look so far by itself
 };
 
-// The same for four bits: the fifth one of an index, which is the next code's, does not matter.
-static const uint16_t short_integers[32] = {
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
-};
+// What x is brought to: the numbers that decoded codes are multiplied with.
+#if AVX512_BF16
+typedef uint16_t Element;
+#else
+typedef float Element;
+#endif
 
-// The code in the low byte of each word of `low`; its sign is the highest bit of `high`.
-FAST INLINE __m512bh float8(const __m512i *table, __m512i low, __m512i high) {
-    const __mmask32 is_upper = _mm512_test_epi16_mask(low, _mm512_set1_epi16(0x40));
-    const __m512i first = _mm512_permutex2var_epi16(table[0], low, table[1]);
-    const __m512i second = _mm512_permutex2var_epi16(table[2], low, table[3]);
-    const __m512i size = _mm512_mask_mov_epi16(first, is_upper, second);
-    return (__m512bh)_mm512_ternarylogic_epi32(size, high, _mm512_set1_epi16((short)0x8000), 0xF8);  // size | (high & sign)
+typedef struct {
+    const uint8_t *codes;   // [outputs, bytes]
+    const void *scales;     // [outputs, groups], float for FLOAT8, else bfloat16
+    const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
+    const Element *x;       // [rows, stride], in the order of the codes
+    const uint16_t *plain;  // x as it was given, [rows, columns]
+    const uint16_t *bias;   // [outputs] or NULL
+    const uint16_t *added;  // [rows, outputs] or NULL
+    uint16_t *y;            // [rows, outputs]
+    Py_ssize_t rows, columns, stride, bytes, outputs, groups;
+    Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
+    Py_ssize_t ahead;       // bytes from codes to those that are needed CODES_AHEAD later
+    int shift;              // a group has 1 << shift columns
+    bool is_arranged;       // whether all of x may be multiplied in the order of the codes
+} Quantized;
+
+// What the lanes of sums are for each row of x.
+typedef Floats Sums[CODED_ROWS][OUTPUTS_TOGETHER];
+
+// The sums of one output of 4 bits where vectors cannot make them.
+FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
+    for (Py_ssize_t row = 0; row < p->rows; row++) {
+        float sum = 0.0f;
+        for (Py_ssize_t group = at * p->groups, column = 0; column < p->columns; group++) {
+            float part = 0.0f;
+            for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
+                const int code = p->codes[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
+                const int value = how == UINT4_GROUPS ? code - p->zeros[group] : (code ^ 8) - 8;
+                part += widened(p->plain[row * p->columns + column]) * (float)value;
+            }
+            sum += part * widened(((const uint16_t *)p->scales)[group]);
+        }
+        to[row][slot] = only(first_lanes(1), all(sum));
+    }
 }
 
-// Products by tiles, where there are, with codes that are not UINT4_GROUPS. Of fewer rows than LEAST_BY_TILES pairs take less time.
-enum { LEAST_BY_TILES = 6, MOST_BY_TILES = 64 };
-const char *multiply_codes_by_tiles(const struct multiply_quantized *n);
-
-#endif
 #endif

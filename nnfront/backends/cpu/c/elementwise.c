@@ -4,17 +4,17 @@
 
 #include <math.h>
 
-#include "native.h"
+#include "kinds.h"
 
-#if HAS_KERNELS
-
-// In the order of OPERATIONS and KINDS in elementwise.py.
-typedef enum { COPY, ADD, SUBTRACT, SUBTRACT_FROM, MULTIPLY, DIVIDE, DIVIDE_BY, EQUAL, SELECT, RELU, NEGATIVE, EXP, SIGMOID, SILU, TANH, SOFTPLUS, RSQRT } Operation;
-typedef enum { BFLOAT16, FLOAT32, BOOL, INT32 } Kind;
+// In the order of OPERATIONS in elementwise.py.
+typedef enum {
+    EACH_COPY, EACH_ADD, EACH_SUBTRACT, EACH_SUBTRACT_FROM, EACH_MULTIPLY, EACH_DIVIDE, EACH_DIVIDE_BY, EACH_EQUAL,
+    EACH_SELECT, EACH_RELU, EACH_NEGATIVE, EACH_EXP, EACH_SIGMOID, EACH_SILU, EACH_TANH, EACH_SOFTPLUS, EACH_RSQRT,
+} Operation;
 
 enum {
     PIECE = 512,     // elements at a time
-    SMALL = 1 << 14, // elements that take less time than waking threads
+    SMALL_COUNT = 1 << 14, // elements that take less time than waking threads
 };
 
 // e^x of numbers in its range, of which 88 is the end: 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
@@ -45,35 +45,22 @@ FAST INLINE float tanh_of(float x) {
     return size < 0.625f ? near : copysignf(far, x);
 }
 
-FAST INLINE void load(float *to, const void *from, Kind kind, Py_ssize_t step, Py_ssize_t count) {
-    const uint16_t *halves = from;
-    const float *floats = from;
+FAST INLINE void load_piece(float *to, const void *from, Kind kind, Py_ssize_t step, Py_ssize_t count) {
     if (kind == BFLOAT16 && step == 1)
-        for (Py_ssize_t i = 0; i < count; i++) to[i] = widened(halves[i]);
+        for (Py_ssize_t i = 0; i < count; i++) to[i] = widened(((const uint16_t *)from)[i]);
     else if (kind == FLOAT32 && step == 1)
-        memcpy(to, floats, (size_t)count * sizeof *to);
+        memcpy(to, from, (size_t)count * sizeof *to);
     else
-        for (Py_ssize_t i = 0; i < count; i++) {
-            const Py_ssize_t at = i * step;
-            to[i] = kind == BFLOAT16 ? widened(halves[at]) : kind == FLOAT32 ? floats[at] : kind == BOOL ? (float)((const uint8_t *)from)[at] : (float)((const int32_t *)from)[at];
-        }
+        for (Py_ssize_t i = 0; i < count; i++) to[i] = value_at(from, kind, i * step);
 }
 
-FAST INLINE void store(const float *from, void *to, Kind kind, Py_ssize_t step, Py_ssize_t count) {
+FAST INLINE void store_piece(const float *from, void *to, Kind kind, Py_ssize_t step, Py_ssize_t count) {
     if (kind == FLOAT32 && step == 1)
         memcpy(to, from, (size_t)count * sizeof *from);
     else if (kind == BFLOAT16 && step == 1)
-        for (Py_ssize_t i = 0; i < count; i += 16) _mm256_mask_storeu_epi16((uint16_t *)to + i, first_lanes(count - i), rounded_vector(_mm512_loadu_ps(from + i)));
+        for (Py_ssize_t i = 0; i < count; i += FLOATS) store_rounded((uint16_t *)to + i, first_lanes(count - i), floats(from + i));
     else
-        for (Py_ssize_t i = 0; i < count; i++) {
-            const Py_ssize_t at = i * step;
-            if (kind == BFLOAT16)
-                ((uint16_t *)to)[at] = rounded(from[i]);
-            else if (kind == FLOAT32)
-                ((float *)to)[at] = from[i];
-            else
-                ((uint8_t *)to)[at] = from[i] != 0.0f;
-        }
+        for (Py_ssize_t i = 0; i < count; i++) put_value(to, kind, i * step, from[i]);
 }
 
 #define EACH(value) \
@@ -82,23 +69,23 @@ FAST INLINE void store(const float *from, void *to, Kind kind, Py_ssize_t step, 
 
 FAST INLINE void compute(Operation operation, float *y, const float *x, const float *other, float number, Py_ssize_t count) {
     switch (operation) {
-        case COPY: EACH(x[i]);
-        case ADD: EACH(x[i] + other[i]);
-        case SUBTRACT: EACH(x[i] - other[i]);
-        case SUBTRACT_FROM: EACH(other[i] - x[i]);
-        case MULTIPLY: EACH(x[i] * other[i]);
-        case DIVIDE: EACH(x[i] / other[i]);
-        case DIVIDE_BY: EACH(other[i] / x[i]);
-        case EQUAL: EACH(x[i] == other[i] ? 1.0f : 0.0f);
-        case SELECT: EACH(x[i] != 0.0f ? other[i] : number);
-        case RELU: EACH(x[i] < 0.0f ? 0.0f : x[i]);
-        case NEGATIVE: EACH(-x[i]);
-        case EXP: EACH(power_of_e(x[i]));
-        case SIGMOID: EACH(sigmoid_of(x[i]));
-        case SILU: EACH(x[i] * sigmoid_of(x[i]));
-        case TANH: EACH(tanh_of(x[i]));
-        case SOFTPLUS: EACH(x[i] > number ? x[i] : log1pf(power_of_e(x[i])));
-        case RSQRT: EACH(1.0f / sqrtf(x[i]));
+        case EACH_COPY: EACH(x[i]);
+        case EACH_ADD: EACH(x[i] + other[i]);
+        case EACH_SUBTRACT: EACH(x[i] - other[i]);
+        case EACH_SUBTRACT_FROM: EACH(other[i] - x[i]);
+        case EACH_MULTIPLY: EACH(x[i] * other[i]);
+        case EACH_DIVIDE: EACH(x[i] / other[i]);
+        case EACH_DIVIDE_BY: EACH(other[i] / x[i]);
+        case EACH_EQUAL: EACH(x[i] == other[i] ? 1.0f : 0.0f);
+        case EACH_SELECT: EACH(x[i] != 0.0f ? other[i] : number);
+        case EACH_RELU: EACH(x[i] < 0.0f ? 0.0f : x[i]);
+        case EACH_NEGATIVE: EACH(-x[i]);
+        case EACH_EXP: EACH(power_of_e(x[i]));
+        case EACH_SIGMOID: EACH(sigmoid_of(x[i]));
+        case EACH_SILU: EACH(x[i] * sigmoid_of(x[i]));
+        case EACH_TANH: EACH(tanh_of(x[i]));
+        case EACH_SOFTPLUS: EACH(x[i] > number ? x[i] : log1pf(power_of_e(x[i])));
+        case EACH_RSQRT: EACH(1.0f / sqrtf(x[i]));
     }
 }
 
@@ -107,7 +94,7 @@ INLINE Py_ssize_t item(Py_ssize_t kind) { return kind == BFLOAT16 ? 2 : kind == 
 FAST static void compute_pieces(const void *given, Py_ssize_t first, Py_ssize_t end) {
     const struct elementwise *n = given;
     const Py_ssize_t pieces = (n->n3 + PIECE - 1) / PIECE;
-    float x[PIECE + 16], other[PIECE + 16], y[PIECE + 16];
+    float x[PIECE + FLOATS], other[PIECE + FLOATS], y[PIECE + FLOATS];
     for (int i = 0; i < PIECE && !n->other; i++) other[i] = (float)n->number;
     for (Py_ssize_t at = first; at < end; at++) {
         const Py_ssize_t row = at / pieces, from = at % pieces * PIECE, count = n->n3 - from < PIECE ? n->n3 - from : PIECE;
@@ -115,18 +102,16 @@ FAST static void compute_pieces(const void *given, Py_ssize_t first, Py_ssize_t 
         const char *of_x = (const char *)n->x + item(n->x_kind) * (a * n->x0 + b * n->x1 + c * n->x2 + from * n->x3);
         const char *of_other = n->other ? (const char *)n->other + item(n->other_kind) * (a * n->other0 + b * n->other1 + c * n->other2 + from * n->other3) : NULL;
         char *of_y = (char *)n->y + item(n->y_kind) * (a * n->y0 + b * n->y1 + c * n->y2 + from * n->y3);
-        load(x, of_x, (Kind)n->x_kind, n->x3, count);
-        if (n->other) load(other, of_other, (Kind)n->other_kind, n->other3, count);
+        load_piece(x, of_x, (Kind)n->x_kind, n->x3, count);
+        if (n->other) load_piece(other, of_other, (Kind)n->other_kind, n->other3, count);
         compute((Operation)n->operation, y, x, other, (float)n->number, count);
-        store(y, of_y, (Kind)n->y_kind, n->y3, count);
+        store_piece(y, of_y, (Kind)n->y_kind, n->y3, count);
     }
 }
 
-const char *elementwise(const struct elementwise *n) {
-    if (n->x_kind > INT32 || n->other_kind > INT32 || n->y_kind > BOOL || n->operation > RSQRT) return refused("an operation and kinds that there are");
+static const char *elementwise(const struct elementwise *n) {
+    if (n->x_kind > INT32 || n->other_kind > INT32 || n->y_kind > BOOL || n->operation > EACH_RSQRT) return refused("an operation and kinds that there are");
     const Py_ssize_t rows = n->n0 * n->n1 * n->n2, count = rows * n->n3;
-    if (count) in_shares(compute_pieces, n, rows * ((n->n3 + PIECE - 1) / PIECE), 1, count < SMALL ? 1 : (unsigned)n->threads);
+    if (count) in_shares(compute_pieces, n, rows * ((n->n3 + PIECE - 1) / PIECE), 1, count < SMALL_COUNT ? 1 : (unsigned)n->threads);
     return NULL;
 }
-
-#endif

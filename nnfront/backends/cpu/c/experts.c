@@ -2,8 +2,7 @@
 // Mixtures of experts for few tokens: each expert that was chosen multiplies its tokens, in the order of the experts.
 
 #include "activation.h"
-
-#if HAS_KERNELS
+#include "product.h"
 
 FAST static void add_share(float *sum, const uint16_t *share, float weight, Py_ssize_t size) {
     for (Py_ssize_t i = 0; i < size; i++) sum[i] += widened(share[i]) * weight;
@@ -26,14 +25,14 @@ static const char *ask(const struct experts *n, Py_ssize_t expert, const Py_ssiz
     return why;
 }
 
-const char *experts(const struct experts *n) {
+static const char *experts(const struct experts *n) {
     const Py_ssize_t tokens = n->tokens, choices = tokens * n->top;
-    if (tokens > MOST_TOKENS) return refused("up to %d tokens, got %zd", MOST_TOKENS, tokens);
+    if (tokens > MOST_ROWS) return refused("up to %d tokens, got %zd", MOST_ROWS, tokens);
     const int32_t *chosen = n->chosen;
     float *sums = n->work;
     memset(sums, 0, (size_t)(tokens * n->size) * sizeof *sums);
     for (Py_ssize_t expert = -1;;) {
-        Py_ssize_t next = n->count, found[MOST_TOKENS], count = 0;
+        Py_ssize_t next = n->count, found[MOST_ROWS], count = 0;
         for (Py_ssize_t i = 0; i < choices; i++)
             if (chosen[i] > expert && chosen[i] < next) next = chosen[i];
         if (next == n->count) break;
@@ -56,18 +55,18 @@ typedef struct {
     Py_ssize_t parts;
 } Heads;
 
-enum { PART = 64, LANES_OF_SUM = 16 };  // outputs that a thread takes at a time
+enum { OUTPUTS_OF_HEAD = 64, LANES_OF_SUM = 16 };  // outputs that a thread takes at a time
 
 FAST static void multiply_parts(const void *given, Py_ssize_t first, Py_ssize_t end) {
     const Heads *heads = given;
     const struct multiply_heads *n = heads->n;
     for (Py_ssize_t at = first; at < end; at++) {
-        const Py_ssize_t head = at / heads->parts, from = at % heads->parts * PART, count = n->outputs - from < PART ? n->outputs - from : PART;
+        const Py_ssize_t head = at / heads->parts, from = at % heads->parts * OUTPUTS_OF_HEAD, count = n->outputs - from < OUTPUTS_OF_HEAD ? n->outputs - from : OUTPUTS_OF_HEAD;
         const uint16_t *matrix = (const uint16_t *)n->weight + head * n->outputs * n->columns;
         for (Py_ssize_t token = 0; token < n->tokens; token++) {
             const uint16_t *x = (const uint16_t *)n->x + (token * n->heads + head) * n->columns;
             uint16_t *y = (uint16_t *)n->y + (token * n->heads + head) * n->outputs + from;
-            float sums[PART] = {0};
+            float sums[OUTPUTS_OF_HEAD] = {0};
             if (n->is_turned) {
                 for (Py_ssize_t i = 0; i < n->columns; i++) {
                     const float value = widened(x[i]);
@@ -90,10 +89,8 @@ FAST static void multiply_parts(const void *given, Py_ssize_t first, Py_ssize_t 
     }
 }
 
-const char *multiply_heads(const struct multiply_heads *n) {
-    const Heads heads = {n, (n->outputs + PART - 1) / PART};
+static const char *multiply_heads(const struct multiply_heads *n) {
+    const Heads heads = {n, (n->outputs + OUTPUTS_OF_HEAD - 1) / OUTPUTS_OF_HEAD};
     in_shares(multiply_parts, &heads, n->heads * heads.parts, 1, (unsigned)n->threads);
     return NULL;
 }
-
-#endif

@@ -1,10 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // The module nnfront.backends.cpu.native. Its threads are those of the OpenMP that torch runs on: there is no second pool beside it.
 
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
 #include <stdarg.h>
 #include <stdio.h>
 
 #include "native.h"
+
+// The sets of instructions for which there are kernels, the fastest first; `used` is the one that runs.
+#if defined(__x86_64__)
+#define FOR_EACH_SET(set) set(avx512_bf16) set(avx512) set(avx2) set(portable)
+#elif defined(__aarch64__) && defined(__linux__)
+#define FOR_EACH_SET(set) set(neon_bf16) set(neon) set(portable)
+#elif defined(__aarch64__)
+#define FOR_EACH_SET(set) set(neon) set(portable)
+#else
+#define FOR_EACH_SET(set) set(portable)
+#endif
+
+#define DECLARED(set) extern const Kernels kernels_##set;
+#define LISTED(set) &kernels_##set,
+FOR_EACH_SET(DECLARED)
+static const Kernels *const sets[] = {FOR_EACH_SET(LISTED)};
+static const Kernels *used;
 
 // A tensor as DLPack (github.com/dmlc/dlpack, version 1) shows it, and the table of functions by which torch does so; only one of them is wanted.
 typedef struct {
@@ -86,8 +107,6 @@ static PyObject *use_torch(PyObject *self, PyObject *const *args, Py_ssize_t cou
 
 #define METHOD(name, does) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, #name does}
 
-#if HAS_KERNELS
-
 static const char unreadable[] = "";  // a Python exception is set
 
 static PyObject *result(const char *why) {
@@ -119,7 +138,7 @@ typedef struct {
         const struct name *const n = &row; \
         memcpy(&row, numbers, sizeof row); \
         arguments \
-        return name(n); \
+        return used->name(n); \
     }
 #define SIZE(name) \
     const double name = (double)n->name; \
@@ -296,43 +315,57 @@ static PyObject *run_sequence(PyObject *self, PyObject *const *args, Py_ssize_t 
     return result(why);
 }
 
-#endif
+static PyObject *use_set(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (count != 1) return PyErr_Format(PyExc_TypeError, "use_set takes 1 argument, got %zd", count);
+    const char *name = PyUnicode_AsUTF8AndSize(args[0], NULL);
+    for (size_t i = 0; name && i < sizeof sets / sizeof *sets; i++)
+        if (!strcmp(sets[i]->set, name) && sets[i]->runs()) {
+            used = sets[i];
+            Py_RETURN_NONE;
+        }
+    return name ? PyErr_Format(PyExc_ValueError, "this processor does not run kernels for %s", name) : NULL;
+}
+
+static PyObject *used_set(PyObject *self, PyObject *const *args, Py_ssize_t count) { return PyUnicode_FromString(used->set); }
+
+static PyObject *has_tiles(PyObject *self, PyObject *const *args, Py_ssize_t count) { return PyBool_FromLong(used->has_tiles()); }
 
 static PyMethodDef methods[] = {
     METHOD(use_torch, "(exchange, GOMP_parallel, omp_get_num_threads): read tensors by this table, run on these threads, by addresses"),
-#if HAS_KERNELS
+    METHOD(use_set, "(name): run the kernels for this set of instructions, one of `sets`"),
+    METHOD(used_set, "(): the set of instructions whose kernels run"),
+    METHOD(has_tiles, "(): whether products of several rows may use matrix tiles"),
+    METHOD(run_sequence, "(rows, *memories): run kernels one after the other, each a row of numbers; a memory is a tensor, None or a number"),
 #define KERNEL(name, arguments) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, #name ": " #arguments},
 #include "kernels.def"
-    METHOD(run_sequence, "(rows, *memories): run kernels one after the other, each a row of numbers; a memory is a tensor, None or a number"),
-#endif
     {NULL, NULL, 0, NULL},
 };
 
-static bool is_able(void) {
-#if HAS_KERNELS
-    return __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-        && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
-#else
-    return false;
-#endif
-}
-
 // The table as it was built.
-static const char table[] = ""
-#if HAS_KERNELS
+static const char table[] =
 #define KERNEL(name, arguments) "KERNEL(" #name ", " #arguments ")\n"
 #include "kernels.def"
-#endif
     ;
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "native", .m_size = -1, .m_methods = methods};
 
-// `is_able` says whether the processor can run the kernels, `table` which there are and what each takes.
-PyMODINIT_FUNC PyInit_native(void) {
-    PyObject *made = PyModule_Create(&module);
-    if (made && (PyModule_AddIntConstant(made, "is_able", is_able()) < 0 || PyModule_AddStringConstant(made, "table", table) < 0)) {
-        Py_DECREF(made);
-        return NULL;
+// The names of the sets that this processor runs, the fastest first, which is used until another one is.
+static PyObject *names_of_sets(void) {
+    PyObject *names = PyList_New(0);
+    for (size_t i = 0; names && i < sizeof sets / sizeof *sets; i++) {
+        if (!sets[i]->runs()) continue;
+        PyObject *name = PyUnicode_FromString(sets[i]->set);
+        if (!name || PyList_Append(names, name) < 0) Py_CLEAR(names);
+        Py_XDECREF(name);
+        used = used ? used : sets[i];
     }
+    return names;
+}
+
+// `sets` says which kernels the processor can run, `table` which there are and what each takes.
+PyMODINIT_FUNC PyInit_native(void) {
+    PyObject *made = PyModule_Create(&module), *names = names_of_sets();
+    if (made && (!names || PyModule_AddObjectRef(made, "sets", names) < 0 || PyModule_AddStringConstant(made, "table", table) < 0)) Py_CLEAR(made);
+    Py_XDECREF(names);
     return made;
 }

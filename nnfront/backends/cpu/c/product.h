@@ -4,7 +4,9 @@
 #ifndef NNFRONT_PRODUCT_H
 #define NNFRONT_PRODUCT_H
 
-#include "native.h"
+#include "words.h"
+
+enum { MOST_ROWS = 64 };  // of x
 
 typedef struct {
     const uint16_t *weight;  // [outputs, columns]
@@ -16,17 +18,5 @@ typedef struct {
     Py_ssize_t rows, columns, outputs;
     bool is_wide;
 } Product;
-
-// Whether the processor has tiles, and the system lets this process use them.
-bool has_tiles(void);
-
-// x as tiles want it, to be freed; NULL if there is no memory.
-uint16_t *packed_for_tiles(const Product *p);
-
-// Write `there` outputs from `at` on of all rows from their sums, [tiles, output, row], after bias and what is added.
-void finish_tiles(const Product *p, const float *sums, Py_ssize_t at, int there);
-
-// The outputs `at` to `end` of all rows.
-void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end);
 
 #endif

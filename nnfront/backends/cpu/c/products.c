@@ -10,17 +10,15 @@
 #include "activation.h"
 #include "product.h"
 
-#if HAS_KERNELS
-
 enum {
-    MOST_ROWS = 64,  // rows of x
-    TOGETHER = 8,    // rows of x at a time
-    MOST_WIDE = 4,   // rows of the weight at a time
-    MOST_SUMS = 24,  // rows of x times rows of the weight, so that all stay in registers
-    NEAR = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
-    SMALL = 1 << 15, // elements of a weight that take less time than waking threads
-    SHARE = 1 << 16, // elements of a weight that a thread takes at least
-    FLOATS = 16,     // in a vector
+    ROWS_TOGETHER = 8,    // rows of x at a time
+    MOST_WIDE = REGISTERS < 32 ? 2 : 4,  // rows of the weight at a time
+    // Rows of x times rows of the weight, so that all stay in registers, with what is widened where there are no products of bfloat16.
+    MOST_SUMS = PAIRS ? REGISTERS - 8 : REGISTERS / 2,
+    LEAST_SUMS = PAIRS && VECTOR == 64 ? 1 : 4,  // one sum alone waits for itself, and is as fast as memory only if it is long
+    NEAR_X = 7 << 10,  // elements of x that the nearest cache holds beside what passes through it
+    SMALL_WEIGHT = 1 << 15, // elements of a weight that take less time than waking threads
+    WEIGHT_SHARE = 1 << 16, // elements of a weight that a thread takes at least
     GATES = 1 << 10, // results of a half that a thread holds at a time
 };
 
@@ -30,44 +28,53 @@ typedef struct {
     Activation activation;
 } Activated;
 
-// LANES values, or the first of them that `there` marks.
-FAST INLINE __m512bh values(const uint16_t *from, const bool is_whole, __mmask32 there) {
-    return (__m512bh)(is_whole ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16(there, from));
-}
+// LANES values, or the first `count` of them.
+FAST INLINE Words values_at(const uint16_t *from, const bool is_whole, Py_ssize_t count) { return is_whole ? words(from) : first_words(from, count); }
 
 // Add to `sums` what LANES columns of `wide` rows of the weight and all rows of x contribute.
-FAST INLINE void add(__m512 *sums, const uint16_t *weight, const uint16_t *x, Py_ssize_t columns, const int rows,
-                     const int wide, const bool is_whole, __mmask32 there) {
-    __m512bh some[MOST_WIDE];
+FAST INLINE void add_columns(Floats *sums, const uint16_t *weight, const uint16_t *x, Py_ssize_t columns, const int rows,
+                     const int wide, const bool is_whole, Py_ssize_t count) {
+    Words some[MOST_WIDE];
 #pragma GCC unroll 4
-    for (int j = 0; j < wide; j++) some[j] = values(weight + j * columns, is_whole, there);
+    for (int j = 0; j < wide; j++) some[j] = values_at(weight + j * columns, is_whole, count);
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
-        const __m512bh with = values(x + row * columns, is_whole, there);
+        const Words with = values_at(x + row * columns, is_whole, count);
 #pragma GCC unroll 4
-        for (int j = 0; j < wide; j++) sums[row * wide + j] = _mm512_dpbf16_ps(sums[row * wide + j], some[j], with);
+        for (int j = 0; j < wide; j++) sums[row * wide + j] = dot(sums[row * wide + j], some[j], with);
     }
 }
 
 // `wide` outputs of all rows of x; `rows` and `wide` are constants wherever this is inlined.
-FAST INLINE void tile(const Product *p, Py_ssize_t at, const int rows, const int wide) {
+FAST INLINE void product_tile(const Product *p, Py_ssize_t at, const int rows, const int wide) {
     const uint16_t *weight = p->weight + at * p->columns;
     const Py_ssize_t whole = p->columns / LANES * LANES;
-    __m512 sums[MOST_SUMS];
+    const int each = rows * wide, chains = each < LEAST_SUMS ? LEAST_SUMS / each : 1;
+    Floats sums[MOST_SUMS];
 #pragma GCC unroll 32
-    for (int i = 0; i < rows * wide; i++) sums[i] = _mm512_setzero_ps();
-    for (Py_ssize_t i = 0; i < whole; i += LANES) add(sums, weight + i, p->x + i, p->columns, rows, wide, true, 0);
+    for (int i = 0; i < each * chains; i++) sums[i] = all(0.0f);
+    Py_ssize_t i = 0;
+    for (; chains > 1 && i + chains * LANES <= whole; i += chains * LANES)
+#pragma GCC unroll 4
+        for (int chain = 0; chain < chains; chain++) {
+            const Py_ssize_t from = i + chain * LANES;
+            add_columns(sums + chain * each, weight + from, p->x + from, p->columns, rows, wide, true, 0);
+        }
+    for (; i < whole; i += LANES) add_columns(sums, weight + i, p->x + i, p->columns, rows, wide, true, 0);
     if (whole < p->columns) {
-        const __mmask32 rest = ((__mmask32)1 << (p->columns - whole)) - 1;
-        add(sums, weight + whole, p->x + whole, p->columns, rows, wide, false, rest);
+        add_columns(sums, weight + whole, p->x + whole, p->columns, rows, wide, false, p->columns - whole);
     }
+#pragma GCC unroll 4
+    for (int chain = 1; chain < chains; chain++)
+#pragma GCC unroll 4
+        for (int j = 0; j < each; j++) sums[j] += sums[chain * each + j];
 #pragma GCC unroll 4
     for (int j = 0; j < wide; j++) {
         const float bias = p->bias ? widened(p->bias[at + j]) : 0.0f;
 #pragma GCC unroll 8
         for (int row = 0; row < rows; row++) {
             const Py_ssize_t to = row * p->outputs + at + j;
-            const float sum = _mm512_reduce_add_ps(sums[row * wide + j]) + bias + (p->added ? widened(p->added[to]) : 0.0f);
+            const float sum = total(sums[row * wide + j]) + bias + (p->added ? widened(p->added[to]) : 0.0f);
             if (p->is_wide)
                 ((float *)p->y)[to] = sum;
             else
@@ -78,24 +85,26 @@ FAST INLINE void tile(const Product *p, Py_ssize_t at, const int rows, const int
 
 FAST static void few_rows(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     // One row of the weight after the other is the order that memory likes best, as long as x is in the nearest cache.
-    const bool is_near = p->rows * p->columns <= NEAR;
-#define ROWS(rows, wide) \
+    const bool is_near = p->rows * p->columns <= NEAR_X;
+#define WIDE(rows) (MOST_SUMS / rows < MOST_WIDE ? MOST_SUMS / rows : MOST_WIDE)
+#define ROWS(rows) \
     case rows: \
-        for (; !is_near && at + wide <= end; at += wide) tile(p, at, rows, wide); \
-        for (; at < end; at++) tile(p, at, rows, 1); \
+        for (; !is_near && at + WIDE(rows) <= end; at += WIDE(rows)) product_tile(p, at, rows, WIDE(rows)); \
+        for (; at < end; at++) product_tile(p, at, rows, 1); \
         break;
-    switch (p->rows) { ROWS(1, 4) ROWS(2, 4) ROWS(3, 4) ROWS(4, 4) ROWS(5, 4) ROWS(6, 4) ROWS(7, 3) ROWS(8, 3) }
+    switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
+#undef WIDE
 }
 
-FAST static void outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
+FAST static void product_outputs(const void *product, Py_ssize_t at, Py_ssize_t end) {
     const Product *p = product;
     if (p->packed) {
         outputs_by_tiles(p, at, end);
         return;
     }
-    const Py_ssize_t parts = (p->rows + TOGETHER - 1) / TOGETHER;
-    const Py_ssize_t step = parts > 1 ? MOST_SUMS / TOGETHER : end - at;
+    const Py_ssize_t parts = (p->rows + ROWS_TOGETHER - 1) / ROWS_TOGETHER;
+    const Py_ssize_t step = parts > 1 ? MOST_SUMS / ROWS_TOGETHER : end - at;
     for (; at < end; at += step)
         for (Py_ssize_t part = 0; part < parts; part++) {
             const Py_ssize_t first = p->rows * part / parts, skipped = first * p->outputs;
@@ -116,8 +125,8 @@ static Product part(const Product *p, Py_ssize_t at, Py_ssize_t end, float *y) {
 
 FAST static void gate_values(const float *gates, const float *ups, uint16_t *y, Py_ssize_t count, Activation activation) {
     for (Py_ssize_t i = 0; i < count; i += FLOATS) {
-        const __m512 product = _mm512_mul_ps(activated(_mm512_loadu_ps(gates + i), activation), _mm512_loadu_ps(ups + i));
-        _mm256_mask_storeu_epi16(y + i, first_lanes(count - i), rounded_vector(product));
+        const Floats product = activated(floats(gates + i), activation) * floats(ups + i);
+        store_rounded(y + i, first_lanes(count - i), product);
     }
 }
 
@@ -129,8 +138,8 @@ FAST static void gated_outputs(const void *given, Py_ssize_t at, Py_ssize_t end)
     for (; at < end; at += most) {
         const Py_ssize_t count = most < end - at ? most : end - at;
         const Product first = part(p, at, at + count, gates), second = part(p, up + at, up + at + count, ups);
-        outputs(&first, 0, count);
-        outputs(&second, 0, count);
+        product_outputs(&first, 0, count);
+        product_outputs(&second, 0, count);
         for (Py_ssize_t row = 0; row < p->rows; row++)
             gate_values(gates + row * count, ups + row * count, (uint16_t *)p->y + row * p->outputs + at, count, g->activation);
     }
@@ -145,35 +154,35 @@ FAST static void activated_outputs(const void *given, Py_ssize_t at, Py_ssize_t 
         const Py_ssize_t count = most < end - at ? most : end - at;
         Product some = part(p, at, at + count, values);
         some.added = NULL;
-        outputs(&some, 0, count);
+        product_outputs(&some, 0, count);
         for (Py_ssize_t row = 0; row < p->rows; row++)
             for (Py_ssize_t i = 0; i < count; i += FLOATS) {
                 const Py_ssize_t to = row * p->outputs + at + i;
-                const __mmask16 there = first_lanes(count - i);
-                __m512 value = activated(_mm512_loadu_ps(values + row * count + i), g->activation);
-                if (p->added) value = _mm512_add_ps(value, widened_vector(p->added + to, there));
+                const Lanes there = first_lanes(count - i);
+                Floats value = activated(floats(values + row * count + i), g->activation);
+                if (p->added) value += widened_vector(p->added + to, there);
                 if (p->is_wide)
-                    _mm512_mask_storeu_ps((float *)p->y + to, there, value);
+                    store_there((float *)p->y + to, there, value);
                 else
-                    _mm256_mask_storeu_epi16((uint16_t *)p->y + to, there, rounded_vector(value));
+                    store_rounded((uint16_t *)p->y + to, there, value);
             }
     }
 }
 
 // Let threads do their shares of a product, and what `work` does with it, whose product it is.
-static const char *run(Share share, const void *work, Product *p, Py_ssize_t with_tiles, Py_ssize_t threads) {
+static const char *run_product(Share share, const void *work, Product *p, Py_ssize_t with_tiles, Py_ssize_t threads) {
     if (p->rows < 1 || p->rows > MOST_ROWS) return refused("1 to %d rows, got %zd", MOST_ROWS, p->rows);
     uint16_t *packed = NULL;
     if (with_tiles && p->rows > 1 && has_tiles()) {
         if (!(packed = packed_for_tiles(p))) return no_memory;
         p->packed = packed;
     }
-    in_shares(share, work, p->outputs, SHARE / (p->columns + 1), p->outputs * p->columns < SMALL ? 1 : (unsigned)threads);
+    in_shares(share, work, p->outputs, WEIGHT_SHARE / (p->columns + 1), p->outputs * p->columns < SMALL_WEIGHT ? 1 : (unsigned)threads);
     free(packed);
     return NULL;
 }
 
-const char *multiply(const struct multiply *n) {
+static const char *multiply(const struct multiply *n) {
     Activated g = {
         .product = {
             .weight = n->weight, .x = n->x, .bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns,
@@ -182,18 +191,18 @@ const char *multiply(const struct multiply *n) {
         .activation = n->activation,
     };
     const bool is_plain = n->activation >= NOTHING;
-    return run(is_plain ? outputs : activated_outputs, is_plain ? &g.product : (void *)&g, &g.product, n->with_tiles, n->threads);
+    return run_product(is_plain ? product_outputs : activated_outputs, is_plain ? &g.product : (void *)&g, &g.product, n->with_tiles, n->threads);
 }
 
-const char *multiply_gated(const struct multiply_gated *n) {
+static const char *multiply_gated(const struct multiply_gated *n) {
     Activated g = {
         .product = {.weight = n->weight, .x = n->x, .bias = n->bias, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs},
         .activation = n->activation,
     };
-    return run(gated_outputs, &g, &g.product, n->with_tiles, n->threads);
+    return run_product(gated_outputs, &g, &g.product, n->with_tiles, n->threads);
 }
 
-FAST const char *gate(const struct gate *n) {
+FAST static const char *gate(const struct gate *n) {
     const uint16_t *both = n->both;
     uint16_t *y = n->y;
     const Py_ssize_t size = n->size;
@@ -206,5 +215,3 @@ FAST const char *gate(const struct gate *n) {
         }
     return NULL;
 }
-
-#endif

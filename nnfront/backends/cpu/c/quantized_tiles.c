@@ -4,12 +4,8 @@
 
 #include <stdlib.h>
 
-#include "codes.h"
-#include "tiles.h"
-
-#if HAS_KERNELS && HAS_TILES
-
-enum { SMALL = 1 << 16, SHARE = 1 << 18, AHEAD = 4 << 10 };  // bytes of codes: less than waking threads takes; that a thread takes; fetched before
+#include "codes_bf16.h"
+#include "product.h"
 
 typedef struct {
     const struct multiply_quantized *n;
@@ -17,7 +13,7 @@ typedef struct {
 } Coded;
 
 // LANES codes of an output as bfloat16, or the first of them that `there` marks.
-TILED INLINE __m512i values(const Stored how, const __m512i *table, const uint8_t *codes, __mmask32 there) {
+TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const uint8_t *codes, __mmask32 there) {
     if (how == INT4_GROUPS) {
         const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
         const __m512i low = _mm512_and_si512(pairs, _mm512_set1_epi32(15)), high = _mm512_slli_epi32(_mm512_srli_epi32(pairs, 4), 16);
@@ -34,7 +30,7 @@ TILED INLINE __m512i values(const Stored how, const __m512i *table, const uint8_
 }
 
 // Add to the sums of an output, [tiles, output, row], those of a group times its scale.
-TILED INLINE void scale(float *sums, const float *parts, const struct multiply_quantized *n, const Stored how, Py_ssize_t at, Py_ssize_t group,
+TILED INLINE void scale_group(float *sums, const float *parts, const struct multiply_quantized *n, const Stored how, Py_ssize_t at, Py_ssize_t group,
                         int there, const int tiles) {
     for (int output = 0; output < there; output++) {
         const Py_ssize_t which = (at + output) * n->groups + group;
@@ -48,7 +44,7 @@ TILED INLINE void scale(float *sums, const float *parts, const struct multiply_q
 }
 
 // `there` outputs from `at` on; `how` and `tiles` are constants wherever this is inlined.
-TILED INLINE void block(const Coded *given, const Stored how, const __m512i *table, Py_ssize_t at, int there, float *sums, const int tiles) {
+TILED INLINE void coded_block(const Coded *given, const Stored how, const __m512i *table, Py_ssize_t at, int there, float *sums, const int tiles) {
     const struct multiply_quantized *n = given->n;
     const Py_ssize_t columns = n->columns, bytes = how == INT4_GROUPS ? columns / 2 : columns, group = columns / n->groups;
     float parts[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
@@ -66,8 +62,8 @@ TILED INLINE void block(const Coded *given, const Stored how, const __m512i *tab
             const uint8_t *codes = (const uint8_t *)n->codes + at * bytes + (how == INT4_GROUPS ? column / 2 : column);
             uint16_t *to = some[step % 2];
             for (int output = 0; output < there; output++) {
-                if (step % 2 == 0) _mm_prefetch((const char *)codes + output * bytes + AHEAD, _MM_HINT_T1);
-                _mm512_store_si512(to + output * LANES, values(how, table, codes + output * bytes, mask));
+                if (step % 2 == 0) _mm_prefetch((const char *)codes + output * bytes + CODES_AHEAD, _MM_HINT_T1);
+                _mm512_store_si512(to + output * LANES, tile_values(how, table, codes + output * bytes, mask));
             }
             __asm__ volatile("" : : "r"(to) : "memory");  // compilers do not know that loading a tile reads memory
             _tile_loadd(4, to, 2 * LANES);
@@ -84,11 +80,11 @@ TILED INLINE void block(const Coded *given, const Stored how, const __m512i *tab
         if (tiles > 1) _tile_stored(1, parts + SIDE * SIDE, 4 * SIDE);
         if (tiles > 2) _tile_stored(2, parts + 2 * SIDE * SIDE, 4 * SIDE);
         if (tiles > 3) _tile_stored(3, parts + 3 * SIDE * SIDE, 4 * SIDE);
-        scale(sums, parts, n, how, at, begin / group, there, tiles);
+        scale_group(sums, parts, n, how, at, begin / group, there, tiles);
     }
 }
 
-TILED INLINE void outputs(const Coded *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
+TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const struct multiply_quantized *n = given->n;
     const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
@@ -98,10 +94,10 @@ TILED INLINE void outputs(const Coded *given, const Stored how, Py_ssize_t at, P
     for (; at < end; at += SIDE) {
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
         switch ((n->rows + SIDE - 1) / SIDE) {
-            case 1: block(given, how, table, at, there, sums, 1); break;
-            case 2: block(given, how, table, at, there, sums, 2); break;
-            case 3: block(given, how, table, at, there, sums, 3); break;
-            default: block(given, how, table, at, there, sums, 4);
+            case 1: coded_block(given, how, table, at, there, sums, 1); break;
+            case 2: coded_block(given, how, table, at, there, sums, 2); break;
+            case 3: coded_block(given, how, table, at, there, sums, 3); break;
+            default: coded_block(given, how, table, at, there, sums, 4);
         }
         finish_tiles(&p, sums, at, there);
     }
@@ -109,26 +105,20 @@ TILED INLINE void outputs(const Coded *given, const Stored how, Py_ssize_t at, P
 }
 
 #define OUTPUTS(how) \
-    TILED static void outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { outputs(given, how, at, end); }
+    TILED static void tile_outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { tile_outputs(given, how, at, end); }
 OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS)
 #undef OUTPUTS
 
-static const Share shares[] = {outputs_INT8, outputs_INT8_GROUPS, outputs_FLOAT8, outputs_INT4_GROUPS};
+static const Share tile_shares[] = {tile_outputs_INT8, tile_outputs_INT8_GROUPS, tile_outputs_FLOAT8, tile_outputs_INT4_GROUPS};
 
-const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
+static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
     const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};
     uint16_t *packed = packed_for_tiles(&p);
     if (!packed) return no_memory;
     const Coded given = {n, packed};
     const Py_ssize_t bytes = n->stored == INT4_GROUPS ? n->columns / 2 : n->columns;
-    const unsigned threads = n->outputs * bytes < SMALL ? 1 : (unsigned)n->threads;
-    in_shares(shares[n->stored], &given, n->outputs, (SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
+    const unsigned threads = n->outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads;
+    in_shares(tile_shares[n->stored], &given, n->outputs, (CODES_SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
     free(packed);
     return NULL;
 }
-
-#elif HAS_KERNELS
-
-const char *multiply_codes_by_tiles(const struct multiply_quantized *n) { return refused("there are no tiles"); }
-
-#endif

@@ -7,14 +7,11 @@
 
 #include "activation.h"
 
-#if HAS_KERNELS
-
 enum {
-    FLOATS = 16,       // in a vector
     CHANNELS = 256,    // of a convolution that a thread takes at a time
     VECTORS = 4,       // of values at a time, which stay in registers
     MOST_KEYS = 1024,  // features of a key
-    SMALL = 1 << 14,   // elements of a state that take less time than waking threads
+    SMALL_STATE = 1 << 14,   // elements of a state that take less time than waking threads
 };
 
 // Element `i` of floats or, if not `is_wide`, of bfloat16.
@@ -45,16 +42,16 @@ FAST static void convolve(const void *given, Py_ssize_t first, Py_ssize_t end) {
             }
         }
         for (Py_ssize_t i = 0; i < count; i += FLOATS) {
-            const __m512 y = activated(_mm512_loadu_ps(sums + i), (Activation)n->activation);
-            _mm256_mask_storeu_epi16((uint16_t *)n->y + begin + i, first_lanes(count - i), rounded_vector(y));
+            const Floats y = activated(floats(sums + i), (Activation)n->activation);
+            store_rounded((uint16_t *)n->y + begin + i, first_lanes(count - i), y);
         }
     }
 }
 
-const char *causal_conv1d_step(const struct causal_conv1d_step *n) {
+static const char *causal_conv1d_step(const struct causal_conv1d_step *n) {
     if (n->width < 1) return refused("a kernel with a tap");
     const Py_ssize_t parts = (n->channels + CHANNELS - 1) / CHANNELS;
-    in_shares(convolve, n, n->batch * parts, 1, n->batch * n->channels * n->width < SMALL ? 1 : (unsigned)n->threads);
+    in_shares(convolve, n, n->batch * parts, 1, n->batch * n->channels * n->width < SMALL_STATE ? 1 : (unsigned)n->threads);
     return NULL;
 }
 
@@ -66,28 +63,28 @@ FAST static void scan_heads(const void *given, Py_ssize_t first, Py_ssize_t end)
         const Py_ssize_t sequence = at / n->heads, head = at % n->heads, group = (sequence * n->groups + head / shared) * states;
         const uint16_t *x = (const uint16_t *)n->x + at * n->size, *b = (const uint16_t *)n->b + group, *c = (const uint16_t *)n->c + group;
         const float dt = ((const float *)n->dt)[at], d = n->d ? ((const float *)n->d)[head] : 0.0f;
-        const __m512 left = _mm512_set1_ps(expf(dt * ((const float *)n->a)[head]));
+        const Floats left = all(expf(dt * ((const float *)n->a)[head]));
         for (Py_ssize_t i = 0; i < n->size; i++) {
             const Py_ssize_t row = (at * n->size + i) * states;
             const float value = widened(x[i]);
-            const __m512 into = _mm512_set1_ps(dt * value);
-            __m512 sum = _mm512_setzero_ps();
+            const Floats into = all(dt * value);
+            Floats sum = all(0.0f);
             for (Py_ssize_t j = 0; j < states; j += FLOATS) {
-                const __mmask16 there = first_lanes(states - j);
-                __m512 now = _mm512_mul_ps(into, widened_vector(b + j, there));
-                if (n->state) now = _mm512_fmadd_ps(left, _mm512_maskz_loadu_ps(there, (const float *)n->state + row + j), now);
-                _mm512_mask_storeu_ps((float *)n->next + row + j, there, now);
-                sum = _mm512_fmadd_ps(now, widened_vector(c + j, there), sum);
+                const Lanes there = first_lanes(states - j);
+                Floats now = into * widened_vector(b + j, there);
+                if (n->state) now = fused(left, floats_there((const float *)n->state + row + j, there), now);
+                store_there((float *)n->next + row + j, there, now);
+                sum = fused(now, widened_vector(c + j, there), sum);
             }
-            ((uint16_t *)n->y)[at * n->size + i] = rounded(_mm512_reduce_add_ps(sum) + d * value);
+            ((uint16_t *)n->y)[at * n->size + i] = rounded(total(sum) + d * value);
         }
     }
 }
 
-const char *ssm_scan_step(const struct ssm_scan_step *n) {
+static const char *ssm_scan_step(const struct ssm_scan_step *n) {
     if (n->groups < 1 || n->heads % n->groups) return refused("heads that groups divide, got %zd and %zd", n->heads, n->groups);
     const Py_ssize_t heads = n->batch * n->heads;
-    in_shares(scan_heads, n, heads, 1, heads * n->size * n->states < SMALL ? 1 : (unsigned)n->threads);
+    in_shares(scan_heads, n, heads, 1, heads * n->size * n->states < SMALL_STATE ? 1 : (unsigned)n->threads);
     return NULL;
 }
 
@@ -110,53 +107,51 @@ FAST static void correct_heads(const void *given, Py_ssize_t first, Py_ssize_t e
         direct((const uint16_t *)n->q + group, query, keys, (float)n->scale, n->is_normed);
         direct((const uint16_t *)n->k + group, key, keys, 1.0f, n->is_normed);
         for (Py_ssize_t i = 0; i < keys; i++) left[i] = n->has_gates_of_keys || !i ? expf(g[i]) : left[0];
-        const __m512 beta = _mm512_set1_ps(((const float *)n->beta)[at]);
+        const Floats beta = all(((const float *)n->beta)[at]);
         for (Py_ssize_t from = 0; from < values; from += VECTORS * FLOATS) {
-            __m512 found[VECTORS], y[VECTORS];
-            __mmask16 there[VECTORS];
+            Floats found[VECTORS], y[VECTORS];
+            Lanes there[VECTORS];
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++) {
                 const Py_ssize_t rest = values - from - j * FLOATS;
                 there[j] = rest > 0 ? first_lanes(rest) : 0;
-                found[j] = y[j] = _mm512_setzero_ps();
+                found[j] = y[j] = all(0.0f);
             }
             const float *state = (const float *)n->state + at * keys * values + from;
             float *next = (float *)n->next + at * keys * values + from;
             for (Py_ssize_t i = 0; i < keys && n->state; i++)
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) {
-                    const __m512 faded = _mm512_maskz_loadu_ps(there[j], state + i * values + j * FLOATS);
-                    found[j] = _mm512_fmadd_ps(_mm512_set1_ps(key[i] * left[i]), faded, found[j]);
+                    const Floats faded = floats_there(state + i * values + j * FLOATS, there[j]);
+                    found[j] = fused(all(key[i] * left[i]), faded, found[j]);
                 }
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++) {
-                const __m512 wanted = widened_vector((const uint16_t *)n->v + at * values + from + j * FLOATS, there[j]);
-                found[j] = _mm512_mul_ps(beta, _mm512_sub_ps(wanted, found[j]));
+                const Floats wanted = widened_vector((const uint16_t *)n->v + at * values + from + j * FLOATS, there[j]);
+                found[j] = beta * (wanted - found[j]);
             }
             for (Py_ssize_t i = 0; i < keys; i++)
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) {
-                    __m512 now = _mm512_mul_ps(_mm512_set1_ps(key[i]), found[j]);
+                    Floats now = key[i] * found[j];
                     if (n->state) {
-                        const __m512 before = _mm512_maskz_loadu_ps(there[j], state + i * values + j * FLOATS);
-                        now = _mm512_fmadd_ps(_mm512_set1_ps(left[i]), before, now);
+                        const Floats before = floats_there(state + i * values + j * FLOATS, there[j]);
+                        now = fused(all(left[i]), before, now);
                     }
-                    _mm512_mask_storeu_ps(next + i * values + j * FLOATS, there[j], now);
-                    y[j] = _mm512_fmadd_ps(_mm512_set1_ps(query[i]), now, y[j]);
+                    store_there(next + i * values + j * FLOATS, there[j], now);
+                    y[j] = fused(all(query[i]), now, y[j]);
                 }
 #pragma GCC unroll 4
             for (int j = 0; j < VECTORS; j++)
-                _mm256_mask_storeu_epi16((uint16_t *)n->y + at * values + from + j * FLOATS, there[j], rounded_vector(y[j]));
+                store_rounded((uint16_t *)n->y + at * values + from + j * FLOATS, there[j], y[j]);
         }
     }
 }
 
-const char *gated_delta_rule_step(const struct gated_delta_rule_step *n) {
+static const char *gated_delta_rule_step(const struct gated_delta_rule_step *n) {
     if (n->groups < 1 || n->heads % n->groups) return refused("heads that groups divide, got %zd and %zd", n->heads, n->groups);
     if (n->key_size < 1 || n->key_size > MOST_KEYS) return refused("keys of 1 to %d features, got %zd", MOST_KEYS, n->key_size);
     const Py_ssize_t heads = n->batch * n->heads;
-    in_shares(correct_heads, n, heads, 1, heads * n->key_size * n->value_size < SMALL ? 1 : (unsigned)n->threads);
+    in_shares(correct_heads, n, heads, 1, heads * n->key_size * n->value_size < SMALL_STATE ? 1 : (unsigned)n->threads);
     return NULL;
 }
-
-#endif

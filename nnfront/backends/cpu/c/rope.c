@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rotary embedding of few rows in bfloat16. Between large products what it costs is the calls, and torch needs three.
 
-#include "native.h"
+#include "words.h"
 
-#if HAS_KERNELS
-
-enum { SMALL = 1 << 14 };  // elements that take less time than waking threads
+enum { SMALL_ROPE = 1 << 14 };  // elements that take less time than waking threads
 
 // Turn the pairs of the first `rotated` features, which lie `apart`, by tables in which the sine of the first of a pair has its sign turned.
 // Pairs begin at the first `apart` features of each 2 * apart.
@@ -35,10 +33,8 @@ FAST static void rotate_rows(const void *given, Py_ssize_t first, Py_ssize_t end
     }
 }
 
-const char *rotate(const struct rotate *n) {
+static const char *rotate(const struct rotate *n) {
     if (n->rotated > n->size || n->rotated % 2) return refused("an even number of up to %zd rotated features, got %zd", n->size, n->rotated);
-    in_shares(rotate_rows, n, n->rows, 1, n->rows * n->heads * n->size < SMALL ? 1 : (unsigned)n->threads);
+    in_shares(rotate_rows, n, n->rows, 1, n->rows * n->heads * n->size < SMALL_ROPE ? 1 : (unsigned)n->threads);
     return NULL;
 }
-
-#endif

@@ -5,17 +5,26 @@
 // columns of 16 rows next to each other, once for all outputs. What comes out is 16 outputs of 16 rows, the outputs in rows.
 
 #include <stdlib.h>
-
-#include "tiles.h"
-
-#if HAS_KERNELS
-
-#if HAS_TILES
-
 #include <sys/syscall.h>
 #include <unistd.h>
 
-bool has_tiles(void) {
+#include "product.h"
+
+enum { SIDE = 16, TILE = SIDE * LANES, MOST_TILES = 4 };  // rows of a tile; elements; tiles of x at a time
+
+#define TILED __attribute__((target("amx-tile,amx-bf16,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+
+// Let all tiles of this thread be whole ones, until `_tile_release`.
+TILED INLINE void use_whole_tiles(void) {
+    const struct {
+        uint8_t palette, start, zeros[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64}, .rows = {SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE}};
+    _tile_loadconfig(&shape);
+}
+
+static bool has_tiles(void) {
     enum { REQUEST = 0x1023, TILE_DATA = 18 };  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
     static int known;  // 0: not asked yet, 1: yes, 2: no
     if (!known) {
@@ -63,24 +72,25 @@ TILED INLINE void multiply_tiles(float *sums, const Product *p, const uint16_t *
     if (tiles > 3) _tile_stored(3, sums + 3 * SIDE * SIDE, 4 * SIDE);
 }
 
-// What is added to the sums of `there` outputs from `at` on, and where they go.
-TILED void finish_tiles(const Product *p, const float *sums, Py_ssize_t at, int there) {
-    const __mmask16 mask = first_lanes(there);
+// Write `there` outputs from `at` on of all rows from their sums, [tiles, output, row], after bias and what is added.
+TILED static void finish_tiles(const Product *p, const float *sums, Py_ssize_t at, int there) {
+    const Lanes mask = first_lanes(there);
     const __m512i apart = _mm512_mullo_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), _mm512_set1_epi32(SIDE));
-    const __m512 bias = p->bias ? widened_vector(p->bias + at, mask) : _mm512_setzero_ps();
+    const Floats bias = p->bias ? widened_vector(p->bias + at, mask) : all(0.0f);
     for (Py_ssize_t row = 0; row < p->rows; row++) {
         const Py_ssize_t to = row * p->outputs + at;
-        __m512 sum = _mm512_i32gather_ps(apart, sums + row / SIDE * SIDE * SIDE + row % SIDE, 4);
-        sum = _mm512_add_ps(sum, bias);
-        if (p->added) sum = _mm512_add_ps(sum, widened_vector(p->added + to, mask));
+        Floats sum = _mm512_i32gather_ps(apart, sums + row / SIDE * SIDE * SIDE + row % SIDE, 4);
+        sum += bias;
+        if (p->added) sum += widened_vector(p->added + to, mask);
         if (p->is_wide)
-            _mm512_mask_storeu_ps((float *)p->y + to, mask, sum);
+            store_there((float *)p->y + to, mask, sum);
         else
-            _mm256_mask_storeu_epi16((uint16_t *)p->y + to, mask, rounded_vector(sum));
+            store_rounded((uint16_t *)p->y + to, mask, sum);
     }
 }
 
-TILED void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
+// The outputs `at` to `end` of all rows.
+TILED static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
     use_whole_tiles();
     for (; at < end; at += SIDE) {
@@ -98,14 +108,8 @@ TILED void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {
     _tile_release();
 }
 
-#else
-
-bool has_tiles(void) { return false; }
-void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {}
-
-#endif
-
-uint16_t *packed_for_tiles(const Product *p) {
+// x as tiles want it, to be freed; NULL if there is no memory.
+static uint16_t *packed_for_tiles(const Product *p) {
     const Py_ssize_t tiles = (p->rows + SIDE - 1) / SIDE, steps = (p->columns + LANES - 1) / LANES;
     uint16_t *packed = calloc((size_t)(steps * tiles * TILE) + LANES, sizeof *packed);
     if (!packed) return NULL;
@@ -116,5 +120,3 @@ uint16_t *packed_for_tiles(const Product *p) {
     }
     return packed;
 }
-
-#endif

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes as bfloat16, which holds each of them exactly, for processors that multiply it in pairs (AVX512_BF16).
+//
+// There is time for about ten instructions for each 64 bytes. Codes are looked up in registers; where those that lie in the same bytes come apart into
+// several vectors, x is brought into that order once for all outputs, and the weight stays as it is stored.
+
+#ifndef NNFRONT_CODES_BF16_H
+#define NNFRONT_CODES_BF16_H
+
+#include "codes.h"
+
+enum {
+    BYTES = 64,      // of codes in a step
+    PARTS = 4,       // vectors that they become at most
+    MOST_ZERO = 16,  // zero points up to this leave a difference that has a place in the table
+};
+
+#define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
+#define N(e, m) (e + 120) << 7 | m << 4
+
+// What the codes 0 to 127 of float8 stand for; those of exponent 0 are multiples of 2^-9, and the last one is NaN.
+static const uint16_t float8_values[128] = {
+    0, 0x3B00, 0x3B80, 0x3BC0, 0x3C00, 0x3C20, 0x3C40, 0x3C60, EIGHT(1), EIGHT(2), EIGHT(3), EIGHT(4), EIGHT(5), EIGHT(6), EIGHT(7), EIGHT(8),
+    EIGHT(9), EIGHT(10), EIGHT(11), EIGHT(12), EIGHT(13), EIGHT(14), N(15, 0), N(15, 1), N(15, 2), N(15, 3), N(15, 4), N(15, 5), N(15, 6), 0x7FC0,
+};
+#undef N
+#undef EIGHT
+
+// 0 to 15, then -16 to -1: the last five bits of a number in two's complement.
+static const uint16_t integers[32] = {
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+};
+
+// The same for four bits: the fifth one of an index, which is the next code's, does not matter.
+static const uint16_t short_integers[32] = {
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+};
+
+// The code in the low byte of each word of `low`; its sign is the highest bit of `high`.
+FAST INLINE __m512bh float8(const __m512i *table, __m512i low, __m512i high) {
+    const __mmask32 is_upper = _mm512_test_epi16_mask(low, _mm512_set1_epi16(0x40));
+    const __m512i first = _mm512_permutex2var_epi16(table[0], low, table[1]);
+    const __m512i second = _mm512_permutex2var_epi16(table[2], low, table[3]);
+    const __m512i size = _mm512_mask_mov_epi16(first, is_upper, second);
+    return (__m512bh)_mm512_ternarylogic_epi32(size, high, _mm512_set1_epi16((short)0x8000), 0xF8);  // size | (high & sign)
+}
+
+INLINE int step_bytes(const Stored how) { return BYTES; }
+
+INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? 4 : 2; }
+
+INLINE int step_elements(const Stored how) { return parts_of(how) * LANES; }
+
+// Where a column is among `parts` vectors: neighbours are in the same bytes or next to each other, so each goes to a vector of its own.
+INLINE Py_ssize_t place(Py_ssize_t column, const int parts) {
+    const Py_ssize_t within = column % (parts * LANES);
+    return column - within + within % parts * LANES + within / parts;
+}
+
+INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, const int parts) {
+    const Py_ssize_t each = parts * LANES, whole = columns / each * each;
+    for (Py_ssize_t at = 0; at < whole; at += each)
+        for (int part = 0; part < parts; part++)
+            for (int lane = 0; lane < LANES; lane++) to[at + part * LANES + lane] = from[at + lane * parts + part];
+    for (Py_ssize_t at = whole; at < columns; at++) to[place(at, parts)] = from[at];
+}
+
+// Bring a row of x into the order of the codes; what is added at its end is zero. Whether all of it may be multiplied here.
+FAST static bool arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
+    const int each = step_elements(how);
+    if (columns < steps * each) memset(to + (steps - 1) * each, 0, (size_t)each * sizeof *to);
+    if (how <= INT8_GROUPS) memcpy(to, from, (size_t)columns * sizeof *to);
+    else if (how == FLOAT8) arrange_as(from, to, columns, 2);
+    else arrange_as(from, to, columns, 4);
+    return true;
+}
+
+// What is the same for all codes of a call.
+typedef struct {
+    __m512i table[4];
+    __m512i places;  // for each pair of lanes which of the scales of BYTES is theirs
+} Constants;
+
+FAST INLINE Constants constants(const Quantized *p, const Stored how) {
+    Constants c = {0};
+    if (how == FLOAT8)
+        for (int i = 0; i < 4; i++) c.table[i] = _mm512_loadu_si512(float8_values + 32 * i);
+    else
+        c.table[0] = _mm512_loadu_si512(how == UINT4_GROUPS ? integers : short_integers);
+    if (how >= INT4_GROUPS) {
+        uint16_t places[LANES];
+        for (int i = 0; i < LANES; i++) places[i] = (uint16_t)(4 * i >> p->shift);
+        c.places = _mm512_loadu_si512(places);
+    }
+    return c;
+}
+
+// The bytes at `codes`, or those that `there` marks, as integers: 16 of them, extended.
+FAST INLINE __m512 sixteen(const uint8_t *codes, const bool is_whole, __mmask64 there, const int at) {
+    const void *from = codes + 16 * at;
+    const __mmask16 some = (__mmask16)(there >> 16 * at);
+    const __m128i bytes = is_whole ? _mm_loadu_si128(from) : _mm_maskz_loadu_epi8(some, from);
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+
+// BYTES of codes as vectors of bfloat16; `zeros` is what to subtract from codes, in both bytes of each word.
+FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *codes, __m512i zeros, const bool is_whole, __mmask64 there,
+                        __m512bh *to) {
+    if (how <= INT8_GROUPS) {
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++)
+            to[i] = _mm512_cvtne2ps_pbh(sixteen(codes, is_whole, there, 2 * i + 1), sixteen(codes, is_whole, there, 2 * i));
+        return;
+    }
+    const __m512i words = is_whole ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(there, codes);
+    if (how == FLOAT8) {
+        to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
+        to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
+    } else if (how == INT4_GROUPS) {
+        to[0] = (__m512bh)_mm512_permutexvar_epi16(words, c->table[0]);
+        to[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), c->table[0]);
+        to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), c->table[0]);
+        to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), c->table[0]);
+    } else {
+        const __m512i nibble = _mm512_set1_epi8(15);
+        const __m512i low = _mm512_sub_epi8(_mm512_and_si512(words, nibble), zeros);
+        const __m512i high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(words, 4), nibble), zeros);
+        to[0] = (__m512bh)_mm512_permutexvar_epi16(low, c->table[0]);
+        to[1] = (__m512bh)_mm512_permutexvar_epi16(high, c->table[0]);
+        to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(low, 8), c->table[0]);
+        to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(high, 8), c->table[0]);
+    }
+}
+
+// Add to `sums` what the codes of step `i` of output `at` and all rows of x contribute.
+FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t i, const int rows,
+                          const bool is_whole) {
+    const int parts = parts_of(how);
+    const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
+    const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
+    const uint16_t *from = (const uint16_t *)p->scales + first;
+    __m512 scales[2];
+    __m512i zeros = _mm512_setzero_si512();
+    if (how >= INT4_GROUPS) {
+        const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
+        const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
+        const __m512i loaded = _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from));
+        _mm_prefetch((const char *)from + (p->ahead >> (p->shift - 2)), _MM_HINT_T1);
+        scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, loaded);
+        if (how == UINT4_GROUPS) {
+            const __m128i bytes = _mm_maskz_loadu_epi8(exist, p->zeros + first);
+            _mm_prefetch((const char *)p->zeros + first + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
+            zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
+        }
+    } else if (how == INT8_GROUPS) {
+        _mm_prefetch((const char *)from + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
+        scales[0] = scales[1] = _mm512_set1_ps(widened(from[0]));
+        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(widened(from[1]));
+    }
+    const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
+    __m512bh some[PARTS];
+    _mm_prefetch(codes + p->ahead, _MM_HINT_T1);
+    decode(c, how, codes, zeros, is_whole, there, some);
+#pragma GCC unroll 8
+    for (int row = 0; row < rows; row++) {
+        const uint16_t *x = p->x + row * p->stride + i * (parts * LANES);
+        Floats part = _mm512_setzero_ps();
+#pragma GCC unroll 4
+        for (int k = 0; k < parts; k++) {
+            part = _mm512_dpbf16_ps(part, some[k], (__m512bh)_mm512_load_si512(x + k * LANES));
+            if (how == INT8_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[k], sums[row]), part = _mm512_setzero_ps();
+        }
+        if (how >= INT4_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[0], sums[row]);
+        if (!is_grouped(how)) sums[row] = _mm512_add_ps(sums[row], part);
+    }
+}
+
+// The same of the steps `first` to `end`.
+FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
+                           const int rows) {
+    const Py_ssize_t whole = p->bytes / BYTES;
+    for (Py_ssize_t i = first; i < (end < whole ? end : whole); i++) add_step(p, c, how, sums, at, i, rows, true);
+    if (end > whole) add_step(p, c, how, sums, at, whole, rows, false);
+}
+
+// Whether all zero points of an output leave differences that are in the table.
+FAST INLINE bool has_places(const Quantized *p, Py_ssize_t at) {
+    __mmask64 too_large = 0;
+    for (Py_ssize_t i = 0; i < p->groups; i += BYTES) {
+        const __mmask64 there = p->groups - i < BYTES ? ((__mmask64)1 << (p->groups - i)) - 1 : ~(__mmask64)0;
+        const __m512i zeros = _mm512_maskz_loadu_epi8(there, p->zeros + at * p->groups + i);
+        too_large |= _mm512_cmpgt_epu8_mask(zeros, _mm512_set1_epi8(MOST_ZERO));
+    }
+    return !too_large;
+}
+
+// Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps.
+FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
+    if (how != UINT4_GROUPS || has_places(p, at)) return false;
+    sum_one_by_one(p, how, at, to, slot);
+    return true;
+}
+
+#endif

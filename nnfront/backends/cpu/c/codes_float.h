@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Codes as floats, for processors that do not multiply bfloat16.
+//
+// Four bits are left where they lie in their words: a mask and a conversion make 2^(4k) times the code of them, x has been divided by as much, and the
+// zero point is taken from the sum of x. That is three instructions for eight codes of AVX2, as many as there is time for.
+
+#ifndef NNFRONT_CODES_FLOAT_H
+#define NNFRONT_CODES_FLOAT_H
+
+#include <math.h>
+
+#include "codes.h"
+
+enum { CODES = 8 };  // of four bits in a word, and vectors that they become
+
+// A vector of words of 4 bits; 32 bytes of 8 bits, so that they are of one group.
+INLINE int step_bytes(const Stored how) { return how >= INT4_GROUPS ? VECTOR : 32; }
+
+INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? CODES : 32 / FLOATS; }
+
+// With four bits the sums of the columns of each lane are last.
+INLINE int step_elements(const Stored how) { return (parts_of(how) + (how >= INT4_GROUPS)) * FLOATS; }
+
+// Bring a row of x into the order of the codes; what is added at its end is zero. Whether all of it may be multiplied here: infinity less infinity is NaN.
+FAST static bool arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
+    bool is_finite = true;
+    memset(to, 0, (size_t)(steps * step_elements(how)) * sizeof *to);
+    for (Py_ssize_t at = 0; at < columns; at++) {
+        const float value = widened(from[at]);
+        if (how < INT4_GROUPS) {
+            to[at] = how == FLOAT8 ? value * 0x1p8f : value;
+            continue;
+        }
+        const Py_ssize_t within = at % (CODES * FLOATS), code = within % CODES;
+        float *step = to + at / (CODES * FLOATS) * step_elements(how) + within / CODES;
+        step[code * FLOATS] = code == CODES - 1 ? value : value / (float)(1 << 4 * code);
+        step[CODES * FLOATS] += value;
+        is_finite &= (from[at] & 0x7F80) != 0x7F80;
+    }
+    return is_finite;
+}
+
+// What is the same for all codes of a call.
+typedef struct {
+    Bits masks[CODES - 1], eights;
+    Ints places;  // for each lane which of the groups whose codes are in a step of 4 bits is its own
+} Constants;
+
+FAST INLINE Constants constants(const Quantized *p, const Stored how) {
+    Constants c = {0};
+    for (int k = 0; k < CODES - 1; k++) c.masks[k] += 15u << 4 * k;
+    c.eights += 0x88888888;
+    for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how == INT8_GROUPS ? 0 : CODES * lane >> p->shift;
+#if AVX512 || AVX2
+    // Not known to compilers, which would make them anew in each step.
+    for (int k = 0; k < CODES - 1; k++) __asm__("" : "+x"(c.masks[k]));
+    __asm__("" : "+x"(c.eights));
+#endif
+    return c;
+}
+
+// Of the floats at `from` each lane's own.
+FAST INLINE Floats spread(const float *from, Ints places) {
+#if AVX512
+    return _mm512_permutexvar_ps((__m512i)places, floats(from));
+#elif AVX2
+    return _mm256_permutevar8x32_ps(floats(from), (__m256i)places);
+#else
+    return all(from[0]);  // a step is not longer than a group
+#endif
+}
+
+// 2^-8 times what FLOATS codes of e4m3fn stand for, which is what their bits are in float16, whose exponent has a bit more.
+FAST INLINE Floats float8(const uint8_t *codes) {
+#if AVX512
+    const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)codes)), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(words, _mm256_set1_epi16((short)0xBF80)));
+#elif AVX2
+    const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i *)codes)), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16((short)0xBF80)));
+#else
+    return (Floats)((Bits)signed_bytes(codes) << 20 & 0x87F00000) * 0x1p112f;
+#endif
+}
+
+// The codes number `k` of a step as floats.
+FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *codes, const int k) {
+    if (how == FLOAT8) return float8(codes + k * FLOATS);
+    if (how < INT4_GROUPS) return __builtin_convertvector(signed_bytes(codes + k * FLOATS), Floats);
+    Bits words;
+    memcpy(&words, codes, sizeof words);
+    if (how == INT4_GROUPS) words ^= c->eights;  // from -8 on become from 0 on
+    return __builtin_convertvector((Ints)(k < CODES - 1 ? words & c->masks[k] : words >> 28), Floats);
+}
+
+// Groups whose x is near, those that the end of a step shares with others, and what is read beyond.
+enum { MOST_GROUPS = NEAR_CODED / sizeof(float) / 32 + 4 + FLOATS };
+
+// Add to `sums` what the codes of the steps `first` to `end` of output `at` and all rows of x contribute.
+FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
+                           const int rows) {
+    const int bytes = step_bytes(how), columns = bytes * (how >= INT4_GROUPS ? 2 : 1);
+    const uint8_t *of_output = p->codes + at * p->bytes;
+    const Py_ssize_t group = first * columns >> p->shift, groups = ((end * columns - 1) >> p->shift) + 1;
+    float scales[MOST_GROUPS], zeros[MOST_GROUPS];
+    for (Py_ssize_t i = group; i < groups && is_grouped(how); i += FLOATS) {
+        const Lanes there = first_lanes(p->groups - i);
+        const Py_ssize_t from = at * p->groups + i;
+        store(scales + i - group, widened_vector((const uint16_t *)p->scales + from, there));
+        if (how != UINT4_GROUPS) continue;
+        for (int j = 0; j < FLOATS; j++) zeros[i - group + j] = i + j < p->groups ? (float)p->zeros[from + j] : 0.0f;
+    }
+    for (Py_ssize_t i = first; i < end; i++) {
+        const uint8_t *codes = of_output + i * bytes;
+        uint8_t edge[VECTOR > 32 ? VECTOR : 32];
+        __builtin_prefetch(codes + p->ahead, 0, 2);
+        if ((i + 1) * bytes > p->bytes) {
+            memset(edge, 0, sizeof edge);
+            codes = memcpy(edge, codes, (size_t)(p->bytes % bytes));
+        }
+        const Py_ssize_t own = (i * columns >> p->shift) - group;
+        const Element *x = p->x + i * step_elements(how);
+        Floats parts[CODED_ROWS];
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++) {
+            parts[row] = all(0.0f);
+            if (how < INT4_GROUPS) continue;
+            const Floats of_x = floats(x + row * p->stride + CODES * FLOATS);
+            parts[row] = of_x * (how == INT4_GROUPS ? all(-8.0f) : -spread(zeros + own, c->places));
+        }
+#pragma GCC unroll 8
+        for (int k = 0; k < parts_of(how); k++) {
+            const Floats some = decode(c, how, codes, k);
+#pragma GCC unroll 8
+            for (int row = 0; row < rows; row++) parts[row] = fused(some, floats(x + row * p->stride + k * FLOATS), parts[row]);
+        }
+        const Floats by = is_grouped(how) ? spread(scales + own, c->places) : all(1.0f);
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++) sums[row] = is_grouped(how) ? fused(parts[row], by, sums[row]) : sums[row] + parts[row];
+    }
+}
+
+// Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps: a NaN among its codes makes NaN of all.
+FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
+    if (!p->is_arranged) {
+        sum_one_by_one(p, how, at, to, slot);
+        return true;
+    }
+    if (how != FLOAT8) return false;
+    uint8_t is_nan = 0;
+    for (Py_ssize_t i = 0; i < p->bytes; i++) is_nan |= (p->codes[at * p->bytes + i] & 0x7F) == 0x7F;
+    for (int row = 0; row < p->rows && is_nan; row++) to[row][slot] = all(NAN);
+    return is_nan;
+}
+
+#endif

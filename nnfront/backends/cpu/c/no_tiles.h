@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+// In the place of `tiles.c` and `quantized_tiles.c` where there are no matrix tiles: what is asked first says so, and the rest is not called.
+
+#include "product.h"
+
+static bool has_tiles(void) { return false; }
+static uint16_t *packed_for_tiles(const Product *p) { return NULL; }
+static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {}
+static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) { return NULL; }

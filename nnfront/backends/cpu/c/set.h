@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// All kernels for the instruction set of the file that includes this, and the table of them.
+
+#include "words.h"
+
+#if HAS_TILES
+#include "tiles.c"
+
+#include "quantized_tiles.c"
+#else
+#include "no_tiles.h"
+#endif
+
+#include "attention.c"
+#include "elementwise.c"
+#include "norm.c"
+#include "products.c"
+#include "quantized.c"
+#include "recurrent.c"
+#include "rope.c"
+#include "rows.c"
+
+#include "experts.c"
+
+#define JOINED(first, second) first##second
+#define KERNELS_OF(set) JOINED(kernels_, set)
+#define TEXT_(name) #name
+#define TEXT(name) TEXT_(name)
+
+static bool runs(void) { return RUNS; }
+
+#define KERNEL(name, arguments) name,
+const Kernels KERNELS_OF(SET) = {
+    TEXT(SET),
+    runs,
+    has_tiles,
+#include "kernels.def"
+};

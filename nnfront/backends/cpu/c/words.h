@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// The words that kernels are written in: vectors of floats and of bfloat16, in the registers of the instruction set that this is compiled for.
+//
+// A file for each set (`set_*.c`) says how long a vector is and which functions need which instructions (FAST), and includes the kernels. All sets share
+// what compilers know of vectors: operators, conversions, and that a product and a sum become one instruction where there is one. What has an
+// instruction of its own has a section here.
+
+#ifndef NNFRONT_WORDS_H
+#define NNFRONT_WORDS_H
+
+#include "native.h"
+
+#if AVX512 || AVX2
+#include <immintrin.h>
+#elif NEON
+#include <arm_neon.h>
+#endif
+
+enum { FLOATS = VECTOR / 4, LANES = VECTOR / 2 };  // floats and bfloat16 values in a vector
+
+// Whether an instruction multiplies bfloat16 in pairs.
+#if AVX512_BF16 || NEON_BF16
+#define PAIRS 1
+#else
+#define PAIRS 0
+#endif
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // all that takes or returns a vector is inlined
+
+#define OF(bytes) __attribute__((vector_size(bytes)))
+typedef float Floats OF(VECTOR);
+typedef int32_t Ints OF(VECTOR);
+typedef uint32_t Bits OF(VECTOR);
+typedef uint16_t Words OF(VECTOR);  // bfloat16
+typedef uint16_t Narrow OF(VECTOR / 2);
+typedef uint8_t Bytes OF(VECTOR / 4);
+typedef float Four OF(16);
+typedef float Eight OF(32);
+
+FAST INLINE Floats all(float value) { return (Floats){0} + value; }
+
+FAST INLINE Floats floats(const void *from) {
+    Floats values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+FAST INLINE void store(float *to, Floats values) { memcpy(to, &values, sizeof values); }
+
+FAST INLINE Words words(const uint16_t *from) {
+    Words values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+FAST INLINE Floats absolute(Floats x) { return (Floats)((Bits)x & 0x7FFFFFFF); }
+
+// -|x|
+FAST INLINE Floats negative(Floats x) { return (Floats)((Bits)x | 0x80000000); }
+
+// The size of x, which is not negative, with the sign of y.
+FAST INLINE Floats with_sign(Floats x, Floats y) { return (Floats)((Bits)x | ((Bits)y & 0x80000000)); }
+
+// To the nearest bfloat16, ties to even; a NaN stays one. In the low half of each lane.
+FAST INLINE Bits rounded_bits(Floats values) {
+    const Bits bits = (Bits)values, high = bits >> 16;
+    return (bits + ((high & 1) + 0x7FFF)) >> 16;
+}
+
+#if AVX512
+
+typedef __mmask16 Lanes;  // some of the lanes of a vector of floats
+
+// The first `count` lanes, all of them where there are more.
+FAST INLINE Lanes first_lanes(Py_ssize_t count) { return count < FLOATS ? (__mmask16)((1 << count) - 1) : (__mmask16)-1; }
+
+// The floats at `from`, zero where `there` marks none.
+FAST INLINE Floats floats_there(const void *from, Lanes there) { return _mm512_maskz_loadu_ps(there, from); }
+
+FAST INLINE Floats only(Lanes there, Floats values) { return _mm512_maskz_mov_ps(there, values); }
+
+FAST INLINE void store_there(float *to, Lanes there, Floats values) { _mm512_mask_storeu_ps(to, there, values); }
+
+FAST INLINE Words first_words(const uint16_t *from, Py_ssize_t count) {
+    return (Words)_mm512_maskz_loadu_epi16(((__mmask32)1 << count) - 1, from);
+}
+
+// FLOATS bytes, zero where `there` marks none.
+FAST INLINE Bits bytes_there(const uint8_t *from, Lanes there) { return (Bits)_mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(there, from)); }
+
+// Values in bfloat16, zero where `there` marks none.
+FAST INLINE Floats widened_vector(const uint16_t *from, Lanes there) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, from)), 16));
+}
+
+FAST INLINE void store_rounded(uint16_t *to, Lanes there, Floats values) {
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32((__m512i)values, 16), _mm512_set1_epi32(0x40));
+    const __m512i bits = _mm512_mask_mov_epi32((__m512i)rounded_bits(values), is_nan, quiet);
+    _mm256_mask_storeu_epi16(to, there, _mm512_cvtepi32_epi16(bits));
+}
+
+FAST INLINE float total(Floats values) { return _mm512_reduce_add_ps(values); }
+
+// The greater one; y if one of them is NaN.
+FAST INLINE Floats greater(Floats x, Floats y) { return _mm512_max_ps(x, y); }
+
+// `then` where x < y, else `otherwise`.
+FAST INLINE Floats where_less(Floats x, Floats y, Floats then, Floats otherwise) {
+    return _mm512_mask_mov_ps(otherwise, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), then);
+}
+
+FAST INLINE Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
+
+// x * 2^n
+FAST INLINE Floats times_power(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+
+#else
+
+typedef Py_ssize_t Lanes;  // as many of the first lanes
+
+FAST INLINE Lanes first_lanes(Py_ssize_t count) { return count < FLOATS ? count : FLOATS; }
+
+FAST INLINE Floats floats_there(const void *from, Lanes there) {
+    if (there == FLOATS) return floats(from);
+    float values[FLOATS] = {0};
+    memcpy(values, from, (size_t)there * sizeof *values);
+    return floats(values);
+}
+
+FAST INLINE Floats only(Lanes there, Floats values) {
+    float of[FLOATS];
+    store(of, values);
+    return floats_there(of, there);
+}
+
+FAST INLINE void store_there(float *to, Lanes there, Floats values) { memcpy(to, &values, (size_t)there * sizeof *to); }
+
+FAST INLINE Words first_words(const uint16_t *from, Py_ssize_t count) {
+    uint16_t values[LANES] = {0};
+    memcpy(values, from, (size_t)count * sizeof *values);
+    return words(values);
+}
+
+FAST INLINE Bits bytes_there(const uint8_t *from, Lanes there) {
+    Bytes values = {0};
+    memcpy(&values, from, (size_t)there);
+    return __builtin_convertvector(values, Bits);
+}
+
+FAST INLINE Floats widened_vector(const uint16_t *from, Lanes there) {
+    Narrow values = {0};
+    if (there == FLOATS)
+        memcpy(&values, from, sizeof values);
+    else
+        memcpy(&values, from, (size_t)there * sizeof *from);
+    return (Floats)(__builtin_convertvector(values, Bits) << 16);
+}
+
+FAST INLINE void store_rounded(uint16_t *to, Lanes there, Floats values) {
+    const Bits is_nan = (Bits)(values != values), quiet = (Bits)values >> 16 | 0x40;
+    const Narrow narrow = __builtin_convertvector((rounded_bits(values) & ~is_nan) | (quiet & is_nan), Narrow);
+    if (there == FLOATS)
+        memcpy(to, &narrow, sizeof narrow);
+    else
+        memcpy(to, &narrow, (size_t)there * sizeof *to);
+}
+
+FAST INLINE float total(Floats values) {
+    Four parts[FLOATS / 4];
+    memcpy(parts, &values, sizeof values);
+    for (int i = 1; i < FLOATS / 4; i++) parts[0] += parts[i];
+    return (parts[0][0] + parts[0][1]) + (parts[0][2] + parts[0][3]);
+}
+
+FAST INLINE Floats where_less(Floats x, Floats y, Floats then, Floats otherwise) {
+    const Bits is_less = (Bits)(x < y);
+    return (Floats)(((Bits)then & is_less) | ((Bits)otherwise & ~is_less));
+}
+
+FAST INLINE Floats greater(Floats x, Floats y) { return where_less(y, x, x, y); }
+
+FAST INLINE Floats nearest(Floats x) { return (x + 0x1.8p23f) - 0x1.8p23f; }  // where floats are integers; |x| < 2^22
+
+FAST INLINE Floats times_power(Floats x, Floats n) {
+    const Ints whole = __builtin_convertvector(n, Ints), first = whole >> 1;  // two factors, as one may be too small for a float
+    return x * (Floats)((first + 127) << 23) * (Floats)((whole - first + 127) << 23);
+}
+
+#endif
+
+// x * y + z, rounded once where there is an instruction for it.
+FAST INLINE Floats fused(Floats x, Floats y, Floats z) {
+#if AVX512
+    return _mm512_fmadd_ps(x, y, z);
+#elif AVX2
+    return _mm256_fmadd_ps(x, y, z);
+#elif NEON
+    return (Floats)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#else
+    return x * y + z;
+#endif
+}
+
+// Elements from `at` on, which are float if `is_wide` and else bfloat16, zero where `there` marks none.
+FAST INLINE Floats elements(const void *from, bool is_wide, Py_ssize_t at, Lanes there) {
+    return is_wide ? floats_there((const float *)from + at, there) : widened_vector((const uint16_t *)from + at, there);
+}
+
+FAST INLINE void store_elements(void *to, bool is_wide, Py_ssize_t at, Lanes there, Floats values) {
+    if (is_wide)
+        store_there((float *)to + at, there, values);
+    else
+        store_rounded((uint16_t *)to + at, there, values);
+}
+
+// What LANES products of bfloat16 add to a sum, in pairs.
+FAST INLINE Floats dot(Floats sum, Words x, Words y) {
+#if AVX512_BF16
+    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
+#elif NEON_BF16
+    return vbfdotq_f32(sum, (bfloat16x8_t)x, (bfloat16x8_t)y);
+#else
+    sum = fused((Floats)((Bits)x << 16), (Floats)((Bits)y << 16), sum);
+    return fused((Floats)((Bits)x & 0xFFFF0000), (Floats)((Bits)y & 0xFFFF0000), sum);
+#endif
+}
+
+// FLOATS signed bytes.
+FAST INLINE Ints signed_bytes(const uint8_t *from) {
+#if AVX512
+    return (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif AVX2
+    return (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#elif NEON
+    int32_t four;
+    memcpy(&four, from, sizeof four);
+    return (Ints)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
+#else
+    Ints values;
+    for (int i = 0; i < FLOATS; i++) values[i] = (int8_t)from[i];
+    return values;
+#endif
+}
+
+FAST INLINE Eight eight(const float *from) {
+    Eight values;
+    memcpy(&values, from, sizeof values);
+    return values;
+}
+
+FAST INLINE Eight greater_of_eight(const float *of, const float *with) {
+    const Eight x = eight(of), y = eight(with);
+#if AVX512 || AVX2
+    return _mm256_max_ps(x, y);
+#else
+    typedef int32_t Mask OF(32);
+    const Mask is_less = x < y;
+    return (Eight)(((Mask)y & is_less) | ((Mask)x & ~is_less));
+#endif
+}
+
+// e^x for x <= 0 as 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
+FAST INLINE Floats exponential(Floats x) {
+    x = greater(all(-150.0f), x);  // e^-150 is 0 in float32
+    const float series[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
+    const Floats n = nearest(x * 1.44269504f);
+    // ln 2 in two parts, the first of which has so few bits that n times it is exact.
+    const Floats r = fused(n, all(2.12194440e-4f), fused(n, all(-0.693359375f), x));
+    Floats sum = all(1.0f / 720);
+#pragma GCC unroll 6
+    for (int i = 0; i < 6; i++) sum = fused(sum, r, all(series[i]));
+    return times_power(sum, n);
+}
+
+#endif
