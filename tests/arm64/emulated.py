@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels in C of an arm64 under an emulator, in the place of the extension: the tests that hold the extension to torch hold these to it.
+
+    make test-arm64
+
+A plugin of pytest. Calls go to `driver.c`, which Make has compiled for arm64; there is a process of it for each set of instructions.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import re
+import struct
+import subprocess
+import sys
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[2]
+DRIVER = ROOT / "build" / "arm64" / "driver"
+TABLE = (ROOT / "nnfront" / "backends" / "cpu" / "c" / "kernels.def").read_text()
+PLAIN = re.sub(r"//.*|\s", "", TABLE)
+KERNELS = {
+    name: re.findall(r"(SIZE|REAL|IN|OUT)\(", arguments)
+    for name, arguments in re.findall(r"KERNEL\((\w+),(.*?\))\)(?=KERNEL|#)", PLAIN)
+}
+
+
+class Emulated(ModuleType):
+    """What `native` has, as calls of another process."""
+
+    sets = ("neon_bf16", "neon")
+    table = TABLE
+
+    def __init__(self) -> None:
+        super().__init__("nnfront.backends.cpu.native")
+        self._set = self.sets[0]
+        for name in KERNELS:
+            setattr(self, name, partial(self._call, name))
+
+    def use_torch(self, *entries: object) -> None:
+        """Take tensors by their addresses."""
+
+    def use_set(self, name: str) -> None:
+        """Call the process that runs these kernels."""
+        self._set = name
+
+    def used_set(self) -> str:
+        """Return the set whose process is called."""
+        return self._set
+
+    def has_tiles(self) -> bool:
+        """An arm64 has no matrix tiles of this kind."""
+        return False
+
+    def _call(self, kernel: str, *arguments: object) -> None:
+        process = started(self._set)
+        message, written = [struct.pack("q", list(KERNELS).index(kernel))], []
+        for kind, value in zip(KERNELS[kernel], arguments, strict=True):
+            if kind in ("SIZE", "REAL"):
+                message.append(struct.pack("q" if kind == "SIZE" else "d", value))
+                continue
+            address, size = memory_of(value)
+            message += [struct.pack("q", size), ctypes.string_at(address, size) if size > 0 else b""]
+            written += [(address, size)] if kind == "OUT" and size > 0 else []
+        process.stdin.write(b"".join(message))
+        process.stdin.flush()
+        (length,) = struct.unpack("q", process.stdout.read(8))
+        why = process.stdout.read(length).decode()
+        for address, size in written:
+            ctypes.memmove(address, process.stdout.read(size), size)
+        if why:
+            raise ValueError(why)
+
+
+def memory_of(operand: object) -> tuple[int, int]:
+    """Where an operand lies, and how many bytes of it there are; -1 if it is absent."""
+    if operand is None:
+        return 0, -1
+    tensor, offset = operand if isinstance(operand, tuple) else (operand, 0)
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    size = (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.data_ptr() + offset, size - offset
+
+
+@cache
+def started(name: str) -> subprocess.Popen[bytes]:
+    """The process for a set of instructions."""
+    command = ["qemu-aarch64", "-cpu", "max", str(DRIVER), name]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    atexit.register(process.communicate)  # ends it, as it reads to the end
+    return process
+
+
+sys.modules["nnfront.backends.cpu.native"] = Emulated()
