@@ -283,7 +283,7 @@ class Executable:
     def explain(self, method: str | None = None, /, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why; of one method if it is given. `sizes` gives numbers for dims.
 
-        For a CUDA target lines below it say which methods are captured as CUDA graphs, and why others are not.
+        Lines below it say, for a CUDA target, which methods are captured as CUDA graphs, and why others are not; for a CPU which kernels in C run.
         """
         return explain_kernels(self.program, sizes, method)
 

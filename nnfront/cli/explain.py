@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from nnfront.backends.cpu.extension import instructions
 from nnfront.cli import loading
 from nnfront.cli.sizes import read_sizes
 from nnfront.errors import RunError, nearest
@@ -54,8 +53,6 @@ def main(args: argparse.Namespace) -> int:
             _check(name, executable.program.methods)
         tables = [executable.explain(name, **sizes) for name in methods] or [executable.explain(**sizes)]
         sys.stdout.write("".join(tables))
-        if executable.program.target == "cpu":
-            sys.stdout.write(f"kernels in C: {instructions()}\n")
         return 0
     session = loading.load(args).session
     if len(methods) != 1:

@@ -179,5 +179,5 @@ def test_tensors_of_another_version_are_not_read(major):
 
 
 def test_explain_ends_with_the_set_that_runs(capsys):
-    assert main(["explain", "examples/checkpoints/pylib-3m", "decode", "batch=1"]) == 0
+    assert main(["explain", "examples/checkpoints/pylib-3m"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"kernels in C: {extension.instructions()}"

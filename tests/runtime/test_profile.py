@@ -81,8 +81,7 @@ def test_the_command_prints_kernels_and_measures_a_method(
 ) -> None:
     assert main(["explain", str(FOLDER), "decode", "batch=1", "max_seq=64"]) == 0
     table = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in table[1:-1]} == {"decode"}
-    assert table[-1].startswith("kernels in C: ")
+    assert {line.split()[0] for line in table[1:]} == {"decode"}
     trace = tmp_path / "trace.json"
     command = ["explain", str(FOLDER), "decode", "batch=1", "max_seq=64", "--filled", "9"]
     assert main([*command, "--profile", "--trace", str(trace)]) == 0

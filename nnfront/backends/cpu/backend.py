@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nnfront.backends.backend import Backend, Pair
@@ -25,7 +25,7 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
-from nnfront.backends.cpu.extension import say_what_is_missing
+from nnfront.backends.cpu.extension import instructions, say_what_is_missing
 from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Program, Slot
@@ -68,6 +68,9 @@ class CpuBackend(Backend):
 
     def laid_out(self, program: Program) -> Program:
         return weight_layout.laid_out(program)
+
+    def notes(self, program: Program) -> Iterator[str]:
+        yield f"kernels in C: {instructions()}"
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         say_what_is_missing()
