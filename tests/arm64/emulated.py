@@ -14,13 +14,17 @@ import re
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = ROOT / "build" / "arm64" / "driver"
 TABLE = (ROOT / "nnfront" / "backends" / "cpu" / "c" / "kernels.def").read_text()
+OFFSET_BITS = 40  # of a place, as `run_sequence` of module.c has it
 PLAIN = re.sub(r"//.*|\s", "", TABLE)
 KERNELS = {
     name: re.findall(r"(SIZE|REAL|IN|OUT)\(", arguments)
@@ -55,6 +59,14 @@ class Emulated(ModuleType):
         """An arm64 has no matrix tiles of this kind."""
         return False
 
+    def run_sequence(self, rows: torch.Tensor, *memories: object) -> None:
+        """Call the kernels of a tape, one by one."""
+        for index, mask, *numbers in rows.tolist():
+            name = list(KERNELS)[index]
+            given = enumerate(zip(KERNELS[name], numbers, strict=False))  # a row is as long as the longest
+            arguments = [argument(kind, number, mask >> i & 1, memories) for i, (kind, number) in given]
+            self._call(name, *arguments)
+
     def _call(self, kernel: str, *arguments: object) -> None:
         process = started(self._set)
         message, written = [struct.pack("q", list(KERNELS).index(kernel))], []
@@ -73,6 +85,16 @@ class Emulated(ModuleType):
             ctypes.memmove(address, process.stdout.read(size), size)
         if why:
             raise ValueError(why)
+
+
+def argument(kind: str, number: int, is_place: int, memories: Sequence[object]) -> object:
+    """What a number of a row stands for."""
+    if is_place:
+        memory, offset = memories[number >> OFFSET_BITS], number & ((1 << OFFSET_BITS) - 1)
+        return memory if kind == "SIZE" or memory is None else (memory, offset)
+    if kind == "REAL":
+        return struct.unpack("d", struct.pack("q", number))[0]
+    return number if kind == "SIZE" else None
 
 
 def memory_of(operand: object) -> tuple[int, int]:
