@@ -17,10 +17,11 @@ def known_facts(spec: specs.ModuleSpec, parameters: Mapping[str, Parameter]) -> 
     places: list[tuple[Symbol, str]] = []
     for name, method in spec.methods.items():
         for arg, arg_spec in method.arguments.items():
-            type = specs.argument_type(arg, arg_spec)
-            places.extend((symbol, f"argument {arg!r} of {name!r}") for symbol in type_symbols(type))
+            symbols = type_symbols(specs.argument_type(arg, arg_spec))
+            places.extend((symbol, f"argument {arg!r} of {name!r}") for symbol in symbols)
     for name, parameter in parameters.items():
-        places.extend((symbol, f"parameter {name!r}") for symbol in type_symbols(parameter.type))
+        if Dim in map(type, parameter.shape):
+            places.extend((symbol, f"parameter {name!r}") for symbol in type_symbols(parameter.type))
     return {
         old: new
         for old, new in merge_facts(places).items()

@@ -12,11 +12,11 @@ from nnfront.dims import Dim, Symbol, evaluate, solve
 from nnfront.errors import NnfrontError, RunError
 from nnfront.ir import Op, StateLayerType, TensorType, TupleType, Type, Var
 from nnfront.nn.loop import run_scan
-from nnfront.nn.mode import active_mode
+from nnfront.nn.mode import active_mode, canonical, infer, out_of_trace
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import raising_frame, user_place
 from nnfront.nn.structure import flatten, unflatten
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, canonical, infer, out_of_trace, value
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, operand_types, value
 from nnfront.ops.returned import run_reference
 
 Result = TypeVar("Result")
@@ -33,8 +33,9 @@ class Eager:
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         """Run one op."""
         operands = tuple(self._operand(a, op) for a in args)
-        attrs = canonical(op, operands, attrs)
-        type_ = infer(op, operands, attrs, "")
+        types = operand_types(operands)
+        attrs = canonical(op, types, attrs)
+        type_ = infer(op, types, attrs, "")
         result = self._run(op, [a.content if isinstance(a, Tensor) else a for a in operands], attrs, type_)
         if isinstance(type_, TensorType):
             return value(result)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from nnfront.errors import InferError, NnfrontError
+from nnfront.errors import InferError, NnfrontError, TraceError
 from nnfront.ir import Op, Type, type_text
 from nnfront.nn.place import user_place
 
@@ -64,6 +64,16 @@ def names_place(function: Callable[P, Result]) -> Callable[P, Result]:
     return placed
 
 
+def out_of_trace(x: Any) -> TraceError:
+    """Return the error for something that stands for a variable, used where that variable does not exist."""
+    return TraceError(
+        f"{x!r} is used where it has no meaning",
+        details=["it was made in another trace, or in a branch of op.cond that has ended"],
+        where=outside_place(),
+        help="give it on as an argument or a result; what a method keeps for later does not outlive its trace",
+    )
+
+
 def located(error: InferError, op: Op, types: Sequence[Type | None], where: str) -> InferError:
     """Return `error` with the op's name, its operands' types and the place."""
     names = (
@@ -75,3 +85,19 @@ def located(error: InferError, op: Op, types: Sequence[Type | None], where: str)
     return InferError(
         error.what, details=[*error.details, *shown], where=where or error.where, help=error.help
     )
+
+
+def canonical(op: Op, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the attributes in their stored form, or raise what is wrong with them, with its place."""
+    try:
+        return op.canonical_attrs(types, attrs)
+    except InferError as error:
+        raise located(error, op, types, outside_place()) from None
+
+
+def infer(op: Op, types: Sequence[Type | None], attrs: Mapping[str, Any], where: str) -> Type:
+    """Infer the result's type, or raise what is wrong with the operands, with their types and their place."""
+    try:
+        return op.result_type(types, attrs)
+    except InferError as error:
+        raise located(error, op, types, where or outside_place()) from None

@@ -47,6 +47,7 @@ def _of_a_model(method: Callable[..., Result]) -> Callable[..., Result]:
 
 
 _NOTHING = object()  # what no attribute holds
+_PLAIN = frozenset((bool, int, float, str, type(None)))  # most attributes, which hold no part of a model
 
 
 class Module:
@@ -301,7 +302,7 @@ def _members(module: Module) -> list[tuple[str, Any]]:
     """Return (name, item) for the parameters, tensors and modules that a module holds, containers looked through."""
     found: list[tuple[str, Any]] = []
     for name, item in vars(module).items():
-        if isinstance(item, (Module, Tensor, Effect, list, tuple, dict)):
+        if type(item) not in _PLAIN and isinstance(item, (Module, Tensor, Effect, list, tuple, dict)):
             _look_through(module.member_name(name) if isinstance(module, Container) else name, item, found)
     return found
 

@@ -118,7 +118,7 @@ class ReadLog:
         for path, name, seen in self.reads:
             owner = matcher.nodes.get(path)
             value = getattr(owner, name, ABSENT)
-            if not matcher.agrees(seen, value, (*path, name)):
+            if value is not seen.immutable and not matcher.agrees(seen, value):
                 return None
         found = [t for t in matcher.tensors if t is not None]
         assert len(found) == len(self.tensors)
@@ -132,7 +132,7 @@ class _Matcher:
         self.nodes: dict[tuple[Any, ...], Any] = {}
         self.tensors: list[Tensor | None] = [None] * num_tensors
 
-    def agrees(self, seen: _Seen, value: Any, path: tuple[Any, ...]) -> bool:
+    def agrees(self, seen: _Seen, value: Any) -> bool:
         """Whether `value` is the same as what was seen in its place."""
         if value is seen.immutable:
             return True
@@ -151,13 +151,11 @@ class _Matcher:
                 self.tensors[slot] = value
             return self.tensors[slot] is value
         if kind == "list":
-            return len(value) == len(seen.value) and all(
-                self.agrees(s, v, (*path, i)) for i, (s, v) in enumerate(zip(seen.value, value, strict=True))
-            )
+            return len(value) == len(seen.value) and all(map(self.agrees, seen.value, value))
         if kind == "dict":
             items = list(value.items())
             return len(items) == len(seen.value) and all(
-                ks == _plain(k) and self.agrees(s, v, (*path, k))
+                ks == _plain(k) and self.agrees(s, v)
                 for (ks, s), (k, v) in zip(seen.value, items, strict=True)
             )
         if kind == "object":
@@ -166,7 +164,7 @@ class _Matcher:
             except CannotShare:
                 return False
             return len(fields) == len(seen.value) and all(
-                k in fields and self.agrees(s, fields[k], (*path, k)) for k, s in seen.value
+                k in fields and self.agrees(s, fields[k]) for k, s in seen.value
             )
         return _same_leaf(seen, value)
 

@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
@@ -22,7 +23,7 @@ from nnfront.dims import Dim, Size
 from nnfront.errors import InferError, TraceError, UnknownName
 from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, sizes_of, type_text
 from nnfront.nn import elsewhere, foreign
-from nnfront.nn.mode import active_mode, located, names_place, outside_place
+from nnfront.nn.mode import active_mode, canonical, infer, names_place, out_of_trace, outside_place
 from nnfront.nn.place import user_place
 from nnfront.nn.shape import shape_of
 from nnfront.ops.returned import run_reference
@@ -39,10 +40,20 @@ class FormulaCall:
     args: tuple[Any, ...]
     attrs: Mapping[str, Any]
     where: str
+    _known: list[tuple[Sequence[Type | None], Mapping[str, Any], Type]] = field(default_factory=list)
 
     def result_type(self) -> Type:
-        """Infer the type anew, since a parameter's dtype may have changed meanwhile."""
-        return infer(self.op, self.args, self.attrs, self.where)
+        """Return the type, of operands as they are now: a parameter's dtype may have changed meanwhile."""
+        return self.type_of(operand_types(self.args), self.attrs)
+
+    def type_of(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Type:
+        """Infer the type from those of the operands; the last answer is kept, for most formulas are asked several times."""
+        for seen, seen_attrs, known in self._known:
+            if attrs is seen_attrs and all(map(is_, types, seen)):
+                return known
+        result = infer(self.op, types, attrs, self.where)
+        self._known[:] = [(types, attrs, result)]
+        return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,12 +322,13 @@ def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
         if isinstance(a, Tensor) and isinstance(a.content, Var):
             raise out_of_trace(a)
     if any(isinstance(a, Tensor) and not isinstance(a.content, torch.Tensor) for a in operands):
-        call = FormulaCall(op, operands, canonical(op, operands, attrs), user_place())
+        call = FormulaCall(op, operands, canonical(op, operand_types(operands), attrs), user_place())
         result = call.result_type()
         if isinstance(result, TupleType):
             return tuple(Tensor(None, Formula(call, i)) for i in range(len(result.fields)))
         return Tensor(None, Formula(call))
-    type = infer(op, operands, attrs := canonical(op, operands, attrs), "")
+    types = operand_types(operands)
+    type = infer(op, types, attrs := canonical(op, types, attrs), "")
     if any(isinstance(size, Dim) for size in (*sizes_of(type), *attrs.values())):
         raise TraceError(
             f"{op.name}: a dim has no value outside a method",
@@ -327,16 +339,6 @@ def apply(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
     values = [a.content if isinstance(a, Tensor) else a for a in operands]
     result = run_reference(op, values, attrs, type, {})
     return tuple(map(value, result)) if isinstance(result, (tuple, list)) else value(result)
-
-
-def out_of_trace(x: Any) -> TraceError:
-    """Return the error for something that stands for a variable, used where that variable does not exist."""
-    return TraceError(
-        f"{x!r} is used where it has no meaning",
-        details=["it was made in another trace, or in a branch of op.cond that has ended"],
-        where=outside_place(),
-        help="give it on as an argument or a result; what a method keeps for later does not outlive its trace",
-    )
 
 
 def as_operand(x: Any, op: Op) -> Any:
@@ -377,22 +379,9 @@ def operand_type(x: Any) -> Type | None:
     return type_
 
 
-def canonical(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the attributes in their stored form, or raise what is wrong with them, with its place."""
-    types = [operand_type(a) for a in args]
-    try:
-        return op.canonical_attrs(types, attrs)
-    except InferError as error:
-        raise located(error, op, types, outside_place()) from None
-
-
-def infer(op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any], where: str) -> Type:
-    """Infer the result's type, or raise what is wrong with the operands, with their types and their place."""
-    types = [operand_type(a) for a in args]
-    try:
-        return op.result_type(types, attrs)
-    except InferError as error:
-        raise located(error, op, types, where or outside_place()) from None
+def operand_types(args: Sequence[Any]) -> list[Type | None]:
+    """Return the types of an op's operands."""
+    return [operand_type(a) for a in args]
 
 
 _define_operators()

@@ -9,6 +9,7 @@ functions with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import is_
 from typing import Any, Protocol
 
 import torch
@@ -41,15 +42,13 @@ from nnfront.nn.arguments import with_facts_attr
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.foreign import explain
 from nnfront.nn.frame import Frame, Tree
-from nnfront.nn.mode import located
+from nnfront.nn.mode import located, out_of_trace
 from nnfront.nn.object import Object, kind_of
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.place import author_frame, user_frame
 from nnfront.nn.structure import flatten, unflatten
-from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, out_of_trace
+from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand
 from nnfront.ops.constants import constant
-
-_PLAIN = (bool, int, float, str, type(None))
 
 
 class Sharing(Protocol):
@@ -78,7 +77,6 @@ class Trace:
         self.function_names = Names(reserved)
         self.subroutines = share(self)
         self.frame: Frame
-        self._formula_types: dict[Any, Type] = {}
         self.effects: dict[int, tuple[Tensor, ...]] = {}
         self.method = ""
         self.path = ""
@@ -319,7 +317,7 @@ class Trace:
                 atoms = self._formula_operands(call, name, frame)
                 file, _, line = call.where.rpartition(":")
                 attrs = self.known_attrs(call.attrs)
-                type_ = self._formula_type(call, attrs, [None if a is None else a.type for a in atoms])
+                type_ = call.type_of([None if a is None else a.type for a in atoms], attrs)
                 place = Provenance(name.rpartition(".")[0], file, int(line or 0))
                 hint = name if name and formula.index is None else call.op.name
                 var = builder.emit(Call(call.op, atoms, attrs), hint, place, type_)
@@ -328,20 +326,6 @@ class Trace:
             if formula.index is None:
                 return var
             return builder.emit(Projection(var, formula.index), name or var.name)
-
-    def _formula_type(self, call: FormulaCall, attrs: Mapping[str, Any], types: list[Type | None]) -> Type:
-        """Infer a formula's type; the formulas of layers that are alike are inferred once."""
-        # Attributes as text tell 1 from True and 0.0 from -0.0; dims do not, so a formula with dims has a key of its own.
-        plain = all(type(value) in _PLAIN for value in attrs.values())
-        key = (call.op, *types, repr(attrs) if plain else id(call))
-        known = self._formula_types.get(key)
-        if known is None:
-            try:
-                known = call.op.result_type(types, attrs)
-            except InferError as error:
-                raise located(error, call.op, types, call.where) from None
-            self._formula_types[key] = known
-        return known
 
     def _formula_operands(self, call: FormulaCall, name: str, frame: Frame) -> tuple[Atom | None, ...]:
         try:
@@ -368,7 +352,8 @@ class Trace:
         """Return attributes with the facts that this export knows of the dims in them."""
         if not self.facts or not attrs:
             return attrs
-        return {name: with_facts_attr(value, self.facts) for name, value in attrs.items()}
+        known = {name: with_facts_attr(value, self.facts) for name, value in attrs.items()}
+        return attrs if all(map(is_, known.values(), attrs.values())) else known
 
     # Places.
 
