@@ -6,14 +6,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from nnfront.dims import Symbol
+from nnfront.dims import Dim, Symbol
 from nnfront.ir.equal import first_difference
 from nnfront.ir.expr import NO_ATTRS, Atom, Binding, Block, Param
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.summary import summarize
-from nnfront.ir.types import FunctionType, Type, type_symbols
+from nnfront.ir.types import FunctionType, Type, sizes_of
 from nnfront.ir.walk import functions_of, walk_exprs
 
 # public: callable from outside. private: called by other functions only. transform: runs once, over weights.
@@ -82,7 +83,10 @@ class Function:
     @property
     def symbols(self) -> tuple[Symbol, ...]:
         """The dims that the parameters' types name, by first occurrence."""
-        return tuple(dict.fromkeys(symbol for param in self.params for symbol in type_symbols(param.type)))
+        sizes = chain.from_iterable(sizes_of(param.type) for param in self.params)
+        return tuple(
+            dict.fromkeys(symbol for size in sizes if isinstance(size, Dim) for symbol in size.symbols)
+        )
 
     def with_(self, **changes: Any) -> Function:
         """Return a copy with some fields replaced."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from nnfront.dims import Dim, Size, Symbol, as_symbol, of_symbol, same, substitute
 from nnfront.ir import Function, TupleType, Type, map_sizes, sizes_of, symbols_in
+from nnfront.passes.lifting.dims import dims_of
 from nnfront.passes.sizes import resize
 
 Renaming: TypeAlias = dict[Symbol, Size]
@@ -26,7 +27,7 @@ def agreed(
     """Return methods and the transforms that they have in the same dims."""
     shared = [param.type for method in methods for param in method.params if param.role != "input"]
     shared += [param.type for transform in transforms for param in transform.params]
-    if not any(symbol for type in shared for symbol in _fresh(type)):
+    if not any(symbol.uid for dim in dims_of(shared) for symbol in dim.symbols):
         return [*methods], [*transforms]  # a dim with a name is the same wherever it stands
     made = {transform.name: transform for transform in transforms}
     methods = _linked(methods, made, functions)

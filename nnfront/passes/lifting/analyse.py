@@ -207,8 +207,8 @@ class _Forward:
                 return "it has an effect"
             if value.op.name == "stop_lift_params":
                 return "stop_lift_params keeps it"
-        if not isinstance(type, TensorType | TupleType) and not isinstance(
-            value, Constant | Scalar | Projection
+        if not isinstance(type, (TensorType, TupleType)) and not isinstance(
+            value, (Constant, Scalar, Projection)
         ):
             return "it is no tensor"
         unknown = self.scope.dims.first_unknown([*sizes_of(type), *sizes_read(value)])
