@@ -18,11 +18,12 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
 
-from nnfront.artefact.integrity import Digest, damaged_blocks, digest_files, digest_of
+from nnfront.artefact.integrity import Digest, comparing_blocks, digest_files, digest_of
 from nnfront.artefact.kernel_files import FOLDER, is_kernel_file, read_kernels, write_kernels
 from nnfront.artefact.manifest import Manifest, read_manifest
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
@@ -51,6 +52,8 @@ class ArtefactFiles:
     program: str
     tensors: Checkpoint
     kernels: CompiledKernels | None = None
+    check_weights: Callable[[], None] = lambda: None
+    """Wait until the bytes of the weights have been compared, if they are. Raises LoadError that lists what is wrong."""
 
     @property
     def folder(self) -> Path:
@@ -116,21 +119,30 @@ def write_artefact(
 def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
     """Open an artefact: check that its files are those that were written, and read all but the weights.
 
-    With `verify` the bytes of the weights are read and compared with their CRC-32s; without it only their sizes and headers are checked.
+    With `verify` the bytes of the weights are compared with their CRC-32s, which goes on when this returns: `check_weights` must have been called
+    before they are used. Without it only their sizes and headers are checked.
     If it is replaced meanwhile, this is the one or the other. Raises LoadError that lists what is wrong.
     """
     held = _held(Path(folder))
     manifest = read_manifest(held)
-    raise_if_damaged(held.path, find_damage(held, manifest, weights="quick" if verify else "sizes"))
+    damage = find_damage(held, manifest, weights="sizes")
+    if damage and verify:
+        damage = find_damage(held, manifest, weights="quick")
+    raise_if_damaged(held.path, damage)
+    check_weights = _comparing(held, manifest) if verify else lambda: None
     try:
         program = held.read(PROGRAM).decode("utf-8")
     except UnicodeDecodeError as error:
         raise LoadError(f"{held.path / PROGRAM} cannot be read: {error}") from None
-    tensors = Checkpoint(held.path / _INDEX, folder=held)
+    try:
+        tensors = Checkpoint(held.path / _INDEX, folder=held)
+    except LoadError:
+        check_weights()  # a header that is damaged is one of a file that is
+        raise
     strange = [file.name for file in tensors.files if file.name not in manifest.files]
     if strange:
         raise LoadError(f"{held.path / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
-    return ArtefactFiles(held, manifest, program, tensors, read_kernels(held, manifest))
+    return ArtefactFiles(held, manifest, program, tensors, read_kernels(held, manifest), check_weights)
 
 
 def check_files(folder: str | Path) -> list[str]:
@@ -181,12 +193,22 @@ def find_damage(folder: Folder, manifest: Manifest, *, weights: str) -> list[str
     for name, found in zip(exact, digest_files(folder, exact), strict=True):
         if found.sha256 != manifest.files[name].sha256:
             problems.append(f"{name}: its content is not what was written: its sha256 is {found.sha256}")
-    quick = [(name, manifest.files[name]) for name in sized if weights == "quick" and _is_weights(name)]
-    for name, offset in damaged_blocks(folder, quick):
-        problems.append(
-            f"{name}: its content is not what was written, somewhere in the block at byte {offset}"
-        )
-    return problems
+    quick = [name for name in sized if weights == "quick" and _is_weights(name)]
+    return [*problems, *_damaged(comparing_blocks(folder, [(name, manifest.files[name]) for name in quick]))]
+
+
+def _comparing(folder: Folder, manifest: Manifest) -> Callable[[], None]:
+    """Begin to compare the weights, whose files have their sizes; what is returned waits for that, and raises what is wrong."""
+    weights = [(name, digest) for name, digest in manifest.files.items() if _is_weights(name)]
+    compared = cache(comparing_blocks(folder, weights))
+    return lambda: raise_if_damaged(folder.path, _damaged(compared))
+
+
+def _damaged(compared: Callable[[], list[tuple[str, int]]]) -> list[str]:
+    return [
+        f"{name}: its content is not what was written, somewhere in the block at byte {offset}"
+        for name, offset in compared()
+    ]
 
 
 def check_replaceable(folder: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -46,23 +46,28 @@ def digest_files(folder: Folder, names: Sequence[str]) -> list[Digest]:
         return list(pool.map(lambda name: _digest_file(folder, name), names))
 
 
-def damaged_blocks(folder: Folder, files: Sequence[tuple[str, Digest]]) -> list[tuple[str, int]]:
-    """Return name and offset of each block whose bytes are not those of its CRC-32; the files must have their sizes.
+def comparing_blocks(
+    folder: Folder, files: Sequence[tuple[str, Digest]]
+) -> Callable[[], list[tuple[str, int]]]:
+    """Begin to compare files with their CRC-32s, in threads that leave Python's lock to others; the files must have their sizes.
 
-    Raises LoadError if a file cannot be read.
+    What is returned waits for them, and gives name and offset of each block whose bytes are not those that were written; it raises
+    LoadError if a file cannot be read.
     """
     pieces = [
         (name, begin, min(BLOCK_BYTES, digest.size_bytes - begin), crc)
         for name, digest in files
         for begin, crc in zip(range(0, digest.size_bytes, BLOCK_BYTES), digest.crc32, strict=True)
     ]
-    with ThreadPoolExecutor(_threads(len(pieces))) as pool:
-        found = list(pool.map(lambda piece: _crc_of(folder, *piece[:3]), pieces))
-    return [
-        (name, begin)
-        for (name, begin, _, expected), crc in zip(pieces, found, strict=True)
-        if crc != expected
-    ]
+    pool = ThreadPoolExecutor(_threads(len(pieces)))
+    crcs = pool.map(lambda piece: _crc_of(folder, *piece[:3]), pieces)
+    pool.shutdown(wait=False)  # it ends when all are done
+
+    def damaged() -> list[tuple[str, int]]:
+        found = zip(pieces, crcs, strict=True)
+        return [(name, begin) for (name, begin, _, expected), crc in found if crc != expected]
+
+    return damaged
 
 
 def _threads(count: int) -> int:

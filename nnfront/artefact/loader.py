@@ -46,6 +46,7 @@ def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
     ir = _admitted(files)
     target = manifest.target if number is None else f"{manifest.target}:{number}"
     program = _compiled(files, ir, target)
+    files.check_weights()  # now: they are compared while the program is compiled
     try:
         places = restored(program, manifest.weights)
         written = _dims(program, manifest.dims)

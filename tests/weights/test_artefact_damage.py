@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from artefact_cases import outputs, rehash, varied_session
 
 import nnfront as nn
+from nnfront.artefact import integrity, loader
 from nnfront.backends.registry import targets
 from nnfront.errors import LoadError
 
@@ -259,3 +261,41 @@ def test_check_also_loads(place: Path) -> None:
     edit_text("silu(", "relu_(")(place)
     (problem,) = nn.artefact.check(place)
     assert "there is no op 'relu_'" in problem
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing is compared before a program is compiled; the event says that it is."""
+    compiled, crc_of = threading.Event(), integrity._crc_of
+
+    def compile(*args: Any) -> Any:
+        compiled.set()
+        return nn.compile(*args)
+
+    def crc_when_compiled(*args: Any) -> int:
+        assert compiled.wait(60), "the comparison is waited for before the program is compiled"
+        return crc_of(*args)
+
+    monkeypatch.setattr(loader, "compile", compile)
+    monkeypatch.setattr(integrity, "_crc_of", crc_when_compiled)
+    return compiled
+
+
+def test_weights_are_compared_while_the_program_is_compiled(place: Path, late: threading.Event) -> None:
+    assert nn.load(place).methods
+    assert late.is_set()
+
+
+def test_damaged_weights_are_refused_before_one_of_them_is_read(
+    place: Path, late: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(W, lambda data: data[:-1] + bytes([data[-1] ^ 1]))(place)
+    monkeypatch.setattr(loader, "read_weights", lambda *args: pytest.fail("damaged weights are read"))
+    with pytest.raises(LoadError, match="somewhere in the block at byte 0"):
+        nn.load(place)
+
+
+def test_a_damaged_header_of_weights_is_said_to_be_damage(place: Path) -> None:
+    edit(W, lambda data: data[:8] + b"?" + data[9:])(place)
+    with pytest.raises(LoadError, match="is not the artefact that was written"):
+        nn.load(place)
