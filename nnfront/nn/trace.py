@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from nnfront import ops
-from nnfront.dims import Symbol, with_facts
+from nnfront.dims import Dim, Symbol, with_facts
 from nnfront.errors import InferError, TraceError
 from nnfront.ir import (
     Atom,
@@ -77,6 +77,7 @@ class Trace:
         self.function_names = Names(reserved)
         self.subroutines = share(self)
         self.frame: Frame
+        self._types: dict[Type, Type] = {}
         self.effects: dict[int, tuple[Tensor, ...]] = {}
         self.method = ""
         self.path = ""
@@ -317,7 +318,7 @@ class Trace:
                 atoms = self._formula_operands(call, name, frame)
                 file, _, line = call.where.rpartition(":")
                 attrs = self.known_attrs(call.attrs)
-                type_ = call.type_of([None if a is None else a.type for a in atoms], attrs)
+                type_ = self._shared(call.type_of([None if a is None else a.type for a in atoms], attrs))
                 place = Provenance(name.rpartition(".")[0], file, int(line or 0))
                 hint = name if name and formula.index is None else call.op.name
                 var = builder.emit(Call(call.op, atoms, attrs), hint, place, type_)
@@ -326,6 +327,11 @@ class Trace:
             if formula.index is None:
                 return var
             return builder.emit(Projection(var, formula.index), name or var.name)
+
+    def _shared(self, type_: Type) -> Type:
+        """Return one and the same object for equal types without dims: layers that are alike are then quick to compare."""
+        is_plain = isinstance(type_, TensorType) and Dim not in map(type, type_.shape)
+        return self._types.setdefault(type_, type_) if is_plain else type_
 
     def _formula_operands(self, call: FormulaCall, name: str, frame: Frame) -> tuple[Atom | None, ...]:
         try:

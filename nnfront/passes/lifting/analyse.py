@@ -301,7 +301,7 @@ def _is_field(value: Value, image: Sequence[Value]) -> bool:
 
 
 def _has_dims(value: Value) -> bool:
-    if any(isinstance(size, Dim) for size in sizes_of(value.type)):
+    if Dim in map(type, sizes_of(value.type)):
         return True
     return value.expr is not None and next(sizes_read(value.expr), None) is not None
 
