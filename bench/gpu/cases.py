@@ -146,7 +146,7 @@ def small(run: Run, is_half: bool) -> Run:
         "k": 128,
         "top_k": 2,
         "experts": 4,
-        "width": 64,
+        "width": min(64, vars(run.shape).get("width", 0)),  # of a convolution it is a few taps
         "vocab": 100,
         "rows": 9,
         "size": 64,
