@@ -72,6 +72,14 @@ def specialize(plan: Plan) -> tuple[dict[str, str], dict[str, Any], Hints]:
 
 def fingerprint(plan: Plan) -> tuple[Any, ...]:
     """What tells a plan's specialisation from others in this process, quicker to have than its key."""
+    if plan.alike is None:
+        return _fingerprint(plan)
+    if plan.alike.mark is None:
+        plan.alike.mark = _fingerprint(plan)
+    return plan.alike.mark
+
+
+def _fingerprint(plan: Plan) -> tuple[Any, ...]:
     config = plan.config
     marks: list[Any] = [
         plan.kernel,

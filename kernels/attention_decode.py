@@ -50,6 +50,7 @@ from nnfront_kernels.common import (
     dtype_name,
     require,
 )
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
 from nnfront_kernels.tiles import bucket, cdiv
@@ -238,6 +239,7 @@ def accepts(shape: DecodeShape, dtype: str, arch: str) -> str | None:
     return refusal(shape.batch, (shape.size, shape.value_size or shape.size), dtype, arch)
 
 
+@remembered
 def plan(
     q: torch.Tensor,
     keys: torch.Tensor,

@@ -52,6 +52,7 @@ from nnfront_kernels.common import (
     require,
 )
 from nnfront_kernels.prefill_shape import PrefillShape, cost, example
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
 
@@ -240,6 +241,7 @@ def accepts(shape: PrefillShape, dtype: str, arch: str) -> str | None:
     return reason
 
 
+@remembered
 def plan(
     q: torch.Tensor,
     keys: torch.Tensor,

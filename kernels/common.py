@@ -69,6 +69,12 @@ class Cost:
     bytes: int
 
 
+class Alike:
+    """What plans of one specialisation share: `ahead.fingerprint`, once somebody has asked for it."""
+
+    mark: tuple[Any, ...] | None = None
+
+
 @dataclass(frozen=True)
 class Plan:
     """One launch, written down: kernel, grid, run-time arguments in the kernel's own names, and constants."""
@@ -80,6 +86,7 @@ class Plan:
     config: Config
     output: torch.Tensor
     divisible: tuple[str, ...] = ()  # arguments whose divisibility by 16 the config counts on
+    alike: Alike | None = None  # for a plan that is not the first of its kind
 
     def __post_init__(self) -> None:
         lost = [name for name in self.divisible if not is_divisible(self.arguments[name])]
@@ -119,6 +126,11 @@ def launched_by(launcher: Callable[[Plan], None]) -> Iterator[None]:
 
 
 _PLANNED: ContextVar[str | None] = ContextVar("arch", default=None)
+
+
+def planned_for() -> str | None:
+    """For which arch plans are in this thread; None if for the GPU that tensors are on."""
+    return _PLANNED.get()
 
 
 @contextmanager

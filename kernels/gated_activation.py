@@ -30,6 +30,7 @@ from nnfront_kernels.common import (
     require_matrix,
 )
 from nnfront_kernels.epilogue import activate
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -107,6 +108,7 @@ def accepts(shape: GatedShape, dtype: str, arch: str) -> str | None:
     return None
 
 
+@remembered
 def plan(
     gate: torch.Tensor,
     up: torch.Tensor | None = None,

@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
     require,
     require_vector,
 )
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rms_norm import CONFIGS, DTYPES, NormShape, accepts, choose, load_sum, require_rows
 from nnfront_kernels.tiles import cdiv
 
@@ -141,6 +142,7 @@ def write(s, mean, inverse, s_rows, y_rows, w_ptr, b_ptr, at, inside_n, inside):
     tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
 
 
+@remembered
 def plan(
     x: torch.Tensor,
     weight: torch.Tensor | None = None,

@@ -27,6 +27,7 @@ from nnfront_kernels.common import (
     require_matrix,
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
@@ -149,6 +150,7 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     return None
 
 
+@remembered
 def plan(
     x: torch.Tensor,
     w: torch.Tensor,

@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 from nnfront_kernels.quantized import quantize_fp8 as quantize
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -130,6 +131,7 @@ def accepts(shape: QuantizeShape, dtype: str, arch: str) -> str | None:
     return None
 
 
+@remembered
 def plan(
     x: torch.Tensor,
     *,

@@ -31,6 +31,7 @@ from nnfront_kernels.common import (
     require,
     require_vector,
 )
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -176,6 +177,7 @@ def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
     return None
 
 
+@remembered
 def plan(
     x: torch.Tensor,
     weight: torch.Tensor | None,

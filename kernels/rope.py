@@ -37,6 +37,7 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.quantize_fp8 import encode
 from nnfront_kernels.quantized import FP8_SMALLEST
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -282,6 +283,7 @@ def strides(name: str, tensor: torch.Tensor, axes: str) -> dict[str, int]:
     return {f"stride_{name}{axis}": tensor.stride(index) for index, axis in enumerate(axes)}
 
 
+@remembered
 def plan(
     q: torch.Tensor,
     k: torch.Tensor,

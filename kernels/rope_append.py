@@ -29,6 +29,7 @@ from nnfront_kernels.common import (
     dtype_name,
     require,
 )
+from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rope import (
     CONFIGS,
     DTYPES,
@@ -193,6 +194,7 @@ def scales_of(scales_ptr, page, slot, head, stride_p, stride_h):
     return scales_ptr + page * stride_p + slot + head.to(tl.int64) * stride_h
 
 
+@remembered
 def plan(
     q: torch.Tensor,
     k: torch.Tensor,
