@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Configs that a version of Triton compiles to code that spills registers: `choose` leaves them out there, another tile takes over.
 
-Where no other tile can take over, the budgets of that version say how much spills (`spills` in its file).
+Where no other tile can take over, the budgets of that version say how much spills (`spills` in its file): outside of loops only. What attention spills
+with 3.6 is addresses of keys that are on their way some steps ahead; pages that are asked for ahead have no part in it (contiguous caches spill as
+much, and heads of 256 spill 2 instead of 3 without them).
 
 Found by compiling every config with every version, without a GPU (tests/kernels/kernel_budgets.py). A row holds for one
 version. 3.9 spills nothing; 3.7 and 3.8 spill none of these, and have not been tried with all.

@@ -137,6 +137,8 @@ def broken_rules(build: Build, found: Report, known_spills: int = 0) -> list[str
     broken = []
     if found.spills > known_spills:
         broken.append(f"{found.spills} spill instructions")
+    if inside := sum(n for opcode, n in found.loop.items() if opcode.split(".")[0] in ("LDL", "STL")):
+        broken.append(f"{inside} of them in the loop")
     if found.shared_bytes > arch.shared_bytes:
         broken.append(f"{found.shared_bytes:,} bytes of shared memory, the limit is {arch.shared_bytes:,}")
     if found.registers > arch.registers:

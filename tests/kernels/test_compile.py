@@ -170,6 +170,20 @@ def test_spills_are_owned_up_to_one_by_one():
     assert "11 spill instructions" not in broken_rules(FEW[0], spilling, 11)
 
 
+def test_spills_in_a_loop_are_never_taken():
+    """Once for each block they cost nothing; that pages are asked for ahead is not what they come from."""
+    spilling = SimpleNamespace(
+        spills=3,
+        shared_bytes=0,
+        registers=1,
+        serialized=False,
+        mma={},
+        loads={},
+        loop={"LDL.64": 2, "STL": 1},
+    )
+    assert "3 of them in the loop" in broken_rules(FEW[0], spilling, 3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("spill", SPILLED.get(TRITON, ()), ids=str)
 def test_what_is_left_out_for_its_spills_spills(compiled, spill):
