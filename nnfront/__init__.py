@@ -130,6 +130,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "Kernel": ("nnfront.backends.kernel", "Kernel"),
     "backend_of": ("nnfront.backends.registry", "backend_of"),
     "Checkpoint": ("nnfront.weights", "Checkpoint"),
+    "Embedder": ("nnfront.llm.embedder", "Embedder"),
     "Executable": ("nnfront.compiler", "Executable"),
     "LLM": ("nnfront.llm.language_model", "LLM"),
     "Seq2Seq": ("nnfront.llm.seq2seq", "Seq2Seq"),

@@ -6,12 +6,14 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
 from nnfront.cli.quant_arguments import add_quant_arguments, say, scheme
 
+Loaded = TypeVar("Loaded")
 WORTH_SAYING_BYTES = 64 << 20
 """A load that takes more memory than this says so before it begins."""
 
@@ -113,12 +115,21 @@ def _load(args: argparse.Namespace) -> nn.LLM:
 
 def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
     """Load the encoder-decoder that the flags say."""
+    return _load_other(nn.Seq2Seq.load, args, "an encoder-decoder")
+
+
+def load_embedder(args: argparse.Namespace) -> nn.Embedder:
+    """Load the encoder that the flags say."""
+    return _load_other(nn.Embedder.load, args, "an encoder")
+
+
+def _load_other(load: Callable[..., Loaded], args: argparse.Namespace, what: str) -> Loaded:
     for flag in ("lora", "kv_quant", "cache", "tp"):
         if getattr(args, flag, None):
             raise nn.errors.LoadError(
-                f"--{flag.replace('_', '-')} is for language models, and {args.path} holds an encoder-decoder"
+                f"--{flag.replace('_', '-')} is for language models, and {args.path} holds {what}"
             )
-    return nn.Seq2Seq.load(
+    return load(
         args.path,
         args.device or "cpu",
         args.dtype,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a language model to many clients at once, over OpenAI's API."""
+"""Serve a language model, or an encoder's embeddings, to many clients at once, over OpenAI's API."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import nnfront as nn
 from nnfront.cli import loading
@@ -73,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     parts = engine_parts()
+    if nn.Embedder.fits(args.path, args.model):
+        return _serve_encoder(args, parts)
     llm = loading.load(args)
     longest = min(args.max_model_len or llm.context, llm.context)
     tokens = args.max_tokens or 4 * longest
@@ -93,8 +96,7 @@ def main(args: argparse.Namespace) -> int:
         return 0
     source = None if args.chat_template is None else read_template(args.chat_template)
     template = parts.template_of(llm.files, source)
-    name = args.served_model_name or nn.model_name(args.path)
-    keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    name, keys = _name_and_keys(args)
     with parts.Engine(llm, limits, spec=args.spec) as engine:
         served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout)
         print(
@@ -102,11 +104,30 @@ def main(args: argparse.Namespace) -> int:
             + ("" if template else "; without a chat template it takes texts only, at /v1/completions"),
             file=sys.stderr,
         )
-        # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        parts.uvicorn.run(served, host=args.host, port=args.port, log_level="info", access_log=False)
+        _listen(args, parts, served)
         engine.close(drain=True)
     return 0
+
+
+def _serve_encoder(args: argparse.Namespace, parts: SimpleNamespace) -> int:
+    embedder = loading.load_embedder(args)
+    name, keys = _name_and_keys(args)
+    served = parts.embedding_app(embedder, name, keys=keys, max_queued=args.max_queued)
+    print(f"serving {name!r}, an encoder: texts have a vector each, at /v1/embeddings", file=sys.stderr)
+    _listen(args, parts, served)
+    return 0
+
+
+def _name_and_keys(args: argparse.Namespace) -> tuple[str, list[str]]:
+    keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
+    return args.served_model_name or nn.model_name(args.path), keys
+
+
+def _listen(args: argparse.Namespace, parts: SimpleNamespace, served: Any) -> None:
+    """Answer requests until a signal says that it is enough, and those that run."""
+    # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    parts.uvicorn.run(served, host=args.host, port=args.port, log_level="info", access_log=False)
 
 
 def engine_parts() -> SimpleNamespace:
@@ -118,6 +139,7 @@ def engine_parts() -> SimpleNamespace:
         from nnfront.engine.schedule import Limits
         from nnfront.serve.app import app
         from nnfront.serve.chat import template_of
+        from nnfront.serve.embedding import embedding_app
         from nnfront.serve.engine import Engine, compute_of
         from nnfront.serve.talk import Talk
     except ImportError as error:
@@ -127,6 +149,7 @@ def engine_parts() -> SimpleNamespace:
     return SimpleNamespace(
         uvicorn=uvicorn,
         app=app,
+        embedding_app=embedding_app,
         template_of=template_of,
         compute_of=compute_of,
         Engine=Engine,

@@ -15,6 +15,8 @@ SEQ2SEQ = ("encode", "prefill", "decode")
 
 EXTEND = "extend"
 """The method that computes several tokens of each sequence and gives the logits of all."""
+EMBEDDER = ("hidden", "mean")
+"""The methods of an encoder that vectors of texts are made by."""
 
 CACHE_DIMS = ("batch", "max_seq")
 """What caches are made by: `make_cache(batch=..., max_seq=...)`."""

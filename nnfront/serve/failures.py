@@ -31,3 +31,14 @@ class Failure(Exception):
         if isinstance(error, Busy):
             return Failure(429, str(error), kind="rate_limit_error", code="rate_limit_exceeded")
         return Failure(400, str(error))
+
+
+def check_model(served: str, asked: str | None) -> None:
+    """Raise Failure if a request asks for another model than the one that is served."""
+    if asked is not None and asked != served:
+        raise Failure(
+            404,
+            f"there is no model {asked!r}, this server has {served!r}",
+            param="model",
+            code="model_not_found",
+        )

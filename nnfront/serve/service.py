@@ -12,7 +12,7 @@ from nnfront.engine.params import Params
 from nnfront.serve.answers import Answer, Wanted, together
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
-from nnfront.serve.failures import Failure
+from nnfront.serve.failures import Failure, check_model
 from nnfront.serve.grammar import Grammars, Matcher
 from nnfront.serve.protocol import (
     ChatRequest,
@@ -62,13 +62,7 @@ class Service:
 
     def check_model(self, name: str | None) -> None:
         """Raise Failure for another model than the one that there is."""
-        if name is not None and name != self.name:
-            raise Failure(
-                404,
-                f"there is no model {name!r}, this server has {self.name!r}",
-                param="model",
-                code="model_not_found",
-            )
+        check_model(self.name, name)
 
     def completion(self, request: CompletionRequest, number: str) -> Chunks:
         """Continue texts; the last chunk of a stream, or the only one of a whole reply."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+from starlette.types import ASGIApp
 
 import nnfront as nn
 from nnfront.engine.schedule import Limits
@@ -30,6 +31,13 @@ class Client:
     def __init__(self, engine: Engine, **more: Any) -> None:
         more.setdefault("template", ChatTemplate(TEMPLATE))
         self.app = app(engine, "pylib", **more)
+
+    @classmethod
+    def of(cls, application: ASGIApp) -> Client:
+        """Calls of an application that is made already."""
+        client = cls.__new__(cls)
+        client.app = application
+        return client
 
     def run(self, work: Callable[[httpx2.AsyncClient], Awaitable[Result]]) -> Result:
         async def main() -> Result:
