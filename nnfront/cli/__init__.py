@@ -9,10 +9,11 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import chat, check, diff, eval, explain, export, run, serve, show, verify
+from nnfront.cli import bench, chat, check, diff, eval, explain, export, run, serve, show, verify
 from nnfront.errors import NnfrontError
 
 COMMANDS = {
+    "bench": bench,
     "chat": chat,
     "check": check,
     "diff": diff,
