@@ -47,7 +47,7 @@ def _panel(panel: Panel, left: float, x_name: str) -> Iterator[str]:
     for tick in sorted({x for x, _ in points}):
         yield f'<text x="{at(tick, 0)[0]:.1f}" y="{TOP + HEIGHT + 16}" text-anchor="middle">{tick:g}</text>'
     yield f'<text x="{left + LEFT + WIDTH / 2}" y="{TOP + HEIGHT + 32}" text-anchor="middle">{escape(x_name)}</text>'
-    for i, (name, line) in enumerate(panel.lines.items()):
+    for i, line in enumerate(panel.lines.values()):
         colour = COLOURS[i % len(COLOURS)]
         places = [f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in sorted(line))]
         yield f'<polyline points="{" ".join(places)}" fill="none" stroke="{colour}" stroke-width="2"/>'

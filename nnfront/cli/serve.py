@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="share what was computed of answers, too: faster in long chats, but texts may then depend on what was asked before",
     )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the longest an answer may take")
+    parser.add_argument(
+        "--log", choices=["json"], help="write a line for each request to stdout: its number, tokens and times, no texts"
+    )  # fmt: skip
     loading.add_ranks_argument(parser)
     loading.add_spec_argument(parser)
     loading.add_arguments(parser)
@@ -98,7 +103,7 @@ def main(args: argparse.Namespace) -> int:
     template = parts.template_of(llm.files, source)
     name, keys = _name_and_keys(args)
     with parts.Engine(llm, limits, spec=args.spec) as engine:
-        served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout)
+        served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout, log=_log(args))
         print(
             f"serving {name!r}: {limits.max_num_seqs} answers at a time, {limits.pages} pages of {limits.page_size} tokens"
             + ("" if template else "; without a chat template it takes texts only, at /v1/completions"),
@@ -112,7 +117,7 @@ def main(args: argparse.Namespace) -> int:
 def _serve_encoder(args: argparse.Namespace, parts: SimpleNamespace) -> int:
     embedder = loading.load_embedder(args)
     name, keys = _name_and_keys(args)
-    served = parts.embedding_app(embedder, name, keys=keys, max_queued=args.max_queued)
+    served = parts.embedding_app(embedder, name, keys=keys, max_queued=args.max_queued, log=_log(args))
     print(f"serving {name!r}, an encoder: texts have a vector each, at /v1/embeddings", file=sys.stderr)
     _listen(args, parts, served)
     return 0
@@ -121,6 +126,10 @@ def _serve_encoder(args: argparse.Namespace, parts: SimpleNamespace) -> int:
 def _name_and_keys(args: argparse.Namespace) -> tuple[str, list[str]]:
     keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
     return args.served_model_name or nn.model_name(args.path), keys
+
+
+def _log(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
+    return None if args.log is None else lambda line: print(json.dumps(line), flush=True)
 
 
 def _listen(args: argparse.Namespace, parts: SimpleNamespace, served: Any) -> None:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
-from nnfront.serve.http import MAX_BODY_BYTES, Reply, application, model_routes, read_body
+from nnfront.serve.http import MAX_BODY_BYTES, Log, Reply, application, model_routes, read_body
 from nnfront.serve.metrics import EngineMetrics
 from nnfront.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from nnfront.serve.responses import ResponsesRequest, respond
@@ -29,10 +29,11 @@ def app(
     keys: Sequence[str] = (),
     seconds: float | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    log: Log | None = None,
 ) -> ASGIApp:
     """Return the application that serves an engine's model under a name.
 
-    `keys`: of which a request must have one as its bearer token; without any, none is asked for. `seconds`: the longest an answer may take.
+    `keys`: of which a request must have one as its bearer token; without any, none is asked for. `seconds`: the longest an answer may take. `log`: told of each request when it is over, as `Call.line` says.
     """
     service = Service(engine, name, template, seconds)
     metrics = EngineMetrics(engine, name)
@@ -45,18 +46,20 @@ def app(
 
     async def chat(request: Request) -> Response:
         asked = await read_body(ChatRequest, request, max_body_bytes)
-        chunks = await asyncio.to_thread(service.chat, asked, request.state.number)
+        chunks = await asyncio.to_thread(service.chat, asked, request.state.call)
         return Reply(chunks, is_stream=bool(asked.stream))
 
     async def completions(request: Request) -> Response:
         asked = await read_body(CompletionRequest, request, max_body_bytes)
-        chunks = await asyncio.to_thread(service.completion, asked, request.state.number)
+        chunks = await asyncio.to_thread(service.completion, asked, request.state.call)
         return Reply(chunks, is_stream=bool(asked.stream))
 
     async def responses(request: Request) -> Response:
-        asked, number = await read_body(ResponsesRequest, request, max_body_bytes), request.state.number
-        chunks = await asyncio.to_thread(lambda: service.chat(asked.chat(), number))
-        return Reply(respond(service, asked, number, chunks), is_stream=bool(asked.stream), is_named=True)
+        asked, call = await read_body(ResponsesRequest, request, max_body_bytes), request.state.call
+        chunks = await asyncio.to_thread(lambda: service.chat(asked.chat(), call))
+        return Reply(
+            respond(service, asked, call.number, chunks), is_stream=bool(asked.stream), is_named=True
+        )
 
     async def tokenize(request: Request) -> Response:
         asked = await read_body(TokenizeRequest, request, max_body_bytes)
@@ -80,4 +83,4 @@ def app(
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
     ]
-    return application(routes, keys)
+    return application(routes, keys, log)

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp
 from nnfront.errors import Busy
 from nnfront.llm.embedder import Embedder, batches
 from nnfront.serve.failures import Failure, check_model
-from nnfront.serve.http import MAX_BODY_BYTES, Reply, application, model_routes, read_body
+from nnfront.serve.http import MAX_BODY_BYTES, Log, Reply, application, model_routes, read_body
+from nnfront.serve.log import Call
 from nnfront.serve.protocol import Checked
 from nnfront.serve.service import Chunks
 
@@ -52,7 +53,7 @@ class EmbeddingService:
         self.running = 0
         self._computing = ThreadPoolExecutor(1, thread_name_prefix="nnfront-embedder")
 
-    async def embed(self, request: EmbeddingRequest) -> Chunks:
+    async def embed(self, request: EmbeddingRequest, call: Call) -> Chunks:
         """Yield the reply to a request; whoever leaves before ends it between two batches. Raises Failure for another model, RunError for texts that do not fit and where too many requests wait."""
         check_model(self.name, request.model)
         if self.running == self.max_queued:
@@ -63,15 +64,16 @@ class EmbeddingService:
         self.running += 1
         try:
             rows = await asyncio.to_thread(self._rows, request.input)
+            call.prompts = [len(row) for row in rows]
             vectors: dict[int, torch.Tensor] = {}
-            for batch in batches([len(row) for row in rows]):
+            for batch in batches(call.prompts):
                 work = partial(self.embedder.vectors, [rows[i] for i in batch])
                 found = await asyncio.get_running_loop().run_in_executor(self._computing, work)
                 vectors.update(zip(batch, found, strict=True))
         finally:
             self.running -= 1
         written = _written if request.encoding_format == "base64" else torch.Tensor.tolist
-        tokens = sum(map(len, rows))
+        tokens = sum(call.prompts)
         yield {
             "object": "list",
             "data": [
@@ -94,8 +96,9 @@ def embedding_app(
     keys: Sequence[str] = (),
     max_queued: int = 256,
     max_body_bytes: int = MAX_BODY_BYTES,
+    log: Log | None = None,
 ) -> ASGIApp:
-    """Return the application that serves an encoder under a name; `keys` as for `app`."""
+    """Return the application that serves an encoder under a name; `keys` and `log` as for `app`."""
     service = EmbeddingService(embedder, name, max_queued)
 
     async def health(_: Request) -> Response:
@@ -103,7 +106,7 @@ def embedding_app(
 
     async def embeddings(request: Request) -> Response:
         asked = await read_body(EmbeddingRequest, request, max_body_bytes)
-        return Reply(service.embed(asked), is_stream=False)
+        return Reply(service.embed(asked, request.state.call), is_stream=False)
 
     async def no_text(_: Request) -> Response:
         raise Failure(400, f"the model {name!r} makes embeddings, it continues no texts", param="model")
@@ -116,6 +119,7 @@ def embedding_app(
             *(Route(path, no_text, methods=["POST"]) for path in _OF_LANGUAGE_MODELS),
         ],
         keys,
+        log,
     )
 
 

@@ -9,7 +9,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -24,19 +24,28 @@ from nnfront.errors import RunError
 from nnfront.files import parse_json
 from nnfront.serve.answers import AnswerFailed
 from nnfront.serve.failures import Failure, check_model
+from nnfront.serve.log import Call
 from nnfront.serve.protocol import read
 from nnfront.serve.service import Chunks
 
 MAX_BODY_BYTES = 8 << 20
 """Of a request: the text of a million tokens."""
 Asked = TypeVar("Asked", bound=BaseModel)
+Log = Callable[[dict[str, Any]], None]
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}")
 
+_NO_KEY = Failure(
+    401, "the key is missing or wrong, expected 'Authorization: Bearer KEY'", code="invalid_api_key"
+)
 
-def application(routes: Sequence[Route], keys: Sequence[str]) -> ASGIApp:
-    """Return the application that has these addresses; `keys`: of which a request must have one as its bearer token, if there are any."""
+
+def application(routes: Sequence[Route], keys: Sequence[str] = (), log: Log | None = None) -> ASGIApp:
+    """Return the application that has these addresses.
+
+    `keys`: of which a request must have one as its bearer token, if there are any. `log`: told of each request when it is over, as `Call.line` says.
+    """
     handlers = {Failure: _failed, RunError: _failed, 404: _not_found, 405: _not_found, Exception: _broken}
-    return _Guard(Starlette(routes=routes, exception_handlers=handlers), keys)
+    return _Guard(Starlette(routes=routes, exception_handlers=handlers), keys, log)
 
 
 def model_routes(name: str, **more: Any) -> list[Route]:
@@ -54,10 +63,11 @@ def model_routes(name: str, **more: Any) -> list[Route]:
 
 
 class _Guard:
-    """What every request goes through: a number for it, the key, and an end when the client has gone."""
+    """What every request goes through: a number for it, the key, and a line of the log."""
 
-    def __init__(self, inner: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, inner: ASGIApp, keys: Sequence[str], log: Log | None) -> None:
         self._inner = inner
+        self._log = log
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -67,7 +77,7 @@ class _Guard:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         number = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
-        scope.setdefault("state", {})["number"] = number
+        call = scope.setdefault("state", {})["call"] = Call(number, scope["method"])
 
         async def send_numbered(message: Any) -> None:
             if message["type"] == "http.response.start":
@@ -75,17 +85,17 @@ class _Guard:
                     **message,
                     "headers": [*message["headers"], (b"x-request-id", number.encode())],
                 }
+            call.sent(message)
             await send(message)
 
-        if self._keys and scope["path"] != "/health" and not self._knows(headers):
-            refused = Failure(
-                401,
-                "the key is missing or wrong, expected 'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-            )
-            await response(refused)(scope, receive, send_numbered)
-            return
-        await self._inner(scope, receive, send_numbered)
+        try:
+            if self._keys and scope["path"] != "/health" and not self._knows(headers):
+                await response(_NO_KEY)(scope, receive, send_numbered)
+            else:
+                await self._inner(scope, receive, send_numbered)
+        finally:
+            if self._log is not None:
+                self._log(call.line(getattr(scope.get("route"), "path", None)))
 
     def _knows(self, headers: dict[bytes, bytes]) -> bool:
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")

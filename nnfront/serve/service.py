@@ -14,6 +14,7 @@ from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure, check_model
 from nnfront.serve.grammar import Grammars, Matcher
+from nnfront.serve.log import Call
 from nnfront.serve.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -64,15 +65,15 @@ class Service:
         """Raise Failure for another model than the one that there is."""
         check_model(self.name, name)
 
-    def completion(self, request: CompletionRequest, number: str) -> Chunks:
+    def completion(self, request: CompletionRequest, call: Call) -> Chunks:
         """Continue texts; the last chunk of a stream, or the only one of a whole reply."""
         self.check_model(request.model)
         prompts = self._prompts(request.prompt)
         max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-        head = Head("text_completion", f"cmpl-{number}", self.name)
+        head = Head("text_completion", f"cmpl-{call.number}", self.name)
         sampling = self.engine.llm.sampling
         params = request.params(sampling, max_tokens=max_tokens, logprobs=request.logprobs)
-        answers = self._answers(request, prompts, params, self._grammar(request.structured_outputs))
+        answers = self._answers(call, request, prompts, params, self._grammar(request.structured_outputs))
         echoed = [self.tokenizer.decode(ids) if request.echo else "" for ids in prompts]
         count = len(answers) // len(prompts)
         texts = [echoed[i // count] for i in range(len(answers))]
@@ -130,7 +131,7 @@ class Service:
         if options and options.include_usage:
             yield head.reply([], is_chunk=True, usage=usage(prompts, answers))
 
-    def chat(self, request: ChatRequest, number: str) -> Chunks:
+    def chat(self, request: ChatRequest, call: Call) -> Chunks:
         """Answer a conversation; chunks as `completion` gives them."""
         self.check_model(request.model)
         if request.top_logprobs is not None and not request.logprobs:
@@ -146,12 +147,14 @@ class Service:
         )
         assert self.template is not None
         thinks = THOUGHT in self.template.source and grammar is None
-        answers = self._answers(request, [prompt], params, grammar, shows_special=thinks or form is not None)
+        answers = self._answers(
+            call, request, [prompt], params, grammar, shows_special=thinks or form is not None
+        )
 
         def sections() -> Sections:
             return Sections(form, thinks=thinks, is_thinking=thinks and text.rstrip().endswith(THINK))
 
-        head = Head("chat.completion", f"chatcmpl-{number}", self.name)
+        head = Head("chat.completion", f"chatcmpl-{call.number}", self.name)
         if request.stream:
             return self._stream_chat(request, head, [len(prompt)], answers, sections)
 
@@ -298,6 +301,7 @@ class Service:
 
     def _answers(
         self,
+        call: Call,
         request: CompletionRequest | ChatRequest,
         prompts: Sequence[list[int]],
         params: Params,
@@ -311,7 +315,7 @@ class Service:
             seeds: list[int | None] = [params.seed + i for i in range(count)]
         else:
             seeds = [params.seed] * count
-        return [
+        answers = [
             Answer(
                 self.engine,
                 self.tokenizer,
@@ -328,3 +332,5 @@ class Service:
             for ids in prompts
             for seed in seeds
         ]
+        call.prompts, call.answers = [len(ids) for ids in prompts], answers
+        return answers

@@ -10,6 +10,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from leaving import leave
 from serving import Client
 
 import nnfront as nn
@@ -255,27 +256,19 @@ def test_a_client_that_leaves_gives_back_what_its_request_held(
 ) -> None:
     body = {"prompt": "import os", "max_tokens": 240, "ignore_eos": True, "stream": stream}
 
-    async def leave() -> None:
-        sent = asyncio.Queue[dict[str, Any]]()
-        asked = asyncio.Queue[dict[str, Any]]()
-        asked.put_nowait({"type": "http.request", "body": json.dumps(body).encode()})
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b"",
-            "http_version": "1.1", "scheme": "http", "server": ("server", 80), "root_path": "",
-        }  # fmt: skip
-        working = asyncio.create_task(client.app(scope, asked.get, sent.put))
+    async def until(sent: asyncio.Queue[Any]) -> None:
         if stream:
             for _ in range(3):
                 await sent.get()
-        else:
-            while not engine.counts()["running"]:
-                await asyncio.sleep(0.001)
-        asked.put_nowait({"type": "http.disconnect"})
-        await working
+        while not engine.counts()["running"]:
+            await asyncio.sleep(0.001)
+
+    async def work() -> None:
+        await leave(client.app, "/v1/completions", body, until)
         while engine.counts()["running"]:
             await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(leave(), 30))
+    asyncio.run(asyncio.wait_for(work(), 30))
     assert engine.stats.ends["cancelled"] == 1
     assert engine.counts()["pages_used"] == 0
 

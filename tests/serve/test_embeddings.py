@@ -17,6 +17,7 @@ import openai
 import pytest
 import torch
 import uvicorn
+from leaving import leave
 from serving import FOLDER, Client
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
@@ -201,22 +202,15 @@ def test_a_client_that_leaves_ends_its_request_between_two_batches(folder: Path)
     embedder.vectors = vectors  # type: ignore[method-assign]
     app = embedding_app(embedder, "enc")
 
-    async def leave() -> None:
-        asked = asyncio.Queue[dict[str, Any]]()
-        body = json.dumps({"input": [[5] * 40] * 500}).encode()
-        asked.put_nowait({"type": "http.request", "body": body})
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b"",
-            "http_version": "1.1", "scheme": "http", "server": ("server", 80), "root_path": "",
-        }  # fmt: skip
-        working = asyncio.create_task(app(scope, asked.get, asyncio.Queue[Any]().put))  # type: ignore[arg-type]
+    async def until(_: asyncio.Queue[Any]) -> None:
         while not computed[0]:
             await asyncio.sleep(0.001)
-        asked.put_nowait({"type": "http.disconnect"})
-        await working
+
+    async def work() -> None:
+        await leave(app, "/v1/embeddings", {"input": [[5] * 40] * 500}, until)
         go_on.set()
 
-    asyncio.run(asyncio.wait_for(leave(), 30))
+    asyncio.run(asyncio.wait_for(work(), 30))
     assert computed[0] == 1 < len([*batches([40] * 500)])
 
 
@@ -295,9 +289,11 @@ def test_the_command_serves_an_encoders_folder(
     served = []
     monkeypatch.setattr(uvicorn, "run", lambda app, **how: served.append(app))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    assert main(["serve", str(folder), "--served-model-name", "enc", "--max-queued", "3"]) == 0
+    assert main(["serve", str(folder), "--served-model-name", "enc", "--log", "json"]) == 0
     assert "serving 'enc', an encoder: texts have a vector each, at /v1/embeddings" in capsys.readouterr().err
     client = Client.of(*served)
     assert client.post("embeddings", {"input": "a cat"}).json()["usage"]["total_tokens"] == 4
+    line = json.loads(capsys.readouterr().out)
+    assert (line["route"], line["status"], line["prompt_tokens"]) == ("/v1/embeddings", 200, 4)
     assert main(["serve", str(folder), "--kv-quant", "fp8"]) == 1
     assert "--kv-quant is for language models, and" in capsys.readouterr().err
