@@ -213,6 +213,10 @@ class Op:
         kind = self._kinds[name]
         return "" if kind.fits(value) else f"attribute {name!r} must be {kind.words}, got {shown(value)}"
 
+    def attribute_words(self, name: str) -> str:
+        """Return what the attribute of this name may be."""
+        return self._kinds[name].words
+
     def full_attrs(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes of a call with the defaults of those that it leaves out."""
         return {**self._defaults, **attrs}

@@ -27,15 +27,24 @@ from nnfront.nn.tensor import Tensor, apply
 from nnfront.ops.rules import dtype_name
 
 
-class OpFunction:
-    """One op as a function. Torch tensors alone give torch tensors; with a Tensor among the operands, Tensors."""
+class _HelpText:
+    """The `__doc__` of an op's function, made of the op's declaration when it is asked for."""
 
+    def __get__(self, function: OpFunction | None, owner: type) -> str:
+        if function is None:
+            return "One op as a function. Torch tensors alone give torch tensors; with a Tensor among the operands, Tensors."
+        from nnfront.nn.op_reference import help_text
+
+        return help_text(function.op)
+
+
+class OpFunction:
+    __doc__ = _HelpText()  # type: ignore[assignment]
     compared_by_identity = True
 
     def __init__(self, op: Op) -> None:
         self.op = op
         self.__name__ = self.__qualname__ = op.name
-        self.__doc__ = op.doc
         self.__signature__ = op.signature
         self._names = tuple(op.signature.parameters)
         self._operands = tuple(o.name for o in op.operands)

@@ -263,7 +263,7 @@ def attention(
 
     Shapes: q [batch, seq, heads, head_size], k [batch, seq, kv_heads, head_size], v [batch, seq, kv_heads, size of a value], heads a multiple
     of kv_heads; the result is [batch, seq, heads, size of a value]. With a layer of a cache k and v are appended to what it keeps of tokens,
-    and the result is (y, the written handle). Without one, k and v may be longer or shorter than q if is_causal is False.
+    and the result is y, in the IR (y, the written handle). Without one, k and v may be longer or shorter than q if is_causal is False.
 
     is_causal False: queries see later tokens as well, with a cache all that it holds but for what its window hides: what an encoder has stored, or, under a
     bias, tokens of this call that lie ahead.
