@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean
+.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -49,6 +49,12 @@ test-cases: $(READY)
 test-browser: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt '.[browser]'
 	$(BIN)/python -m pytest tests/inspection -m browser
+
+# The site, in build/site: pages that are made of declarations are made anew, and links are checked. It is read without a network.
+docs: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt '.[docs]'
+	$(BIN)/python docs/generate.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(PYTHON) -m venv .venv

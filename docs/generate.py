@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import inspect
@@ -11,7 +12,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from nnfront import op
+import nnfront as nn
+from nnfront import errors, op
 from nnfront.ir import OPS
 from nnfront.nn.op_examples import EXAMPLES
 from nnfront.nn.op_reference import FAMILIES, IMPORTS, entry, run_code
@@ -103,7 +105,131 @@ def ops_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-PAGES: dict[str, Callable[[], str]] = {"ops.md": ops_page}
+def plain_signature(function: object, *, bound: bool = False) -> str:
+    """The parameters of a function with defaults, without annotations; "" where Python knows none."""
+    try:
+        signature = inspect.signature(function)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ""
+    parameters = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    # A function that is a default has an address in its text.
+    return re.sub(r"<(?:function )?([\w.]+) at 0x\w+>", r"\1", str(inspect.Signature(parameters[bound:])))
+
+
+def methods_of(owner: type) -> list[str]:
+    """The public methods and properties that a class defines, each as an item of a list."""
+    found = []
+    for name, member in vars(owner).items():
+        static = isinstance(member, (staticmethod, classmethod))
+        function = getattr(owner, name) if static else member
+        doc = inspect.getdoc(function.fget if isinstance(function, property) else function)
+        if name.startswith("_") or not doc or not (callable(function) or isinstance(function, property)):
+            continue
+        called = "" if isinstance(function, property) else plain_signature(function, bound=not static)
+        words = " ".join(text_of(re.split(r"\n\n", doc)[0]).split())
+        found.append(f"- `{name}{called}`: {words}")
+    return found
+
+
+def public_section(name: str) -> str:
+    """One public name: how it is called, its docstring, and the methods of a class."""
+    value = getattr(nn, name)
+    if inspect.ismodule(value):
+        names = getattr(value, "__all__", None) or [n for n, v in vars(value).items() if is_own(n, v, value)]
+        return f"### {name}\n\n{text_of(value.__doc__ or '')}\n\nNames: {', '.join(f'`{n}`' for n in sorted(names))}."
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        of = type(value).__name__
+        return f"### {name}\n\nA value of type `{of}`." if name != "op" else "### op\n\nThe [ops](ops.md)."
+    parts = [f"### {name}", f"`nn.{name}{plain_signature(value)}`", text_of(inspect.getdoc(value) or "")]
+    if inspect.isclass(value) and (methods := methods_of(value)):
+        parts.append("\n".join(methods))
+    return "\n\n".join(parts)
+
+
+def is_own(name: str, value: object, module: object) -> bool:
+    return not name.startswith("_") and getattr(value, "__module__", "").startswith(module.__name__)  # type: ignore[attr-defined]
+
+
+def api_page() -> str:
+    """Every public name of the package, in the order of the alphabet."""
+    parts = [
+        "# Python",
+        "All public names of `nnfront`, made from their docstrings by `python docs/generate.py`; `help(nn.NAME)` shows the same and types. "
+        "Functions of `nnfront.op` are on [a page of their own](ops.md).",
+        *(public_section(name) for name in nn.__all__),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+# Class -> when it comes, and what to do.
+WHAT_TO_DO = {
+    "NnfrontError": "Never raised itself. `except nn.errors.NnfrontError` takes all of them, and nothing that is a mistake of nnfront's.",
+    "DimError": "Sizes are compared with `nn.dims.same` and its kin, not with `==`; a fact about a dim belongs into the spec ([dims](dims.md)).",
+    "SpecError": "Compare the spec with the method's signature: each argument needs one entry, and each dim a name or a number ([spec](models.md#export-and-the-spec)).",
+    "TraceError": "A method is run once, without data. Replace what looks at values by `op.cond`, `op.where` or `op.scan` ([control flow](models.md#control-flow)).",
+    "UnknownName": "The help line says how what is asked for is written here, or which name is nearest; [all ops](ops.md).",
+    "WrongUse": "A traced tensor has no value: keep to ops, or compute what Python needs before the export.",
+    "InferError": "Compare the operands that it lists with the op's entry on [the page of ops](ops.md); often `astype` or `reshape` is missing.",
+    "WrongCall": "`help(op.NAME)` shows the arguments; the message has the signature.",
+    "VerifyError": "From a pass of yours or from IR that was changed: the message names [the rule](ir.md#rules). From the export of a model it is a mistake of nnfront's: please report it.",
+    "ParseError": "The text was changed, cut, or written by another version: print the module anew with `str(ir)` ([the IR](ir.md)).",
+    "PassError": "The message says what the pass needs before it: mostly another pass, or a method that is there ([passes](ir.md#passes)).",
+    "LowerError": "Choose a target that this build has, or a dtype, device or attention that it can run ([running](running.md), [on a GPU](cuda.md)).",
+    "LoadError": "`nnfront check DIR` lists every tensor that is missing, left over, or of another shape; `ignored=` and prefixes are on [the page of weights](weights.md).",
+    "RunError": "Compare the arguments with the signature in the message; what does not fit a cache, a context or a device is refused before anything runs ([calls](running.md#calls)).",
+    "Busy": "Ask again later, or start the server with a larger `--max-queued` ([serving](serving.md)). Over HTTP this is status 429.",
+    "LostRank": "One of several processes ended: the first error among them says why ([several devices](devices.md)).",
+    "AnswerFailed": "The engine could not end an answer that had begun; over HTTP it is an event with an `error`. The message says what went wrong.",
+    "HungRank": "One of several processes does not answer: look what it waits for, or give it more time ([several devices](devices.md)).",
+}
+
+
+def error_classes() -> list[tuple[type[errors.NnfrontError], int]]:
+    """The classes of errors that the package defines, each after its base, with its depth below NnfrontError."""
+
+    def below(owner: type[errors.NnfrontError], depth: int) -> list[tuple[type[errors.NnfrontError], int]]:
+        children = sorted(owner.__subclasses__(), key=lambda child: child.__name__)
+        own = [child for child in children if child.__module__.startswith("nnfront.")]
+        return [(owner, depth), *(pair for child in own for pair in below(child, depth + 1))]
+
+    return below(errors.NnfrontError, 0)
+
+
+def made_in() -> dict[str, set[str]]:
+    """Name of a class -> the rooms whose files make one."""
+    package = DOCS.parent / "nnfront"
+    found: dict[str, set[str]] = {}
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                found.setdefault(node.func.id, set()).add(room)
+    return found
+
+
+def errors_page() -> str:
+    """Every class of error: what it means, where it comes from, and what to do."""
+    for module in ("nnfront.ops.collective", "nnfront.serve.answers", "nnfront.distributed"):
+        importlib.import_module(module)
+    rooms = made_in()
+    parts = [
+        "# Errors",
+        "All errors that a mistake of the user's can cause are classes of `nnfront.errors`, made here from their docstrings by `python docs/generate.py`. A message says what is wrong, "
+        "what was got and expected, where (module path, method, `file:line` of your code) and what to do; the parts are the attributes `what`, `details`, `where` and `help`. "
+        "Which kind of value comes when is on [a page of examples](models.md#what-an-error-says). An `AssertionError` out of nnfront is a mistake of nnfront's.",
+        "A class is here under the class that it is derived from; `except` of that one takes it as well.",
+    ]
+    for owner, _ in error_classes():
+        others = [base.__name__ for base in owner.__bases__ if base is not Exception]
+        where = ", ".join(f"`{room}`" for room in sorted(rooms.get(owner.__name__, ())))
+        parts += [f"## {owner.__name__}", text_of(inspect.getdoc(owner) or "")]
+        parts += [f"Derived from {', '.join(f'`{name}`' for name in others)}."] if others else []
+        parts += [f"Raised in {where}."] if where else []
+        parts.append(f"What to do: {WHAT_TO_DO[owner.__name__]}")
+    return "\n\n".join(parts) + "\n"
+
+
+PAGES: dict[str, Callable[[], str]] = {"ops.md": ops_page, "api.md": api_page, "errors.md": errors_page}
 """File in this folder -> what it holds."""
 
 

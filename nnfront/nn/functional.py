@@ -39,7 +39,7 @@ class _HelpText:
 
 
 class OpFunction:
-    __doc__ = _HelpText()  # type: ignore[assignment]
+    __doc__ = _HelpText()
     compared_by_identity = True
 
     def __init__(self, op: Op) -> None:

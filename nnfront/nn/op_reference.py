@@ -99,11 +99,11 @@ class _Recorder(Eager):
     def __init__(self, op: Op) -> None:
         super().__init__()
         self.op = op
-        self.call: tuple[list[Type | None], dict[str, Any]] | None = None
+        self.first_call: tuple[list[Type | None], dict[str, Any]] | None = None
 
     def apply(self, op: Op, args: tuple[Any, ...], attrs: Mapping[str, Any]) -> Any:
-        if op is self.op and self.call is None:
-            self.call = [operand_type(self._operand(a, op)) for a in args], dict(attrs)
+        if op is self.op and self.first_call is None:
+            self.first_call = [operand_type(self._operand(a, op)) for a in args], dict(attrs)
         return super().apply(op, args, attrs)
 
 
@@ -113,9 +113,9 @@ def _dtypes(op: Op) -> tuple[dict[str, str], str]:
     if op.name in EXAMPLES:
         with contextlib.redirect_stdout(io.StringIO()):
             Context().run(run_in, recorder, lambda: run_code(EXAMPLES[op.name]), (), {})
-    if recorder.call is None:
+    if recorder.first_call is None:
         return {}, ""
-    types, attrs = recorder.call
+    types, attrs = recorder.first_call
     names = [o.name for o in op.operands] * (len(types) if op.is_variadic else 1)
     groups: dict[str, list[int]] = {}
     for i, type in enumerate(types):
