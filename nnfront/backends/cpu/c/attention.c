@@ -11,7 +11,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "words.h"
+#include "float8.h"
 
 enum {
     TOKENS = 128,     // of a block: its keys and values stay in the nearer caches
@@ -216,13 +216,6 @@ INLINE Py_ssize_t splits_of(const Attention *a, Py_ssize_t length) {
     return parts < 1 ? 1 : parts;
 }
 
-// What codes of float8 (e4m3fn) stand for: those of exponent 0 are multiples of 2^-9, the last one is NaN.
-FAST INLINE Floats decoded(Bits codes) {
-    const Bits size = codes & 0x7F, normal = (size << 20) + (120 << 23), is_small = (Bits)(size < 8), is_nan = (Bits)(size == 0x7F);
-    const Floats small = __builtin_convertvector((Ints)size, Floats) * 0x1p-9f;
-    return (Floats)(((Bits)small & is_small) | (normal & ~is_small) | (is_nan & 0x7FC00000) | ((codes & 0x80) << 24));
-}
-
 // A token in 8 bits as bfloat16.
 FAST static void decode_token(uint16_t *to, const Buffer *stored, Py_ssize_t place) {
     const uint8_t *codes = (const uint8_t *)stored->tokens + place * stored->step;
@@ -312,22 +305,6 @@ FAST static void join(const void *attention, Py_ssize_t first, Py_ssize_t end) {
         }
         for (Py_ssize_t i = 0; i < a->value_size; i++) y[i] = rounded(total == 0.0f ? 0.0f : sums[i] / total);
     }
-}
-
-// The code of float8 that is nearest to a number of at most 448, to an even one of two.
-INLINE uint8_t coded(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
-    float size = fabsf(value);
-    if (value != value) return sign | 0x7F;
-    if (size < 0x1p-6f) {
-        size += 0x1p14f;  // whose last bit is 2^-9
-        memcpy(&bits, &size, sizeof bits);
-        return sign | (uint8_t)(bits & 0xF);
-    }
-    memcpy(&bits, &size, sizeof bits);
-    return sign | (uint8_t)(((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - (120 << 3));
 }
 
 // Store a token in 8 bits: its largest feature is the largest code.

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Float8 (e4m3fn): four bits of exponent, three of mantissa, no infinity.
+
+#ifndef NNFRONT_FLOAT8_H
+#define NNFRONT_FLOAT8_H
+
+#include <math.h>
+
+#include "words.h"
+
+// What codes of float8 (e4m3fn) stand for: those of exponent 0 are multiples of 2^-9, the last one is NaN.
+FAST INLINE Floats decoded(Bits codes) {
+    const Bits size = codes & 0x7F, normal = (size << 20) + (120 << 23), is_small = (Bits)(size < 8), is_nan = (Bits)(size == 0x7F);
+    const Floats small = __builtin_convertvector((Ints)size, Floats) * 0x1p-9f;
+    return (Floats)(((Bits)small & is_small) | (normal & ~(is_small | is_nan)) | (is_nan & 0x7FC00000) | ((codes & 0x80) << 24));
+}
+
+// The code of float8 that is nearest to a number of at most 448, to an even one of two.
+INLINE uint8_t coded(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    const uint8_t sign = (uint8_t)(bits >> 24 & 0x80);
+    float size = fabsf(value);
+    if (value != value) return sign | 0x7F;
+    if (size < 0x1p-6f) {
+        size += 0x1p14f;  // whose last bit is 2^-9
+        memcpy(&bits, &size, sizeof bits);
+        return sign | (uint8_t)(bits & 0xF);
+    }
+    memcpy(&bits, &size, sizeof bits);
+    return sign | (uint8_t)(((bits + 0x7FFFF + (bits >> 20 & 1)) >> 20) - (120 << 3));
+}
+
+#endif
