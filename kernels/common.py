@@ -222,6 +222,11 @@ def require_matrix(
         raise KernelError(f"{name} must be {dtype}, got {tensor.dtype}")
 
 
+def row_stride(matrix: torch.Tensor) -> int:
+    """The stride of rows. Of a single one torch keeps any number, and 1 would be compiled as a kernel of its own."""
+    return matrix.stride(0) if len(matrix) > 1 else matrix.shape[1]
+
+
 def require_vector(name: str, tensor: torch.Tensor, size: int) -> None:
     """Raise KernelError unless `tensor` is a dense [size]."""
     if tensor.shape != (size,) or (size > 1 and tensor.stride(0) != 1):

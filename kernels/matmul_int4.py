@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
     is_divisible,
     require,
     require_matrix,
+    row_stride,
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int4
@@ -297,8 +298,8 @@ def plan(
             "scales_ptr": scales,
             "zeros_ptr": zeros,
             "stride_wn": w.stride(0),
-            "stride_sg": scales.stride(0),
-            "stride_zg": 0 if zeros is None else zeros.stride(0),
+            "stride_sg": row_stride(scales),
+            "stride_zg": 0 if zeros is None else row_stride(zeros),
         },
         constants={
             "GROUP": group,

@@ -25,6 +25,7 @@ from nnfront_kernels.common import (
     is_divisible,
     require,
     require_matrix,
+    row_stride,
 )
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int8
@@ -215,7 +216,7 @@ def plan(
             "w_ptr": w,
             "scales_ptr": scales,
             "stride_wn": w.stride(0),
-            "stride_sg": scales.stride(0),
+            "stride_sg": row_stride(scales),
         },
         constants={
             "BLOCK_K": config.block_k,

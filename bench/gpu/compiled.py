@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine code for the GPU's machine, compiled where there is none: of edge cases, full sizes and the model, each a file beside its facts.
+"""Machine code for the GPU's machine, compiled where there is none: of edge cases, full sizes, architectures and the model, each a file beside its facts.
 
 bench/gpu.sh --compile [--arch sm_90] [--only KERNEL ...] [--dry]     # --dry: small sizes
 """
@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import architectures
 import torch
 from cases import edges, full, small
 from nnfront_kernels import KERNELS, ahead
@@ -57,18 +58,24 @@ class Keeping:
 
 
 def work(arch: str, names: Sequence[str], dry: bool) -> Iterator[tuple[Any, ...]]:
-    """What has plans: edge cases and full sizes, as `one` takes them."""
+    """What has plans: edge cases, full sizes and, with all kernels, architectures, as `one` takes them."""
     accepted = [k.name for k in KERNELS if k.name in names and arch in k.configs]
     yield from (("edge", name, case) for name, case in edges(accepted))
     runs = [run for run in full(arch) if run.kernel in accepted]
     small_ones = dict.fromkeys(small(run, is_half) for run in runs for is_half in (False, True))
     yield from (("run", run) for run in (small_ones if dry else (*runs, *small_ones)))
+    if set(names) == set(RECORDS):
+        yield from (("architecture", *model) for model in architectures.models(dry))
 
 
 def one(arch: str, folder: Path, kind: str, *what: Any) -> None:
     """Compile what one case launches."""
-    with launched_by(Keeping(arch, folder)):
-        if kind == "edge":
+    keep = Keeping(arch, folder)
+    with launched_by(keep):
+        if kind == "architecture":
+            for plan in architectures.plans(*what, arch):
+                keep(plan)
+        elif kind == "edge":
             edge(*what, arch, "cpu")  # nothing is launched, so it is found to be wrong
         else:
             (run,) = what
@@ -91,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for case in work(options.arch, options.only, options.dry)
         ]
         failed = [str(job.exception()) for job in waiting if job.exception()]
-    if set(options.only) == {kernel.name for kernel in KERNELS}:
+    if set(options.only) == set(RECORDS):
         import model
 
         for facts, image in model.machine_code(options.arch, options.dry):

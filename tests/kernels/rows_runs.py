@@ -184,3 +184,32 @@ def feed(quant: str | None) -> set[str]:
     got, expected = (e.load(weights)["forward"](x) for e in (device, nn.compile(ir)))
     torch.testing.assert_close(got, expected, rtol=4e-3, atol=4e-3)
     return {i.kernel for i in device.program.methods["forward"].body.instructions}
+
+
+class Residual(nn.Module):
+    """A product in 16 bits added to what is kept in 32, as Mamba-2 keeps its residual."""
+
+    def __init__(self) -> None:
+        self.proj = nn.Linear(64, 96, bias=False, dtype="float16")
+
+    def forward(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
+        return residual + self.proj(x)
+
+
+def wide_residual(quant: str | None) -> tuple[set[str], str, float]:
+    """Kernels that run it, the dtype of the sum, and how far it is at most from the sum in float64, relative to the residual."""
+    torch.manual_seed(0)
+    types = {"x": spec.Tensor(["n", 64], "float16"), "residual": spec.Tensor(["n", 96], "float32")}
+    ir = Residual().export({"forward": types})
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    weight, x, residual = (
+        torch.randn(96, 64).half() / 64,
+        torch.randn(5, 64).half(),
+        1000 + torch.randn(5, 96),
+    )
+    device = nn.compile(nn.passes.lift_transform_params(ir), target="cuda")
+    found = device.load({"proj.weight": weight})["forward"](x, residual)
+    expected = residual.double() + x.double() @ weight.double().T
+    off = float(((found.double() - expected).abs() / expected).max())
+    return {i.kernel for i in device.program.methods["forward"].body.instructions}, str(found.dtype), off

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from rows_runs import CASES, FLOAT64, REFUSED, agree, explained, feed, model_kernels
+from rows_runs import CASES, FLOAT64, REFUSED, agree, explained, feed, model_kernels, wide_residual
 
 
 @pytest.mark.ahead.with_args(agree)
@@ -49,3 +49,13 @@ def test_every_norm_of_a_language_model_runs_on_the_kernels(interpreted, file):
 )
 def test_gate_and_up_with_weights_of_their_own_run_on_the_kernels(interpreted, quant, product):
     assert interpreted(feed, quant) == {product, "triton_gated_activation"}
+
+
+@pytest.mark.parametrize(
+    ("quant", "product"),
+    [(None, "triton_product"), ("int8", "triton_int8"), ("int4", "triton_int4"), ("fp8", "triton_fp8")],
+)
+def test_a_residual_in_32_bits_is_added_in_32_bits(interpreted, quant, product):
+    kernels, dtype, off = interpreted(wide_residual, quant)
+    assert (kernels, dtype) == ({product}, "torch.float32")
+    assert off < (1e-6 if quant is None else 1e-4)

@@ -17,7 +17,10 @@ import nnfront_kernels
 import pytest
 import torch
 from kernel_checks import hopper_drift
-from nnfront_kernels.common import Plan
+from nnfront_kernels import ahead
+from nnfront_kernels.common import Plan, launched_by, planning_for
+
+from nnfront.backends.device import overriding_device
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "gpu.sh"
 ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
@@ -87,6 +90,43 @@ def test_machine_code_is_compiled_before_and_found_by_its_key(tmp_path):
     assert made
     assert made == {file.stem for file in (tmp_path / "sm_90").glob("*.cubin")}
     assert all(json.loads((tmp_path / "sm_90" / f"{key}.json").read_text())["key"] == key for key in made)
+
+
+class Anything:
+    """What every number is less than: results of kernels that were not launched are not looked at."""
+
+    def __gt__(self, other: object) -> bool:
+        return True
+
+
+def launched_and_compiled(file: str, quant: str | None) -> tuple[set[str], set[str]]:
+    """The keys of what a comparison on a GPU launches, found with tensors on the CPU, and of what is compiled for it."""
+    sys.path.insert(0, str(SCRIPT.parent / "gpu"))
+    architectures = importlib.import_module("architectures")
+    usual, architectures.NEAR = architectures.NEAR, Anything()
+    launched: set[str] = set()
+    try:
+        with (
+            overriding_device(torch.device("cpu")),
+            planning_for("sm_90"),
+            launched_by(lambda plan: launched.add(ahead.key_of(plan, "sm_90"))),
+        ):
+            for page_size in (None, architectures.PAGE):
+                found = architectures.compared(file, quant, page_size, dry=False)
+                assert isinstance(found, dict), found
+    finally:
+        architectures.NEAR = usual
+        sys.path.remove(str(SCRIPT.parent / "gpu"))
+    return launched, {ahead.key_of(plan, "sm_90") for plan in architectures.plans(file, quant, "sm_90")}
+
+
+@pytest.mark.parametrize(
+    ("file", "quant"), [("llama", "int4"), ("mamba2", None), ("deepseek_v3", None), ("qwen3_moe", "int8")]
+)
+def test_what_architectures_launch_on_a_gpu_is_compiled_before(compiled, file, quant):
+    launched, known = compiled(launched_and_compiled, file, quant)
+    assert launched
+    assert launched <= known
 
 
 @pytest.fixture

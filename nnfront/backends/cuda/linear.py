@@ -254,6 +254,14 @@ def _epilogue(run: Run) -> dict[str, Any]:
     return options
 
 
+def _added(x: torch.Tensor, residual: torch.Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The kernel's options with a residual, in rows: the sum is of the wider dtype of the two, as elsewhere."""
+    if residual is None:
+        return options
+    dtype = torch.promote_types(options.get("out_dtype", x.dtype), residual.dtype)
+    return {**options, "residual": _rows(residual), "out_dtype": dtype}
+
+
 def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """A result in rows with the leading axes of x."""
     return y.view(*x.shape[:-1], y.shape[-1])
@@ -275,8 +283,7 @@ def _product(run: Run) -> Callable[..., Any]:
         ):
             return _like(x, torch.nn.functional.linear(rows, weight, bias))
         kernel = few if len(rows) <= SMALL_BATCH and x.dtype != torch.float32 else many
-        added = None if residual is None else _rows(residual)
-        return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, residual=added, **options))
+        return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, **_added(x, residual, options)))
 
     return triton_product
 
@@ -305,9 +312,8 @@ def _quantized(name: str) -> Bind:
             scale: None = None,
             residual: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            added = None if residual is None else _rows(residual)
             stored = (weight, scales) if zeros is None else (weight, scales, zeros)
-            return _like(x, kernel.launch(_rows(x), *stored, bias=bias, residual=added, **options))
+            return _like(x, kernel.launch(_rows(x), *stored, bias=bias, **_added(x, residual, options)))
 
         return triton_quantized
 
@@ -327,20 +333,15 @@ def _fp8(run: Run) -> Callable[..., Any]:
         scale: None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        added = None if residual is None else _rows(residual)
         codes, x_scales = rounding.launch(_rows(x))
-        more = {"out_dtype": x.dtype, **options}
-        return _like(x, kernel.launch(codes, weight, x_scales, scales, bias=bias, residual=added, **more))
+        more = {"out_dtype": x.dtype, **_added(x, residual, options)}
+        return _like(x, kernel.launch(codes, weight, x_scales, scales, bias=bias, **more))
 
     return triton_fp8
 
 
 def _experts(run: Run) -> Callable[..., Any]:
-    routing, grouped, combine = (
-        kernel_module("moe_routing"),
-        kernel_module("grouped_matmul"),
-        kernel_module("moe_combine"),
-    )
+    routing, grouped, combine = map(kernel_module, ("moe_routing", "grouped_matmul", "moe_combine"))
     activation = run.attrs["activation"]
 
     def triton_experts(
