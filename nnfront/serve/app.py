@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from nnfront.serve.chat import ChatTemplate
+from nnfront.serve.decisions import DecisionRequest, decide
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
 from nnfront.serve.http import MAX_BODY_BYTES, Log, Reply, application, model_routes, read_body
@@ -61,6 +62,10 @@ def app(
             respond(service, asked, call.number, chunks), is_stream=bool(asked.stream), is_named=True
         )
 
+    async def decisions(request: Request) -> Response:
+        asked = await read_body(DecisionRequest, request, max_body_bytes)
+        return Reply(decide(service, asked, request.state.call), is_stream=False)
+
     async def tokenize(request: Request) -> Response:
         asked = await read_body(TokenizeRequest, request, max_body_bytes)
         return JSONResponse(await asyncio.to_thread(service.tokenize, asked))
@@ -79,6 +84,7 @@ def app(
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/decisions", decisions, methods=["POST"]),
         Route("/v1/embeddings", embeddings, methods=["POST"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),

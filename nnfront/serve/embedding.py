@@ -27,7 +27,7 @@ from nnfront.serve.service import Chunks
 
 MOST_TEXTS = 2048
 """Of a request, as in OpenAI's API."""
-_OF_LANGUAGE_MODELS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_OF_LANGUAGE_MODELS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/decisions")
 
 
 class EmbeddingRequest(Checked):
