@@ -45,10 +45,10 @@ test-texts: $(READY)
 test-cases: $(READY)
 	$(BIN)/python -m pytest tests/passes/test_special_case_properties.py -m "slow or not slow"
 
-# Pages of `nnfront show --html` in the browser that CHROMIUM names.
+# Pages of `nnfront show --html` and `nnfront serve` in the browser that CHROMIUM names.
 test-browser: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt '.[browser]'
-	$(BIN)/python -m pytest tests/inspection -m browser
+	$(BIN)/python -m pytest tests/inspection tests/serve -m browser
 
 # The site, in build/site: pages that are made of declarations are made anew, and links are checked. It is read without a network.
 docs: $(READY)

@@ -15,6 +15,7 @@ from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.decisions import DecisionRequest, decide
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure
+from nnfront.serve.home import home_route
 from nnfront.serve.http import MAX_BODY_BYTES, Log, Reply, application, model_routes, read_body
 from nnfront.serve.metrics import EngineMetrics
 from nnfront.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -78,6 +79,7 @@ def app(
         raise Failure(400, f"the model {name!r} continues texts, it makes no embeddings", param="model")
 
     routes = [
+        home_route(name, is_chat=template is not None),
         Route("/health", health),
         Route("/metrics", show_metrics),
         *model_routes(name, max_model_len=engine.limits.max_model_len),

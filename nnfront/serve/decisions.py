@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from math import exp
 from string import ascii_uppercase
 from typing import Annotated, Any, Literal
@@ -164,29 +163,27 @@ class DecisionRequest(Checked):
     safety_identifier: str | None = None
 
 
-@dataclass
 class Forced:
-    """What makes an answer be these tokens."""
+    """What makes an answer be some tokens, one at least."""
 
-    tokens: list[int]
-    taken: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all of them have come."""
-        return self.taken == len(self.tokens)
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._left = [*tokens]
+        self.is_over = False
 
     def allowed(self, vocab: int) -> npt.NDArray[np.bool_]:
         """The next of them alone: bool [vocab]."""
-        return np.arange(vocab) == self.tokens[self.taken]
+        found = np.zeros(vocab, np.bool_)
+        found[self._left[0]] = True
+        return found
 
     def took(self, token: int) -> None:
         """Go on behind a token."""
-        self.taken += 1
+        self._left.remove(token)
+        self.is_over = not self._left
 
     def forced(self, most: int) -> list[int]:
         """Those that come next, at most so many."""
-        return self.tokens[self.taken : self.taken + most]
+        return self._left[:most]
 
 
 async def decide(service: Service, request: DecisionRequest, call: Call) -> Chunks:

@@ -32,6 +32,8 @@ MAX_BODY_BYTES = 8 << 20
 """Of a request: the text of a million tokens."""
 Asked = TypeVar("Asked", bound=BaseModel)
 Log = Callable[[dict[str, Any]], None]
+_OPEN = ("/", "/health")
+"""Addresses that need no key: a browser asks for a page without one, and the page has nothing of anybody's in it."""
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}")
 
 _NO_KEY = Failure(
@@ -89,7 +91,7 @@ class _Guard:
             await send(message)
 
         try:
-            if self._keys and scope["path"] != "/health" and not self._knows(headers):
+            if self._keys and scope["path"] not in _OPEN and not self._knows(headers):
                 await response(_NO_KEY)(scope, receive, send_numbered)
             else:
                 await self._inner(scope, receive, send_numbered)

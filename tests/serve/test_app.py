@@ -204,7 +204,7 @@ def test_a_key_is_asked_for_everywhere_but_health(engine: Engine) -> None:
         for key in (None, "Bearer wrong", "right", "Bearer right", "bearer other")
     ]
     assert statuses == [401, 401, 401, 200, 200]
-    assert client.get("/health").status_code == 200
+    assert client.get("/health").status_code == client.get("/").status_code == 200
     assert client.get("models").json()["error"]["code"] == "invalid_api_key"
 
 
@@ -279,3 +279,13 @@ def test_an_answer_that_takes_too_long_is_an_error(engine: Engine) -> None:
     response = client.post("completions", body)
     assert response.status_code == 504
     assert response.json()["error"]["message"] == "the answer took longer than the server allows"
+
+
+def test_the_page_is_of_the_server_alone(engine: Engine) -> None:
+    page = Client(engine, template=None).get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
+    assert 'data-api="completions"' in page.text
+    assert 'data-api="chat"' in Client(engine).get("/").text
+    assert "{{" not in page.text
+    assert "//" not in page.text.replace("// The data", "")  # no other address
