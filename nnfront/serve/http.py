@@ -91,7 +91,7 @@ class _Guard:
             await send(message)
 
         try:
-            if self._keys and scope["path"] not in _OPEN and not self._knows(headers):
+            if self._keys and not _is_open(scope) and not self._knows(headers):
                 await response(_NO_KEY)(scope, receive, send_numbered)
             else:
                 await self._inner(scope, receive, send_numbered)
@@ -104,6 +104,12 @@ class _Guard:
         # All of them are compared, so that the time tells nothing.
         same = [hmac.compare_digest(key.strip(), known) for known in self._keys]
         return kind.lower() == b"bearer" and any(same)
+
+
+def _is_open(scope: Scope) -> bool:
+    """Whether an address needs no key, whatever this is mounted under."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", "")) in _OPEN
 
 
 class Reply(Response):

@@ -12,6 +12,8 @@ import openai
 import pytest
 from leaving import leave
 from serving import Client
+from starlette.applications import Starlette
+from starlette.routing import Mount
 
 import nnfront as nn
 from nnfront.engine.schedule import Limits
@@ -206,6 +208,13 @@ def test_a_key_is_asked_for_everywhere_but_health(engine: Engine) -> None:
     assert statuses == [401, 401, 401, 200, 200]
     assert client.get("/health").status_code == client.get("/").status_code == 200
     assert client.get("models").json()["error"]["code"] == "invalid_api_key"
+
+
+def test_health_needs_no_key_under_a_path_of_the_servers_around_it_either(engine: Engine) -> None:
+    client = Client(engine, keys=["right"])
+    client.app = Starlette(routes=[Mount("/some/path", client.app)])
+    assert client.get("/some/path/health").status_code == 200
+    assert client.get("/some/path/v1/models").status_code == 401
 
 
 def test_a_request_has_the_number_that_it_came_with(client: Client) -> None:
