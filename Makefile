@@ -55,6 +55,7 @@ docs: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt '.[docs]'
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	! grep -rnE '<(script|img|link)[^>]*(src|href)="?https?:' build/site --include=*.html
 
 $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	$(PYTHON) -m venv .venv

@@ -4,13 +4,15 @@
 import importlib.util
 import inspect
 import pydoc
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from nnfront import op
+import nnfront as nn
+from nnfront import errors, op
 from nnfront.ir import OPS
 from nnfront.nn.op_examples import EXAMPLES
 from nnfront.nn.op_reference import entry, run_code
@@ -85,3 +87,32 @@ def test_to_ask_for_help_changes_no_random_numbers() -> None:
     torch.manual_seed(0)
     run_code(EXAMPLES["attention"])
     assert torch.equal(torch.rand(2), expected)
+
+
+def test_the_site_has_every_page_and_a_search_that_takes_no_network() -> None:
+    settings = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    assert set(re.findall(r"(\w+\.md)$", settings, re.MULTILINE)) == {page.name for page in DOCS.glob("*.md")}
+    polyfill = re.search(r"polyfills: \[([\w/.-]+)\]", settings)
+    assert polyfill
+    assert (DOCS / polyfill[1]).is_file()
+    assert "http" not in settings
+    assert "font: false" in settings
+
+
+def test_every_class_of_error_says_what_to_do_and_where_it_is_raised() -> None:
+    text = (DOCS / "errors.md").read_text(encoding="utf-8")
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    known = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and name in errors.__doc__
+    }
+    assert known <= set(sections)
+    assert set(sections) == set(GENERATE.WHAT_TO_DO)
+    for name, section in sections.items():
+        assert "What to do: " in section, name
+        assert name == "NnfrontError" or "Raised in `" in section, name
+
+
+def test_the_page_of_the_python_interface_has_every_public_name() -> None:
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### (\w+)$", text, re.MULTILINE) == nn.__all__
+    assert " at 0x" not in text
