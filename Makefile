@@ -52,7 +52,7 @@ test-browser: $(READY)
 
 # The site, in build/site: pages that are made of declarations are made anew, and links are checked. It is read without a network.
 docs: $(READY)
-	$(BIN)/pip install --quiet --constraint constraints.txt '.[docs]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/generate.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	! grep -rnE '<(script|img|link)[^>]*(src|href)="?https?:' build/site --include=*.html
