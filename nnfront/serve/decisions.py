@@ -24,7 +24,7 @@ from nnfront.serve.answers import Answer, Wanted
 from nnfront.serve.chat import text_of
 from nnfront.serve.failures import Failure
 from nnfront.serve.log import Call
-from nnfront.serve.params import Params
+from nnfront.engine.params import Params
 from nnfront.serve.protocol import Checked
 from nnfront.serve.replies import usage
 from nnfront.serve.responses import ResponsesRequest
