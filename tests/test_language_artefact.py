@@ -240,7 +240,7 @@ def test_another_target_than_the_artefacts_is_said(exported: Path) -> None:
         nn.LLM.load(exported, device="cuda")
     assert str(error.value) == (
         f"{exported} was made for the target 'cpu', not for 'cuda'\n"
-        "  help: LLM.load(..., device='cpu'), or export the model again for 'cuda'"
+        "  help: load(..., device='cpu'), or export the model again for 'cuda'"
     )
 
 

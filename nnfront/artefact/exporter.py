@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nnfront.artefact.save import Options
+from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.lora import Loras
@@ -40,6 +41,12 @@ def export(
     if is_artefact(path):
         raise LoadError(
             f"{path} is an artefact already", help="give the Hugging Face folder that it was made of"
+        )
+    if sizes and parts_of(target).arch is None:
+        raise LoadError(
+            "sizes say for which calls kernels are compiled",
+            details=[f"the target {target!r} names no architecture to compile them for"],
+            help="leave --sizes out, or name one: --device cuda:sm_90",
         )
     phases = Timings()
     folder = compile_folder(path, target, dtype, model_file, phases, quant, lora)

@@ -76,7 +76,9 @@ def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         from nnfront.cli.ranks import run_as_rank
 
         return run_as_rank(_run_here, args, started)
-    if asked not in (None, 1):
+    if asked == 1:
+        args.tp = None
+    elif asked is not None:
         from nnfront.distributed.launch import launch
 
         launch(asked, argv)

@@ -11,6 +11,7 @@ import json
 import sys
 
 import nnfront as nn
+from nnfront.cli import loading
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command: exit code 0 if all fits, 1 if not."""
+    loading.refuse_for_artefact(args)
     if nn.artefact.is_artefact(args.path):
         return _check_artefact(args)
     checkpoint = nn.Checkpoint(args.path, headers_only=True)

@@ -11,6 +11,7 @@ import json
 import sys
 
 import nnfront as nn
+from nnfront.cli import loading
 
 TROUBLE = 2
 
@@ -26,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command: exit code 0 if both are the same, 1 if not."""
-    found = nn.diff(args.path, nn.find_model(args.other), model_file=args.model, target=args.device)
+    other = nn.find_model(args.other)
+    if nn.artefact.is_artefact(args.path) and nn.artefact.is_artefact(other):
+        loading.refuse_for_artefact(args)
+    found = nn.diff(args.path, other, model_file=args.model, target=args.device)
     sys.stdout.write((json.dumps(found.json(), indent=1) if args.json else str(found)) + "\n")
     return 0 if found.is_same else 1

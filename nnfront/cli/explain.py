@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--filled",
         type=int,
-        default=FILLED,
         metavar="N",
         help="tokens in caches before the profiled call, random ones; default 3",
     )
@@ -48,17 +47,23 @@ def main(args: argparse.Namespace) -> int:
             help="nnfront explain DIR METHOD --profile --trace FILE",
         )
     if not args.profile:
+        loading.refuse(args, ("filled",), "nothing is called", "add --profile")
         executable = loading.compiled(args)
         for name in methods:
             _check(name, executable.program.methods)
         tables = [executable.explain(name, **sizes) for name in methods] or [executable.explain(**sizes)]
         sys.stdout.write("".join(tables))
         return 0
+    loading.refuse(
+        args, ("kv_quant",), "profiled calls are given caches that keep keys and values as they are"
+    )
     session = loading.load(args).session
     if len(methods) != 1:
         raise RunError("--profile measures one method", details=[f"methods are {', '.join(session)}"])
     _check(methods[0], session)
-    drawn = session.random_arguments(methods[0], filled=args.filled, **sizes)
+    drawn = session.random_arguments(
+        methods[0], filled=FILLED if args.filled is None else args.filled, **sizes
+    )
     profile = session.profile(methods[0], *drawn)
     sys.stdout.write(str(profile))
     if args.trace is not None:

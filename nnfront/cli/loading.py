@@ -6,14 +6,13 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import nnfront as nn
 from nnfront.cli.progress import progress_bar
 from nnfront.cli.quant_arguments import add_quant_arguments, say, scheme
 
-Loaded = TypeVar("Loaded")
 WORTH_SAYING_BYTES = 64 << 20
 """A load that takes more memory than this says so before it begins."""
 
@@ -64,8 +63,27 @@ def add_lora_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def refuse(args: argparse.Namespace, flags: Sequence[str], why: str, help: str = "") -> None:
+    """Raise LoadError if one of these flags was given, which would have no effect."""
+    if given := [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag, None)]:
+        raise nn.errors.LoadError(f"{' and '.join(given)} would change nothing: {why}", help=help)
+
+
+def refuse_for_artefact(args: argparse.Namespace) -> None:
+    """Raise LoadError for flags that say how an artefact is to be made, if there is one."""
+    if nn.artefact.is_artefact(args.path):
+        refuse(
+            args,
+            ("model", "dtype", "quant", "lora", "cache", "ignore"),
+            f"{args.path} is an artefact, whose model and weights are made already",
+            "give the folder that it was made of",
+        )
+
+
 def compiled(args: argparse.Namespace) -> nn.Executable:
     """Compile what the flags say, without its weights."""
+    refuse_for_artefact(args)
+    refuse(args, ("kv_quant", "cache", "ignore"), "without --profile no weights and caches are made")
     if nn.artefact.is_artefact(args.path):
         return nn.compile(nn.artefact.program_of(args.path), _device(args))
     return nn.compile_folder(
@@ -88,56 +106,63 @@ def load(args: argparse.Namespace) -> nn.LLM:
         gc.enable()
 
 
-def _load(args: argparse.Namespace) -> nn.LLM:
-    device = _device(args)
-    llm = nn.LLM.load(
-        args.path,
-        device,
-        dtype=args.dtype,
-        quant=scheme(args),
-        kv_quant=args.kv_quant,
-        model_file=args.model,
-        cache=args.cache,
-        ignored=args.ignore,
-        lora=args.lora,
-        ranks=getattr(args, "ranks", None),
-        extends=getattr(args, "spec", None) is not None,
-        plan=lambda plan: _say(args, plan),
-        progress=progress_bar("weights", "B", scale=True)
-        if nn.backend_of(device).uploads
-        else progress_bar("weights", "step"),
-    )
-    if llm.stored is not None:
-        print(llm.stored, file=sys.stderr)
-    say(llm.quantized, args)
-    return llm
-
-
 def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
     """Load the encoder-decoder that the flags say."""
-    return _load_other(nn.Seq2Seq.load, args, "an encoder-decoder")
+    refuse_ranks(args, "an encoder-decoder")
+    return _told(nn.Seq2Seq.load(args.path, **_options(args)), args)
 
 
 def load_embedder(args: argparse.Namespace) -> nn.Embedder:
     """Load the encoder that the flags say."""
-    return _load_other(nn.Embedder.load, args, "an encoder")
+    refuse_ranks(args, "an encoder")
+    refuse(args, ("lora", "kv_quant", "cache", "spec"), f"{args.path} holds an encoder")
+    options = _options(args)
+    for name in ("kv_quant", "cache", "lora", "plan"):
+        del options[name]
+    return nn.Embedder.load(args.path, **options)
 
 
-def _load_other(load: Callable[..., Loaded], args: argparse.Namespace, what: str) -> Loaded:
-    for flag in ("lora", "kv_quant", "cache", "tp"):
-        if getattr(args, flag, None):
-            raise nn.errors.LoadError(
-                f"--{flag.replace('_', '-')} is for language models, and {args.path} holds {what}"
-            )
-    return load(
-        args.path,
-        args.device or "cpu",
-        args.dtype,
-        scheme(args),
-        model_file=args.model,
-        ignored=args.ignore,
-        progress=progress_bar("weights", "step"),
-    )
+def refuse_ranks(args: argparse.Namespace, kind: str) -> None:
+    """Raise LoadError where a model of a kind that one process computes was to be divided."""
+    if getattr(args, "tp", None):
+        raise nn.errors.LoadError(
+            f"--tp divides language models that read texts alone, and {args.path} holds {kind}",
+            help="leave --tp out",
+        )
+
+
+def _load(args: argparse.Namespace) -> nn.LLM:
+    ranks, extends = getattr(args, "ranks", None), getattr(args, "spec", None) is not None
+    return _told(nn.LLM.load(args.path, ranks=ranks, extends=extends, **_options(args)), args)
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    device = _device(args)
+    return {
+        "device": device,
+        "dtype": args.dtype,
+        "quant": scheme(args),
+        "kv_quant": args.kv_quant,
+        "model_file": args.model,
+        "cache": args.cache,
+        "ignored": args.ignore,
+        "lora": args.lora,
+        "plan": lambda plan: _say(args, plan),
+        "progress": progress_bar("weights", "B", scale=True)
+        if nn.backend_of(device).uploads
+        else progress_bar("weights", "step"),
+    }
+
+
+Model = TypeVar("Model", "nn.LLM", "nn.Seq2Seq")
+
+
+def _told(model: Model, args: argparse.Namespace) -> Model:
+    """The model, after it was said what became of its weights."""
+    if model.stored is not None:
+        print(model.stored, file=sys.stderr)
+    say(model.quantized, args)
+    return model
 
 
 def _say(args: argparse.Namespace, plan: Any) -> None:

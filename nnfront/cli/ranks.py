@@ -23,7 +23,7 @@ def run_as_rank(command: Callable[[argparse.Namespace], int], args: argparse.Nam
                 help="leave --tp out under torchrun",
             )
         with joined(args.device or "cpu") as ranks:
-            args.ranks = ranks
+            args.ranks, args.tp = ranks, started
             if not ranks.is_first:
                 sys.stdout = sys.stderr = open(os.devnull, "w")
             return command(args)

@@ -58,10 +58,22 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     how = {
         name: getattr(args, name)
-        for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "repetition_penalty")
+        for name in (
+            "max_new_tokens",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "repetition_penalty",
+            "stop",
+        )
     }
     if nn.Seq2Seq.fits(args.path, args.model):
+        loading.refuse(args, ("image",), f"{args.path} holds an encoder-decoder, which sees no images")
         writer = loading.load_seq2seq(args)
+        if not writer.start.languages:
+            loading.refuse(args, ("language",), f"{args.path} holds a model that knows of no languages")
         prompt = _read(args)
         heard = (
             {} if args.audio is None else dict(zip(("source", "rate"), nn.read_wav(args.audio), strict=True))
@@ -77,14 +89,18 @@ def main(args: argparse.Namespace) -> int:
         raise nn.errors.LoadError(
             f"{args.path} holds a model that hears nothing", help="give a prompt: -p TEXT"
         )
-    if args.image and not nn.VisionLanguageModel.fits(args.path, args.model):
+    loading.refuse(args, ("language", "task"), f"{args.path} holds a model that hears nothing")
+    sees = nn.VisionLanguageModel.fits(args.path, args.model)
+    if args.image and not sees:
         raise nn.errors.LoadError(f"{args.path} holds a model that sees no images")
+    if args.image:
+        loading.refuse_ranks(args, "one that is to see images")
     llm = loading.load(args)
     prompt = _read(args)
     pieces = (
         nn.VisionLanguageModel(llm).generate(prompt, args.image, stream=True, **how)
-        if args.image
-        else llm.generate(prompt, stop=args.stop, stream=True, spec=args.spec, **how)
+        if sees
+        else llm.generate(prompt, stream=True, spec=args.spec, **how)
     )
     sys.stdout.write(prompt)
     _write(pieces)

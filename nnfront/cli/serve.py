@@ -82,7 +82,9 @@ def main(args: argparse.Namespace) -> int:
     if nn.Embedder.fits(args.path, args.model):
         return _serve_encoder(args, parts)
     llm = loading.load(args)
-    longest = min(args.max_model_len or llm.context, llm.context)
+    longest = llm.context if args.max_model_len is None else args.max_model_len
+    if not 1 < longest <= llm.context:
+        raise LoadError(f"--max-model-len is {longest}, the model's context holds {llm.context} tokens")
     tokens = args.max_tokens or 4 * longest
     limits = parts.Limits(
         max_model_len=longest,

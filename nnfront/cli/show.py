@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nnfront as nn
+from nnfront.cli import loading
 from nnfront.cli.sizes import read_sizes
 from nnfront.errors import RunError
 
@@ -40,8 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    loading.refuse_for_artefact(args)
     if args.html is not None:
+        loading.refuse(
+            args,
+            ("method", "lifted", "provenance"),
+            "a page shows all methods, lifted, and where they come from",
+        )
         return _page(args)
+    loading.refuse(
+        args, ("device",), "a page alone shows kernels", "add --html FILE, or ask nnfront explain DIR"
+    )
+    if args.method is None:
+        loading.refuse(args, ("provenance",), "a summary shows no bindings", "add --method NAME")
     if args.sizes:
         raise RunError(
             "numbers for dims are for a page",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfront import dtypes, passes
-from nnfront.artefact.manifest import TextModel
+from nnfront.artefact.manifest import TextModel, read_manifest
 from nnfront.artefact.save import Extras
 from nnfront.backends.registry import backend_of
 from nnfront.compiler import Executable, compile
@@ -28,6 +28,7 @@ from nnfront.passes.quantizing.budget import measure, open_weights, within
 from nnfront.passes.quantizing.scheme import scheme_of
 from nnfront.quantized import Held, StoredReport, quantization_of
 from nnfront.weights import Checkpoint
+from nnfront.weights.checkpoint import is_artefact
 
 SMALL_BYTES = 1 << 20
 """Tensors that describe others are not larger."""
@@ -51,6 +52,8 @@ _COPIED = (
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 
 
@@ -89,6 +92,14 @@ def open_folder(path: str | Path) -> Folder:
             help="give the path of a Hugging Face folder, with config.json and safetensors, of a GGUF file, or of an artefact",
         )
     return Folder(path)
+
+
+def methods_of(path: str | Path, model_file: str | Path | None = None) -> tuple[str, ...]:
+    """Names of the methods that a folder's model has, or an artefact. Reads config.json, or the manifest, alone. Raises LoadError as `export_folder` does."""
+    if is_artefact(path):
+        return tuple(read_manifest(Folder(path)).methods)
+    architecture, config, _ = read_folder(open_folder(path), model_file)
+    return architecture.methods(config)
 
 
 def export_folder(

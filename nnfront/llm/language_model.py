@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nnfront.artefact.folder import read_artefact
-from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current, fetching
-from nnfront.backends.registry import parts_of
 from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.generation import Captured, Coming, Generation, in_turns, until_ends
+from nnfront.llm.load_options import opened, session_on, stored_as
 from nnfront.llm.methods import SEQ2SEQ
 from nnfront.llm.prompts import are_integers, check_prompts, check_tokens, kind_of, listed
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of
@@ -36,9 +34,6 @@ if TYPE_CHECKING:
     from nnfront.llm.lora import Loras
     from nnfront.passes import QuantizeReport, QuantScheme
     from nnfront.quantized import StoredReport
-
-KV_QUANTS = {"fp8": "float8_e4m3fn"}
-"""How keys and values may be kept in fewer bits, and what caches call it."""
 
 # On a GPU caches have room for a multiple of so many tokens, so that one serves several generations.
 SPARE_TOKENS = 1024
@@ -65,12 +60,8 @@ class LLM:
         files: Folder | None = None,
     ) -> None:
         """`kv_quant` as for `load`; `files` is the folder at `path`, if it is open already. Raises LoadError for one that there is not."""
-        if kv_quant not in (None, *KV_QUANTS):
-            raise LoadError(
-                f"kv_quant is {kv_quant!r}, expected {' or '.join(map(repr, KV_QUANTS))}, or nothing"
-            )
         self.session = session
-        self.stored_as = None if kv_quant is None else KV_QUANTS[kv_quant]
+        self.stored_as = stored_as(kv_quant)
         self.config = config
         self.path = path
         self.eos_token_ids = text.eos_token_ids
@@ -119,19 +110,16 @@ class LLM:
         """
         path, device = find_model(path), str(device)  # a torch.device says the same
         if is_artefact(path):
-            if dtype is not None or model_file is not None or quant is not None:
-                raise LoadError(
-                    f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
-                    help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
-                )
-            if cache is not None or ignored or lora or ranks is not None:
-                raise LoadError(
-                    f"{path} is an artefact: its weights are made already",
-                    help="export the folder again with it: nnfront export DIR -o OUT --lora ADAPTER"
-                    if lora
-                    else f"leave {'ranks' if ranks else 'ignored' if cache is None else 'the cache'} out",
-                )
-            return _from_artefact(Path(path), device, kv_quant)
+            given = {
+                "dtype": dtype,
+                "model_file": model_file,
+                "quant": quant,
+                "cache": cache,
+                "ignored": ignored,
+                "lora": lora,
+                "ranks": ranks,
+            }
+            return _from_artefact(Path(path), device, kv_quant, given)
         from nnfront.llm.divided import load_part  # here: an artefact loads without what exports
         from nnfront.llm.hf_folder import compile_folder
 
@@ -230,9 +218,6 @@ class LLM:
         spec: guess tokens to save time, as `guesser` has it; the text stays the same.
         Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
-        stops = listed(stop, str)
-        if stops is None or not all(stops):
-            raise RunError(f"stop is {stop!r}, expected a non-empty text or several")
         prompts = listed(prompt, str)
         if not prompts:
             raise RunError(
@@ -252,7 +237,7 @@ class LLM:
         )
         ids = [torch.tensor(self.tokenizer.encode(text), dtype=torch.int64) for text in prompts]
         coming = self._generation(ids, max_new_tokens, sampling, self.eos_token_ids, spec)
-        streams = [until(self.tokenizer.stream(coming.tokens(i)), stops) for i in range(len(prompts))]
+        streams = [until(self.tokenizer.stream(coming.tokens(i)), stop) for i in range(len(prompts))]
         if isinstance(prompt, str):
             return streams[0] if stream else "".join(streams[0])
         pieces = in_turns(streams)
@@ -377,22 +362,18 @@ class LLM:
         return token if self.ranks is ALONE else self.ranks.from_first(token)
 
 
-def _from_artefact(folder: Path, device: str, kv_quant: str | None) -> LLM:
+def _from_artefact(folder: Path, device: str, kv_quant: str | None, given: Mapping[str, Any]) -> LLM:
     phases = Timings()
-    files = read_artefact(folder)
+    files = opened(folder, given)
     text = files.manifest.llm
     if text is None:
         raise LoadError(
-            f"{folder} is an artefact, but of no language model", help="nnfront.load(DIR) loads it"
-        )
-    target = files.manifest.target
-    wanted, made = parts_of(device), parts_of(target)
-    if wanted.name != made.name or wanted.arch not in (None, made.arch):
-        raise LoadError(
-            f"{folder} was made for the target {target!r}, not for {device!r}",
-            help=f"LLM.load(..., device={target!r}), or export the model again for {device!r}",
+            f"{folder} is an artefact, but of no language model",
+            help="nnfront.Seq2Seq.load(DIR) loads an encoder-decoder"
+            if all(name in files.manifest.methods for name in SEQ2SEQ)
+            else "nnfront.load(DIR) loads it",
         )
     phases.end("read")
-    session = session_of(files, wanted.number)
+    session = session_on(files, device)
     phases.end("load")
     return LLM(session, text, text, folder, phases, kv_quant, files.held)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -11,43 +12,65 @@ from typing import Any
 
 import torch
 
+from nnfront.distributed.ranks import ALONE
 from nnfront.errors import LoadError, RunError
+from nnfront.files import Folder
+from nnfront.llm.divided import load_part
 from nnfront.llm.find_model import find_model
-from nnfront.llm.folder_files import read_json
-from nnfront.llm.hf_folder import CompiledFolder, compile_folder, eos_token_ids, open_folder
+from nnfront.llm.folder_files import CONFIG, read_json
+from nnfront.llm.hf_folder import compile_folder, eos_token_ids, methods_of
+from nnfront.llm.load_options import opened, session_on, stored_as
+from nnfront.llm.lora import Loras
 from nnfront.llm.methods import SEQ2SEQ
-from nnfront.llm.model_files import read_folder
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
 from nnfront.llm.sounds import Spectrograms
 from nnfront.llm.text_start import TextStart
 from nnfront.llm.timings import Timings
-from nnfront.llm.tokenizer import Tokenizer, tokenizer_of
+from nnfront.llm.tokenizer import Tokenizer, tokenizer_of, until
 from nnfront.lower import TensorType
-from nnfront.passes import QuantScheme
+from nnfront.passes import QuantizeReport, QuantScheme
+from nnfront.quantized import StoredReport
 from nnfront.session import Session
 from nnfront.state.cache import Cache
+from nnfront.transform.plan import TransformPlan
 from nnfront.weights.checkpoint import is_artefact
 
 
 class Seq2Seq:
     """An encoder-decoder that writes a text about each source. Make one with `Seq2Seq.load`.
 
-    `session` runs `logits`, `encode`, `prefill` and `decode`; `config` is the model file's; `start` is how texts begin; `hears`: whether a source is a sound, not a text;
-    `phases` are times so far; `sampling` is how `generate` chooses tokens if it is not told.
+    `session` runs `logits`, `encode`, `prefill` and `decode`; `start` is how texts begin; `hears`: whether a source is a sound, not a text; `context`, `max_source`: how many
+    tokens a text may have, and how many keys and values a source; `vocab_size`: how many tokens there are; `phases` are times so far; `sampling` is how `generate` chooses tokens if it
+    is not told; `quantized` and `stored` are as of an `LLM`.
     """
 
     def __init__(
-        self, session: Session, model: CompiledFolder, path: Path, phases: Timings | None = None
+        self,
+        session: Session,
+        files: Folder,
+        path: Path,
+        phases: Timings | None = None,
+        kv_quant: str | None = None,
     ) -> None:
-        hf_config = read_json(model.held, "config.json")
-        self.session, self.config, self.files, self.path = session, model.config, model.held, path
+        """Raises LoadError for a `kv_quant` that there is not, and for files that do not say how texts begin."""
+        hf_config = read_json(files, CONFIG)
+        self.session, self.files, self.path = session, files, path
         self.phases = phases or Timings()
+        self.stored_as = stored_as(kv_quant)
+        self.quantized: QuantizeReport | None = None
+        self.stored: StoredReport | None = None
         self.start = TextStart.of(self.files, hf_config)
         self.eos_token_ids = eos_token_ids(self.files, hf_config)
         self.sampling = sampling_of(self.files)
         source = session["encode"].program.arguments[0].type
         assert isinstance(source, TensorType)
         self.hears = source.dtype != "int64"
+        prefill = session["prefill"].program
+        most = {dim.symbol.name: dim.symbol.max for dim in prefill.dims}
+        self.context, self.max_source = (most[name] or sys.maxsize for name in ("max_seq", "max_source"))
+        logits = prefill.slots[prefill.result.slot].type
+        assert isinstance(logits, TensorType)
+        self.vocab_size = int(str(logits.shape[-1]))
         self._dtype: torch.dtype = getattr(torch, source.dtype)
 
     @staticmethod
@@ -57,39 +80,41 @@ class Seq2Seq:
         dtype: str | None = None,
         quant: str | QuantScheme | None = None,
         *,
+        kv_quant: str | None = None,
         model_file: str | Path | None = None,
+        cache: str | Path | None = None,
         ignored: Sequence[str] = (),
+        lora: Loras = (),
+        plan: Callable[[TransformPlan], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Seq2Seq:
-        """Load a Hugging Face folder; the arguments are those of `LLM.load`.
+        """Load a Hugging Face folder, or an artefact; the arguments are those of `LLM.load`. One process computes it.
 
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that is no encoder-decoder.
         """
-        phases, path = Timings(), find_model(path)
-        model = compile_folder(path, str(device), dtype, model_file, phases, quant)
-        methods = [method.name for method in model.executable.source.methods]
-        if missing := [name for name in SEQ2SEQ if name not in methods]:
-            raise LoadError(
-                f"{path} holds no encoder-decoder",
-                details=[
-                    f"there is no method {name!r}, methods are {', '.join(map(repr, methods))}"
-                    for name in missing
-                ],
-                help="nnfront.LLM.load(DIR) loads a language model without an encoder",
-            )
-        session = model.executable.load(
-            model.checkpoint, ignored=ignored, cast=dtype is not None, progress=progress
+        phases, path, device = Timings(), Path(find_model(path)), str(device)
+        if is_artefact(path):
+            given = {"dtype": dtype, "model_file": model_file, "quant": quant}
+            files = opened(path, given | {"cache": cache, "ignored": ignored, "lora": lora})
+            _check_methods(path, [*files.manifest.methods])
+            phases.end("read")
+            session = session_on(files, device)
+            phases.end("load")
+            return Seq2Seq(session, files.held, path, phases, kv_quant)
+        model = compile_folder(path, device, dtype, model_file, phases, quant, lora)
+        _check_methods(path, [method.name for method in model.executable.source.methods])
+        session = load_part(
+            model, ALONE, ignored=ignored, cast=dtype is not None, cache=cache, plan=plan, progress=progress
         )
         phases.end("load")
-        return Seq2Seq(session, model, Path(path), phases)
+        made = Seq2Seq(session, model.held, path, phases, kv_quant)
+        made.quantized, made.stored = model.quantized, model.stored
+        return made
 
     @staticmethod
     def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
-        """Whether a folder holds an encoder-decoder. Reads config.json alone. Raises LoadError as `load` does."""
-        if is_artefact(path):
-            return False
-        architecture, config, _ = read_folder(open_folder(path), model_file)
-        return {*SEQ2SEQ} <= {*architecture.methods(config)}
+        """Whether a folder or an artefact holds an encoder-decoder. Reads config.json, or the manifest, alone. Raises LoadError as `load` does."""
+        return {*SEQ2SEQ} <= {*methods_of(path, model_file)}
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -120,18 +145,19 @@ class Seq2Seq:
         *,
         language: str | None = None,
         task: str | None = None,
+        stop: str | Sequence[str] | None = None,
         stream: bool = False,
         rate: int = 16000,
         **sampling: Any,
     ) -> Any:
         """Write a text about a text, or about a sound [samples]: the text, or with `stream` an iterator over its pieces.
 
-        Ends after max_new_tokens or at the model's end token. language, task: of a model that knows several; the likeliest language, and `transcribe`, if they are not given.
+        Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. language, task: of a model that knows several; the likeliest language, and `transcribe`, if they are not given.
         sampling: values of `Sampling`; what is not given is as generation_config.json says. Raises RunError for what does not fit.
         """
         chosen = replace(self.sampling, **{name: x for name, x in sampling.items() if x is not None})
-        steps = self._steps([self.source(source, rate)], max_new_tokens, Sampler(chosen), language, task)
-        pieces = self.tokenizer.stream(self._until_end(steps))
+        steps = self._steps([self.source(source, rate)], max_new_tokens, chosen, language, task)
+        pieces = until(self.tokenizer.stream(self._until_end(steps)), stop)
         return pieces if stream else "".join(pieces)
 
     def _until_end(self, steps: Iterator[torch.Tensor]) -> Iterator[int]:
@@ -156,7 +182,7 @@ class Seq2Seq:
         """
         rows: list[list[int]] = [[] for _ in sources]
         done = [False] * len(sources)
-        for step in self._steps(sources, max_new_tokens, Sampler(Sampling(**sampling)), language, task):
+        for step in self._steps(sources, max_new_tokens, Sampling(**sampling), language, task):
             for i, token in enumerate(tokens_of(step)):
                 if not done[i]:
                     rows[i].append(token)
@@ -169,7 +195,7 @@ class Seq2Seq:
         self,
         sources: Sequence[torch.Tensor],
         count: int,
-        sampler: Sampler,
+        sampling: Sampling,
         language: str | None,
         task: str | None,
     ) -> Iterator[torch.Tensor]:
@@ -181,15 +207,16 @@ class Seq2Seq:
         self.phases.end("encode", sum(memory.lengths))
         prompt = self._prompt(memory, language, task).to(self.session.device)
         room = prompt.shape[1] + count
-        if room > self.config.max_position_embeddings:
+        if room > self.context:
             raise RunError(
                 "the text does not fit",
                 details=[
-                    f"{prompt.shape[1]} tokens begin it and {count} come, the context holds {self.config.max_position_embeddings}"
+                    f"{prompt.shape[1]} tokens begin it and {count} come, the context holds {self.context}"
                 ],
                 help="ask for fewer new tokens",
             )
-        cache = self.session.make_cache("cache", batch=len(sources), max_seq=room)
+        cache = self._empty("cache", batch=len(sources), max_seq=room)
+        sampler = Sampler(sampling, [*prompt])
         tokens, phase = prompt, "prefill"
         for i in range(count):
             logits = self.session[phase](tokens, memory, cache)[:, -1]
@@ -208,13 +235,16 @@ class Seq2Seq:
             if not wanted or not source.numel():
                 kind = "a spectrogram [bins, frames]" if self.hears else "int64 [source], a token at least"
                 raise RunError(f"source {i} is not {kind}")
-            if not self.hears and not 0 <= int(source.min()) <= int(source.max()) < self.config.vocab_size:
-                raise RunError(f"source {i} holds a token outside the vocabulary of {self.config.vocab_size}")
-        room = self.config.max_source_positions if self.hears else max(map(len, sources))
-        memory = self.session.make_cache("memory", batch=len(sources), max_source=room)
+            if not self.hears and not 0 <= int(source.min()) <= int(source.max()) < self.vocab_size:
+                raise RunError(f"source {i} holds a token outside the vocabulary of {self.vocab_size}")
+        room = self.max_source if self.hears else max(map(len, sources))
+        memory = self._empty("memory", batch=len(sources), max_source=room)
         for i, source in enumerate(sources):
             self.session["encode"](source[None].to(self.session.device, self._dtype), memory.rows(i))
         return memory
+
+    def _empty(self, argument: str, **sizes: int) -> Cache:
+        return self.session.make_cache(argument, stored_as=self.stored_as, **sizes)
 
     def _prompt(self, memory: Cache, language: str | None, task: str | None) -> torch.Tensor:
         """What each text begins with: int64 [batch, seq]."""
@@ -224,6 +254,19 @@ class Seq2Seq:
             languages = [start.language(language)] * memory.batch
         elif start.languages:
             first = torch.full((memory.batch, 1), start.token, device=self.session.device)
-            cache = self.session.make_cache("cache", batch=memory.batch, max_seq=1)
+            cache = self._empty("cache", batch=memory.batch, max_seq=1)
             languages = start.detected(self.session["prefill"](first, memory, cache)[:, -1])
         return torch.tensor([start.prompt(each, task) for each in languages])
+
+
+def _check_methods(path: Path, methods: Sequence[str]) -> None:
+    """Raise LoadError for a model that is no encoder-decoder."""
+    if missing := [name for name in SEQ2SEQ if name not in methods]:
+        raise LoadError(
+            f"{path} holds no encoder-decoder",
+            details=[
+                f"there is no method {name!r}, methods are {', '.join(map(repr, methods))}"
+                for name in missing
+            ],
+            help="nnfront.LLM.load(DIR) loads a language model without an encoder",
+        )

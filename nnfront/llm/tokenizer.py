@@ -164,12 +164,18 @@ def _check_growth(tokenizer: Any) -> None:
         raise ValueError(f"its steps make texts up to {growth} times as long, {_MAX_GROWTH} are the most")
 
 
-def until(pieces: Iterable[str], stops: Sequence[str]) -> Iterator[str]:
-    """Yield text up to the first of the stop strings, which itself is not part of it.
+def until(pieces: Iterable[str], stop: str | Sequence[str] | None) -> Iterator[str]:
+    """Return what yields text up to the first of the stop strings, which itself is not part of it. Raises RunError, at once, for what is not a text or several.
 
     What might be the beginning of a stop string is held back until it is clear that it is not.
     """
-    text = Stops(stops)
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    if not isinstance(stops, Sequence) or not all(type(each) is str and each for each in stops):
+        raise RunError(f"stop is {stop!r}, expected a non-empty text or several")
+    return _until(pieces, Stops(stops))
+
+
+def _until(pieces: Iterable[str], text: Stops) -> Iterator[str]:
     for piece in pieces:
         if ready := text.push(piece):
             yield ready

@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError, RunError
-from nnfront.llm.hf_folder import open_folder
+from nnfront.llm.folder_files import CONFIG, read_json
+from nnfront.llm.hf_folder import methods_of
 from nnfront.llm.language_model import LLM
-from nnfront.llm.model_files import read_folder
 from nnfront.llm.sampling import Sampler, tokens_of
+from nnfront.llm.tokenizer import until
 from nnfront.llm.transformers_package import transformers
 from nnfront.lower import TensorType
-from nnfront.weights.checkpoint import is_artefact
 
 METHODS = ("image_features", "prefill_with_images")
+IMAGE_TOKENS = ("boi_token_index", "boi_token_id", "image_token_index", "image_token_id")
+"""What config.json calls the tokens that stand for images, or begin them."""
 
 
 class VisionLanguageModel:
@@ -45,11 +47,8 @@ class VisionLanguageModel:
 
     @staticmethod
     def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
-        """Whether a folder's model sees images. Reads config.json alone. Raises LoadError as `load` does."""
-        if is_artefact(path):
-            return False
-        architecture, config, _ = read_folder(open_folder(path), model_file)
-        return {*METHODS} <= {*architecture.methods(config)}
+        """Whether the model of a folder or an artefact sees images. Reads config.json, or the manifest, alone. Raises LoadError as `load` does."""
+        return {*METHODS} <= {*methods_of(path, model_file)}
 
     @cached_property
     def processor(self) -> Any:
@@ -97,19 +96,33 @@ class VisionLanguageModel:
         images: Sequence[Any],
         max_new_tokens: int = 128,
         *,
+        stop: str | Sequence[str] | None = None,
         stream: bool = False,
         **sampling: Any,
     ) -> Any:
         """Continue a prompt with images, as `prepared` takes them: the new text, or with `stream` an iterator over its pieces.
 
-        Ends after max_new_tokens or at the model's end token. sampling: values of `Sampling`; what is not given is as generation_config.json says.
-        Raises RunError for what does not fit.
+        Without images it is `LLM.generate`. Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. sampling: values of `Sampling`; what is not
+        given is as generation_config.json says. Raises RunError for what does not fit, and for a prompt that has places for other images than there are.
         """
+        if not images:
+            self._check_is_text(prompt)
+            return self.llm.generate(prompt, max_new_tokens, stop=stop, stream=stream, **sampling)
         ids, pixels = self.prepared(prompt, images)
         chosen = replace(self.llm.sampling, **{name: x for name, x in sampling.items() if x is not None})
         steps = self.steps(ids, pixels, max_new_tokens, Sampler(chosen, [*ids]))
-        pieces = self.llm.tokenizer.stream(self._until_end(steps))
+        pieces = until(self.llm.tokenizer.stream(self._until_end(steps)), stop)
         return pieces if stream else "".join(pieces)
+
+    def _check_is_text(self, prompt: str) -> None:
+        """Raise RunError for a prompt with the tokens that stand for images: `prefill` would take them for words."""
+        said = read_json(self.llm.files, CONFIG)
+        signs = {said.get(name) for name in IMAGE_TOKENS}
+        if count := sum(token in signs for token in self.llm.tokenizer.encode(prompt)):
+            raise RunError(
+                f"the prompt has {count} places for images, and there are 0 images",
+                help="give an image for each: --image FILE on the command line",
+            )
 
     def _until_end(self, steps: Iterator[torch.Tensor]) -> Iterator[int]:
         for step in steps:

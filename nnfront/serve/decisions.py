@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from nnfront.engine.params import Params
 from nnfront.serve.answers import Answer, Wanted
 from nnfront.serve.chat import text_of
 from nnfront.serve.failures import Failure
 from nnfront.serve.log import Call
-from nnfront.engine.params import Params
 from nnfront.serve.protocol import Checked
 from nnfront.serve.replies import usage
 from nnfront.serve.responses import ResponsesRequest

@@ -264,8 +264,6 @@ def test_each_class_names_the_other(reads: nn.Seq2Seq, capsys: pytest.CaptureFix
     )
     assert main(["run", folder, "--audio", "x.wav"]) == 1
     assert f"{folder} holds a model that hears nothing" in capsys.readouterr().err
-    assert main(["run", str(reads.path), "-p", "x", "--kv-quant", "fp8"]) == 1
-    assert "--kv-quant is for language models" in capsys.readouterr().err
 
 
 def test_a_folder_says_how_texts_begin(reads: nn.Seq2Seq, tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all that loads a folder's model asks of its arguments, and how it opens an artefact in the place of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nnfront.artefact.folder import ArtefactFiles, read_artefact
+from nnfront.artefact.loader import session_of
+from nnfront.backends.registry import parts_of
+from nnfront.errors import LoadError
+from nnfront.session import Session
+
+KV_QUANTS = {"fp8": "float8_e4m3fn"}
+"""How keys and values may be kept in fewer bits, and what caches call it."""
+
+
+def stored_as(kv_quant: str | None) -> str | None:
+    """What caches call it. Raises LoadError for a way that there is not."""
+    if kv_quant not in (None, *KV_QUANTS):
+        raise LoadError(f"kv_quant is {kv_quant!r}, expected {' or '.join(map(repr, KV_QUANTS))}, or nothing")
+    return None if kv_quant is None else KV_QUANTS[kv_quant]
+
+
+def opened(path: str | Path, given: Mapping[str, Any]) -> ArtefactFiles:
+    """Open an artefact. `given` are arguments of `LLM.load`, of which those say nothing that say how weights are made: they raise LoadError if they are given, and so does a damaged one."""
+    if any(given.get(name) is not None for name in ("dtype", "model_file", "quant")):
+        raise LoadError(
+            f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
+            help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
+        )
+    cache, ignored, lora, ranks = (given.get(name) for name in ("cache", "ignored", "lora", "ranks"))
+    if cache is not None or ignored or lora or ranks is not None:
+        raise LoadError(
+            f"{path} is an artefact: its weights are made already",
+            help="export the folder again with it: nnfront export DIR -o OUT --lora ADAPTER"
+            if lora
+            else f"leave {'ranks' if ranks else 'ignored' if cache is None else 'the cache'} out",
+        )
+    return read_artefact(path)
+
+
+def session_on(files: ArtefactFiles, device: str) -> Session:
+    """The session of an artefact on a device. Raises LoadError for one that it was not made for."""
+    target = files.manifest.target
+    wanted, made = parts_of(device), parts_of(target)
+    if wanted.name != made.name or wanted.arch not in (None, made.arch):
+        raise LoadError(
+            f"{files.folder} was made for the target {target!r}, not for {device!r}",
+            help=f"load(..., device={target!r}), or export the model again for {device!r}",
+        )
+    return session_of(files, wanted.number)
