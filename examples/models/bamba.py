@@ -19,6 +19,7 @@ from nnfront import op, spec
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"bamba": {}}
     only: ClassVar = {"hidden_act": ("silu", "swish")}
     unused: ClassVar = {

@@ -20,6 +20,7 @@ from nnfront import op, spec
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"falcon_h1": {}}
     only: ClassVar = {"hidden_act": ("silu", "swish"), "mamba_use_mlp": (True,)}
     unused: ClassVar = {

@@ -34,6 +34,7 @@ Stored: TypeAlias = tuple[nn.Tensor, nn.Tensor] | nn.CacheLayer
 class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"gemma4_text": {}}
     only: ClassVar = {
         "hidden_activation": nn.EXPERT_ACTIVATIONS,

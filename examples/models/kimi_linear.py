@@ -27,6 +27,7 @@ PREFIXES = {
 class Config(nn.Config):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = ("num_attention_heads", "intermediate_size", "vocab_size", "moe_intermediate_size")
     model_types: ClassVar = {"kimi_linear": {}}
     aliases: ClassVar = {
         "model_max_length": "max_position_embeddings",

@@ -19,6 +19,7 @@ from nnfront import op, spec
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"lfm2": {}}
     aliases: ClassVar = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
     only: ClassVar = {"layer_types": ("conv", "full_attention")}

@@ -22,6 +22,7 @@ IGNORED = ("mtp.*", "model.visual.*")  # layers that guess further tokens; the e
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"qwen3_5_text": {}}
     only: ClassVar = {
         "hidden_act": ("silu", "swish"),

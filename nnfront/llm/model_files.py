@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nnfront.errors import LoadError, NnfrontError
+from nnfront.errors import LoadError, NnfrontError, SpecError
 from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, read_json
@@ -72,6 +72,7 @@ class Architecture:
         Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it.
         """
         from nnfront.passes.shard_weights import shard_weights
+        from nnfront.passes.taken_apart import taken_apart
 
         if ranks == 1:
             with self._building(stored):
@@ -84,7 +85,16 @@ class Architecture:
                 for name, planned in plan.weights.items()
                 if planned.axis is not None
             }
-            ir = shard_weights(self._exported(model, config.of_ranks(ranks), extends), shards, ranks)
+            exported = self._exported(model, config.of_ranks(ranks), extends)
+            whole = {name for name, (axis, _, blocks) in shards.items() if axis == 0 and blocks is None}
+            for name, binding in taken_apart(exported, whole):
+                raise SpecError(
+                    f"{name} holds several matrices one after the other, and ranks would cut it as one",
+                    details=["what is computed of it is taken apart along its features"],
+                    where=str(binding.provenance or ""),
+                    help="say what it holds: nnfront.joined(sizes, weight)",
+                )
+            ir = shard_weights(exported, shards, ranks)
         attrs = dict(ir.attrs)
         if ignored := getattr(self.file, "IGNORED", ()):
             attrs["ignored"] = tuple(ignored)

@@ -172,7 +172,15 @@ class Config:
             )
         if "head_dim" in {f.name for f in fields(cast(Any, self))}:
             shares["head_dim"] = cast(Any, self).head_size  # which is else made of what is divided
-        return replace(cast(Any, self), **shares)  # type: ignore[no-any-return]
+        share = replace(cast(Any, self), **shares)
+        sizes = [getattr(each, "head_size", None) for each in (self, share)]
+        if sizes[0] != sizes[1]:
+            raise LoadError(
+                f"the model does not divide among {world} ranks",
+                details=[f"head_size is {sizes[0]}, and {sizes[1]} where heads are divided"],
+                help="let the Config make head_size of no field that ranks divide, such as of head_dim",
+            )
+        return share  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -145,3 +145,24 @@ def test_explain_counts_what_ranks_send(tmp_path: Path) -> None:
     assert last == (
         f"decode: 4 ranks meet for 5 all_reduce, 1 all_gather; each sends {5 * 2 * 64 * 4 * 2 * 3 // 4 + 3 * 2 * 65 * 4:,} bytes in a step"
     )
+
+
+def test_a_weight_of_several_matrices_that_nobody_named_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    architecture = find_architecture("phi3")
+    monkeypatch.setattr(architecture.file.Config, "divided", nn.USUALLY_DIVIDED)
+    with pytest.raises(SpecError) as error:
+        architecture.export(architecture.file.TINY, ranks=2)
+    assert error.value.what == (
+        "model.layers.0.self_attn.qkv_proj.weight holds several matrices one after the other, and ranks would cut it as one"
+    )
+    assert "phi3.py:" in str(error.value)
+    assert error.value.help == "say what it holds: nnfront.joined(sizes, weight)"
+
+
+def test_heads_that_grow_where_there_are_fewer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = find_architecture("cohere2").file.TINY
+    monkeypatch.setattr(type(config), "divided", nn.USUALLY_DIVIDED)
+    with pytest.raises(LoadError) as error:
+        config.of_ranks(2)
+    size = config.head_size
+    assert error.value.details == (f"head_size is {size}, and {2 * size} where heads are divided",)
