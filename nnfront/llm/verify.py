@@ -8,7 +8,7 @@ fault if what it was given agrees and what it gives does not; one that was given
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ class _Watch(Eager):
         super().__init__()
         self.calls: list[tuple[str, Call]] = []
         self.products: dict[str, list[torch.Tensor]] = {}
-        self.parts = _parts(model)
+        self.parts, self.reordered = _parts(model)
         self._paths = {id(module): path for path, module in model.named_modules()}
         self._inside: list[str] = [""]
 
@@ -143,7 +143,8 @@ class _Watch(Eager):
         given = self._values((*args, *kwargs.values()))
         if isinstance(module, Fused):
             for part, gave in zip(self.parts[path], self._values(result), strict=True):
-                self.calls.append((part, Call(given, (gave,))))
+                if part not in self.reordered:
+                    self.calls.append((part, Call(given, (gave,))))
         else:
             self.calls.append((path, Call(given, self._values(result))))
         return result
@@ -163,16 +164,31 @@ class _Watch(Eager):
         return tuple(x for part in tree for x in self._values(part)) if isinstance(tree, tuple | list) else ()
 
 
-def _parts(model: Module) -> dict[str, list[str]]:
-    """The linear layers of each fused product, by its path: those whose weights its formula reads."""
+def _parts(model: Module) -> tuple[dict[str, list[str]], set[str]]:
+    """The linear layers of each fused product, by its path: those whose weights its formula reads. And which of them have their outputs in another order there."""
     names = {id(p): name for name, p in model.named_parameters()}
-    found = {}
+    found, reordered = {}, set()
     for path, module in model.named_modules():
         if isinstance(module, Fused):
             assert isinstance(module.weight.content, Formula)
-            read = [arg for arg in module.weight.content.call.args if isinstance(arg, Parameter)]
-            found[path] = [names[id(parameter)].rpartition(".")[0] for parameter in read]
-    return found
+            read = [arg for arg in module.weight.content.call.args if isinstance(arg, Tensor)]
+            found[path] = [names[id(_parameter(arg))].rpartition(".")[0] for arg in read]
+            reordered |= {
+                name for name, arg in zip(found[path], read, strict=True) if isinstance(arg.content, Formula)
+            }
+    return found, reordered
+
+
+def _parameter(value: Tensor) -> Tensor:
+    """What a formula is first of all made of."""
+    while isinstance(value.content, Formula):
+        value = next(arg for arg in _flat(value.content.call.args) if isinstance(arg, Tensor))
+    return value
+
+
+def _flat(args: Iterable[Any]) -> Iterator[Any]:
+    for arg in args:
+        yield from _flat(arg) if isinstance(arg, tuple | list) else (arg,)
 
 
 def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -244,7 +260,7 @@ def _lost_products(
         is_own = name.startswith(f"{path}.") and "." not in name.removeprefix(f"{path}.")
         if not (is_own and classes[name] == "Linear" and call.gave and products):
             continue
-        if any(name == ours for ours, _ in watch.calls):
+        if name in watch.reordered or any(name == ours for ours, _ in watch.calls):
             continue
         wanted = call.gave[0].reshape(-1, call.gave[0].shape[-1])
         if not any(_holds(product.reshape(-1, product.shape[-1]), wanted) for product in products):
