@@ -61,6 +61,7 @@ class Lifetimes:
         self._footprints = footprints
         self._layouts: dict[int, Layout | None] = {}
         self._held: dict[int, tuple[Allocation, ...]] = {}  # by slot; absent: memory that is not the call's
+        self._chunk: Allocation | None = None
         self._remembered: set[tuple[str, int, int]] = (
             set()
         )  # kernels, the bytes that they have left behind, and where
@@ -108,6 +109,7 @@ class Lifetimes:
             self.pieces.append(
                 Allocation(f"in {run.kernel}", run.module, footprint.workspace, "workspace", [(step, step)])
             )
+        self._keep_chunk(run, step)
         place = run.inputs[0] if run.op == "cache_write" else -1  # each layer has content of its own
         alike = run.kernel, footprint.remembered, place
         if footprint.remembered and alike not in self._remembered:
@@ -127,6 +129,23 @@ class Lifetimes:
         for piece in made:
             if not piece.slots:
                 piece.end(step)
+
+    def _keep_chunk(self, run: Run, step: int) -> None:
+        """What a ring keeps of tokens that turn it over, as it was and as it becomes, until another one does or the call is over."""
+        types = [self._method.slots[i].type for i in run.inputs]
+        layer = next((t for t in types if isinstance(t, StateLayerType)), None)
+        if run.is_pure or layer is None or not layer.per_token:
+            return
+        seen = layer_of(layer, self._extents.number, self._footprints.ring_windows)
+        tokens = next(x for i in run.inputs if isinstance(x := self._operand(i), Layout) and len(x.shape) > 2)
+        seq, room = tokens.shape[1], self._extents.number(layer.max_seq)
+        if seq == 1 or seen.capacity == room:
+            return
+        count = seen.batch * (min(seen.capacity, room - seq) + seq) * seen.token_bytes
+        if self._chunk is not None:
+            self._chunk.end(step)
+        self._chunk = Allocation("what the window turns over", run.module, count, "value", since=step)
+        self.pieces.append(self._chunk)
 
     def _branch(self, branch: Branch) -> None:
         self.steps.append(Step("if", branch.module))

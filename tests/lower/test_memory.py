@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from memory_checks import measured_peak
 from random_programs import FLAGS, programs
 
+import nnfront as nn
+from nnfront import op, spec
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import memory_policy
 from nnfront.errors import LowerError
@@ -18,6 +20,7 @@ from nnfront.lower import MethodProgram
 from nnfront.memory.plan import MemoryPlan, plan_memory
 from nnfront.memory.report import report_memory
 from nnfront.session import Session
+from nnfront.state.use import Use
 
 MEMORY = memory_policy("cpu")
 
@@ -243,3 +246,40 @@ def test_a_name_that_no_method_has_is_refused():
     with pytest.raises(LowerError) as caught:
         report_memory(lower(parse(CHAIN)), {"m": 2}, MEMORY)
     assert str(caught.value) == "no method has a dim 'm'\n  dims are n"
+
+
+class Windowed(nn.Module):
+    """Two layers, of which the first sees a window."""
+
+    def step(self, x, cache):
+        b, s, _ = x.shape
+        x = op.reshape(x, (b, s, 1, 4))
+        x = op.attention(x, x, x, cache=cache[0], window=4)
+        return op.attention(x, x, x, cache=cache[1])
+
+
+@pytest.mark.parametrize(("seq", "before"), [(9, 7), (3, 13), (1, 5)])
+def test_what_a_prompt_longer_than_a_window_keeps_is_planned(seq, before, monkeypatch):
+    caches = spec.Cache(2, 1, 4, batch="batch", max_seq="max_seq", window=[4, None])
+    ir = Windowed().export({"step": {"x": spec.Tensor(["batch", "seq", 4]), "cache": caches}})
+    executable = nn.compile(ir)
+    session = executable.load({})
+    room = seq + before
+    cache = session.make_cache(batch=2, max_seq=room)
+    kept = []
+    keep = Use.keep
+    monkeypatch.setattr(
+        Use, "keep", lambda self, layer, chunk: (kept.append(chunk[0]), keep(self, layer, chunk))
+    )
+    for size in (before, seq):
+        kept.clear()
+        session["step"](torch.ones(2, size, 4), cache)
+    plan = executable.memory(batch=2, seq=seq, max_seq=room).methods["step"].plan
+    planned = [b for b in plan.buffers if b.name == "what the window turns over"]
+    if seq == 1:
+        assert not planned
+        assert not kept
+    else:
+        (buffer,), (chunk,) = planned, kept
+        assert buffer.bytes == sum(t.nbytes for t in chunk)
+        assert buffer.is_alive(len(plan.steps) - 1)
