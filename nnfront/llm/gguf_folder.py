@@ -95,6 +95,13 @@ def _config(
             details=[f"known: {', '.join(ARCHITECTURES)}"],
             help="load the model from a folder with config.json and safetensors",
         )
+    count = metadata.get("split.count", 1)
+    if count not in (0, 1):
+        raise LoadError(
+            f"{path} is one of {shown(count)} files of a model that was split",
+            details=["the others hold the rest of its tensors, and are not read"],
+            help="put them together with llama.cpp's gguf-split --merge",
+        )
     prefix = f"{name}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     settings, infos = Settings(own, f"{path}: metadata of {name}"), checkpoint.infos

@@ -137,6 +137,7 @@ def test_the_command_line_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     ("architecture", "metadata", "problem"),
     [
         ("falcon", {}, "general.architecture is 'falcon'"),
+        ("llama", {"split.count": 3}, "is one of 3 files of a model that was split"),
         ("llama", {"llama.expert_count": 8}, "expert_count is 8, expected 0"),
         ("llama", {"llama.logit_scale": 2.0}, "logit_scale is 2.0, and no reader knows the key"),
         (
