@@ -243,7 +243,7 @@ class Seq2Seq:
             self.session["encode"](source[None].to(self.session.device, self._dtype), memory.rows(i))
         return memory
 
-    def _empty(self, argument: str, **sizes: int) -> Cache:
+    def _empty(self, argument: str, **sizes: Any) -> Cache:
         return self.session.make_cache(argument, stored_as=self.stored_as, **sizes)
 
     def _prompt(self, memory: Cache, language: str | None, task: str | None) -> torch.Tensor:

@@ -18,7 +18,9 @@ def taken_apart(ir: IRModule, names: Collection[str]) -> Iterator[tuple[str, Bin
     What is laid out by heads first is in parts of heads, which may be taken apart.
     """
     for method in ir.methods:
-        axes = {p: (p.name, 0) for p in method.params if p.role == "weight" and p.name in names}
+        axes: dict[Var, tuple[str, int]] = {
+            p: (p.name, 0) for p in method.params if p.role == "weight" and p.name in names
+        }
         yield from _within(ir, method, axes)
 
 
@@ -32,7 +34,9 @@ def _within(
         if isinstance(value, FunctionCall):
             called = ir[value.function]
             given = zip(called.params, value.args, strict=True)
-            inside = {p: known[arg] for p, arg in given if isinstance(arg, Var) and arg in known}
+            inside: dict[Var, tuple[str, int]] = {
+                p: known[arg] for p, arg in given if isinstance(arg, Var) and arg in known
+            }
             if inside:
                 yield from _within(ir, called, inside)
             continue
