@@ -77,6 +77,10 @@ def test_what_comes_broken_is_refused_and_leaves_nothing(
     stream = b'{"prompt": "import os", "stream": true, "ignore_eos": true, "max_tokens": 400}'
     for _ in range(4):
         raw(url, post(stream), reads=False)  # gone before anything comes
+    holds_nothing_and_answers(url)
+
+
+def holds_nothing_and_answers(url: str) -> None:
     with httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}) as http:
         for _ in range(200):
             text = http.get("/metrics").text
@@ -88,6 +92,43 @@ def test_what_comes_broken_is_refused_and_leaves_nothing(
         assert http.get("/health").status_code == 200
         reply = http.post("/v1/completions", json={"prompt": "import os", "max_tokens": 2})
         assert reply.json()["usage"]["completion_tokens"] == 2
+
+
+def test_a_body_without_a_length_is_limited_too(server: tuple[str, subprocess.Popen[str]]) -> None:
+    url, _ = server
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer k\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    part = b"100000\r\n" + b"x" * (1 << 20) + b"\r\n"
+    assert b" 413 " in raw(url, head + part * 9 + b"0\r\n\r\n")
+    assert b" 400 " in raw(url, head + b"zz\r\n")
+
+
+def test_who_does_not_read_or_closes_one_half_holds_up_nobody(
+    server: tuple[str, subprocess.Popen[str]],
+) -> None:
+    url, _ = server
+    host, port = url.removeprefix("http://").split(":")
+    stream = b'{"prompt": "import os", "stream": true, "ignore_eos": true, "max_tokens": 400, "logprobs": 20}'
+    with contextlib.ExitStack() as held:
+        slow = []
+        for _ in range(4):
+            connection = held.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(20)
+            connection.connect((host, int(port)))
+            connection.sendall(post(stream))
+            slow.append(connection)
+        for connection in slow[2:]:
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):  # the server ends what it began
+                pass
+        reply = httpx2.post(
+            f"{url}/v1/completions",
+            json={"prompt": "import os", "max_tokens": 2},
+            headers={"authorization": "Bearer k"},
+            timeout=30,
+        )
+        assert reply.json()["usage"]["completion_tokens"] == 2  # while two do not read
+    holds_nothing_and_answers(url)
 
 
 def test_the_server_answers_and_drains_when_it_is_told_to_end(
