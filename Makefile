@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs
+.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs test-deploy
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -44,6 +44,11 @@ test-texts: $(READY)
 # Thousands of random methods in random special cases.
 test-cases: $(READY)
 	$(BIN)/python -m pytest tests/passes/test_special_case_properties.py -m "slow or not slow"
+
+# Replicas on a Ray of their own, one of which is killed; installs `.[distributed]`, which is large.
+test-deploy: $(READY)
+	$(BIN)/pip install --quiet --constraint constraints.txt '.[distributed]'
+	$(BIN)/python -m pytest tests/serve/test_deploy_on_ray.py -m slow
 
 # Pages of `nnfront show --html` and `nnfront serve` in the browser that CHROMIUM names.
 test-browser: $(READY)

@@ -9,13 +9,14 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import bench, chat, check, diff, eval, explain, export, run, serve, show, verify
+from nnfront.cli import bench, chat, check, deploy, diff, eval, explain, export, run, serve, show, verify
 from nnfront.errors import NnfrontError
 
 COMMANDS = {
     "bench": bench,
     "chat": chat,
     "check": check,
+    "deploy": deploy,
     "diff": diff,
     "eval": eval,
     "explain": explain,

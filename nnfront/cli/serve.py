@@ -11,17 +11,29 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import nnfront as nn
 from nnfront.cli import loading
 from nnfront.errors import LoadError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from nnfront.serve.engine import Engine
+    from nnfront.serve.schedule import Limits
 
 KEY_VARIABLE = "NNFRONT_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    add_serving_arguments(parser)
+    loading.add_ranks_argument(parser)
+
+
+def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what is served, where and within which limits."""
     parser.add_argument(
         "--host", default="127.0.0.1", help="where to listen; default 127.0.0.1, this machine alone"
     )
@@ -71,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log", choices=["json"], help="write a line for each request to stdout: its number, tokens and times, no texts"
     )  # fmt: skip
-    loading.add_ranks_argument(parser)
     loading.add_spec_argument(parser)
     loading.add_arguments(parser)
 
@@ -81,12 +92,27 @@ def main(args: argparse.Namespace) -> int:
     parts = engine_parts()
     if nn.Embedder.fits(args.path, args.model):
         return _serve_encoder(args, parts)
+    llm, limits = loaded(args)
+    if not llm.ranks.is_first:
+        for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends in order, and lets this one know
+            signal.signal(each, signal.SIG_IGN)
+        parts.compute_of(llm, limits).follow()
+        return 0
+    engine, served = application(args, llm, limits)
+    with engine:
+        _listen(args, parts, served)
+        engine.close(drain=True)
+    return 0
+
+
+def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
+    """The model that the flags say, on this rank, and the limits it is served within."""
     llm = loading.load(args)
     longest = llm.context if args.max_model_len is None else args.max_model_len
     if not 1 < longest <= llm.context:
         raise LoadError(f"--max-model-len is {longest}, the model's context holds {llm.context} tokens")
     tokens = args.max_tokens or 4 * longest
-    limits = parts.Limits(
+    return llm, engine_parts().Limits(
         max_model_len=longest,
         pages=-(-tokens // max(args.page_size, 1)),
         max_num_seqs=args.max_num_seqs,
@@ -96,38 +122,42 @@ def main(args: argparse.Namespace) -> int:
         step_tokens=2 * args.chunk,
         reuse_answers=args.reuse_answers,
     )
-    if not llm.ranks.is_first:
-        for each in (signal.SIGINT, signal.SIGTERM):  # rank 0 ends in order, and lets this one know
-            signal.signal(each, signal.SIG_IGN)
-        parts.compute_of(llm, limits).follow()
-        return 0
+
+
+def application(args: argparse.Namespace, llm: nn.LLM, limits: Limits) -> tuple[Engine, ASGIApp]:
+    """The engine of a model, which is to be closed, and the application over it that the flags say."""
+    parts = engine_parts()
     source = None if args.chat_template is None else read_template(args.chat_template)
     template = parts.template_of(llm.files, source)
-    name, keys = _name_and_keys(args)
-    with parts.Engine(llm, limits, spec=args.spec) as engine:
-        served = parts.app(engine, name, template=template, keys=keys, seconds=args.timeout, log=_log(args))
-        print(
-            f"serving {name!r}: {limits.max_num_seqs} answers at a time, {limits.pages} pages of {limits.page_size} tokens"
-            + ("" if template else "; without a chat template it takes texts only, at /v1/completions"),
-            file=sys.stderr,
-        )
-        _listen(args, parts, served)
-        engine.close(drain=True)
-    return 0
+    name = served_name(args)
+    engine = parts.Engine(llm, limits, spec=args.spec)
+    print(
+        f"serving {name!r}: {limits.max_num_seqs} answers at a time, {limits.pages} pages of {limits.page_size} tokens"
+        + ("" if template else "; without a chat template it takes texts only, at /v1/completions"),
+        file=sys.stderr,
+    )
+    served = parts.app(engine, name, template=template, keys=keys(args), seconds=args.timeout, log=_log(args))
+    return engine, served
+
+
+def served_name(args: argparse.Namespace) -> str:
+    """The model's name for clients."""
+    name: str = args.served_model_name or nn.model_name(args.path)
+    return name
+
+
+def keys(args: argparse.Namespace) -> list[str]:
+    """The keys of which requests must have one."""
+    return [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
 
 
 def _serve_encoder(args: argparse.Namespace, parts: SimpleNamespace) -> int:
     embedder = loading.load_embedder(args)
-    name, keys = _name_and_keys(args)
-    served = parts.embedding_app(embedder, name, keys=keys, max_queued=args.max_queued, log=_log(args))
+    name = served_name(args)
+    served = parts.embedding_app(embedder, name, keys=keys(args), max_queued=args.max_queued, log=_log(args))
     print(f"serving {name!r}, an encoder: texts have a vector each, at /v1/embeddings", file=sys.stderr)
     _listen(args, parts, served)
     return 0
-
-
-def _name_and_keys(args: argparse.Namespace) -> tuple[str, list[str]]:
-    keys = [*args.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
-    return args.served_model_name or nn.model_name(args.path), keys
 
 
 def _log(args: argparse.Namespace) -> Callable[[dict[str, Any]], None] | None:
