@@ -6,8 +6,10 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,8 @@ from nnfront.errors import LoadError
 ADDRESS_VARIABLE = "RAY_ADDRESS"
 DRAIN_SECONDS = 600.0
 """How long a replica that is replaced may take for the answers it has begun, where --timeout does not say."""
+
+_OUR_ERROR = re.compile(r"\s*nnfront\.[\w.]+: ")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,8 +72,11 @@ def main(args: argparse.Namespace) -> int:
     try:
         ray_serve.run(deployment(args, chosen), name=name, route_prefix=args.route_prefix)
     except RuntimeError as error:
+        found = ray_serve.status().applications.get(name)
+        said = [each.message for each in found.deployments.values()] if found else []
         raise LoadError(
-            f"the deployment {name!r} did not start", details=str(error).strip().splitlines()[-20:]
+            f"the deployment {name!r} did not start",
+            details=reason("\n".join([str(error), *said])),
         ) from None
     where = ray.get_runtime_context().gcs_address
     print(
@@ -136,6 +143,13 @@ def check_room(args: argparse.Namespace, there: Mapping[str, float]) -> None:
                 f"{args.replicas} replicas of {args.gang} processes take {count} {kind}s, and this machine has {there.get(kind, 0):.0f}",
                 help=f"lower --replicas or --tp, or name a cluster by the variable {ADDRESS_VARIABLE}",
             )
+
+
+def reason(message: str) -> list[str]:
+    """The lines of Ray's account of a failure, a traceback for the most part, that say why: those of our error, else the last few."""
+    lines = textwrap.dedent(message).strip().splitlines()
+    starts = [at for at, line in enumerate(lines) if _OUR_ERROR.match(line)]
+    return [_OUR_ERROR.sub("", line).strip() for line in (lines[starts[-1] :] if starts else lines[-5:])]
 
 
 def _ray() -> Any:

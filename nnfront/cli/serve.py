@@ -20,8 +20,8 @@ from nnfront.errors import LoadError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from nnfront.engine.schedule import Limits
     from nnfront.serve.engine import Engine
-    from nnfront.serve.schedule import Limits
 
 KEY_VARIABLE = "NNFRONT_API_KEY"
 

@@ -93,6 +93,13 @@ def test_a_machine_without_room_for_all_replicas_is_refused() -> None:
     )
 
 
+def test_of_what_ray_says_of_a_failure_the_error_is_shown() -> None:
+    traceback = 'Deploying failed.\nThe deployment failed to start 1 times.\n  File "a.py", line 1\n    load()\n    ^^^^^^\n'
+    error = "  nnfront.errors.LoadError: x is not a folder\n    help: give the path of one\n"
+    assert deploy.reason(traceback + error) == ["x is not a folder", "help: give the path of one"]
+    assert deploy.reason("1\n2\n3\n4\n5\n6\n") == ["2", "3", "4", "5", "6"]
+
+
 def test_without_ray_one_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
