@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,3 +114,17 @@ def test_without_ray_one_error_names_the_extra(
 def test_ranks_of_torchrun_do_not_deploy() -> None:
     """Each would deploy the same once more; the flag --tp is Ray's to carry out."""
     assert not hasattr(parsed("--tp 2"), "tp")
+
+
+def test_a_ray_that_is_named_and_not_there_is_refused_instead_of_another_one_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def init(address: str, **_: object) -> None:
+        raise ConnectionError(address)
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    with pytest.raises(LoadError) as raised:
+        deploy._connect(SimpleNamespace(init=init))
+    assert str(raised.value) == (
+        "no Ray answers at head:6379, which RAY_ADDRESS names\n  help: without RAY_ADDRESS one is started here"
+    )
