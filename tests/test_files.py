@@ -175,6 +175,8 @@ def test_nothing_but_this_opens_files_from_outside() -> None:
     }
     assert found == {
         "backends/cpu/extension.py: .read_text(",  # of the package's own
+        "inspection/write_page.py: .read_text(",
+        "serve/home.py: .read_text(",
         "ir/literals.py: json.load",
         "cli/chat.py: .read_bytes(",  # what the user names on the command line
         "cli/eval.py: .read_bytes(",

@@ -109,6 +109,7 @@ def load(args: argparse.Namespace) -> nn.LLM:
 def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
     """Load the encoder-decoder that the flags say."""
     refuse_ranks(args, "an encoder-decoder")
+    refuse(args, ("spec",), f"{args.path} holds an encoder-decoder")
     return _told(nn.Seq2Seq.load(args.path, **_options(args)), args)
 
 

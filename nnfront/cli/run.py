@@ -93,6 +93,8 @@ def main(args: argparse.Namespace) -> int:
     sees = nn.VisionLanguageModel.fits(args.path, args.model)
     if args.image and not sees:
         raise nn.errors.LoadError(f"{args.path} holds a model that sees no images")
+    if sees:
+        loading.refuse(args, ("spec",), f"{args.path} holds a model that sees images")
     if args.image:
         loading.refuse_ranks(args, "one that is to see images")
     llm = loading.load(args)

@@ -60,8 +60,10 @@ def _what_ended(failures: Mapping[int, ProcessFailure]) -> NnfrontError:
     for kind, text in said.values():
         if kind == "HungRank":
             return RunError(text)
+    has_error = any(kind not in ("", "LostRank") for kind, _ in said.values())
     for rank, failure in failures.items():
-        if failure.exitcode < 0:
+        # The launcher itself asks the others to end when one has failed.
+        if failure.exitcode < 0 and not (has_error and failure.exitcode == -signal.SIGTERM):
             return RunError(
                 f"rank {rank} was killed by {failure.signal_name()}",
                 details=[f"process {failure.pid}"],

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
 
 from nnfront.errors import LoadError
-from nnfront.files import shown_text
+from nnfront.files import Folder, shown_text
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SNAPSHOT = re.compile(r"models--(.+?)--(.+)")
@@ -46,12 +45,17 @@ def model_name(path: str | os.PathLike[str]) -> str:
 def _index_of(file: Path) -> Path:
     """The index that names a file as one of several, else the file."""
     for index in sorted(file.parent.glob(f"*{INDEX}")):
-        try:
-            if file.name in json.loads(index.read_bytes())["weight_map"].values():
-                return index
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # whoever opens it says what is wrong with it
+        if file.name in (_named(index) or ()):
+            return index
     return file
+
+
+def _named(index: Path) -> set[str] | None:
+    """The files that an index names; None for one that is damaged: whoever opens it says what is wrong with it."""
+    try:
+        return {*Folder(index.parent).read_json(index.name)["weight_map"].values()}
+    except (LoadError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def _in_cache(name: str) -> Path:
@@ -100,9 +104,8 @@ def _is_whole(folder: Path) -> bool:
     """Whether config.json is there, and all files with weights that an index names, or one at least."""
     if not (folder / "config.json").is_file():
         return False
-    indices = list(folder.glob(f"*{INDEX}"))
-    try:
-        wanted = {file for index in indices for file in json.loads(index.read_bytes())["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    found = [_named(index) for index in folder.glob(f"*{INDEX}")]
+    if None in found:
         return False
+    wanted = {file for files in found for file in files or ()}
     return all((folder / file).is_file() for file in wanted) if wanted else any(folder.glob("*.safetensors"))

@@ -254,7 +254,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of tensors that are alive, those of `outside` left out."""
+    """Counts the bytes of tensors that are alive, those of `outside` and numbers left out."""
 
     def __init__(self, outside: Iterable[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -273,7 +273,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(value):
             if isinstance(leaf, torch.Tensor) and (address := _address(leaf)) not in self._outside:
-                nbytes = leaf.untyped_storage().nbytes()
+                nbytes = leaf.untyped_storage().nbytes() if leaf.ndim else 0
                 if address not in self._tensors:
                     self.live += nbytes
                 self._tensors[address] = self._tensors.get(address, 0) + 1

@@ -222,9 +222,8 @@ def as_tensor(value: Any, like: Any) -> torch.Tensor:
     dtype = torch.result_type(value, like)
     if isinstance(value, torch.Tensor):
         return value.to(dtype)
-    if isinstance(like, torch.Tensor) and like.is_cuda:
-        return like.new_full((), value, dtype=dtype)  # filled there: a capture allows no copy from the host
-    return torch.tensor(value, dtype=dtype, device=like.device if isinstance(like, torch.Tensor) else None)
+    device = like.device if isinstance(like, torch.Tensor) else None
+    return torch.full((), value, dtype=dtype, device=device)  # filled there: nothing is copied from the host
 
 
 def of_tensors(function: Callable[..., torch.Tensor]) -> Callable[[Any, Any], torch.Tensor]:

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nnfront.distributed.launch import launch
+from nnfront.distributed.launch import _what_ended, launch
 from nnfront.errors import LoadError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
@@ -117,3 +118,14 @@ def test_no_ranks_are_no_ranks() -> None:
         LoadError, match=re.escape("0 ranks cannot be started\n  help: give a number of at least 1")
     ):
         launch(0, [])
+
+
+def test_a_rank_that_was_asked_to_end_hides_no_error_of_another() -> None:
+    failures = {
+        0: SimpleNamespace(
+            exitcode=-signal.SIGTERM, message="", pid=1, signal_name=lambda: signal.SIGTERM.name
+        ),
+        1: SimpleNamespace(exitcode=1, message={"message": "LoadError: it is not there"}, pid=2),
+    }
+    assert str(_what_ended(failures)) == "it is not there"
+    assert str(_what_ended({0: failures[0]})).startswith("rank 0 was killed by SIGTERM")

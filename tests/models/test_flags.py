@@ -63,6 +63,8 @@ REFUSED: dict[tuple[str, str, str], str] = {
     ("run", "t5", "--task translate"): "the model has no task 'translate'",
     ("run", "t5", "--audio {sound}"): "the source is a sound, the model reads a text",
     ("run", "whisper", ""): "the source is a text, the model reads a sound",
+    ("run", "t5", "--spec ngram"): "--spec would change nothing: {path} holds an encoder-decoder",
+    ("run", "images", "--spec ngram"): "--spec would change nothing: {path} holds a model that sees images",
     ("run", "encoder", ""): "holds no language model",
     ("run", "encoder", "--quant int8"): "holds no language model",
     ("run", "artefact", "--dtype float32"): ARTEFACT,
@@ -185,7 +187,9 @@ def test_a_prompt_with_places_for_images_is_no_text(
 def test_every_flag_is_looked_at() -> None:
     """A new flag is put into a table of this file, or among those that do the same with every kind of model."""
     tried = {word for _, _, flags in REFUSED for word in flags.split()} | {"--model", "--stop", "--tp"}
+    served = "--host --port --api-key --served-model-name --chat-template --max-num-seqs --max-queued --max-tokens --page-size --chunk --reuse-answers --timeout --log"
     same = {
+        "bench": "--lengths --batches -n --repeats --json --plot",
         "run": "-p -n --temperature --top-k --top-p --min-p --repetition-penalty --seed",
         "chat": "--system --chat-template -n --temperature --seed",
         "check": "--json",
@@ -193,7 +197,8 @@ def test_every_flag_is_looked_at() -> None:
         "eval": "--window --stride --json",
         "explain": "",
         "export": "",
-        "serve": "--host --port --api-key --served-model-name --chat-template --max-num-seqs --max-queued --max-tokens --page-size --chunk --reuse-answers --timeout",
+        "deploy": f"--name --route-prefix --replicas --min-replicas --max-replicas --cpus {served}",
+        "serve": served,
         "show": "",
         "verify": "--tokens --device",
     }  # fmt: skip

@@ -50,12 +50,20 @@ fused def gated_product[n](x: input float16[n, 4], weight: input float16[6, 4]) 
 }
 """
 # Passes that begin at public functions.
-OF_PUBLIC = {"bind_dims", "bind_params", "lift_transform_params", "pack_weights", "special_cases"}
+OF_PUBLIC = {
+    "bind_dims",
+    "bind_params",
+    "lift_transform_params",
+    "pack_weights",
+    "shard_weights",
+    "special_cases",
+}
 OPTIONS = {
     "apply_dtype_policy": {"dtype": "bfloat16"},
     "bind_dims": {"dims": {"n": 3}},
     "bind_params": {"params": {"w": [[0.0] * 4] * 4}},
     "quantize_weights": {"scheme": "int8"},
+    "shard_weights": {"shards": {"w": (0, 8, None)}, "world": 2},
     "special_cases": {"function": "elsewhere", "cases": [{"n": 3}]},
 }
 

@@ -218,13 +218,13 @@ class TestSaved:
     def test_a_language_model_takes_the_number(
         self, made: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from nnfront.llm import language_model
+        from nnfront.llm import language_model, load_options
 
         text = SimpleNamespace(eos_token_ids=())
         files = SimpleNamespace(manifest=SimpleNamespace(llm=text, target=made), held=None)
         asked: list[int | None] = []
         monkeypatch.setattr(language_model, "is_artefact", lambda path: True)
-        monkeypatch.setattr(language_model, "read_artefact", lambda folder: files)
-        monkeypatch.setattr(language_model, "session_of", lambda files, number: asked.append(number))
+        monkeypatch.setattr(load_options, "read_artefact", lambda folder: files)
+        monkeypatch.setattr(load_options, "session_of", lambda files, number: asked.append(number))
         nn.LLM.load(tmp_path, device)
         assert asked == [1]

@@ -128,7 +128,7 @@ def _rms_over_last_axis(run: Run, context: Context) -> str:
     if run.attrs.get("axes") != (context.tensor(x).ndim - 1,):
         return "it is not over the last axis alone"
     kinds = {context.tensor(slot).dtype for slot in vectors if not context.is_none(slot)}
-    is_narrower = context.tensor(x).dtype == "float32" and len(kinds) == 1
+    is_narrower = context.tensor(x).dtype == "float32" and kinds in ({"bfloat16"}, {"float16"})
     return ACCEPTED if is_narrower else _vectors_fit(run, context)
 
 
