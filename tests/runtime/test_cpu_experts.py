@@ -75,7 +75,8 @@ OPTIONS = {
 @pytest.mark.parametrize("tokens", [0, 1, 2, 9, 40])
 @pytest.mark.parametrize("by", ["few rows", "torch"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_chosen_experts_agree_with_a_loop_in_float64(name, by, tokens, dtype, monkeypatch):
+@pytest.mark.parametrize("lies", ["row by row", "column by column"])
+def test_chosen_experts_agree_with_a_loop_in_float64(lies, name, by, tokens, dtype, monkeypatch):
     if by == "torch":
         monkeypatch.setattr(linear, "SMALL_BATCH", None)
     options, biases = OPTIONS[name], ()
@@ -83,6 +84,8 @@ def test_chosen_experts_agree_with_a_loop_in_float64(name, by, tokens, dtype, mo
     if name != "silu":
         widths = operands["gate_up"].shape[1], HIDDEN
         biases = tuple(torch.randn(EXPERTS, width).to(dtype) for width in widths)
+    if lies == "column by column":
+        operands |= {name: operands[name].mT.contiguous().mT for name in ("gate_up", "down")}
     run = Run("moe_mlp_sorted", ops.moe_mlp.name, (), Structure(), options)
     y = resolve(run)(*operands.values(), *biases)
     assert_close(y, *one_by_one(*operands.values(), *biases, **options), dtype)

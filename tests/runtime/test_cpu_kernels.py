@@ -250,7 +250,8 @@ class Gated(nn.Module):
 )
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_gated_product_agrees_with_float64(rows, bias, act, dtype):
+@pytest.mark.parametrize("lies", ["row by row", "column by column"])
+def test_a_gated_product_agrees_with_float64(lies, rows, bias, act, dtype):
     name = str(dtype).removeprefix("torch.")
     model = Gated(bias, act).to(name)
     run = run_of("gated_product", model.export({"forward": {"x": nn.spec.Tensor(["n", 10], name)}}))
@@ -260,6 +261,8 @@ def test_a_gated_product_agrees_with_float64(rows, bias, act, dtype):
         torch.randn(14, 10).to(dtype),
         torch.randn(14).to(dtype) if bias else None,
     )
+    if lies == "column by column":
+        w = w.T.contiguous().T
     kept = x.clone()
     got = resolve(run)(x, w, b)
     gate, up = torch.nn.functional.linear(x.double(), w.double(), None if b is None else b.double()).split(

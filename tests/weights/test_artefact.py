@@ -219,13 +219,13 @@ def test_text_names_the_authors_files_without_their_folders(tmp_path: Path) -> N
 def test_mapped_weights_are_not_read(tmp_path: Path) -> None:
     class Large(nn.Module):
         def __init__(self) -> None:
-            self.w = nn.Parameter((2048, 2048))
+            self.w = nn.Parameter((4096, 4096))
 
         def forward(self, x: Any) -> Any:
             return x @ self.w
 
-    ir = Large().export({"forward": {"x": spec.Tensor(["n", 2048])}})
-    nn.compile(ir).load({"w": torch.ones(2048, 2048)}).save(tmp_path / "a")
+    ir = Large().export({"forward": {"x": spec.Tensor(["n", 4096])}})
+    nn.compile(ir).load({"w": torch.ones(4096, 4096)}).save(tmp_path / "a")
     script = (
         "import sys, nnfront as nn, torch\n"
         "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
@@ -235,7 +235,7 @@ def test_mapped_weights_are_not_read(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", script, tmp_path / "a"], capture_output=True, text=True, check=True
     )
-    assert int(done.stdout) < 8 << 20  # the weight has 16 MB
+    assert int(done.stdout) < 32 << 20  # the weight has 64 MB, what is imported up to 10
 
 
 def test_a_method_of_a_plugin_says_what_is_missing(tmp_path: Path) -> None:

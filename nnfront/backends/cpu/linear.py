@@ -219,10 +219,8 @@ def gated_product(run: Run) -> Callable[..., Any]:
     Few rows go to a kernel that does all of it, if there is one. Else rows are multiplied with one half after the other: elementwise calls on
     halves of one result take 1.4 times as long.
     """
-    multiply, activate = (
-        next(k for k in (*PRODUCTS, PLAIN) if k.name == run.attrs["product"]).bind(run),
-        activation(run),
-    )
+    product = next(k for k in (*PRODUCTS, PLAIN) if k.name == run.attrs["product"])
+    multiply, activate = product.bind(replace(run, op="linear", attrs={})), activation(run)
     few, gated = SMALL_BATCH, gated_small_batch(run)
 
     def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
