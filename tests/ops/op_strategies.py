@@ -3,7 +3,8 @@
 
 import op_cases_elements
 import op_cases_models
+import op_cases_programs
 import op_cases_shapes
 from op_cases import CASES
 
-__all__ = ["CASES", "op_cases_elements", "op_cases_models", "op_cases_shapes"]
+__all__ = ["CASES", "op_cases_elements", "op_cases_models", "op_cases_programs", "op_cases_shapes"]
