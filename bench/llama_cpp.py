@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill and decode of language models on a CPU against llama.cpp, in the same run.
+
+    python bench/llama_cpp.py FOLDER --bin LLAMA_CPP/build/bin [--names llama-3.2-1b qwen2.5-0.5b] [--rounds 3]
+
+`--bin` has llama-bench and llama-quantize of a build of llama.cpp for this machine. FOLDER holds the checkpoints that `bench/checkpoints.py` writes and
+the same weights as GGUF (both are written if absent). Two threads, batch 1, a prompt of 512 tokens, 64 new ones behind it. Each measurement
+runs in a process of its own; ours and theirs alternate, medians over all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+from checkpoints import CONFIGS, write
+from llm_cpu import median
+from machine import describe, keep, measure, table
+from safetensors import safe_open
+
+PEER = Path(__file__).parent / "peers" / "nnfront_llm.py"
+# Ours and what llama.cpp has of as many bits.
+FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+BLOCK = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+BLOCK |= {
+    f"self_attn.{ours}_proj": f"attn_{theirs}"
+    for ours, theirs in zip("qkvo", ("q", "k", "v", "output"), strict=True)
+}
+BLOCK |= {f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")}
+
+
+def gguf_name(name: str) -> str:
+    """The name of a tensor of a Llama checkpoint in GGUF."""
+    layer, _, rest = name.removeprefix("model.layers.").removesuffix(".weight").partition(".")
+    outer = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    return outer.get(name) or f"blk.{layer}.{BLOCK[rest]}.weight"
+
+
+def write_gguf(name: str, folder: Path, binaries: Path, format: str) -> Path:
+    """The checkpoint as GGUF, unless it is there. Heads are not permuted: the weights are random, and as many."""
+    whole, path = folder / f"{name}-BF16.gguf", folder / f"{name}-{format}.gguf"
+    if not whole.exists():
+        config, writer = CONFIGS[name], gguf.GGUFWriter(whole, "llama")
+        writer.add_block_count(config.num_hidden_layers)
+        writer.add_context_length(8192)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_rope_dimension_count(config.head_dim)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+        kinds = gguf.TokenType
+        special = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+        tokens = special + [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+        tokens += [(f"\u2581t{i}", kinds.NORMAL) for i in range(len(tokens), config.vocab_size)]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([text for text, _ in tokens])
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
+        writer.add_token_types([kind for _, kind in tokens])
+        with safe_open(folder / name / "model.safetensors", "pt") as file:
+            for key in file.keys():
+                weight = file.get_tensor(key)
+                if weight.ndim == 1:
+                    writer.add_tensor(gguf_name(key), weight.float().numpy())
+                else:
+                    bits = weight.view(torch.uint8).numpy()
+                    writer.add_tensor(gguf_name(key), bits, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    if not path.exists():
+        subprocess.run(
+            [binaries / "llama-quantize", whole, path, format, "2"], check=True, capture_output=True
+        )
+    return path
+
+
+def theirs(binaries: Path, path: Path) -> dict[str, float]:
+    """Tokens a second of llama-bench."""
+    command = [
+        binaries / "llama-bench",
+        "-m",
+        path,
+        "-t",
+        "2",
+        "-p",
+        "512",
+        "-n",
+        "0",
+        "-r",
+        "4",
+        "-o",
+        "json",
+    ]
+    prefill = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
+    command[command.index("-p") : command.index("-r")] = ["-p", "0", "-n", "64", "-d", "512"]
+    decode = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
+    return {
+        "prefill": statistics.median(prefill["samples_ts"]),
+        "decode": statistics.median(decode["samples_ts"]),
+    }
+
+
+def main() -> None:
+    """Measure, print a table and keep the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--bin", type=Path, required=True)
+    parser.add_argument("--names", nargs="+", default=list(CONFIGS))
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for name in args.names:
+        path = write(name, args.folder)
+        files = {ours: write_gguf(name, args.folder, args.bin, format) for ours, format in FORMATS.items()}
+        runs: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {ours: [] for ours in FORMATS}
+        for _ in range(args.rounds):
+            for ours, file in files.items():
+                quant = [] if ours == "bfloat16" else [ours]
+                runs[ours].append((measure(PEER, path, "speed", *quant), theirs(args.bin, file)))
+        for ours, pairs in runs.items():
+            mine, other = [m for m, _ in pairs], [o for _, o in pairs]
+            row: dict[str, Any] = {"model": name, "weights": ours, "llama.cpp": FORMATS[ours]}
+            for what in ("prefill", "decode"):
+                speeds = median(mine, what), median(other, what)
+                row |= {f"{what} tok/s": speeds[0], f"llama.cpp {what} tok/s": speeds[1]}
+                row[f"{what} ratio"] = speeds[0] / speeds[1]
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    print(keep("llama_cpp", describe("torch", "gguf"), rows))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
