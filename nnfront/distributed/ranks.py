@@ -32,6 +32,10 @@ PATIENCE = timedelta(days=365)
 """How long a collective waits for ranks that are alive: a server has nothing to do for as long as nobody asks."""
 
 
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where the launcher looks for what has ended a rank."""
+
+
 class HungRank(LostRank):
     """A rank gave no sign of life for so long that others have ended it."""
 
@@ -187,8 +191,11 @@ def end_with(error: BaseException) -> NoReturn:
     """End this process, and leave an error where the launcher finds it; without a launcher that asks for it, say it."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-    if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+    if file := os.environ.get(ERROR_FILE):
+        # The launcher, which another rank has ended, may read it or end this process at any moment.
+        os.environ[ERROR_FILE] = f"{file}.new"
         get_error_handler().record_exception(error)
+        os.replace(f"{file}.new", file)
     else:
         print(f"error: {error}", file=sys.__stderr__, flush=True)
     for stream in (sys.stdout, sys.stderr):

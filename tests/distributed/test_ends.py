@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from nnfront.distributed.launch import _what_ended, launch
+from nnfront.distributed.ranks import ERROR_FILE, end_with
 from nnfront.errors import LoadError
 
 FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
@@ -129,3 +131,22 @@ def test_a_rank_that_was_asked_to_end_hides_no_error_of_another() -> None:
     }
     assert str(_what_ended(failures)) == "it is not there"
     assert str(_what_ended({0: failures[0]})).startswith("rank 0 was killed by SIGTERM")
+
+
+def test_what_a_rank_leaves_is_never_seen_half_written(tmp_path, monkeypatch):
+    seen, dump = [], json.dump
+
+    def slow(data, file):
+        file.write("{")
+        file.flush()
+        seen.append((tmp_path / "error.json").exists())
+        file.seek(0)
+        dump(data, file)
+
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
+    monkeypatch.setattr(json, "dump", slow)
+    monkeypatch.setattr(os, "_exit", lambda code: seen.append(code))
+    end_with(LoadError("no weights"))
+    assert seen == [False, 1]
+    assert json.loads((tmp_path / "error.json").read_text())["message"]["message"] == "LoadError: no weights"
+    assert [path.name for path in tmp_path.iterdir()] == ["error.json"]
