@@ -15,7 +15,7 @@ import torch
 
 import nnfront
 import nnfront.compat.tvm as relax_nn
-from nnfront.compat.tvm import core, lambdas, modules, nn, op, spec
+from nnfront.compat.tvm import absent, core, lambdas, modules, nn, op, spec
 from nnfront.compat.tvm.llm import kv_cache
 from nnfront.errors import DimError, NnfrontError, SpecError, WrongUse
 
@@ -218,9 +218,6 @@ def test_the_main_face_assumes_nothing() -> None:
 @pytest.mark.parametrize(
     ("use", "says"),
     [
-        (lambda: op.tensor_expr_op(lambda x: x, "f", []), "op.extern(name, args, out)"),
-        (lambda: nn.tensor_ir_op(None, "f", [], None), "op.extern(name, args, out)"),
-        (lambda: op.tensor_ir_inplace_op(None, "f", [], 0, None), "op.extern(name, args, out)"),
         (lambda: op.debug_func("f", 1), "op.print_(x)"),
         (lambda: op.ccl_allreduce(None), "tensor_parallel_shards = 1"),
         (lambda: nn.wrap_nested(3, "x"), "op.extern(name, args, out)"),
@@ -245,6 +242,7 @@ class LastToken(nn.Module):
 
 def test_a_lambda_is_written_anew_beside_a_file_that_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lambdas, "_WRITTEN", {})
+    monkeypatch.setattr(absent, "find_spec", lambda name: None)
     given = {"forward": {"x": spec.Tensor(["b", "s", 2], "float32")}}
     with pytest.raises(WrongUse, match="tensor_expr_op 'last_of_seq': lambdas over TE and TIR") as caught:
         LastToken().export(given)

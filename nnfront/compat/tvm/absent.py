@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TVM's frontend has and nnfront cannot have: each name can be imported, and its use says what to write instead."""
+"""What TVM's frontend has and nnfront has not: each name can be imported; what TVM itself can be asked for is its own, the use of the rest says
+what to write instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from nnfront.errors import WrongUse
@@ -32,7 +35,7 @@ def absent_function(name: str, signature: str, why: str, instead: str) -> Callab
     return absent
 
 
-TE = "lambdas over TE and TIR are TVM's own, nothing here can trace them"
+TE = "lambdas over TE and TIR are TVM's own, and TVM is not installed"
 debug_func = absent_function(
     "debug_func",
     "name, *args, _line_info=None",
@@ -48,6 +51,20 @@ ccl_broadcast_from_worker0 = absent_function(
     "ccl_broadcast_from_worker0", "x, name='broadcast_from_worker'", _CCL, _ONE_DEVICE
 )
 add_extern = absent_function("add_extern", "mod", "compiled modules are not linked into a model", _EXTERN)
+
+
+def has_tvm() -> bool:
+    """Whether TVM itself is installed, which traces its own lambdas."""
+    return find_spec("tvm") is not None
+
+
+def tvms(module: str, name: str, instead: str) -> Any:
+    """What TVM's `module` has under a name that makes functions in TIR. Raises WrongUse where TVM is not installed."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if not has_tvm():
+        refuse(name, TE, instead)
+    return getattr(import_module(f"tvm.relax.frontend.nn.{module}"), name)
 
 
 class _Absent:

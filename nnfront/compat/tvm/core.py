@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar
 
 from nnfront.compat.tvm.absent import refuse
+from nnfront.compat.tvm.sizes import listed_shapes
 from nnfront.dims import Dim, Symbol, assuming_unequal, with_facts
 from nnfront.ir import IRModule
 from nnfront.nn import (
@@ -76,12 +77,20 @@ class Module(OurModule, SubroutineMixin, metaclass=_Modules):
         comparisons that the facts do not decide raise DimError.
         """
         read = specs.ModuleSpec.from_raw(spec, self)
-        with assuming_unequal() as assumed:
+        with assuming_unequal() as assumed, listed_shapes():
             traced = super().export(read, share_layers=share_layers)
         if not assumed:
             return traced
         methods = {name: _assuming(method, assumed) for name, method in read.methods.items()}
-        return super().export(specs.ModuleSpec(methods), share_layers=share_layers)
+        with listed_shapes():
+            return super().export(specs.ModuleSpec(methods), share_layers=share_layers)
+
+    def to(self, dtype: str | None = None) -> Self:
+        """Change the dtype of every float parameter, then let inner modules that have a `to` of their own do as they do."""
+        super().to(dtype)
+        for module in _with_own_conversion(self):
+            module.to(dtype)
+        return self
 
     def jit(self, *args: Any, **kwargs: Any) -> NoReturn:
         """TVM's compilation in place. Raises WrongUse: compile what `export` returns."""
@@ -90,6 +99,15 @@ class Module(OurModule, SubroutineMixin, metaclass=_Modules):
             "a module is not compiled in place",
             "nnfront.compile(module.export(spec)).load(weights) is a session; module(x) runs at once with torch tensors",
         )
+
+
+def _with_own_conversion(module: OurModule) -> Iterator[OurModule]:
+    """The nearest modules inside that convert themselves."""
+    for child in module.children():
+        if type(child).to is not OurModule.to:
+            yield child
+        else:
+            yield from _with_own_conversion(child)
 
 
 def _assuming(method: specs.MethodSpec, facts: Mapping[Symbol, Symbol]) -> specs.MethodSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from nnfront.compat.tvm.absent import LAMBDA, tvms
 from nnfront.dims import Size
 from nnfront.nn import Object, Tensor
 from nnfront.nn.functional import op
@@ -109,6 +110,11 @@ class PagedKVCache(Object):
         )
         o, lse = op.extern(_named(name), args, out)
         return op.reshape(o, (b, s, heads, size)), op.reshape(lse, (b, s, heads))
+
+
+def __getattr__(name: str) -> Any:
+    """Attention in TIR, of which TVM's own caches are made."""
+    return tvms("llm.kv_cache", name, LAMBDA)
 
 
 def _named(method: str) -> str:

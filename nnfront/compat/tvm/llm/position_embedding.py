@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TVM's rotary embeddings, which are functions over TIR: their use says what to write instead."""
+"""TVM's rotary embeddings. What makes expressions or functions in TIR, for `tensor_expr_op` and `tensor_ir_op`, is TVM's own, where it is
+installed; what takes tensors says what to write instead."""
 
-from nnfront.compat.tvm.absent import TE, absent_function
+from __future__ import annotations
 
-__all__ = [
-    "llama4_rope_with_position_map",
-    "llama_rope",
-    "llama_rope_with_position_map",
-    "switch_rope_freq_func",
-]
+from typing import Any
 
+from nnfront.compat.tvm.absent import absent_function, tvms
+
+_TENSORS = "TVM's function emits TVM's operators"
 _ROTARY = "nn.RotaryEmbedding(head_size, rope_parameters) of nnfront turns queries and keys, with all of these scalings"
-llama_rope = absent_function("llama_rope", "*args, **kwargs", TE, _ROTARY)
-llama_rope_with_position_map = absent_function("llama_rope_with_position_map", "*args, **kwargs", TE, _ROTARY)
-llama4_rope_with_position_map = absent_function(
-    "llama4_rope_with_position_map", "*args, **kwargs", TE, _ROTARY
-)
-switch_rope_freq_func = absent_function("switch_rope_freq_func", "rope_scaling", TE, _ROTARY)
+llama_rope = absent_function("llama_rope", "*args, **kwargs", _TENSORS, _ROTARY)
+
+
+def __getattr__(name: str) -> Any:
+    return tvms("llm.position_embedding", name, _ROTARY)
