@@ -83,14 +83,17 @@ class Compute:
 
     def _run(self, work: Work) -> Iterator[Computed]:
         self.pool.apply(work.changes)
-        width = max(map(len, work.decode.values()), default=1)
-        method = "decode" if width == 1 else EXTEND
-        for numbers, rows in self.pool.rows(list(work.decode), self.decode_rows // width, width):
-            logits, seconds = self._call(method, [work.decode.get(n, [0] * width) for n in numbers], rows)
-            yield Computed(numbers, logits.cpu().numpy(), seconds)
         for number, chunk in work.chunks:
             logits, seconds = self._call("prefill", [chunk], self.pool.row(number))
             yield Computed([number], logits[:, -1:].cpu().numpy(), seconds)
+        width = max(map(len, work.decode.values()), default=1)
+        method = "decode" if width == 1 else EXTEND
+        for numbers, rows in self.pool.rows(list(work.decode), self.decode_rows // width, width):
+            if width > 1:
+                # What was guessed may be wrong, and is cut off before anything else is computed that would let a window drop more.
+                self.pool.save(numbers)
+            logits, seconds = self._call(method, [work.decode.get(n, [0] * width) for n in numbers], rows)
+            yield Computed(numbers, logits.cpu().numpy(), seconds)
 
     def _call(self, method: str, tokens: list[list[int]], rows: Cache) -> tuple[Any, float]:
         began = time.perf_counter()

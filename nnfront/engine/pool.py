@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequences that come and go, in one paged cache whose rows they are.
 
-Rows that are to be computed in one call lie next to each other. A fork of the whole cache puts them there: it copies page numbers and no tokens.
+Rows that are to be computed in one call lie next to each other: where they do not, they change places with others, by their page numbers and what layers
+keep of whole sequences. A sequence that others may begin with after its end keeps its pages, and no row.
+
+Where layers keep states of whole sequences, tokens are taken back by states from before they were computed. What of them was drawn is computed again,
+in the next call, beside what is computed there anyway: a copy of a row's states is all that it costs, where states behind each token
+would be as many times what a call writes, whether they are wanted or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 
-from nnfront.engine.schedule import Change, Cut, Limits, Make
+from nnfront.engine.schedule import Change, Cut, Drop, Forget, Limits, Make, Remember, Save
 from nnfront.session import Session
-from nnfront.state.cache import Cache
+from nnfront.state.cache import Cache, States
+from nnfront.state.paged import Held, PagedCache
 
 FILLER = -1
 """The number of rows of nobody's. One makes a single row two where kernels add up one row in another order than several."""
@@ -38,12 +45,15 @@ class Pool:
     def reset(self) -> None:
         """Begin with an empty cache, whatever was in the one before."""
         limits = self._limits
-        batch = limits.max_num_seqs + limits.remembered + 2
+        batch = limits.max_num_seqs + 2
         self._cache: Cache | None = None  # its memory may be needed
         self._views: dict[tuple[int, int], Cache] = {}
         self._row: dict[int, int] = {}
+        self._held: dict[int, Held] = {}
+        self._saved: dict[int, States] = {}
+        self._before: dict[int, States] = {}
         if self._given is not None:
-            self._cache, self._free = self._given, list(reversed(range(self._given.batch)))
+            self._cache, self._free = self._given, list(range(self._given.batch))
             self._given.reset()
             return
         self._cache = self._session.make_cache(
@@ -64,44 +74,85 @@ class Pool:
 
     @property
     def shares(self) -> bool:
-        """Whether a sequence can begin with any part of another: not where layers keep a state of the whole, or drop tokens behind a window."""
+        """Whether a sequence can begin with part of another: not where layers drop tokens behind a window."""
         longest = self._limits.max_model_len
-        return not any(
-            layer.per_sequence or (layer.window is not None and layer.window < longest)
-            for layer in self.cache.type.layers
-        )
+        return all(layer.window is None or layer.window >= longest for layer in self.cache.type.layers)
 
     @property
-    def forgets(self) -> bool:
-        """Whether the last tokens can be taken back: not where layers keep a state of the whole."""
-        return not any(layer.per_sequence for layer in self.cache.type.layers)
+    def keeps_states(self) -> bool:
+        """Whether layers keep states of whole sequences."""
+        return any(layer.per_sequence for layer in self.cache.type.layers)
+
+    @property
+    def snapshots(self) -> int | None:
+        """For how many copies of a sequence's states there is room, None if there are none."""
+        if not self.keeps_states:
+            return None
+        return self._limits.snapshot_bytes // self._view(0, 1).states().nbytes
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Bytes of the copies that there are."""
+        return sum(states.nbytes for states in self._saved.values())
 
     def apply(self, changes: Sequence[Change]) -> None:
-        """Begin, cut and forget sequences, in this order."""
+        """Do these, in this order."""
         for change in changes:
-            if isinstance(change, Make):
-                row = self._row[change.sequence] = self._free.pop()
-                if change.source is not None:
-                    order = list(range(self.cache.batch))
-                    order[row] = self._row[change.source]
-                    self._fork(order)
-                    self._cut(row, change.length)
-            elif isinstance(change, Cut):
-                self._cut(self._row[change.sequence], change.length)
-            else:
-                row = self._row.pop(change.sequence)
-                self._cut(row, 0)
-                self._free.append(row)
+            match change:
+                case Make(sequence, source, length, states):
+                    self._row[sequence] = heapq.heappop(self._free)
+                    if source is not None:
+                        self._begin(sequence, source, length, states)
+                case Cut(sequence, length):
+                    self._go_back(sequence, length)
+                case Remember(sequence, length):
+                    self._held[sequence] = self._paged(self.row(sequence)).hold(length)
+                    self._give_back(sequence)
+                case Drop(sequence):
+                    if self._held.pop(sequence, None) is None:
+                        self._give_back(sequence)
+                case Save(number, sequence):
+                    self._saved[number] = self.row(sequence).states()
+                case Forget(number):
+                    del self._saved[number]
+        self._before.clear()
+
+    def save(self, sequences: Iterable[int]) -> None:
+        """Keep the states of sequences until the next changes, for those that are cut then."""
+        if self.keeps_states:
+            self._before.update((each, self.row(each).states()) for each in sequences if each != FILLER)
+
+    def _begin(self, sequence: int, source: int, length: int, states: int | None) -> None:
+        """Have a new sequence begin with tokens of another."""
+        view = self._paged(self.row(sequence))
+        view.begin_with(self._held.get(source) or self._paged(self.row(source)).hold(length))
+        if states is None:
+            view.truncate(length)
+        else:
+            view.go_on_from(self._saved[states])
+
+    def _go_back(self, sequence: int, length: int) -> None:
+        """Take back the last tokens of a sequence."""
+        view = self.row(sequence)
+        if (before := self._before.get(sequence)) is None:
+            view.truncate(length)
+        else:
+            view.go_on_from(before)
+        assert view.length() == length
+
+    def _give_back(self, sequence: int) -> None:
+        row = self._row.pop(sequence)
+        self._view(row, 1).reset()
+        heapq.heappush(self._free, row)
+
+    @staticmethod
+    def _paged(view: Cache) -> PagedCache:
+        assert isinstance(view, PagedCache)
+        return view
 
     def row(self, sequence: int) -> Cache:
         """One sequence."""
         return self._view(self._row[sequence], 1)
-
-    def cut(self, sequence: int, length: int) -> None:
-        """Keep the first tokens of a sequence."""
-        view = self.row(sequence)
-        if view.length() > length:
-            view.truncate(length)
 
     def rows(self, sequences: Sequence[int], most: int, count: int = 1) -> list[tuple[list[int], Cache]]:
         """Some sequences in groups of up to so many, for a call of `count` tokens of each: who they are, in the order of the rows, and the rows.
@@ -126,13 +177,13 @@ class Pool:
             placed[row] = sequence
         for row, sequence in enumerate(placed):
             if sequence == FILLER and self._view(row, 1).length() + count > min(SHORT, self.cache.max_seq):
-                self._cut(row, 0)
+                self._view(row, 1).reset()
         return placed
 
     def _together(self, sequences: Sequence[int], most: int, count: int) -> list[int]:
         """Some sequences, in the first rows."""
         if len(sequences) % most == 1 and company(self._session, count):
-            self._cut(self._row[FILLER], 0)
+            self.row(FILLER).reset()
             sequences = [*sequences, FILLER]
         if {self._row[s] for s in sequences} != set(range(len(sequences))):
             self._to_front(sequences)
@@ -141,23 +192,21 @@ class Pool:
     def _to_front(self, sequences: Sequence[int]) -> None:
         wanted = {self._row[s] for s in sequences}
         holes = [row for row in range(len(wanted)) if row not in wanted]
-        order = list(range(self.cache.batch))
+        others = {}
         for hole, row in zip(holes, sorted(row for row in wanted if row >= len(wanted)), strict=True):
-            order[hole], order[row] = row, hole
-        self._fork(order)
-        self._row = {sequence: order[row] for sequence, row in self._row.items()}  # swaps undo themselves
-        self._free = [order[row] for row in self._free]
+            self._swap(hole, row)
+            others[hole], others[row] = row, hole
+        self._row = {sequence: others.get(row, row) for sequence, row in self._row.items()}
+        self._free = [others.get(row, row) for row in self._free]
+        heapq.heapify(self._free)
 
-    def _fork(self, order: list[int]) -> None:
-        self._views.clear()
-        self._cache = self.cache.fork(order)
-
-    def _cut(self, row: int, length: int) -> None:
-        view = self._view(row, 1)
-        if length:
-            view.truncate(length)
-        else:
-            view.reset()  # which a window that has dropped tokens allows, too
+    def _swap(self, *rows: int) -> None:
+        """Have two rows change places."""
+        views = [self._paged(self._view(row, 1)) for row in rows]
+        kept = [(view.hold(view.length()), view.states()) for view in views]
+        for view, (held, states) in zip(views, reversed(kept), strict=True):
+            view.begin_with(held)
+            view.go_on_from(states)
 
     def _view(self, first: int, count: int) -> Cache:
         if count == self.cache.batch:

@@ -2,31 +2,47 @@
 """Which sequences begin with given tokens: a tree of blocks of `grain` tokens, each known by its parent and its own tokens.
 
 Tokens are compared, not digests of them, so two texts are never taken for each other. A salt keeps the texts of those who use it apart.
+Where a model keeps states of whole sequences, one can go on only behind a block whose states were saved.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """Some tokens behind those of the parent; `holders` are the sequences that have them, the latest last."""
+    """Some tokens behind those of the parent; `holders` are the sequences that have them, the latest last; `states` numbers the states behind them."""
 
     parent: _Block | None
     tokens: tuple[int, ...]
+    states: int | None = None
     below: dict[tuple[int, ...], _Block] = field(default_factory=dict)
     holders: dict[int, None] = field(default_factory=dict)
 
 
-class Prefixes:
-    """The beginnings of sequences, in whole blocks of `grain` tokens."""
+class Found(NamedTuple):
+    """The sequence that a new one can begin with so many tokens of, and the number of the states behind them, if there are any."""
 
-    def __init__(self, grain: int) -> None:
+    sequence: int
+    length: int
+    states: int | None
+
+
+class Prefixes:
+    """The beginnings of sequences, in whole blocks of `grain` tokens. `snapshots`: of how many blocks states can be saved, None where there are no states."""
+
+    def __init__(self, grain: int, snapshots: int | None = None) -> None:
         self.grain = grain
+        self.snapshots = snapshots
         self._roots: dict[str, _Block] = {}
         self._ends: dict[int, tuple[str, list[_Block]]] = {}
+        self._saved: OrderedDict[int, _Block] = OrderedDict()  # used least recently first
+        self._numbers = count()
 
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._ends
@@ -47,15 +63,35 @@ class Prefixes:
             block.holders[sequence] = None
             blocks.append(block)
 
-    def find(self, tokens: Sequence[int], most: int, salt: str = "") -> tuple[int, int] | None:
-        """Return the sequence that begins with most of these tokens, up to `most`, and how many; None if none has a block of them."""
+    def find(self, tokens: Sequence[int], most: int, salt: str = "") -> Found | None:
+        """Return the sequence that begins with most of these tokens, up to `most`; None if none has a block of them that one can go on behind."""
         found, length, block = None, 0, self._roots.get(salt)
         while block is not None and length + self.grain <= most:
             block = block.below.get(tuple(tokens[length : length + self.grain]))
             if block is not None:
                 length += self.grain
-                found = next(reversed(block.holders)), length
+                if self.snapshots is None or block.states is not None:
+                    found = Found(next(reversed(block.holders)), length, block.states)
+        if found is not None and found.states is not None:
+            self._saved.move_to_end(found.states)
         return found
+
+    def save(self, sequence: int, length: int) -> tuple[int | None, list[int]]:
+        """Number the states behind the first `length` tokens of a sequence, if they are to be saved; and the numbers of those that give way."""
+        if not self.snapshots or not 0 < length <= self.length(sequence):
+            return None, []
+        block = self._ends[sequence][1][length // self.grain - 1]
+        if block.states is not None:
+            self._saved.move_to_end(block.states)
+            return None, []
+        gone = []
+        while len(self._saved) >= self.snapshots:
+            number, other = self._saved.popitem(last=False)
+            other.states = None
+            gone.append(number)
+        block.states = next(self._numbers)
+        self._saved[block.states] = block
+        return block.states, gone
 
     def within(self, sequence: int) -> Iterator[int]:
         """Other sequences of which nothing is known but what this one has as well."""
@@ -64,12 +100,17 @@ class Prefixes:
                 if other != sequence and self._ends[other][1][-1] is block:
                     yield other
 
-    def remove(self, sequence: int) -> None:
-        """Forget a sequence."""
+    def remove(self, sequence: int) -> list[int]:
+        """Forget a sequence; return the numbers of the states that go with it."""
         salt, blocks = self._ends.pop(sequence, ("", []))
+        gone = []
         for block in reversed(blocks):
             del block.holders[sequence]
             if not block.holders and block.parent is not None:
                 del block.parent.below[block.tokens]
+                if block.states is not None:
+                    del self._saved[block.states]
+                    gone.append(block.states)
         if blocks and not self._roots[salt].below:
             del self._roots[salt]
+        return gone

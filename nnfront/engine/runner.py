@@ -63,19 +63,15 @@ class Runner:
 
     @property
     def guesses(self) -> bool:
-        """Whether tokens can be computed ahead of being drawn: the model has the method, and each layer can forget the last ones."""
-        return EXTEND in self.compute.session.methods and self.pool.forgets
+        """Whether tokens can be computed ahead of being drawn: the model has the method."""
+        return EXTEND in self.compute.session.methods
 
     def require_guesses(self) -> None:
         """Raise RunError where tokens cannot be computed ahead."""
-        if EXTEND not in self.compute.session.methods:
+        if not self.guesses:
             raise RunError(
                 f"tokens cannot be guessed: the model was loaded without the method {EXTEND!r}",
                 help="LLM.load(..., extends=True); an artefact does not have it",
-            )
-        if not self.guesses:
-            raise RunError(
-                "tokens cannot be guessed: layers of the model keep a state of the whole sequence, which cannot go back"
             )
 
     def add(self, answer: Answer) -> None:
@@ -86,7 +82,7 @@ class Runner:
     def reset(self) -> list[Answer]:
         """Begin with an empty cache; return those that ran, of which nothing is left. Those that wait still do."""
         before = self.scheduler
-        self.scheduler = Scheduler(before.limits, shares=before.shares)
+        self.scheduler = Scheduler(before.limits, shares=before.shares, snapshots=before.snapshots)
         self.scheduler.waiting = before.waiting
         self.pool.reset()
         return [self.answers.pop(s.arrival) for s in before.running if s.arrival in self.answers]
@@ -132,12 +128,14 @@ class Runner:
 
     def _guess_of(self, answer: Answer, most: int) -> list[int]:
         sequence = answer.sequence
-        if sequence.computed + 1 < len(sequence.tokens):  # they have been drawn already
-            return sequence.tokens[sequence.computed + 1 :][:most]
-        forced = answer.draw.forced(most)
-        if forced or answer.guesser is None or not answer.pay.is_due(self._clock.cost):
-            return forced
-        return answer.guesser.guess(sequence.tokens, most)
+        drawn = sequence.tokens[sequence.computed + 1 :][:most]  # already, and not computed
+        left = most - len(drawn)
+        if not left:
+            return drawn
+        guess = answer.draw.forced(left)
+        if not guess and answer.guesser is not None and answer.pay.is_due(self._clock.cost):
+            guess = answer.guesser.guess(sequence.tokens, left)
+        return drawn + guess
 
     def _calls(self, step: Step) -> Iterator[tuple[Sequence, int, Several[Row]]]:
         """Compute what a step says; for each sequence how many tokens, and the logits that follow the last of them: [1 or more, vocab]."""
@@ -162,20 +160,22 @@ class Runner:
                     yield sequence, known, rows[known - 1 :]
 
     def _drawn(self, answer: Answer, count: int, logits: Several[Row]) -> Iterator[Event]:
-        """Count tokens as computed, and draw those behind them, if there are all that stand before."""
+        """Draw the tokens behind those that were computed, if there are all that stand before, and count what is right as computed."""
         sequence = answer.sequence
         drafts, sequence.drafts = sequence.drafts[count - 1 :], []
-        with self._lock:
-            can_draw = self.scheduler.computed(sequence, count)
-        if can_draw:
+        events: list[Event] = []
+        guessed, right = len(logits) - 1, 0
+        if sequence.computed + count == len(sequence.tokens):
             events = self._draw(answer, logits, drafts)
-            if len(logits) > 1:
+            right = len(events) - 1
+            if guessed:
                 answer.pay.took(len(events))
-                self.drafted, self.accepted = self.drafted + len(logits) - 1, self.accepted + len(events) - 1
-                with self._lock:
-                    self.scheduler.accepted(sequence, len(events) - 1)
-                self.pool.cut(sequence.arrival, sequence.computed)
-            yield from events
+                self.drafted, self.accepted = self.drafted + guessed, self.accepted + right
+        with self._lock:
+            # States of whole sequences go back to where they were before the call, or not at all.
+            is_undone = right < guessed and self.pool.keeps_states
+            self.scheduler.computed(sequence, 0 if is_undone else count + right)
+        yield from events
 
     def _draw(self, answer: Answer, rows: Several[Row], drafts: Several[int]) -> list[Event]:
         """Draw a token, and as long as it is the one that was guessed, the one behind it."""

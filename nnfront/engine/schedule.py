@@ -8,7 +8,8 @@ pre-emption and recomputing all follow from it.
     chunks        lie on a grid: [0, chunk), [chunk, 2 * chunk) ... of the prompt, whatever else runs. What has been answered is computed token by
                   token, again too, if its sequence had been pre-empted. So what is computed of a request, and in which calls, does not depend
                   on others
-    prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end
+    prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end; where
+                  layers keep a state of a whole sequence, up to a chunk behind which it was copied
     pages         a sequence is admitted if its tokens fit beside a page for each that runs. If pages run out, the sequence remembered for the
                   longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
     order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
@@ -34,7 +35,8 @@ class Limits:
     of a sequence, prompt and answer; pages, page_size: what sequences share; chunk: tokens of a prompt in one call, a multiple of the
     page size; step_tokens: tokens of prompts in one step, at least a chunk; remembered: sequences whose pages are kept after their end.
     reuse_answers: share the pages of answers as well, and pages that are not whole chunks: faster in long chats, but then what a request
-    computes depends on what was there, in the last bits.
+    computes depends on what was there, in the last bits. snapshot_bytes: for copies of recurrent states behind whole chunks, as without one a
+    sequence cannot begin with what others have computed; what is used least recently gives way.
     """
 
     max_model_len: int
@@ -46,14 +48,14 @@ class Limits:
     step_tokens: int = 256
     remembered: int = 32
     reuse_answers: bool = False
+    snapshot_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
+        least = {name: int(name not in ("remembered", "snapshot_bytes")) for name in self.__slots__}
         problems = [
-            f"{name} is {value!r}, expected an int >= 1"
-            for name in self.__slots__
-            if type(value := getattr(self, name)) is not bool
-            and name != "remembered"
-            and (type(value) is not int or value < 1)
+            f"{name} is {value!r}, expected an int >= {low}"
+            for name, low in least.items()
+            if type(value := getattr(self, name)) is not bool and (type(value) is not int or value < low)
         ]
         if not problems and self.chunk % self.page_size:
             problems.append(f"chunk is {self.chunk}, expected a multiple of page_size = {self.page_size}")
@@ -98,16 +100,25 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Begin a sequence in the cache, with the first `length` tokens of another if there is a `source`."""
+    """Begin a sequence in the cache, with the first `length` tokens of another if there is a `source`, and the states of that number behind them."""
 
     sequence: int
     source: int | None = None
     length: int = 0
+    states: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Keep the first tokens of a sequence in the cache."""
+    """Have a sequence in the cache go back to its first tokens: those behind them were guessed."""
+
+    sequence: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remember:
+    """Keep the first tokens of a sequence in the cache for others to begin with: it does not go on."""
 
     sequence: int
     length: int
@@ -120,7 +131,22 @@ class Drop:
     sequence: int
 
 
-Change: TypeAlias = Make | Cut | Drop
+@dataclass(frozen=True, slots=True)
+class Save:
+    """Copy what layers keep of a whole sequence as it is now, under a number."""
+
+    states: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Forget a copy."""
+
+    states: int
+
+
+Change: TypeAlias = Make | Cut | Remember | Drop | Save | Forget
 
 
 @dataclass(slots=True)
@@ -134,14 +160,15 @@ class Step:
 
 class Scheduler:
     """Sequences that wait, run and are remembered, and what is to be done for them next. `shares`: whether the cache can begin one with
-    part of another.
+    part of another; `snapshots`: how many copies of states there can be, without one of which it cannot, None where layers keep no states.
     """
 
-    def __init__(self, limits: Limits, *, shares: bool = True) -> None:
+    def __init__(self, limits: Limits, *, shares: bool = True, snapshots: int | None = None) -> None:
         self.limits = limits
         self.shares = shares
+        self.snapshots = snapshots
         self.pages = Pages(limits.pages, limits.page_size)
-        self.prefixes = Prefixes(limits.page_size if limits.reuse_answers else limits.chunk)
+        self.prefixes = Prefixes(limits.page_size if limits.reuse_answers else limits.chunk, snapshots)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.remembered: OrderedDict[int, Sequence] = OrderedDict()
@@ -192,20 +219,26 @@ class Scheduler:
             budget -= count
         return step
 
-    def computed(self, sequence: Sequence, count: int) -> bool:
-        """Count tokens that a step has computed; return whether the next one can be drawn."""
+    def computed(self, sequence: Sequence, count: int) -> None:
+        """Count tokens that a step has computed, and give back the places of others that it has."""
         sequence.computed += count
-        known = sequence.computed
+        mine, known = sequence.arrival, sequence.computed
+        if self.pages.length(mine) > known:
+            self.pages.truncate(mine, known)
+            self._changes.append(Cut(mine, known))
         if not self.limits.reuse_answers:
             known = min(known, sequence.prompt)
         if self.shares:
-            self.prefixes.add(sequence.arrival, sequence.tokens, known, sequence.salt)
-        return sequence.computed == len(sequence.tokens)
+            self.prefixes.add(mine, sequence.tokens, known, sequence.salt)
+            if count and not sequence.computed % self.limits.chunk:
+                self._save(sequence)
 
-    def accepted(self, sequence: Sequence, count: int) -> None:
-        """Count so many drafts as computed, and give back the places of the others."""
-        sequence.computed += count
-        self.pages.truncate(sequence.arrival, sequence.computed)
+    def _save(self, sequence: Sequence) -> None:
+        """Have the states of a sequence saved for others that begin alike."""
+        number, gone = self.prefixes.save(sequence.arrival, sequence.computed)
+        self._changes += map(Forget, gone)
+        if number is not None:
+            self._changes.append(Save(number, sequence.arrival))
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whether it waits or runs; what others may use of it is remembered."""
@@ -223,7 +256,7 @@ class Scheduler:
             del self.remembered[other]
             self._forget(other)
         self.pages.truncate(mine, known)
-        self._changes.append(Cut(mine, known))
+        self._changes.append(Remember(mine, known))
         self.remembered[mine] = sequence
         while len(self.remembered) > self.limits.remembered:
             self._evict()
@@ -247,7 +280,7 @@ class Scheduler:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
             found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.salt)
-            source, length = found or (None, 0)
+            source, length, states = found or (None, 0, None)
             margin = len(self.running)
             missing = self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
             while self.pages.free < missing + margin and self._evict(step, but=source):
@@ -267,7 +300,7 @@ class Scheduler:
                 if source in self.remembered:
                     self.remembered.move_to_end(source)
             sequence.cached = max(sequence.cached, length)
-            step.changes.append(Make(sequence.arrival, source, length))
+            step.changes.append(Make(sequence.arrival, source, length, states))
 
     def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Give a sequence places for more tokens, others' if need be; False if it had to give back its own."""
@@ -303,5 +336,6 @@ class Scheduler:
 
     def _forget(self, sequence: int, step: Step | None = None) -> None:
         self.pages.drop(sequence)
-        self.prefixes.remove(sequence)
-        (self._changes if step is None else step.changes).append(Drop(sequence))
+        changes = self._changes if step is None else step.changes
+        changes.append(Drop(sequence))
+        changes += map(Forget, self.prefixes.remove(sequence))

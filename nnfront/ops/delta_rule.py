@@ -13,6 +13,7 @@ from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.recurrent import (
     CHUNK,
+    FEW,
     STRICTER,
     decays,
     require_axes,
@@ -95,13 +96,15 @@ def _(
     rates = torch.unflatten(beta.to(dtype).mT, 1, together)[..., None]
     fade = (g if g.ndim == 4 else g[..., None]).to(dtype).movedim(1, -1)
     fade = torch.unflatten(fade, 1, together)
-    if seq == 1:
-        h = h * fade.exp()
-        change = rates * (values - keys @ h)
-        h = h.addcmul_(keys.mT, change)
-        y = queries @ h
+    y = torch.empty_like(values)
+    if seq <= FEW:
+        for t in range(seq):
+            one = slice(t, t + 1)
+            key = keys[..., one, :]
+            h = h * fade[..., one].exp()
+            h = h.addcmul_(key.mT, rates[..., one, :] * (values[..., one, :] - key @ h))
+            y[..., one, :] = queries[..., one, :] @ h
     else:
-        y = torch.empty_like(values)
         length = CHUNK if g.ndim == 3 else _CHANNEL_CHUNK
         for first in range(0, seq, length):
             tokens = slice(first, first + length)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Recurrences over the tokens of a sequence: a short causal convolution, and the state space models of Mamba.
 
-They are pure functions: a state comes in (None: zeros), and the state after the last token comes back. One token takes the recurrence
+They are pure functions: a state comes in (None: zeros), and the state after the last token comes back. A few tokens take the recurrence
 as it is written, many are taken in chunks, each of them a few products. Arithmetic is in float32, or in float64 for an x in that.
 """
 
@@ -22,6 +22,8 @@ from nnfront.ops.rules import require, require_float, require_same, wide
 # Tokens that are computed together. The products of a chunk grow with its length, the steps from chunk to chunk shrink with it: for heads
 # of 64 to 128 features both are small here (Mamba-2, arXiv 2405.21060, section 6; the same for gated delta nets).
 CHUNK = 64
+FEW = 8
+"""So many tokens are taken one after the other, each as it would be alone: what is computed of tokens that were guessed has the bits of decoding them."""
 
 STRICTER = "sizes agree where the reference would broadcast, and a state has the dtype that it is computed in"
 
@@ -121,10 +123,12 @@ def _(
         state = x.new_zeros(x.shape[0], channels, width - 1)
     tokens = torch.cat([state.to(dtype), x.mT.to(dtype)], 2)
     taps, offset = weight.to(dtype), None if bias is None else bias.to(dtype)
-    if x.shape[1] == 1:
-        y = (tokens * taps).sum(-1, keepdim=True)
+    if x.shape[1] <= FEW:
+        y = tokens.new_empty(x.mT.shape)
+        for t in range(x.shape[1]):
+            y[..., t] = (tokens[..., t : t + width] * taps).sum(-1)
         y = y if offset is None else y + offset[:, None]
-    elif tokens.shape[2] < width or not channels:
+    elif not channels:
         y = tokens.new_empty(x.mT.shape)
     else:
         y = F.conv1d(tokens, taps[:, None], offset, groups=channels)
@@ -198,11 +202,13 @@ def _(
     given = torch.unflatten(x.to(dtype).transpose(1, 2), 1, together)
     into = given * steps[..., None]
     write, read = (m.to(dtype).transpose(1, 2)[:, :, None] for m in (b, c))
-    if seq == 1:
-        h = (h * fade.exp()[..., None]).addcmul_(into.mT, write)
-        y = (h @ read.mT).mT
+    y = torch.empty_like(into)
+    if seq <= FEW:
+        for t in range(seq):
+            one = slice(t, t + 1)
+            h = (h * fade[..., one, None].exp()).addcmul_(into[..., one, :].mT, write[..., one, :])
+            y[..., one, :] = (h @ read[..., one, :].mT).mT
     else:
-        y = torch.empty_like(into)
         for first in range(0, seq, CHUNK):
             tokens = slice(first, first + CHUNK)
             now, last, between = decays(fade[..., tokens])

@@ -18,6 +18,7 @@ import torch
 from nnfront.engine.compute import DECODE_ROWS, Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.params import Params
+from nnfront.engine.pool import Pool
 from nnfront.engine.runner import Answer, Event, Runner
 from nnfront.engine.schedule import Limits, Scheduler, Sequence
 from nnfront.errors import RunError
@@ -52,7 +53,7 @@ class Engine:
         self._updates = 0
         self._changed = threading.Condition()
         compute = compute_of(llm, limits, decode_rows)
-        self._runner = Runner(compute, Scheduler(limits, shares=compute.pool.shares), self._changed)
+        self._runner = Runner(compute, _scheduler_of(compute.pool, limits), self._changed)
         if spec is not None:
             llm.guesser(spec, limits.max_model_len)
             self._runner.require_guesses()
@@ -131,6 +132,7 @@ class Engine:
             "preemptions": scheduler.preemptions,
             "drafted": self._runner.drafted,
             "accepted": self._runner.accepted,
+            "snapshot_bytes": self._runner.pool.snapshot_bytes,
         }
 
     def update(self, weights: Mapping[str, torch.Tensor], *, cast: bool = False) -> None:
@@ -238,6 +240,10 @@ class Engine:
             assert isinstance(request, _Request)
             self.stats.ended("error", time.monotonic() - request.began)
             self._tell(request, Event(finish="error", error=str(error)))
+
+
+def _scheduler_of(pool: Pool, limits: Limits) -> Scheduler:
+    return Scheduler(limits, shares=pool.shares, snapshots=pool.snapshots)
 
 
 def compute_of(llm: LLM, limits: Limits, decode_rows: int = DECODE_ROWS) -> Compute:

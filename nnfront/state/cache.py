@@ -18,7 +18,7 @@ import torch
 
 from nnfront.errors import RunError
 from nnfront.lower import StateLayerType, StateType
-from nnfront.state.fixed import Saved
+from nnfront.state.fixed import FixedStorage, Saved
 from nnfront.state.layer import CacheLayer, Rows
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.type import layout
@@ -57,6 +57,19 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of what it holds."""
         return sum(each.nbytes for each in self.saved)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class States:
+    """What layers keep of whole sequences, as it was behind so many tokens of each. Sequences of any cache of this layout can go on from it."""
+
+    lengths: tuple[int, ...]
+    buffers: tuple[torch.Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what it holds."""
+        return sum(buffer.nbytes for buffer in self.buffers)
 
 
 class Cache(Sequence[CacheLayer]):
@@ -238,6 +251,26 @@ class Cache(Sequence[CacheLayer]):
         """What the cache itself has to copy."""
         return ()
 
+    @property
+    def _fixed(self) -> Iterator[FixedStorage]:
+        return (storage for layer in self._layers for storage in layer.fixed.values())
+
+    def states(self) -> States:
+        """What layers keep of whole sequences now: no copy where that is all they keep, else one of these rows."""
+        return States(self._lengths.values, tuple(storage.read() for storage in self._fixed))
+
+    def go_on_from(self, states: States) -> None:
+        """Have each sequence as it was behind the tokens that `states` are of, which it begins with: tokens behind them are forgotten.
+
+        Raises RunError, with nothing changed, where a window has dropped tokens that a sequence would see again.
+        """
+        assert len(states.lengths) == self.batch
+        lengths = self._lengths.like(states.lengths)
+        self._require_kept(lengths)
+        self._set(lengths)
+        for storage, rows in zip(self._fixed, states.buffers, strict=True):
+            storage.put_back(rows)
+
     def restore(self, to: Mark | Snapshot) -> None:
         """Go back to a mark or a snapshot of this cache: what was appended since is forgotten, in every layer.
 
@@ -276,16 +309,22 @@ class Cache(Sequence[CacheLayer]):
             self._cut(to.lengths)
 
     def _cut(self, lengths: SequenceLengths) -> None:
+        self._require_kept(lengths)
         for i, layer in enumerate(self._layers):
+            for now, wanted in zip(layer.lengths.values, lengths.values, strict=True):
+                if layer.fixed and 0 < wanted < now:
+                    raise self._no_way_back(i, now, wanted)
+        self._empty(lengths)
+
+    def _require_kept(self, lengths: SequenceLengths) -> None:
+        """Raise RunError where a window has dropped what a sequence would see again behind so many tokens."""
+        for layer in self._layers:
             for row, (now, wanted) in enumerate(zip(layer.lengths.values, lengths.values, strict=True)):
                 if wanted < now and not layer.keeps(row, wanted):
                     raise RunError(
                         f"the cache cannot be cut to {wanted} tokens: it has {now}, and a window keeps only the last {layer.window}",
                         help="call cache.reset() and give the tokens again",
                     )
-                if layer.fixed and 0 < wanted < now:
-                    raise self._no_way_back(i, now, wanted)
-        self._empty(lengths)
 
     def _no_way_back(self, layer: int, now: int, wanted: int) -> RunError:
         snapshot = self._snapshot() if self._snapshot is not None else None
@@ -303,9 +342,8 @@ class Cache(Sequence[CacheLayer]):
 
     def _empty(self, lengths: SequenceLengths) -> None:
         self._set(lengths)
-        for layer in self._layers:
-            for storage in layer.fixed.values():
-                storage.clear()
+        for storage in self._fixed:
+            storage.clear()
 
     def _set(self, lengths: SequenceLengths) -> None:
         for layer in self._layers:

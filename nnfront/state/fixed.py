@@ -133,10 +133,15 @@ class FixedStorage:
 
     def save(self) -> Saved:
         """What is kept now. It is copied when it is written next."""
-        rows, state = self.read(), self._state
+        rows = self.read()
+        return Saved(rows.nbytes, lambda: self.put_back(rows))
+
+    def put_back(self, rows: torch.Tensor) -> None:
+        """Keep what was read of these sequences, or of others: [batch, *shape]. Others may look at it."""
         if self._is_whole:
-            return Saved(rows.nbytes, lambda: state.put(rows, seen=True))
-        return Saved(rows.nbytes, lambda: self._write_over(rows))
+            self._state.put(rows, seen=True)
+        else:
+            self._write_over(rows)
 
     def part(self, first: int, count: int) -> FixedStorage:
         """The buffer of some of the sequences."""

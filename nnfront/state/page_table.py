@@ -256,29 +256,29 @@ class PageTable:
         self._forget()
         for i, n in enumerate(lengths.values, first):
             row, kept = self.rows[i], -(-n // self.pool.page_size)
-            self.pool.drop(page for page in row[kept:] if page != GONE)
-            self.pages_tensor[i, kept : len(row)] = GONE
-            del row[kept:]
-            self._gone[i] = min(self._gone[i], kept)
             self.reserved[i] = min(self.reserved[i], n)
-        self.stamp = next(_STAMPS)
+            if kept < len(row):
+                self.pool.drop(page for page in row[kept:] if page != GONE)
+                self.pages_tensor[i, kept : len(row)] = GONE
+                del row[kept:]
+                self._gone[i] = min(self._gone[i], kept)
+                self.stamp = next(_STAMPS)
 
     def save(self, first: int, count: int) -> Saved:
         """Hold the pages of some sequences in a row as they are: what is written there later is written to copies."""
-        rows = range(first, first + count)
-        held = self.fork(rows, ())
+        held = self.fork(range(first, first + count), ())
+        return Saved(0, lambda: self.put(first, held))
 
-        def put_back() -> None:
-            self._forget()
-            for i, row in zip(rows, held.rows, strict=True):
-                self.pool.share(page for page in row if page != GONE)
-                self.pool.drop(page for page in self.rows[i] if page != GONE)
-                self.rows[i], self._gone[i] = list(row), row.count(GONE)
-                self.reserved[i] = held.reserved[i - first]
-            self.pages_tensor.narrow(0, first, count).copy_(held.pages_tensor)
-            self.stamp = next(_STAMPS)
-
-        return Saved(0, put_back)
+    def put(self, first: int, held: PageTable) -> None:
+        """Have the sequences from `first` on hold the pages of a fork instead of their own."""
+        self._forget()
+        for i, row in enumerate(held.rows, first):
+            self.pool.share(page for page in row if page != GONE)
+            self.pool.drop(page for page in self.rows[i] if page != GONE)
+            self.rows[i], self._gone[i] = list(row), row.count(GONE)
+            self.reserved[i] = held.reserved[i - first]
+        self.pages_tensor.narrow(0, first, len(held.rows)).copy_(held.pages_tensor)
+        self.stamp = next(_STAMPS)
 
     def fork(self, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
         """Sequences that begin with the pages of these."""

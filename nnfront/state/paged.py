@@ -8,7 +8,7 @@ Caches that were forked from each other share their pool and belong to one calle
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -122,6 +122,14 @@ def _read(pages: torch.Tensor, view: View) -> torch.Tensor:
     return pages[..., view.index, :, :].flatten(-3, -2).narrow(-2, 0, view.stored).movedim(-3, 0)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """The pages of the first `length` tokens of a sequence, which are not given back as long as this is there. Other sequences can begin with them."""
+
+    length: int
+    tables: tuple[PageTable, ...]
+
+
 class PagedCache(Cache):
     """A cache whose sequences share a pool of pages; layers with another window have a pool of their own, of as many pages."""
 
@@ -207,6 +215,24 @@ class PagedCache(Cache):
             if isinstance(other, RingLayer):
                 layers[i] = other.copied(chosen, every_length[i], use)
         return self._with([layers[i] for i in range(len(self))], use)
+
+    def hold(self, length: int) -> Held:
+        """Hold the pages of the first tokens of the only sequence. Of what layers keep of whole sequences it holds nothing: that is `states`."""
+        assert self.batch == 1
+        held = [layer.table.fork((layer._first,), ()) for layer in self._readers.values()]
+        for table in held:
+            table.cut(0, self._lengths.like((length,)))
+        return Held(length, tuple(held))
+
+    def begin_with(self, held: Held) -> None:
+        """Have the only sequence begin with pages that are held, of a cache that shares its pool, instead of its own tokens.
+
+        What layers keep of the whole sequence is not that of these tokens until `go_on_from` says it.
+        """
+        assert self.batch == 1
+        for (table, layer), pages in zip(self._readers.items(), held.tables, strict=True):
+            table.put(layer._first, pages)
+        self._set(self._lengths.like((held.length,)))
 
     def _settle(self) -> None:
         for table in self.tables:

@@ -43,10 +43,10 @@ class Mixed(nn.Module):
                 op.reshape(part, (batch, seq, HEADS, SIZE // HEADS)) for part in op.split(self.qkv(x), 3, -1)
             ]
             x = x + op.reshape(op.attention(*parts, cache=layer), (batch, seq, SIZE))
-        return self.head(x)[:, -1:]
+        return self.head(x)
 
     def prefill(self, tokens: Any, cache: Any) -> Any:
-        return self.step(tokens, cache)
+        return self.step(tokens, cache)[:, -1:]
 
     def decode(self, tokens: Any, cache: Any) -> Any:
         return self.step(tokens, cache)
@@ -99,15 +99,3 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> N
             assert [answer.wait() for answer in answers] == expected
             assert (engine.counts()["preemptions"] > 0) == (limits.pages == 32)
             assert all(answer.cached == 0 for answer in answers)
-
-
-def test_states_that_cannot_go_back_refuse_guesses(mixed: Any) -> None:
-    with pytest.raises(
-        RunError,
-        match=r"^tokens cannot be guessed: layers of the model keep a state of the whole sequence, which",
-    ):
-        Engine(mixed, LIMITS, spec="ngram")
-    with pytest.raises(
-        RunError, match=r"^the model cannot draft: layers of it keep a state of the whole sequence"
-    ):
-        DraftModel(mixed.session, 20)

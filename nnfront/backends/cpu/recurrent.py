@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recurrences on a CPU: one token of each sequence in C, more of them by the references, in chunks.
+"""Recurrences on a CPU: a few tokens of each sequence in C, one after the other, more of them by the references, in chunks.
 
 A state is read and written as a whole for each token, as much memory as keys and values of a long context: torch makes about a dozen passes over it,
 C one or two.
@@ -7,10 +7,11 @@ C one or two.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import torch
 
@@ -18,11 +19,12 @@ from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
 from nnfront.backends.cpu.elementwise import copied
 from nnfront.backends.cpu.in_c import besides, in_c
 from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, place_of
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import ACCEPTED, Bind, Context, Kernel
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
 from nnfront.memory.allocations import metered
 from nnfront.memory.layout import Layout
+from nnfront.ops.recurrent import FEW
 
 MOST_KEYS = 1024  # features of a key of the delta rule in C
 
@@ -122,6 +124,28 @@ def _gated_delta_rule(
     return made
 
 
+def _one_by_one(step: Bind, tokens: Sequence[int]) -> Bind:
+    """A few tokens as a step for each, which carries the state, the last operand, to the next; the operands at `tokens` have an axis of them."""
+
+    def bind(run: Run) -> Callable[..., Any]:
+        one = step(run)
+
+        def call(*operands: Any) -> Any:
+            if not 1 < operands[0].shape[1] <= FEW:
+                return one(*operands)
+            given, made = list(operands), []
+            for t in range(operands[0].shape[1]):
+                for i in tokens:
+                    given[i] = operands[i][:, t : t + 1]
+                y, given[-1] = one(*given)
+                made.append(y)
+            return torch.cat(made, 1), given[-1]
+
+        return call
+
+    return bind
+
+
 def _in_bfloat16(run: Run, context: Context) -> str:
     dtype = context.tensor(run.inputs[0]).dtype
     return ACCEPTED if dtype == "bfloat16" else f"tokens are {dtype}"
@@ -136,15 +160,15 @@ KERNELS = tuple(
     Kernel(
         f"{op}_step",
         op,
-        in_c(write, reference),
-        "one token: its state is read and written once or twice",
+        _one_by_one(in_c(write, reference), tokens),
+        "a few tokens: the state is read and written once or twice for each",
         _in_bfloat16,
         workspace=besides(write, _bytes),
         write=write,
     )
-    for op, write in (
-        ("causal_conv1d", _causal_conv1d),
-        ("ssm_scan", _ssm_scan),
-        ("gated_delta_rule", _gated_delta_rule),
+    for op, write, tokens in (
+        ("causal_conv1d", _causal_conv1d, (0,)),
+        ("ssm_scan", _ssm_scan, (0, 1, 3, 4)),
+        ("gated_delta_rule", _gated_delta_rule, (0, 1, 2, 3, 4)),
     )
 )

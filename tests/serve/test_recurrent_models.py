@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models with recurrent states in the engine: tokens that were guessed wrong are taken back, prompts that begin alike go on from snapshots, and texts stay what they are."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from answering import Answer
+from folders import random_folder
+from serving import LIMITS
+
+import nnfront as nn
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.engine.params import Params
+from nnfront.engine.speculate import Pay
+from nnfront.serve.engine import Engine
+
+TYPES = ["mamba2", "qwen3_next", "lfm2", "falcon_h1"]
+needs_native = pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    @cache
+    def load(model_type: str) -> nn.LLM:
+        path: Path = random_folder(tmp_path_factory.mktemp("models") / model_type, model_type)
+        return nn.LLM.load(path, extends=True)
+
+    return load
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", [*TYPES, "mamba", "kimi_linear"])
+def test_the_bits_of_several_tokens_are_those_of_one_after_the_other(loaded: Any, model_type: str) -> None:
+    session = loaded(model_type).session
+    ids = torch.randint(0, 90, (2, 48), generator=torch.Generator().manual_seed(1))
+    one, many = (session.make_cache(batch=2, max_seq=64, page_size=8) for _ in range(2))
+    for made in (one, many):
+        for row, length in enumerate((17, 33)):
+            session["prefill"](ids[row : row + 1, :length], made.rows(row))
+    for first, count in ((34, 3), (37, 8)):
+        singles = [session["decode"](ids[:, first + i : first + i + 1], one) for i in range(count)]
+        assert torch.equal(session["extend"](ids[:, first : first + count], many), torch.cat(singles, 1))
+    for a, b in zip(one.states().buffers, many.states().buffers, strict=True):
+        assert torch.equal(a, b)
+
+
+def requests(seed: int, count: int) -> list[tuple[list[int], Params]]:
+    """Prompts of which several begin alike, by whole chunks and more."""
+    random_ = random.Random(seed)
+    starts = [[random_.randrange(90) for _ in range(n)] for n in (32, 70, 110)]
+    found = []
+    for i in range(count):
+        prompt = [
+            *random_.choice([*starts, []]),
+            *(random_.randrange(90) for _ in range(random_.randint(1, 30))),
+        ]
+        params = Params(
+            temperature=random_.choice([0.0, 0.8]), seed=i, max_tokens=random_.randint(1, 25), ignore_eos=True
+        )
+        found.append((prompt, params))
+    return found
+
+
+class Guesser:
+    """Knows what is going to come, and says some of it wrong."""
+
+    def __init__(self, whole: list[list[int]], wrong: float) -> None:
+        self.whole, self.random, self.wrong = whole, random.Random(len(whole)), wrong
+
+    def guess(self, tokens: list[int], most: int) -> list[int]:
+        known = next((full for full in self.whole if full[: len(tokens)] == list(tokens)), [])
+        come = known[len(tokens) : len(tokens) + self.random.randint(0, most)]
+        return [(token + (self.random.random() < self.wrong)) % 90 for token in come]
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("pages", [160, 26])
+@pytest.mark.parametrize("snapshot_bytes", [1 << 20, 20_000])
+def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
+    loaded: Any, model_type: str, pages: int, snapshot_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = loaded(model_type)
+    wanted = requests(pages + len(model_type), 16)
+    alone = replace(LIMITS, remembered=0, max_num_seqs=1)
+    with Engine(llm, alone) as engine:
+        expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
+    whole = [prompt + tokens for (prompt, _), (tokens, _) in zip(wanted, expected, strict=True)]
+    monkeypatch.setattr(nn.LLM, "guesser", lambda self, how, longest: Guesser(whole, 0.2))
+    monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
+    cancels = random.Random(pages)
+    with Engine(llm, replace(LIMITS, pages=pages, snapshot_bytes=snapshot_bytes), spec="ngram") as engine:
+        answers = []
+        for prompt, params in wanted:
+            answers.append(Answer(engine, prompt, params))
+            if cancels.random() < 0.4:
+                short = Answer(engine, prompt[:-1], replace(params, max_tokens=30))
+                engine.cancel(short.number)
+        assert [answer.wait() for answer in answers] == expected
+        counts = engine.counts()
+        assert 0 < counts["accepted"] < counts["drafted"]
+        assert (counts["preemptions"] > 0) == (pages == 26)
+        assert 0 < counts["snapshot_bytes"] <= snapshot_bytes
+        assert pages == 26 or any(answer.cached for answer in answers)
+        engine.forget()
+        Answer(engine, [5], Params(max_tokens=1)).wait()
+        assert engine.counts()["snapshot_bytes"] == 0
+        pool = engine._runner.pool
+        assert not (pool._held or pool._saved or pool._before or engine._scheduler.prefixes._saved)
+    assert engine._scheduler.pages.free == pages
