@@ -56,13 +56,9 @@ class DraftModel:
     """Guesses what a smaller model with the same tokens takes for likeliest, in a cache of its own for up to `longest` tokens."""
 
     def __init__(self, session: Session, longest: int) -> None:
-        """Raises RunError for a model that cannot take tokens back."""
         self._session, self._longest = session, longest
         self._cache = session.make_cache(batch=1, max_seq=longest)
-        if any(layer.per_sequence for layer in self._cache.type.layers):
-            raise RunError(
-                "the model cannot draft: layers of it keep a state of the whole sequence, which cannot go back"
-            )
+        self._states = self._cache.states()  # behind the tokens of the text that were given last
         self._tokens: list[int] = []
         self._given = 0
 
@@ -71,16 +67,28 @@ class DraftModel:
         most = min(most, self._longest - len(tokens))
         if most < 1:
             return []
-        known = min(self._given, len(tokens) - 1)  # of the text; behind it lie guesses
-        while known < min(len(self._tokens), len(tokens) - 1) and self._tokens[known] == tokens[known]:
-            known += 1
-        self._cache.truncate(known)
+        known = self._go_back(tokens)
         logits = self._session["prefill"](self._ids(tokens[known:]), self._cache)
+        self._states = self._cache.states()
         found = [int(logits[0, -1].argmax())]
         while len(found) < most:
             found.append(int(self._session["decode"](self._ids(found[-1:]), self._cache)[0, -1].argmax()))
         self._tokens, self._given = [*tokens, *found[:-1]], len(tokens)
         return found
+
+    def _go_back(self, tokens: Sequence[int]) -> int:
+        """Forget what does not come before a text's last token; return how many tokens are left."""
+        known = min(self._given, len(tokens) - 1)  # of the text; behind it lie guesses
+        if not self._states.buffers:
+            while known < min(len(self._tokens), len(tokens) - 1) and self._tokens[known] == tokens[known]:
+                known += 1
+            self._cache.truncate(known)
+        elif self._given == known:
+            self._cache.go_on_from(self._states)
+        else:
+            known = 0
+            self._cache.reset()
+        return known
 
     def _ids(self, tokens: Sequence[int]) -> torch.Tensor:
         return torch.tensor([tokens], device=self._session.device)

@@ -16,8 +16,7 @@ import nnfront as nn
 from nnfront import op, spec
 from nnfront.distributed.ranks import ALONE
 from nnfront.engine.params import Params
-from nnfront.engine.speculate import DraftModel, NGrams
-from nnfront.errors import RunError
+from nnfront.engine.speculate import NGrams
 from nnfront.serve.engine import Engine
 
 VOCAB, SIZE, HEADS, WINDOW = 40, 16, 2, 6

@@ -18,7 +18,7 @@ from serving import LIMITS
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.engine.params import Params
-from nnfront.engine.speculate import Pay
+from nnfront.engine.speculate import DraftModel, Pay
 from nnfront.serve.engine import Engine
 
 TYPES = ["mamba2", "qwen3_next", "lfm2", "falcon_h1"]
@@ -113,5 +113,39 @@ def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
         Answer(engine, [5], Params(max_tokens=1)).wait()
         assert engine.counts()["snapshot_bytes"] == 0
         pool = engine._runner.pool
-        assert not (pool._held or pool._saved or pool._before or engine._scheduler.prefixes._saved)
+        assert not [*pool._held, *pool._saved, *pool._before]
+        assert (
+            pool.cache.used_pages <= 2
+        )  # of the last request, which is dropped with the next, and of nobody's
     assert engine._scheduler.pages.free == pages
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_generate_is_the_same_with_guesses(
+    loaded: Any, model_type: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = loaded(model_type)
+    prompts = [torch.tensor(prompt) for prompt, _ in requests(4, 3)]
+    options = {"max_new_tokens": 30, "temperature": temperature, "seed": 3}
+    for some in (prompts, prompts[:1]):
+        plain = llm.generate_ids(some, **options)
+        whole = [[*prompt.tolist(), *tokens.tolist()] for prompt, tokens in zip(some, plain, strict=True)]
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.LLM, "guesser", lambda self, how, longest, whole=whole: Guesser(whole, 0.2))
+            patched.setattr(Pay, "is_due", lambda self, cost: True)
+            guessed = llm.generate_ids(some, **options, spec="ngram")
+        assert all(map(torch.equal, guessed, plain))
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next"])
+def test_a_model_with_states_drafts(loaded: Any, model_type: str) -> None:
+    llm = loaded(model_type)
+    text = requests(4, 1)[0][0] + list(range(30))
+    greedy = llm.generate_ids([torch.tensor(text)], 12)[0].tolist()
+    draft = DraftModel(llm.session, 200)
+    assert draft.guess(text, 5) == greedy[:5]
+    assert draft.guess(text, 5) == greedy[:5]
+    assert draft.guess([*text, *greedy[:3]], 4) == greedy[3:7]
+    assert draft.guess([*text, *greedy[:4], 5], 4) != greedy[5:9]

@@ -10,41 +10,69 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnfront.engine.pages import Pages
-from nnfront.engine.schedule import Cut, Drop, Limits, Make, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Cut, Drop, Forget, Limits, Make, Remember, Save, Scheduler, Sequence, Step
 from nnfront.errors import Busy, RunError
 
 
 class Cache:
-    """What a cache would hold: for each sequence the tokens themselves, which a fork takes along."""
+    """What a cache would hold: for each sequence the tokens themselves, which others can begin with, and, where a state of the whole
+    is kept, what that has seen, which goes back only to copies. `before` is that of the last call with guesses.
+    """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, snapshots: int | None) -> None:
         self.rows: dict[int, list[int]] = {}
-        self.most_rows = limits.max_num_seqs + limits.remembered + 1
+        self.held: dict[int, list[int]] = {}
+        self.limits, self.snapshots = limits, snapshots
+        self.seen: dict[int, list[int]] = {}
+        self.before: dict[int, list[int]] = {}
+        self.saved: dict[int, list[int]] = {}
 
     def apply(self, step: Step) -> None:
         for change in step.changes:
             match change:
-                case Make(new, source, length):
+                case Make(new, source, length, states):
                     assert new not in self.rows
-                    self.rows[new] = list(self.rows[source][:length]) if source is not None else []
+                    self.rows[new] = (
+                        list((self.held | self.rows)[source][:length]) if source is not None else []
+                    )
                     assert len(self.rows[new]) == length
-                    assert len(self.rows) <= self.most_rows
+                    self.seen[new] = (
+                        list(self.rows[new]) if self.snapshots is None else list(self.saved.get(states, []))
+                    )
                 case Cut(cut, length):
                     del self.rows[cut][length:]
+                    self.seen[cut] = list(self.rows[cut]) if self.snapshots is None else self.before[cut]
+                case Remember(kept, length):
+                    self.held[kept] = self.rows.pop(kept)[:length]
+                    assert len(self.held[kept]) == length
                 case Drop(dropped):
-                    del self.rows[dropped]
-        for sequence, count in [*((s, 1) for s in step.decode), *step.chunks]:
-            row = self.rows[sequence.arrival]
-            assert len(row) == sequence.computed
-            row += sequence.tokens[sequence.computed : sequence.computed + count]
+                    assert (self.rows if dropped in self.rows else self.held).pop(dropped) is not None
+                case Save(number, sequence):
+                    assert number not in self.saved
+                    self.saved[number] = list(self.seen[sequence])
+                case Forget(number):
+                    del self.saved[number]
+            assert len(self.rows) <= self.limits.max_num_seqs
+            assert len(self.held) <= self.limits.remembered + 1
+            assert len(self.saved) <= (self.snapshots or 0)
+        self.before = {s.arrival: list(self.seen[s.arrival]) for s in step.decode}
+        for sequence, more in [
+            *((s, s.next) for s in step.decode),
+            *((s, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks),
+        ]:
+            row, seen = self.rows[sequence.arrival], self.seen[sequence.arrival]
+            assert seen == row == sequence.tokens[: sequence.computed]
+            row += more
+            seen += more
 
 
 class Simulation:
     """An engine without a model: what it draws is a function of the tokens before, so that a wrong prefix shows in what follows."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.scheduler = Scheduler(limits)
-        self.cache = Cache(limits)
+    def __init__(self, limits: Limits, snapshots: int | None = None, guesses: int = 0) -> None:
+        self.scheduler = Scheduler(limits, snapshots=snapshots)
+        self.cache = Cache(limits, snapshots)
+        self.snapshots, self.guesses, self.random = snapshots, guesses, random.Random(limits.pages)
         self.live: dict[int, Sequence] = {}
         self.admitted: list[int] = []
         self.idle_steps: dict[int, int] = {}
@@ -69,6 +97,10 @@ class Simulation:
 
     def step(self) -> None:
         scheduler, limits = self.scheduler, self.scheduler.limits
+        answering = [s for s in scheduler.running if s.answers]
+        width = min([self.guesses, *(s.room for s in answering)])
+        for sequence in answering:
+            sequence.drafts = self._guess(sequence, width)
         step = scheduler.step()
         self.cache.apply(step)
         assert sum(count for _, count in step.chunks) <= limits.step_tokens
@@ -78,13 +110,33 @@ class Simulation:
             assert step.decode or step.chunks
             oldest = min(self.live)
             assert self.live[oldest] in scheduler.running
-        for sequence in computed(scheduler, step):
-            row = self.cache.rows[sequence.arrival]
-            assert row == sequence.tokens
-            sequence.tokens.append(sum(row[-3:]) % 5)
+        for sequence in step.decode:
+            self._verify(sequence)
+        for sequence, count in step.chunks:
+            scheduler.computed(sequence, count)
+            if sequence.computed == len(sequence.tokens):
+                sequence.tokens.append(drawn(self.cache.rows[sequence.arrival]))
+        for sequence in [*step.decode, *(s for s, _ in step.chunks)]:
             if len(sequence.tokens) == sequence.most:
                 scheduler.finish(self.live.pop(sequence.arrival))
         self.check()
+
+    def _guess(self, sequence: Sequence, count: int) -> list[int]:
+        """Tokens that were drawn and not computed, and behind them what comes, often."""
+        tokens = list(sequence.tokens)
+        while len(tokens) <= sequence.computed + count:
+            tokens.append(drawn(tokens) if self.random.random() < 0.7 else 9)
+        return tokens[sequence.computed + 1 :][:count]
+
+    def _verify(self, sequence: Sequence) -> None:
+        """Draw behind what was computed as long as the next token is the one that was guessed."""
+        at, row, width = sequence.computed, self.cache.rows[sequence.arrival], 1 + len(sequence.drafts)
+        right = min(len(sequence.tokens) - at, width)
+        sequence.drafts = []
+        while at + right == len(sequence.tokens) < sequence.most:
+            sequence.tokens.append(drawn(row[: at + right]))
+            right += right < width and sequence.tokens[-1] == row[at + right]
+        self.scheduler.computed(sequence, right if self.snapshots is None or right == width else 0)
 
     def check(self) -> None:
         scheduler = self.scheduler
@@ -116,6 +168,13 @@ class Simulation:
         assert self.scheduler.pages.free == self.scheduler.limits.pages
         assert not self.cache.rows
         assert not self.scheduler.prefixes._roots
+        assert not self.scheduler.prefixes._saved
+        assert not self.cache.saved
+        assert not self.cache.held
+
+
+def drawn(tokens: list[int]) -> int:
+    return sum(tokens[-3:]) % 5
 
 
 LIMITS = st.builds(
@@ -141,8 +200,10 @@ LIMITS = st.builds(
 )
 
 
-def play(limits: Limits, random_: random.Random, events: int) -> Simulation:
-    simulation = Simulation(limits)
+def play(
+    limits: Limits, random_: random.Random, events: int, snapshots: int | None = None, guesses: int = 0
+) -> Simulation:
+    simulation = Simulation(limits, snapshots, guesses)
     room = min(limits.pages * limits.page_size, limits.max_model_len)
     stems = [[random_.randrange(3) for _ in range(room)] for _ in range(3)]
     for _ in range(events):
@@ -161,25 +222,28 @@ def play(limits: Limits, random_: random.Random, events: int) -> Simulation:
 
 
 @settings(max_examples=60)
-@given(LIMITS, st.integers(0, 2**32))
+@given(LIMITS, st.integers(0, 2**32), st.sampled_from([None, 0, 1, 3, 50]), st.sampled_from([0, 0, 2, 7]))
 def test_no_page_leaks_nobody_starves_and_every_answer_is_computed_on_its_own_tokens(
-    limits: Limits, seed: int
+    limits: Limits, seed: int, snapshots: int | None, guesses: int
 ) -> None:
-    play(limits, random.Random(seed), 60)
+    play(limits, random.Random(seed), 60, snapshots, guesses)
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_events() -> None:
+@pytest.mark.parametrize("snapshots", [None, 4])
+def test_a_hundred_thousand_events(snapshots: int | None) -> None:
     random_ = random.Random(1)
     limits = Limits(max_model_len=40, pages=24, max_num_seqs=5, page_size=2, chunk=4, step_tokens=8)
-    simulation = play(limits, random_, 100_000)
+    simulation = play(limits, random_, 100_000, snapshots, 3)
     assert simulation.scheduler.preemptions > 1000
 
 
 def computed(scheduler: Scheduler, step: Step) -> list[Sequence]:
     """Count what a step has computed; the sequences whose next token can be drawn."""
     work = [*((sequence, 1) for sequence in step.decode), *step.chunks]
-    return [sequence for sequence, count in work if scheduler.computed(sequence, count)]
+    for sequence, count in work:
+        scheduler.computed(sequence, count)
+    return [sequence for sequence, _ in work if sequence.computed == len(sequence.tokens)]
 
 
 def run(scheduler: Scheduler, *sequences: Sequence) -> list[Step]:
@@ -235,6 +299,17 @@ def test_whole_chunks_of_a_prompt_are_computed_once() -> None:
     steps = run(scheduler, second)
     assert second.cached == 8
     assert [count for step in steps for _, count in step.chunks] == [3]
+
+
+def test_where_a_state_is_kept_a_prompt_goes_on_behind_the_last_chunk_whose_states_are_there() -> None:
+    scheduler = Scheduler(limits(), snapshots=2)
+    run(scheduler, sequence(0, 11, 2))
+    second, third, fourth = sequence(1, 11, 2), sequence(2, 7, 2), sequence(3, 11, 2)
+    run(scheduler, second, third)
+    assert (second.cached, third.cached) == (8, 4)
+    run(scheduler, sequence(4, 7, 2, first=50))  # whose states take the place of those used least recently
+    run(scheduler, fourth)
+    assert fourth.cached == 4
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
+from nnfront.backends.cpu.decode_attention import FEW
 from nnfront.backends.cpu.elementwise import copied
 from nnfront.backends.cpu.in_c import besides, in_c
 from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, place_of
@@ -24,7 +25,6 @@ from nnfront.lower import Run
 from nnfront.lower.reference import reference
 from nnfront.memory.allocations import metered
 from nnfront.memory.layout import Layout
-from nnfront.ops.recurrent import FEW
 
 MOST_KEYS = 1024  # features of a key of the delta rule in C
 
