@@ -49,7 +49,7 @@ def export(
             help="leave --sizes out, or name one: --device cuda:sm_90",
         )
     phases = Timings()
-    folder = compile_folder(path, target, dtype, model_file, phases, quant, lora)
+    folder = compile_folder(path, target, dtype, model_file, phases, quant, lora, extends=True)
     size = folder.checkpoint.size_bytes
     if folder.stored is not None:
         plan(str(folder.stored))

@@ -79,6 +79,13 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="share what was computed of answers, too: faster in long chats, but texts may then depend on what was asked before",
     )
+    parser.add_argument(
+        "--snapshot-mb",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="memory for copies of recurrent states behind chunks of prompts, from which others that begin alike go on; default 1024",
+    )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="the longest an answer may take")
     parser.add_argument(
         "--log", choices=["json"], help="write a line for each request to stdout: its number, tokens and times, no texts"
@@ -121,6 +128,7 @@ def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
         chunk=args.chunk,
         step_tokens=2 * args.chunk,
         reuse_answers=args.reuse_answers,
+        snapshot_bytes=args.snapshot_mb << 20,
     )
 
 

@@ -60,7 +60,10 @@ def main(args: argparse.Namespace) -> int:
             help="add --html FILE, or ask nnfront explain DIR decode batch=1",
         )
     is_lifted = nn.artefact.is_artefact(args.path)
-    module = nn.artefact.program_of(args.path) if is_lifted else nn.export_folder(args.path, args.model)
+    if is_lifted:
+        module = nn.artefact.program_of(args.path)
+    else:
+        module = nn.export_folder(args.path, args.model, extends=args.lifted)
     if args.lifted and not is_lifted:
         module = nn.passes.lift_transform_params(module, shared_transform=True)
     if args.method is None:

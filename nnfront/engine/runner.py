@@ -70,8 +70,9 @@ class Runner:
         """Raise RunError where tokens cannot be computed ahead."""
         if not self.guesses:
             raise RunError(
-                f"tokens cannot be guessed: the model was loaded without the method {EXTEND!r}",
-                help="LLM.load(..., extends=True); an artefact does not have it",
+                f"tokens cannot be guessed: the model has no method {EXTEND!r}, which computes several tokens of each sequence",
+                details=[f"methods are {', '.join(map(repr, self.compute.session.methods))}"],
+                help="LLM.load(DIR, extends=True); an artefact without it is older, and is to be exported again",
             )
 
     def add(self, answer: Answer) -> None:

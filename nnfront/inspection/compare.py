@@ -18,6 +18,7 @@ from nnfront.inspection.weights import weights_of
 from nnfront.ir import first_difference, type_text
 from nnfront.lower.explain import explained
 from nnfront.transform.run import stream_transform
+from nnfront.weights.checkpoint import is_artefact
 from nnfront.weights.content_hashes import Contents
 from nnfront.weights.name_hints import shortened
 
@@ -88,7 +89,11 @@ def diff(
     which the folder's formulas make of its tensors. model_file: the model file of folders. target: whose kernels; cpu, or an artefact's own.
     Reads all weights. Raises LoadError if one of them is no model, or cannot be read.
     """
-    one, two = (inspect_model(path, target, model_file, headers_only=False) for path in (before, after))
+    extends = any(map(is_artefact, (before, after)))  # as artefacts do
+    one, two = (
+        inspect_model(path, target, model_file, headers_only=False, extends=extends)
+        for path in (before, after)
+    )
     pairs = {
         "target": ({"target": one.executable.target}, {"target": two.executable.target}),
         "config": (_config(one), _config(two)),

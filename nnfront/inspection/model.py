@@ -53,10 +53,11 @@ def inspect_model(
     model_file: str | Path | None = None,
     *,
     headers_only: bool = True,
+    extends: bool = False,
 ) -> Inspected:
     """Compile what a folder or an artefact holds. Reads headers of weights at most; of a folder config.json is enough.
 
-    target: an artefact has its own. headers_only: a folder's files may end after their headers. Raises LoadError if there is no model, or a damaged one.
+    target: an artefact has its own. headers_only: a folder's files may end after their headers. extends: as for `export_folder`. Raises LoadError if there is no model, or a damaged one.
     """
     if is_artefact(path):
         files = read_artefact(path, verify=False)
@@ -75,7 +76,8 @@ def inspect_model(
     has_weights = any(name.endswith((".safetensors", ".gguf")) for name in folder.names())
     stored = Checkpoint(path, folder=folder, headers_only=headers_only) if has_weights else None
     target = target or "cpu"
-    module = lift_transform_params(export_folder(path, model_file, stored, target), shared_transform=True)
+    module = export_folder(path, model_file, stored, target, extends=extends)
+    module = lift_transform_params(module, shared_transform=True)
     return Inspected(Path(path), compile(module, target), stored, _config(folder))
 
 

@@ -107,8 +107,10 @@ def export_folder(
     model_file: str | Path | None = None,
     checkpoint: Checkpoint | None = None,
     target: str = "cpu",
+    *,
+    extends: bool = False,
 ) -> IRModule:
-    """Export the methods of a Hugging Face folder's model.
+    """Export the methods of a Hugging Face folder's model, with `extends` also `extend`, which artefacts have.
 
     Reads config.json, and of `checkpoint` the headers: a model of many times more tensors is not built to its end. Where weights are quantised, headers say which; those that products
     read as they are on `target` stay so. Raises LoadError if the folder or its architecture are not what they should be.
@@ -117,7 +119,7 @@ def export_folder(
     architecture, config, hf_config = read_folder(folder, model_file)
     if checkpoint is None and quantization_of(hf_config) is not None:
         checkpoint = Checkpoint(path, folder=folder, headers_only=True)
-    module = architecture.export(config, None if checkpoint is None else checkpoint.infos)
+    module = architecture.export(config, None if checkpoint is None else checkpoint.infos, extends=extends)
     return _derived(module, hf_config, checkpoint, target)[0]
 
 

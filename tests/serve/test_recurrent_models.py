@@ -19,6 +19,7 @@ import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.engine.params import Params
 from nnfront.engine.speculate import DraftModel, Pay
+from nnfront.errors import RunError
 from nnfront.serve.engine import Engine
 
 TYPES = ["mamba2", "qwen3_next", "lfm2", "falcon_h1"]
@@ -149,3 +150,36 @@ def test_a_model_with_states_drafts(loaded: Any, model_type: str) -> None:
     assert draft.guess(text, 5) == greedy[:5]
     assert draft.guess([*text, *greedy[:3]], 4) == greedy[3:7]
     assert draft.guess([*text, *greedy[:4], 5], 4) != greedy[5:9]
+
+
+@needs_native
+@pytest.mark.parametrize("model_type", ["mamba2", "falcon_h1"])
+def test_an_artefact_guesses_and_shares_as_its_folder_does(
+    loaded: Any, model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
+    folder = loaded(model_type)
+    nn.artefact.export(folder.path, tmp_path / "made")
+    repeating = [7, 8, 9, 10, 11] * 9
+    wanted = [*requests(3, 6), (repeating, Params(max_tokens=20)), ([*repeating, 5], Params(max_tokens=9))]
+
+    def answers(llm: nn.LLM) -> tuple[Any, float]:
+        with Engine(llm, LIMITS, spec="ngram") as engine:
+            came = []
+            for prompt, params in wanted:
+                answer = Answer(engine, prompt, params)
+                came.append((answer.wait(), answer.cached))
+            return came, engine.counts()["drafted"]
+
+    made = nn.LLM.load(tmp_path / "made")
+    assert answers(made) == answers(folder)
+    assert answers(made)[1] > 0
+    assert any(cached for _, cached in answers(made)[0])
+
+
+def test_an_artefact_that_was_exported_without_the_method_says_so(loaded: Any, tmp_path: Path) -> None:
+    nn.LLM.load(loaded("mamba2").path).save(tmp_path / "old")
+    old = nn.LLM.load(tmp_path / "old")
+    assert old.generate_ids([torch.tensor([1, 2])], 3)[0].shape == (3,)
+    with pytest.raises(RunError, match=r"^tokens cannot be guessed: the model has no method 'extend'"):
+        old.generate_ids([torch.tensor([1, 2])], 3, spec="ngram")

@@ -186,7 +186,9 @@ def test_another_way_to_guess_is_refused(how: str) -> None:
 
 def test_without_the_method_guesses_are_refused(llm: nn.LLM) -> None:
     with pytest.raises(
-        RunError, match=r"^tokens cannot be guessed: the model was loaded without the method 'extend'"
+        RunError,
+        match=r"^tokens cannot be guessed: the model has no method 'extend', which computes several tokens of each sequence"
+        r"\n  methods are 'logits', 'prefill', 'decode'\n  help: LLM.load\(DIR, extends=True\); an artefact without it is older, and is to be exported again$",
     ):
         llm.generate("import", max_new_tokens=2, spec="ngram")
 
