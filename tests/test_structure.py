@@ -61,12 +61,21 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.methods": BASE | {"ir"},
     "llm.lora_config": BASE | {"quantized", "llm.folder_files"},
     "llm.lora": BASE | {"ir", "ops", "quantized", "weights", "llm.lora_config"},
+    "llm.unmerged": BASE | {"ir", "ops", "passes", "quantized", "weights", "llm.lora"},
     "llm.hf_folder": ALL
-    | {"llm.timings", "llm.methods", "llm.folder_files", "llm.model_files", "llm.gguf_folder", "llm.lora"},
+    | {
+        "llm.timings",
+        "llm.methods",
+        "llm.folder_files",
+        "llm.model_files",
+        "llm.gguf_folder",
+        "llm.lora",
+        "llm.unmerged",
+    },
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
     "llm.sampling": BASE | {"backends.cuda", "llm.folder_files"},
-    "engine": BASE | {"distributed", "state", "session", "llm.methods", "llm.sampling"},
+    "engine": BASE | {"ops", "distributed", "state", "session", "llm.methods", "llm.sampling"},
     "llm": ALL
     | {
         "backends.cuda",
@@ -80,6 +89,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.model_files",
         "llm.hf_folder",
         "llm.lora",
+        "llm.unmerged",
         "llm.sampling",
         "engine",
     },

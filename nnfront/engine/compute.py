@@ -15,6 +15,7 @@ from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Change, Limits
 from nnfront.llm.methods import EXTEND
+from nnfront.ops.low_rank import ADAPTER
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 
@@ -53,6 +54,7 @@ class Compute:
     ) -> None:
         """`stored_as`, `given`: as for `Pool`. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
         self.session, self.decode_rows, self._ranks = session, decode_rows, ranks
+        self._has_adapters = ADAPTER in [a.name for a in session.program.methods["decode"].arguments]
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
 
@@ -84,7 +86,7 @@ class Compute:
     def _run(self, work: Work) -> Iterator[Computed]:
         self.pool.apply(work.changes)
         for number, chunk in work.chunks:
-            logits, seconds = self._call("prefill", [chunk], self.pool.row(number))
+            logits, seconds = self._call("prefill", [number], [chunk], self.pool.row(number))
             yield Computed([number], logits[:, -1:].cpu().numpy(), seconds)
         width = max(map(len, work.decode.values()), default=1)
         method = "decode" if width == 1 else EXTEND
@@ -92,10 +94,17 @@ class Compute:
             if width > 1:
                 # What was guessed may be wrong, and is cut off before anything else is computed that would let a window drop more.
                 self.pool.save(numbers)
-            logits, seconds = self._call(method, [work.decode.get(n, [0] * width) for n in numbers], rows)
+            logits, seconds = self._call(
+                method, numbers, [work.decode.get(n, [0] * width) for n in numbers], rows
+            )
             yield Computed(numbers, logits.cpu().numpy(), seconds)
 
-    def _call(self, method: str, tokens: list[list[int]], rows: Cache) -> tuple[Any, float]:
+    def _call(
+        self, method: str, numbers: Sequence[int], tokens: list[list[int]], rows: Cache
+    ) -> tuple[Any, float]:
         began = time.perf_counter()
-        logits = self.session[method](torch.tensor(tokens, device=self.session.device), rows)
+        device = self.session.device
+        chosen = [*map(self.pool.adapter, numbers)] if self._has_adapters else None
+        more = [] if chosen is None else [torch.tensor(chosen, dtype=torch.int32, device=device)]
+        logits = self.session[method](torch.tensor(tokens, device=device), rows, *more)
         return logits, time.perf_counter() - began

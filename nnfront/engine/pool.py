@@ -52,6 +52,7 @@ class Pool:
         self._held: dict[int, Held] = {}
         self._saved: dict[int, States] = {}
         self._before: dict[int, States] = {}
+        self._adapter: dict[int, int] = {}
         if self._given is not None:
             self._cache, self._free = self._given, list(range(self._given.batch))
             self._given.reset()
@@ -99,8 +100,9 @@ class Pool:
         """Do these, in this order."""
         for change in changes:
             match change:
-                case Make(sequence, source, length, states):
+                case Make(sequence, source, length, states, adapter):
                     self._row[sequence] = heapq.heappop(self._free)
+                    self._adapter[sequence] = adapter
                     if source is not None:
                         self._begin(sequence, source, length, states)
                 case Cut(sequence, length):
@@ -142,6 +144,7 @@ class Pool:
 
     def _give_back(self, sequence: int) -> None:
         row = self._row.pop(sequence)
+        del self._adapter[sequence]
         self._view(row, 1).reset()
         heapq.heappush(self._free, row)
 
@@ -149,6 +152,10 @@ class Pool:
     def _paged(view: Cache) -> PagedCache:
         assert isinstance(view, PagedCache)
         return view
+
+    def adapter(self, sequence: int) -> int:
+        """The number of a sequence's adapter, -1 for none; rows of nobody's have none."""
+        return self._adapter.get(sequence, -1)
 
     def row(self, sequence: int) -> Cache:
         """One sequence."""

@@ -69,8 +69,8 @@ class Limits:
 class Sequence:
     """Tokens, of which the first `prompt` were given and the first `computed` are in the cache; it ends with at most `most`.
 
-    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed. `drafts` are tokens that may come
-    behind those that are computed next, which are computed with them and kept as far as they are drawn; some of them may have been drawn already.
+    `arrival` numbers it and says who came first; `cached` is how many tokens of the prompt others had computed; `adapter` is the number of its adapter, -1 for none. `drafts` are tokens
+    that may come behind those that are computed next, which are computed with them and kept as far as they are drawn; some of them may have been drawn already.
     """
 
     arrival: int
@@ -78,6 +78,7 @@ class Sequence:
     prompt: int
     most: int
     salt: str = ""
+    adapter: int = -1
     computed: int = 0
     cached: int = 0
     drafts: list[int] = field(default_factory=list)
@@ -93,6 +94,11 @@ class Sequence:
         return self.most - self.computed - 1
 
     @property
+    def own(self) -> str:
+        """With whom it shares what is computed of tokens: that is something else with another adapter."""
+        return f"{self.adapter} {self.salt}"
+
+    @property
     def next(self) -> list[int]:
         """The tokens that are computed next."""
         return [self.tokens[self.computed], *self.drafts]
@@ -100,12 +106,14 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """Begin a sequence in the cache, with the first `length` tokens of another if there is a `source`, and the states of that number behind them."""
+    """Begin a sequence in the cache, with the first `length` tokens of another if there is a `source`, and the states of that number behind them;
+    `adapter` as its `Sequence` has it."""
 
     sequence: int
     source: int | None = None
     length: int = 0
     states: int | None = None
+    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +237,7 @@ class Scheduler:
         if not self.limits.reuse_answers:
             known = min(known, sequence.prompt)
         if self.shares:
-            self.prefixes.add(mine, sequence.tokens, known, sequence.salt)
+            self.prefixes.add(mine, sequence.tokens, known, sequence.own)
             if count and not sequence.computed % self.limits.chunk:
                 self._save(sequence)
 
@@ -279,7 +287,7 @@ class Scheduler:
     def _admit(self, step: Step) -> None:
         while self.waiting and len(self.running) < self.limits.max_num_seqs:
             sequence = self.waiting[0]
-            found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.salt)
+            found = self.prefixes.find(sequence.tokens, sequence.prompt - 1, sequence.own)
             source, length, states = found or (None, 0, None)
             margin = len(self.running)
             missing = self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
@@ -300,7 +308,7 @@ class Scheduler:
                 if source in self.remembered:
                     self.remembered.move_to_end(source)
             sequence.cached = max(sequence.cached, length)
-            step.changes.append(Make(sequence.arrival, source, length, states))
+            step.changes.append(Make(sequence.arrival, source, length, states, sequence.adapter))
 
     def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Give a sequence places for more tokens, others' if need be; False if it had to give back its own."""

@@ -109,6 +109,7 @@ class Generation(Coming):
         count: int,
         ends: Sequence[int],
         guessers: Sequence[Guesser | None],
+        adapters: Sequence[int],
         stored_as: str | None,
         phases: Timings,
         ranks: Ranks,
@@ -123,9 +124,11 @@ class Generation(Coming):
         else:
             seeds = [sampling.seed] * several
         self._waiting = []
-        for i, (prompt, guesser, seed) in enumerate(zip(prompts, guessers, seeds, strict=True)):
+        for i, (prompt, guesser, seed, adapter) in enumerate(
+            zip(prompts, guessers, seeds, adapters, strict=True)
+        ):
             tokens = prompt.tolist()
-            sequence = schedule.Sequence(i, tokens, len(tokens), len(tokens) + count)
+            sequence = schedule.Sequence(i, tokens, len(tokens), len(tokens) + count, adapter=adapter)
             self._waiting.append(
                 Answer(sequence, Draw(Params(**{**said, "seed": seed}), tokens), frozenset(ends), guesser)
             )

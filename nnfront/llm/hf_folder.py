@@ -23,6 +23,7 @@ from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, w
 from nnfront.llm.methods import lacks_for_text
 from nnfront.llm.model_files import read_folder
 from nnfront.llm.timings import Timings
+from nnfront.llm.unmerged import NO_ADAPTERS, Adapters, keep_adapters, open_named
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.passes.quantizing.budget import measure, open_weights, within
 from nnfront.passes.quantizing.scheme import scheme_of
@@ -62,7 +63,7 @@ class CompiledFolder:
     """A folder's model without weights: the executable, the model file's config, the checkpoint, and the folder, held open.
 
     `text` is what generating text needs; None if it is no language model, then `lacks` says why. `quantized` is what `quant` did, `stored` what
-    became of weights that were quantised before.
+    became of weights that were quantised before; `adapters` are names of adapters that are not merged, in their order.
     """
 
     executable: Executable
@@ -73,6 +74,7 @@ class CompiledFolder:
     lacks: tuple[str, ...] = ()
     quantized: QuantizeReport | None = None
     stored: StoredReport | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def extras(self) -> Extras:
@@ -155,28 +157,37 @@ def compile_folder(
     ranks: int = 1,
     *,
     extends: bool = False,
+    adapters: Adapters = NO_ADAPTERS,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends, adapters: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = computing_in(dtype, config)
-    adapters = open_adapters(lora)
-    checkpoint = with_adapters(Checkpoint(path, folder=folder), adapters)
+    if adapters and ranks > 1:
+        raise LoadError(
+            "adapters that are not merged are not divided among ranks",
+            help="merge one: lora=[DIR] (--lora DIR), or leave out --tp (ranks)",
+        )
+    merged = open_adapters(lora)
+    kept = open_named(adapters, len(merged))
+    checkpoint = with_adapters(Checkpoint(path, folder=folder), (*merged, *kept.values()))
     phases.end("read")
     module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
-    if adapters:
-        may_split = getattr(config, TIED, None) is True
-        if split := split_ties(module, adapters) if may_split else {}:
-            config = replace(config, **{TIED: False})
-            module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
-        module = merge_adapters(module, adapters, backend_of(target), split)
-    module, stored = _derived(module, hf_config, checkpoint, target)
     lacks = tuple(lacks_for_text(module, config))
+    may_split = getattr(config, TIED, None) is True
+    if split := split_ties(module, merged) if merged and may_split else {}:
+        config = replace(config, **{TIED: False})
+        module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
+    if kept:
+        module = keep_adapters(module, list(kept.values()), checkpoint, backend_of(target))
+    if merged:
+        module = merge_adapters(module, merged, backend_of(target), split)
+    module, stored = _derived(module, hf_config, checkpoint, target)
     text = None
     if not lacks:
         text = TextModel(
@@ -198,7 +209,7 @@ def compile_folder(
     phases.end("lift")
     executable = compile(module, target=target)
     phases.end("compile")
-    return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized, stored)
+    return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized, stored, tuple(kept))
 
 
 def _within_budget(

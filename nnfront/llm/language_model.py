@@ -19,9 +19,9 @@ from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.generation import Captured, Coming, Generation, in_turns, until_ends
-from nnfront.llm.load_options import opened, session_on, stored_as
+from nnfront.llm.load_options import opened, session_on, stored_as, text_of
 from nnfront.llm.methods import SEQ2SEQ
-from nnfront.llm.prompts import are_integers, check_prompts, check_tokens, kind_of, listed
+from nnfront.llm.prompts import adapter_numbers, are_integers, check_prompts, check_tokens, kind_of, listed
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of
 from nnfront.llm.stepping import Stepping
 from nnfront.llm.timings import Timings
@@ -32,6 +32,7 @@ from nnfront.weights.checkpoint import is_artefact
 
 if TYPE_CHECKING:
     from nnfront.llm.lora import Loras
+    from nnfront.llm.unmerged import Adapters
     from nnfront.passes import QuantizeReport, QuantScheme
     from nnfront.quantized import StoredReport
 
@@ -46,7 +47,7 @@ class LLM:
     least `max_position_embeddings` and `vocab_size`; `phases` are times so far; `sampling` is how `generate` chooses tokens if it is not
     told; `quantized` says what `quant` did, None where it was not given; `files` is the folder, held open; `stored_as` is how caches keep keys
     and values, for `make_cache`; `stored` says what became of
-    weights that the checkpoint holds in few bits, None where its config.json says of none.
+    weights that the checkpoint holds in few bits, None where its config.json says of none; `adapters` are names of adapters that `generate` takes.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class LLM:
         self.sampling = sampling_of(self.files)
         self.quantized: QuantizeReport | None = None
         self.stored: StoredReport | None = None
+        self.adapters: tuple[str, ...] = ()
         self.ranks = ALONE
         self.phases = phases or Timings()
         self._tokenizer: Tokenizer | None = None
@@ -91,6 +93,7 @@ class LLM:
         plan: Callable[[TransformPlan], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
         extends: bool = False,
+        adapters: Adapters | None = None,
     ) -> LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
@@ -105,6 +108,7 @@ class LLM:
         ranks: divide the model among these processes, each of which loads its part and calls the same methods; `nnfront.distributed.joined` makes them.
         An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
         extends: make the method `extend` too, with which tokens that are guessed are computed together (`spec`).
+        adapters: folders of low-rank adapters by name, beside the weights: each text is generated with one of them (`adapter`), or none.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
         """
@@ -118,6 +122,7 @@ class LLM:
                 "ignored": ignored,
                 "lora": lora,
                 "ranks": ranks,
+                "adapters": adapters,
             }
             return _from_artefact(Path(path), device, kv_quant, given)
         from nnfront.llm.divided import load_part  # here: an artefact loads without what exports
@@ -131,7 +136,9 @@ class LLM:
             )
         with ranks.together():
             model = compile_folder(
-                path, device, dtype, model_file, phases, quant, lora, ranks.world, extends=extends
+                *(path, device, dtype, model_file, phases, quant, lora, ranks.world),
+                extends=extends,
+                adapters=adapters or {},
             )
         if model.text is None:
             raise LoadError(
@@ -150,10 +157,14 @@ class LLM:
         )  # weights are mapped, or made of what was read
         llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.held)
         llm.quantized, llm.stored, llm.ranks = model.quantized, model.stored, ranks
+        llm.adapters = model.adapters
         return llm
 
     def save(self, folder: str | Path) -> None:
-        """Write an artefact that `LLM.load` reads, tokenizer included. Raises LoadError like `Session.save`."""
+        """Write an artefact that `LLM.load` reads, tokenizer included. Raises LoadError like `Session.save`, and for adapters that are not merged."""
+        if self.adapters:
+            merge = "load the model without them, or merge one: lora=[DIR] (--lora DIR)"
+            raise LoadError("an artefact holds no adapters that are not merged", help=merge)
         self.session.save(folder)
 
     @property
@@ -185,15 +196,17 @@ class LLM:
         draft = self._drafts[where]
         return DraftModel(draft.session, min(longest, draft.context))
 
-    def logits(self, ids: torch.Tensor) -> torch.Tensor:
+    def logits(self, ids: torch.Tensor, adapter: str | Sequence[str | None] | None = None) -> torch.Tensor:
         """Return the logits of every position: int64 [batch, seq] to float32 [batch, seq, vocab], on the session's device.
 
-        Raises RunError for tokens outside the vocabulary, and for what does not fit the method.
+        adapter: as for `generate`. Raises RunError for tokens outside the vocabulary, and for what does not fit the method.
         """
         if not are_integers(ids, 2):
             raise RunError(f"the tokens are {kind_of(ids)}, expected int64[batch, seq]")
         check_tokens("the batch", ids, int(self.config.vocab_size))
-        result: torch.Tensor = self.session["logits"](ids.to(self.session.device))
+        chosen, device = adapter_numbers(self.adapters, adapter, len(ids)), self.session.device
+        more = [torch.tensor(chosen, dtype=torch.int32, device=device)] if self.adapters else []
+        result: torch.Tensor = self.session["logits"](ids.to(device), *more)
         return result
 
     def generate(
@@ -209,6 +222,7 @@ class LLM:
         stream: bool = False,
         repetition_penalty: float | None = None,
         spec: str | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> Any:
         """Continue a text: the new text only, or with `stream` an iterator over its pieces. Of several texts a list, or an iterator over pieces
         with their texts' numbers: each continues as it would alone.
@@ -216,6 +230,7 @@ class LLM:
         Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. See `Sampling` for the other
         parameters; one that is None is as the model's generation_config.json says, without one as `Sampling` does: the likeliest token.
         spec: guess tokens to save time, as `guesser` has it; the text stays the same.
+        adapter: the name of one of `adapters`, or one for each text; without it, or None, the model as it is.
         Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
         prompts = listed(prompt, str)
@@ -236,7 +251,7 @@ class LLM:
             self.sampling, **{name: value for name, value in said.items() if value is not None}
         )
         ids = [torch.tensor(self.tokenizer.encode(text), dtype=torch.int64) for text in prompts]
-        coming = self._generation(ids, max_new_tokens, sampling, self.eos_token_ids, spec)
+        coming = self._generation(ids, max_new_tokens, sampling, self.eos_token_ids, spec, adapter)
         streams = [until(self.tokenizer.stream(coming.tokens(i)), stop) for i in range(len(prompts))]
         if isinstance(prompt, str):
             return streams[0] if stream else "".join(streams[0])
@@ -261,12 +276,13 @@ class LLM:
         repetition_penalty: float = 1.0,
         stream: bool = False,
         spec: str | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> Any:
         """Continue token ids: int64 [batch, seq] to [batch, new], or a list of 1-D tensors of any lengths to a list. With `stream` an iterator over
         tokens as they come, each with its sequence's number.
 
         Greedy by default. With `eos_token_id` a sequence ends after that token: in a list it is shorter, in a tensor it is filled up with
-        that token. `spec` as for `generate`. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
+        that token. `spec`, `adapter` as for `generate`. Raises RunError for an empty prompt, one that does not fit the context, or parameters out of range.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p, seed, repetition_penalty)
         ends = listed(eos_token_id, int)
@@ -277,7 +293,7 @@ class LLM:
                 f"the prompts are {kind_of(ids)}, expected int64[batch, seq] or a list of 1-D integer tensors"
             )
         prompts = list(ids)
-        tokens = until_ends(self._generation(prompts, max_new_tokens, sampling, (), spec), ends)
+        tokens = until_ends(self._generation(prompts, max_new_tokens, sampling, (), spec, adapter), ends)
         if stream:
             return tokens
         rows: list[list[int]] = [[] for _ in prompts]
@@ -297,16 +313,27 @@ class LLM:
         sampling: Sampling,
         ends: Sequence[int],
         spec: str | None,
+        adapter: str | Sequence[str | None] | None,
     ) -> Coming:
         """What computes and draws tokens behind these prompts."""
         check_prompts(prompts, count, self.context, int(self.config.vocab_size))
-        if self.session.backend.captures and spec is None:
+        adapters = adapter_numbers(self.adapters, adapter, len(prompts))
+        if self.session.backend.captures and spec is None and not self.adapters:
             steps = self._steps(prompts, count, Sampler(sampling, prompts))
             return Captured(steps, len(prompts), ends)
         longest = max(map(len, prompts)) + count
         guessers = [None if spec is None else self.guesser(spec, longest) for _ in prompts]
         return Generation(
-            self.session, prompts, sampling, count, ends, guessers, self.stored_as, self.phases, self.ranks
+            self.session,
+            prompts,
+            sampling,
+            count,
+            ends,
+            guessers,
+            adapters,
+            self.stored_as,
+            self.phases,
+            self.ranks,
         )
 
     def _steps(self, prompts: Sequence[torch.Tensor], count: int, sampler: Sampler) -> Iterator[torch.Tensor]:
@@ -365,14 +392,7 @@ class LLM:
 def _from_artefact(folder: Path, device: str, kv_quant: str | None, given: Mapping[str, Any]) -> LLM:
     phases = Timings()
     files = opened(folder, given)
-    text = files.manifest.llm
-    if text is None:
-        raise LoadError(
-            f"{folder} is an artefact, but of no language model",
-            help="nnfront.Seq2Seq.load(DIR) loads an encoder-decoder"
-            if all(name in files.manifest.methods for name in SEQ2SEQ)
-            else "nnfront.load(DIR) loads it",
-        )
+    text = text_of(files)
     phases.end("read")
     session = session_on(files, device)
     phases.end("load")

@@ -9,8 +9,10 @@ from typing import Any
 
 from nnfront.artefact.folder import ArtefactFiles, read_artefact
 from nnfront.artefact.loader import session_of
+from nnfront.artefact.manifest import TextModel
 from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError
+from nnfront.llm.methods import SEQ2SEQ
 from nnfront.session import Session
 
 KV_QUANTS = {"fp8": "float8_e4m3fn"}
@@ -31,6 +33,11 @@ def opened(path: str | Path, given: Mapping[str, Any]) -> ArtefactFiles:
             f"{path} is an artefact: its dtype, its model and how its weights are stored are part of it",
             help="export the folder again with them: nnfront export DIR -o OUT --dtype D --model FILE --quant Q",
         )
+    if given.get("adapters"):
+        raise LoadError(
+            f"{path} is an artefact, to which no adapters can be added",
+            help="give the folder that it was made of, with adapters={NAME: DIR} (--lora-modules NAME=DIR)",
+        )
     cache, ignored, lora, ranks = (given.get(name) for name in ("cache", "ignored", "lora", "ranks"))
     if cache is not None or ignored or lora or ranks is not None:
         raise LoadError(
@@ -40,6 +47,18 @@ def opened(path: str | Path, given: Mapping[str, Any]) -> ArtefactFiles:
             else f"leave {'ranks' if ranks else 'ignored' if cache is None else 'the cache'} out",
         )
     return read_artefact(path)
+
+
+def text_of(files: ArtefactFiles) -> TextModel:
+    """What generating text needs of an artefact. Raises LoadError for one of no language model."""
+    if files.manifest.llm is None:
+        raise LoadError(
+            f"{files.folder} is an artefact, but of no language model",
+            help="nnfront.Seq2Seq.load(DIR) loads an encoder-decoder"
+            if all(name in files.manifest.methods for name in SEQ2SEQ)
+            else "nnfront.load(DIR) loads it",
+        )
+    return files.manifest.llm
 
 
 def session_on(files: ArtefactFiles, device: str) -> Session:

@@ -57,7 +57,7 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Product:
+class Product:
     """One adapter's low-rank change of a weight; names are the adapter's. A bias changes by `b` alone."""
 
     scale: float
@@ -68,18 +68,18 @@ class _Product:
 
 
 @dataclass(slots=True)
-class _Change:
+class Change:
     """What becomes of one weight: another tensor in its place, and what is added."""
 
     replaced: str | None = None
-    products: list[_Product] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
 
 
-def open_adapters(loras: Loras) -> tuple[Adapter, ...]:
-    """Open adapters and read their headers. Raises LoadError for what is no folder of one, or says what is not read."""
+def open_adapters(loras: Loras, first: int = 0) -> tuple[Adapter, ...]:
+    """Open adapters, number them from `first` on, and read their headers. Raises LoadError for what is no folder of one, or says what is not read."""
     if isinstance(loras, str | Path):
         raise LoadError(f"lora is {str(loras)!r}, expected a list of folders", help="write lora=[DIR]")
-    return tuple(_open(i, *_weighted(each)) for i, each in enumerate(loras))
+    return tuple(_open(i, *_weighted(each)) for i, each in enumerate(loras, first))
 
 
 def _weighted(given: str | Path | tuple[str | Path, float]) -> tuple[Path, float]:
@@ -162,7 +162,7 @@ def merge_adapters(
     `split` are weights that are tied in the checkpoint and not in the module, each with the name of the tensor that both are.
     Raises LoadError with all tensors of an adapter that fit no weight.
     """
-    merging = _Merging(ir, split)
+    merging = Merging(ir, split)
     for adapter in adapters:
         merging.add(adapter)
     module = derive_weights(ir, merging.formulas(), takes)[0]
@@ -170,14 +170,14 @@ def merge_adapters(
     return IRModule(module.functions, {**module.attrs, "ignored": ignored})
 
 
-class _Merging:
-    """Collects what adapters do to the weights of a module."""
+class Merging:
+    """Collects what adapters do to the weights of a module: `changes`, by their names."""
 
     def __init__(self, ir: IRModule, split: Mapping[str, str]) -> None:
         self.ir, self.split = ir, split
         found = {p.name: p.type for f in ir.methods for p in f.weights}
         self.types = {name: type for name, type in found.items() if isinstance(type, TensorType)}
-        self.changes = {name: _Change() for pair in split.items() for name in pair}
+        self.changes = {name: Change() for pair in split.items() for name in pair}
         self.stored: dict[str, TensorType] = {}
         self.problems: list[tuple[str, str]] = []
 
@@ -248,7 +248,7 @@ class _Merging:
         found = None if weight is None else self.type(adapter, name, self.types[weight].shape)
         if weight is None or found is None:
             return
-        change = self.changes.setdefault(weight, _Change())
+        change = self.changes.setdefault(weight, Change())
         if adapter.factor != 1:
             self.problem(name, f"it takes the place of {weight!r}, so the adapter's weight can be 1 only")
         if change.replaced is not None or change.products:
@@ -288,20 +288,20 @@ class _Merging:
             self.problem(b, "use_dora and its vector of magnitudes belong together")
         elif "size" in parts:
             size = self.type(adapter, parts["size"], (outputs,))
-            if self.changes.get(weight, _Change()).products or adapter.factor != 1:
+            if self.changes.get(weight, Change()).products or adapter.factor != 1:
                 self.problem(b, "with use_dora an adapter is alone with its weight, and counts in full")
         if found_a is None or found_b is None:
             return
-        change = self.changes.setdefault(weight, _Change())
+        change = self.changes.setdefault(weight, Change())
         if any(each.magnitude for each in change.products):
             self.problem(b, "with use_dora an adapter is alone with its weight, and counts in full")
-        change.products.append(_Product(scale, found_b, found_a, is_turned, size))
+        change.products.append(Product(scale, found_b, found_a, is_turned, size))
         if "B bias" in parts:
             name = parts["B bias"]
             bias = self.weight(name, f"{module}.bias")
             found = None if bias is None else self.type(adapter, name, self.types[bias].shape)
             if bias is not None and found is not None:
-                self.changes.setdefault(bias, _Change()).products.append(_Product(scale, found))
+                self.changes.setdefault(bias, Change()).products.append(Product(scale, found))
 
     @property
     def replaced(self) -> tuple[str, ...]:
@@ -312,7 +312,7 @@ class _Merging:
         """How each weight that changes is made."""
         return {name: self.formula(name, change) for name, change in self.changes.items()}
 
-    def formula(self, weight: str, change: _Change) -> Formula:
+    def formula(self, weight: str, change: Change) -> Formula:
         if change.replaced is None:
             base = {self.split.get(weight, weight): self.types[weight]}
         else:
@@ -334,7 +334,7 @@ class _Merging:
         return Formula("LoRA", sources, make, is_plain=True)
 
 
-def _changed(b: FunctionBuilder, weight: Var, product: _Product, values: Mapping[str, Var]) -> Var:
+def _changed(b: FunctionBuilder, weight: Var, product: Product, values: Mapping[str, Var]) -> Var:
     """Emit a weight with one adapter's change, in float32."""
     change = cast(b, values[product.b], "float32")
     if product.a is not None:

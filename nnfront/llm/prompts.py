@@ -58,3 +58,23 @@ def listed(value: Any, kind: type) -> list[Any] | None:
     several = [value] if isinstance(value, kind) else [] if value is None else value
     is_right = isinstance(several, Sequence) and all(type(item) is kind for item in several)
     return list(several) if is_right else None
+
+
+def adapter_numbers(
+    adapters: Sequence[str], given: str | Sequence[str | None] | None, count: int
+) -> list[int]:
+    """What methods call the adapters that so many texts are given, by name, one for all or one for each: their places among `adapters`, -1 for None.
+
+    Raises RunError for one that there is not, and for another number of them.
+    """
+    names = [given] * count if given is None or isinstance(given, str) else list(given)
+    if len(names) != count:
+        raise RunError(f"there are {len(names)} adapters for {count} texts, expected one for each")
+    for name in names:
+        if name is not None and name not in adapters:
+            there_are = f"adapters are {', '.join(map(repr, adapters))}"
+            raise RunError(
+                f"there is no adapter {name!r}",
+                help=there_are if adapters else "load the model with adapters={NAME: DIR}",
+            )
+    return [-1 if name is None else adapters.index(name) for name in names]

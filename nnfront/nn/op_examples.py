@@ -160,6 +160,9 @@ moe_mlp
     gate_up, down = torch.randn(4, 2 * 6, 8), torch.randn(4, 8, 6)
     experts, weights = torch.tensor([[0, 3], [1, 2]]), torch.full((2, 2), 0.5)
     op.moe_mlp(torch.randn(2, 8), gate_up, down, experts, weights).shape
+add_low_rank
+    y, x, a, b = torch.zeros(2, 3, 6), torch.randn(2, 3, 8), torch.randn(4, 2, 8), torch.randn(4, 6, 2)
+    op.add_low_rank(y, x, a, b, torch.tensor([-1, 3])).shape
 rope
     angles = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1])
     op.rope(torch.randn(1, 5, 2, 4), torch.cos(angles), torch.sin(angles)).shape

@@ -6,6 +6,7 @@ authors use `nnfront.op.matmul`, which is made from it.
 
     elementwise, logic, activation    each element on its own
     matmul, conv, resize              products, convolutions, resolutions
+    low_rank                          low-rank changes of products, by the sequence
     reduce, norm                      along axes
     shape, join, slice, index         other shapes, parts, and elements chosen by positions
     create                            from nothing but a shape
@@ -99,6 +100,7 @@ from nnfront.ops.logic import (
     where,
 )
 from nnfront.ops.loop import scan
+from nnfront.ops.low_rank import add_low_rank
 from nnfront.ops.matmul import einsum, linear, matmul
 from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
@@ -143,6 +145,7 @@ from nnfront.ops.slice import getitem, pad
 __all__ = [
     "abs",
     "add",
+    "add_low_rank",
     "all",
     "all_gather",
     "all_reduce",

@@ -12,6 +12,7 @@ from functools import partial
 from nnfront.cases.conditions import causal, multiple_of, zeros
 from nnfront.errors import PassError
 from nnfront.ir import IRModule
+from nnfront.passes.add_adapters import add_adapters
 from nnfront.passes.apply_dtype_policy import apply_dtype_policy
 from nnfront.passes.base import PASSES, Pass, Step, module_pass, run_steps
 from nnfront.passes.bind_dims import bind_dims
@@ -65,6 +66,7 @@ __all__ = [
     "Pattern",
     "QuantScheme",
     "QuantizeReport",
+    "add_adapters",
     "apply_dtype_policy",
     "bind_dims",
     "bind_params",

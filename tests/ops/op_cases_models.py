@@ -221,3 +221,12 @@ def _(draw: Draw, name: str) -> Case:
         ),
         attrs,
     )
+
+
+@case("add_low_rank")
+def _(draw: Draw, name: str) -> Case:
+    lead, size, out = (draw(SIZES), *draw(st.sampled_from([(), (2,), (0,), (2, 3)]))), draw(SOME), draw(SOME)
+    count, rank, dtype = draw(SIZES), draw(SOME), getattr(torch, draw(st.sampled_from(FLOATS)))
+    shapes = (*lead, out), (*lead, size), (count, rank, size), (count, out, rank)
+    chosen = torch.randint(-1, count + 1, lead[:1]).to(getattr(torch, draw(st.sampled_from(INTEGERS))))
+    return Case((*(torch.randn(shape).to(dtype) for shape in shapes), chosen), {})

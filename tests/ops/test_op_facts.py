@@ -254,6 +254,7 @@ X = torch.randn
         ),
         # The reference computes every expert for every token: here all are chosen.
         (ops.moe_mlp, [X(1, 4), X(2, 12, 4), X(2, 4, 6), torch.tensor([[1, 0]]), X(1, 2), None, None], {}),
+        (ops.add_low_rank, [X(2, 3, 5), X(2, 3, 4), X(3, 2, 4), X(3, 5, 2), torch.tensor([2, 0])], {}),
     ],
     ids=lambda value: value.name if isinstance(value, Op) else "",
 )

@@ -12,7 +12,14 @@ from pass_checks import expect, expect_same_results, module
 from nnfront.passes import PASSES
 
 # Passes that give inputs a value, or take other weights, change the signature, and other dtypes round otherwise; the others keep what is computed.
-CHANGING = {"apply_dtype_policy", "bind_dims", "bind_params", "quantize_weights", "shard_weights"}
+CHANGING = {
+    "add_adapters",
+    "apply_dtype_policy",
+    "bind_dims",
+    "bind_params",
+    "quantize_weights",
+    "shard_weights",
+}
 
 
 def block(name, doc):
