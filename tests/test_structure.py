@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
     "llm.sampling": BASE | {"backends.cuda", "llm.folder_files"},
-    "engine": BASE | {"ops", "distributed", "state", "session", "llm.methods", "llm.sampling"},
+    "engine": BASE | {"distributed", "state", "session", "llm.methods", "llm.sampling"},
     "llm": ALL
     | {
         "backends.cuda",

@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, help="the same seed draws the same answers")
     loading.add_spec_argument(parser)
+    loading.add_adapter_arguments(parser)
     loading.add_arguments(parser)
 
 
@@ -71,6 +72,7 @@ def main(args: argparse.Namespace) -> int:
         assert readline  # lines can be edited, and come back
     with parts.Engine(llm, limits, spec=args.spec) as engine:
         talk = parts.Talk(engine, template, params, args.system)
+        talk.use(args.adapter)
         print("Ctrl-C stops an answer, /help lists commands, /exit or Ctrl-D ends.", file=sys.stderr)
         for line in _lines():
             try:
@@ -146,6 +148,10 @@ def _system(talk: Talk, text: str) -> None:
     talk.system = text or None
 
 
+def _adapter(talk: Talk, name: str) -> None:
+    talk.use(name or None)
+
+
 def _set(talk: Talk, rest: str) -> None:
     name, _, value = rest.partition(" ")
     if name:
@@ -180,6 +186,10 @@ COMMANDS: dict[str, tuple[Callable[[Talk, str], None], str]] = {
     "undo": (_undo, "take back what was said last, and its answer"),
     "retry": (lambda talk, _: _show(talk.again()), "answer once more"),
     "system": (_system, "TEXT: the system message; none without a text"),
+    "adapter": (
+        _adapter,
+        "NAME: what --lora-modules calls an adapter, which answers from now on; none without a name",
+    ),
     "set": (_set, "NAME VALUE: temperature, top_p, seed ...; without a name all that is set"),
     "history": (_history, "what has been said"),
     "save": (_save, "FILE: write the conversation"),

@@ -63,6 +63,41 @@ def add_lora_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_adapters_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the flag that loads adapters beside the weights."""
+    parser.add_argument(
+        "--lora-modules",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=DIR",
+        help="load low-rank adapters in PEFT's layout beside the weights, for texts to be generated with one of them each",
+    )
+
+
+def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags that load adapters beside the weights, and choose one of them."""
+    add_adapters_argument(parser)
+    parser.add_argument(
+        "--adapter", metavar="NAME", help="the adapter of --lora-modules that is used; by default none"
+    )
+
+
+def adapters_of(args: argparse.Namespace) -> dict[str, str]:
+    """Folders of adapters by name. Raises LoadError for what is none, and for a name that two have."""
+    found: dict[str, str] = {}
+    for given in getattr(args, "lora_modules", []):
+        name, _, folder = given.partition("=")
+        if not name or not folder:
+            raise nn.errors.LoadError(f"--lora-modules is {given!r}, expected NAME=DIR")
+        if name in found:
+            raise nn.errors.LoadError(
+                f"--lora-modules gives the name {name!r} twice", help="give each adapter a name of its own"
+            )
+        found[name] = folder
+    return found
+
+
 def refuse(args: argparse.Namespace, flags: Sequence[str], why: str, help: str = "") -> None:
     """Raise LoadError if one of these flags was given, which would have no effect."""
     if given := [f"--{flag.replace('_', '-')}" for flag in flags if getattr(args, flag, None)]:
@@ -74,7 +109,7 @@ def refuse_for_artefact(args: argparse.Namespace) -> None:
     if nn.artefact.is_artefact(args.path):
         refuse(
             args,
-            ("model", "dtype", "quant", "lora", "cache", "ignore"),
+            ("model", "dtype", "quant", "lora", "lora_modules", "cache", "ignore"),
             f"{args.path} is an artefact, whose model and weights are made already",
             "give the folder that it was made of",
         )
@@ -109,14 +144,14 @@ def load(args: argparse.Namespace) -> nn.LLM:
 def load_seq2seq(args: argparse.Namespace) -> nn.Seq2Seq:
     """Load the encoder-decoder that the flags say."""
     refuse_ranks(args, "an encoder-decoder")
-    refuse(args, ("spec",), f"{args.path} holds an encoder-decoder")
+    refuse(args, ("spec", "lora_modules", "adapter"), f"{args.path} holds an encoder-decoder")
     return _told(nn.Seq2Seq.load(args.path, **_options(args)), args)
 
 
 def load_embedder(args: argparse.Namespace) -> nn.Embedder:
     """Load the encoder that the flags say."""
     refuse_ranks(args, "an encoder")
-    refuse(args, ("lora", "kv_quant", "cache", "spec"), f"{args.path} holds an encoder")
+    refuse(args, ("lora", "lora_modules", "kv_quant", "cache", "spec"), f"{args.path} holds an encoder")
     options = _options(args)
     for name in ("kv_quant", "cache", "lora", "plan"):
         del options[name]
@@ -134,7 +169,10 @@ def refuse_ranks(args: argparse.Namespace, kind: str) -> None:
 
 def _load(args: argparse.Namespace) -> nn.LLM:
     ranks, extends = getattr(args, "ranks", None), getattr(args, "spec", None) is not None
-    return _told(nn.LLM.load(args.path, ranks=ranks, extends=extends, **_options(args)), args)
+    adapters = adapters_of(args)
+    return _told(
+        nn.LLM.load(args.path, ranks=ranks, extends=extends, adapters=adapters, **_options(args)), args
+    )
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     loading.add_ranks_argument(parser)
     loading.add_spec_argument(parser)
+    loading.add_adapter_arguments(parser)
     loading.add_arguments(parser)
 
 
@@ -94,15 +95,19 @@ def main(args: argparse.Namespace) -> int:
     if args.image and not sees:
         raise nn.errors.LoadError(f"{args.path} holds a model that sees no images")
     if sees:
-        loading.refuse(args, ("spec",), f"{args.path} holds a model that sees images")
+        loading.refuse(
+            args, ("spec", "lora_modules", "adapter"), f"{args.path} holds a model that sees images"
+        )
     if args.image:
         loading.refuse_ranks(args, "one that is to see images")
+    if not args.adapter:
+        loading.refuse(args, ("lora_modules",), "no --adapter says which of them writes the text")
     llm = loading.load(args)
     prompt = _read(args)
     pieces = (
         nn.VisionLanguageModel(llm).generate(prompt, args.image, stream=True, **how)
         if sees
-        else llm.generate(prompt, stream=True, spec=args.spec, **how)
+        else llm.generate(prompt, stream=True, spec=args.spec, adapter=args.adapter, **how)
     )
     sys.stdout.write(prompt)
     _write(pieces)

@@ -91,6 +91,7 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         "--log", choices=["json"], help="write a line for each request to stdout: its number, tokens and times, no texts"
     )  # fmt: skip
     loading.add_spec_argument(parser)
+    loading.add_adapters_argument(parser)
     loading.add_arguments(parser)
 
 

@@ -15,7 +15,6 @@ from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Change, Limits
 from nnfront.llm.methods import EXTEND
-from nnfront.ops.low_rank import ADAPTER
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 
@@ -51,10 +50,11 @@ class Compute:
         given: Cache | None = None,
         ranks: Ranks = ALONE,
         decode_rows: int = DECODE_ROWS,
+        has_adapters: bool = False,
     ) -> None:
-        """`stored_as`, `given`: as for `Pool`. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
+        """`stored_as`, `given`: as for `Pool`. `has_adapters`: methods take the number of each sequence's adapter, too. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
         self.session, self.decode_rows, self._ranks = session, decode_rows, ranks
-        self._has_adapters = ADAPTER in [a.name for a in session.program.methods["decode"].arguments]
+        self._has_adapters = has_adapters
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
 

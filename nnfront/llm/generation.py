@@ -110,6 +110,7 @@ class Generation(Coming):
         ends: Sequence[int],
         guessers: Sequence[Guesser | None],
         adapters: Sequence[int],
+        has_adapters: bool,
         stored_as: str | None,
         phases: Timings,
         ranks: Ranks,
@@ -118,6 +119,7 @@ class Generation(Coming):
         longest, several = max(map(len, prompts)) + count, len(prompts)
         self._limits = Limits(longest, 2 * several, several, several, longest, longest, several * longest, 0)
         self._session, self._stored_as, self._phases = session, stored_as, phases
+        self._has_adapters = has_adapters
         said = {field.name: getattr(sampling, field.name) for field in fields(sampling)}
         if sampling.seed is None:
             seeds = ranks.from_first([secrets.randbits(64) for _ in prompts])  # all ranks draw alike
@@ -161,7 +163,7 @@ class Generation(Coming):
         session, several = self._session, len(self._waiting)
         batch = several + (several % DECODE_ROWS == 1 and company(session))
         cache = session.make_cache(batch=batch, max_seq=self._limits.max_model_len, stored_as=self._stored_as)
-        compute = Compute(session, self._limits, given=cache)
+        compute = Compute(session, self._limits, given=cache, has_adapters=self._has_adapters)
         runner = Runner(compute, Scheduler(self._limits, shares=False))
         if any(answer.guesser is not None for answer in self._waiting):
             runner.require_guesses()

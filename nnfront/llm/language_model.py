@@ -331,6 +331,7 @@ class LLM:
             ends,
             guessers,
             adapters,
+            bool(self.adapters),
             self.stored_as,
             self.phases,
             self.ranks,

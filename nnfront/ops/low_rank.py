@@ -13,9 +13,6 @@ from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import require, require_float, require_integer, require_same, wide
 
-ADAPTER = "adapter"
-"""What methods call the argument that says which adapter each sequence has: int32 [batch], -1 for none."""
-
 
 def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs: Mapping[str, Any]) -> Size:
     """Two operations for each element of both matrices, for each vector."""

@@ -54,9 +54,10 @@ from nnfront.ir import (
     used_vars,
     walk_bindings,
 )
-from nnfront.ops.low_rank import ADAPTER
 from nnfront.passes.base import module_pass
 
+ADAPTER = "adapter"
+"""The argument of methods that says which adapter each sequence has."""
 T = TypeVar("T")
 
 

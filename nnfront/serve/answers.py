@@ -50,6 +50,7 @@ class Wanted:
     shows_special: bool = False
     seconds: float | None = None
     salt: str = ""
+    adapter: str | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Answer:
             sink,
             seconds=wanted.seconds,
             salt=wanted.salt,
+            adapter=wanted.adapter,
         )
         has_ended = False
         try:

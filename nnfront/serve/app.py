@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from nnfront.errors import LoadError
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.decisions import DecisionRequest, decide
 from nnfront.serve.engine import Engine
@@ -33,10 +34,15 @@ def app(
     max_body_bytes: int = MAX_BODY_BYTES,
     log: Log | None = None,
 ) -> ASGIApp:
-    """Return the application that serves an engine's model under a name.
+    """Return the application that serves an engine's model under a name, and its adapters under theirs.
 
     `keys`: of which a request must have one as its bearer token; without any, none is asked for. `seconds`: the longest an answer may take. `log`: told of each request when it is over, as `Call.line` says.
+    Raises LoadError for an adapter that has the model's name.
     """
+    if name in engine.llm.adapters:
+        raise LoadError(
+            f"{name!r} is the name of the model and of an adapter", help="give one of them another name"
+        )
     service = Service(engine, name, template, seconds)
     metrics = EngineMetrics(engine, name)
 
@@ -82,7 +88,7 @@ def app(
         home_route(name, is_chat=template is not None),
         Route("/health", health),
         Route("/metrics", show_metrics),
-        *model_routes(name, max_model_len=engine.limits.max_model_len),
+        *model_routes(name, engine.llm.adapters, max_model_len=engine.limits.max_model_len),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),

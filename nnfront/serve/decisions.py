@@ -188,7 +188,7 @@ class Forced:
 
 async def decide(service: Service, request: DecisionRequest, call: Call) -> Chunks:
     """Yield the reply to a request. Raises Failure and RunError for what is wrong with it, and as answers do."""
-    service.check_model(request.model)
+    model = service.model(request.model)
     rows = await asyncio.to_thread(_weighed, service, request)
     answers = [answer for row in rows for answer in row]
     call.prompts, call.answers = [len(answer.wanted.prompt) for answer in answers], answers
@@ -202,7 +202,7 @@ async def decide(service: Service, request: DecisionRequest, call: Call) -> Chun
     yield {
         "object": "decision",
         "id": f"dec_{call.number}",
-        "model": service.name,
+        "model": model,
         "answers": replies,
         "usage": {
             "input_tokens": tokens["prompt_tokens"],
@@ -255,6 +255,7 @@ def _options(
                 Params(max_tokens=len(row) - shared, logprobs=0, grammar=Forced(row[shared:])),
                 seconds=service.seconds,
                 salt=request.cache_salt or "",
+                adapter=service.adapter(request.model),
             ),
         )
         for row in rows

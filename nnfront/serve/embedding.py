@@ -55,7 +55,7 @@ class EmbeddingService:
 
     async def embed(self, request: EmbeddingRequest, call: Call) -> Chunks:
         """Yield the reply to a request; whoever leaves before ends it between two batches. Raises Failure for another model, RunError for texts that do not fit and where too many requests wait."""
-        check_model(self.name, request.model)
+        check_model([self.name], request.model)
         if self.running == self.max_queued:
             raise Busy(
                 f"{self.running} requests are being answered, no more are taken",

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from nnfront.engine.runner import Answer, Event, Runner
 from nnfront.engine.schedule import Limits, Scheduler, Sequence
 from nnfront.errors import RunError
 from nnfront.llm.language_model import LLM
+from nnfront.llm.prompts import adapter_numbers
 from nnfront.serve.stats import Stats
 
 
@@ -75,14 +77,15 @@ class Engine:
         *,
         seconds: float | None = None,
         salt: str = "",
+        adapter: str | None = None,
     ) -> int:
         """Ask for an answer; return the request's number. `seconds`: how long it may take, waiting included.
 
-        `salt`: prompts with another one share no pages with it.
+        `salt`: prompts with another one share no pages with it. `adapter`: the name of one of the model's adapters.
         Raises Busy if too many requests wait, RunError for a prompt or tokens that do not fit the model.
         """
         tokens = list(prompt)
-        sequence = self._sequence(tokens, params, salt)
+        sequence = self._sequence(tokens, params, salt, adapter)
         eos = () if params.ignore_eos else self.llm.eos_token_ids
         draw = Draw(params, tokens, eos)
         now = time.monotonic()
@@ -155,7 +158,7 @@ class Engine:
         with self._changed:
             self._scheduler.forget()
 
-    def _sequence(self, tokens: list[int], params: Params, salt: str) -> Sequence:
+    def _sequence(self, tokens: list[int], params: Params, salt: str, adapter: str | None) -> Sequence:
         if not tokens:
             raise RunError("the prompt is empty", help="give at least one token")
         vocab = int(self.llm.config.vocab_size)
@@ -166,7 +169,8 @@ class Engine:
         room = min(self.limits.max_model_len, self.limits.pages * self.limits.page_size)
         new = max(room - len(tokens), 1) if params.max_tokens is None else params.max_tokens
         own = f"{self._updates} {salt}"  # of the weights as they are now
-        return Sequence(next(self._arrivals), tokens, len(tokens), len(tokens) + new, own)
+        (number,) = adapter_numbers(self.llm.adapters, adapter, 1)
+        return Sequence(next(self._arrivals), tokens, len(tokens), len(tokens) + new, own, number)
 
     def _run(self) -> None:
         while True:
@@ -248,4 +252,5 @@ def _scheduler_of(pool: Pool, limits: Limits) -> Scheduler:
 
 def compute_of(llm: LLM, limits: Limits, decode_rows: int = DECODE_ROWS) -> Compute:
     """What computes an engine's steps. All ranks make one; those that are not rank 0's follow it. Raises RunError as `Engine` does."""
-    return Compute(llm.session, limits, stored_as=llm.stored_as, ranks=llm.ranks, decode_rows=decode_rows)
+    more: dict[str, Any] = {"decode_rows": decode_rows, "has_adapters": bool(llm.adapters)}
+    return Compute(llm.session, limits, stored_as=llm.stored_as, ranks=llm.ranks, **more)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nnfront.errors import Busy, RunError
@@ -33,12 +34,12 @@ class Failure(Exception):
         return Failure(400, str(error))
 
 
-def check_model(served: str, asked: str | None) -> None:
-    """Raise Failure if a request asks for another model than the one that is served."""
-    if asked is not None and asked != served:
+def check_model(served: Sequence[str], asked: str | None) -> None:
+    """Raise Failure if a request asks for another model than those that are served."""
+    if asked is not None and asked not in served:
         raise Failure(
             404,
-            f"there is no model {asked!r}, this server has {served!r}",
+            f"there is no model {asked!r}, this server has {', '.join(map(repr, served))}",
             param="model",
             code="model_not_found",
         )

@@ -50,16 +50,19 @@ def application(routes: Sequence[Route], keys: Sequence[str] = (), log: Log | No
     return _Guard(Starlette(routes=routes, exception_handlers=handlers), keys, log)
 
 
-def model_routes(name: str, **more: Any) -> list[Route]:
-    """The addresses that say which model there is, under its name."""
-    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "nnfront", **more}
+def model_routes(name: str, adapters: Sequence[str] = (), **more: Any) -> list[Route]:
+    """The addresses that say which model there is, under its name, and which adapters of it, under theirs."""
+    like = {"object": "model", "created": int(time.time()), "owned_by": "nnfront", **more}
+    served = {name: {"id": name, **like}}
+    served |= {adapter: {"id": adapter, **like, "parent": name} for adapter in adapters}
 
     async def models(_: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model]})
+        return JSONResponse({"object": "list", "data": [*served.values()]})
 
     async def one_model(request: Request) -> Response:
-        check_model(name, request.path_params["name"])
-        return JSONResponse(model)
+        asked = request.path_params["name"]
+        check_model([*served], asked)
+        return JSONResponse(served[asked])
 
     return [Route("/v1/models", models), Route("/v1/models/{name:path}", one_model)]
 

@@ -237,7 +237,7 @@ async def respond(service: Service, request: ResponsesRequest, number: str, chun
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "model": service.name,
+        "model": service.model(request.model),
         "output": [],
         "error": None,
         "incomplete_details": None,

@@ -49,7 +49,10 @@ COMPLETION_TOKENS = 16
 
 @dataclass
 class Service:
-    """A model that is served: its engine, the name by which clients ask for it, its chat template; `seconds`: the longest that an answer may take."""
+    """A model that is served: its engine, the name by which clients ask for it, its chat template; `seconds`: the longest that an answer may take.
+
+    Its adapters have names of their own, by which clients ask for the model with them.
+    """
 
     engine: Engine
     name: str
@@ -61,16 +64,22 @@ class Service:
         self.tokenizer = llm.tokenizer
         self.grammars = Grammars(llm.tokenizer, int(llm.config.vocab_size), llm.eos_token_ids)
 
-    def check_model(self, name: str | None) -> None:
-        """Raise Failure for another model than the one that there is."""
-        check_model(self.name, name)
+    def model(self, asked: str | None) -> str:
+        """The name of what answers a request. Raises Failure for a model that there is not."""
+        check_model([self.name, *self.engine.llm.adapters], asked)
+        return self.name if asked is None else asked
+
+    def adapter(self, asked: str | None) -> str | None:
+        """The adapter that a request asks for, if it is for one."""
+        model = self.model(asked)
+        return None if model == self.name else model
 
     def completion(self, request: CompletionRequest, call: Call) -> Chunks:
         """Continue texts; the last chunk of a stream, or the only one of a whole reply."""
-        self.check_model(request.model)
+        model = self.model(request.model)
         prompts = self._prompts(request.prompt)
         max_tokens = COMPLETION_TOKENS if request.max_tokens is None else request.max_tokens
-        head = Head("text_completion", f"cmpl-{call.number}", self.name)
+        head = Head("text_completion", f"cmpl-{call.number}", model)
         sampling = self.engine.llm.sampling
         params = request.params(sampling, max_tokens=max_tokens, logprobs=request.logprobs)
         answers = self._answers(call, request, prompts, params, self._grammar(request.structured_outputs))
@@ -133,7 +142,7 @@ class Service:
 
     def chat(self, request: ChatRequest, call: Call) -> Chunks:
         """Answer a conversation; chunks as `completion` gives them."""
-        self.check_model(request.model)
+        model = self.model(request.model)
         if request.top_logprobs is not None and not request.logprobs:
             raise Failure(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
         text = self.chat_text(request)
@@ -154,7 +163,7 @@ class Service:
         def sections() -> Sections:
             return Sections(form, thinks=thinks, is_thinking=thinks and text.rstrip().endswith(THINK))
 
-        head = Head("chat.completion", f"chatcmpl-{call.number}", self.name)
+        head = Head("chat.completion", f"chatcmpl-{call.number}", model)
         if request.stream:
             return self._stream_chat(request, head, [len(prompt)], answers, sections)
 
@@ -212,7 +221,7 @@ class Service:
 
     def tokenize(self, request: TokenizeRequest) -> dict[str, Any]:
         """The tokens of a text or a conversation."""
-        self.check_model(request.model)
+        self.model(request.model)
         if (request.prompt is None) == (request.messages is None):
             raise Failure(400, "tokenize takes a prompt or messages, and not both", param="prompt")
         if request.messages is not None:
@@ -236,7 +245,7 @@ class Service:
 
     def detokenize(self, request: DetokenizeRequest) -> dict[str, Any]:
         """The text of tokens."""
-        self.check_model(request.model)
+        self.model(request.model)
         return {"prompt": self.tokenizer.decode(request.tokens, special=True)}
 
     def _calls(self, request: ChatRequest) -> tuple[CallForm | None, Matcher | None]:
@@ -327,6 +336,7 @@ class Service:
                     shows_special or request.skip_special_tokens is False,
                     self.seconds,
                     request.cache_salt or "",
+                    self.adapter(request.model),
                 ),
             )
             for ids in prompts

@@ -11,6 +11,7 @@ from typing import Any
 from nnfront.engine.params import Params
 from nnfront.engine.runner import Event
 from nnfront.errors import RunError
+from nnfront.llm.prompts import adapter_numbers
 from nnfront.llm.tokenizer import TextStream
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
@@ -24,6 +25,7 @@ class Talk:
     template: ChatTemplate
     params: Params
     system: str | None = None
+    adapter: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)
 
     def ask(self, text: str) -> Iterator[str]:
@@ -46,6 +48,11 @@ class Talk:
         while self.turns and self.turns.pop()["role"] != "user":
             pass
 
+    def use(self, adapter: str | None) -> None:
+        """Let an adapter answer from now on; None: the model as it is. Raises RunError for one that there is not."""
+        adapter_numbers(self.engine.llm.adapters, adapter, 1)
+        self.adapter = adapter
+
     def set(self, name: str, value: str) -> None:
         """Change a parameter of how answers are chosen. Raises RunError for one that there is not, and for a value out of range."""
         kinds = {"temperature": float, "top_k": int, "top_p": float, "min_p": float, "seed": int}
@@ -64,7 +71,7 @@ class Talk:
         tokenizer = self.engine.llm.tokenizer
         prompt = tokenizer.encode(self.template.render([*before, *self.turns]), special=False)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        number = self.engine.submit(prompt, self.params, events.put)
+        number = self.engine.submit(prompt, self.params, events.put, adapter=self.adapter)
         text, said, finish = TextStream(tokenizer), "", None
         self.turns.append({"role": "assistant", "content": ""})
         try:
