@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from op_cases import (
     FLOATS,
+    INTEGERS,
     SIZES,
     SOME,
     Case,
