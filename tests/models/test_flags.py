@@ -48,6 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 MADE = "would change nothing: {path} is an artefact, whose model and weights are made already"
 ARTEFACT = "is an artefact: its"
+NO_ADAPTERS = "is an artefact, to which no adapters can be added"
 NO_SOUND = "would change nothing: {path} holds a model that hears nothing"
 ONE_PROCESS = "--tp divides language models that read texts alone, and {path} holds "
 UNPROFILED = "would change nothing: without --profile no weights and caches are made"
@@ -72,6 +73,11 @@ REFUSED: dict[tuple[str, str, str], str] = {
     ("run", "artefact", "--cache {out}"): ARTEFACT,
     ("run", "artefact", "--lora x"): ARTEFACT,
     ("run", "artefact", "--ignore x"): ARTEFACT,
+    ("run", "artefact", "--lora-modules a=x --adapter a"): NO_ADAPTERS,
+    ("run", "text", "--adapter a"): "there is no adapter 'a'",
+    ("run", "text", "--lora-modules a={text}"): "--lora-modules would change nothing: no --adapter says which of them writes the text",
+    ("chat", "artefact", "--lora-modules a=x --adapter a"): NO_ADAPTERS,
+    ("serve", "artefact", "--lora-modules a=x"): NO_ADAPTERS,
     ("run", "artefact", "--device cuda"): "was made for the target 'cpu', not for 'cuda'",
     ("explain", "text", "--kv-quant fp8"): UNPROFILED,
     ("explain", "text", "--cache {out}"): UNPROFILED,

@@ -77,7 +77,13 @@ def mixed() -> Any:
     config = SimpleNamespace(vocab_size=VOCAB)
     guesser = lambda how, longest: NGrams()  # noqa: E731
     return SimpleNamespace(
-        session=session, config=config, eos_token_ids=(), stored_as=None, ranks=ALONE, guesser=guesser
+        session=session,
+        config=config,
+        eos_token_ids=(),
+        stored_as=None,
+        ranks=ALONE,
+        guesser=guesser,
+        adapters=(),
     )
 
 
