@@ -19,19 +19,21 @@ from nnfront.quantized import Settings
 from nnfront.quantized.gguf import ARCHITECTURES
 from nnfront.weights import Checkpoint
 from nnfront.weights.gguf import is_gguf
+from nnfront.weights.gguf_parts import whole_of, with_its_parts
 
 FACTORS = "rope_freqs.weight"
 TOKENIZER = "tokenizer.json"
 
 
 class GgufFolder(Folder):
-    """The folder of a GGUF model, or of the one file at a path. Raises LoadError for metadata that say no model that is read."""
+    """The folder of a GGUF model, or of the one file at a path and its other parts. Raises LoadError for metadata that say no model that is read."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         is_file = not os.path.isdir(path)
-        whole = os.path.realpath(path) if is_file else path
+        has_parts = is_file and whole_of(os.path.basename(path)) is not None
+        whole = os.path.realpath(path) if is_file and not has_parts else os.path.abspath(path)
         super().__init__(os.path.dirname(whole) if is_file else whole)
-        self._only = os.path.basename(whole) if is_file else None
+        self._only = with_its_parts(os.path.basename(whole), super().names()) if is_file else None
         self._made: dict[str, bytes] = {}
         self._lacks: dict[str, str] = {}
         checkpoint = Checkpoint(whole, folder=self, headers_only=True)
@@ -60,7 +62,7 @@ class GgufFolder(Folder):
         return (
             [name for name in super().names(below) if name.endswith(".gguf")]
             if self._only is None
-            else [self._only]
+            else list(self._only)
         )
 
     def has(self, name: str) -> bool:
@@ -94,13 +96,6 @@ def _config(
             f"{path}: general.architecture is {shown(name)}",
             details=[f"known: {', '.join(ARCHITECTURES)}"],
             help="load the model from a folder with config.json and safetensors",
-        )
-    count = metadata.get("split.count", 1)
-    if count not in (0, 1):
-        raise LoadError(
-            f"{path} is one of {shown(count)} files of a model that was split",
-            details=["the others hold the rest of its tensors, and are not read"],
-            help="put them together with llama.cpp's gguf-split --merge",
         )
     prefix = f"{name}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -18,9 +17,10 @@ import torch
 from nnfront.errors import LoadError
 from nnfront.files import Folder, shown
 from nnfront.weights.gguf import is_gguf, read_gguf
+from nnfront.weights.gguf_parts import all_parts, disagreements, whole_of, with_its_parts
 from nnfront.weights.mapped_memory import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
 from nnfront.weights.name_hints import shortened
-from nnfront.weights.safetensors import TensorInfo, length_problems, read_header
+from nnfront.weights.safetensors import Header, TensorInfo, length_problems, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -52,7 +52,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     """Tensors by name. Opening it reads and checks the headers only; `checkpoint[name]` maps a tensor without copying it.
 
     `path` is a safetensors or a GGUF file, an index (`*.safetensors.index.json`), or a folder with `model.safetensors`, with
-    `model.safetensors.index.json` and the shards it names, with any safetensors files, or with one model in GGUF. With `headers_only` the files may end
+    `model.safetensors.index.json` and the shards it names, with any safetensors files, or with one model in GGUF; of a
+    model in several GGUF files (`NAME-00001-of-00003.gguf`) any is all of them. With `headers_only` the files may end
     after their headers: enough to check a model against them; `truncated` says which end elsewhere, but not where they should.
     `folder` is the folder, if it is open already: files are opened once, so that one that is replaced stays what it was.
     Raises LoadError that lists what is wrong with the files, all of them. May be used from several threads.
@@ -72,17 +73,19 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         names, index = _find_files(self.path, self._folder)
         self.files: tuple[Path, ...] = tuple(self._folder.path / name for name in names)
         problems: list[str] = []
-        for file in self.files:
-            self._add_file(file, problems)
+        headers = [header for file in self.files if (header := self._add_file(file, problems)) is not None]
         if index is not None:
             _check_index(index, self._infos, problems)
+        elif not problems and headers and is_gguf(self._folder, headers[0].file.name):
+            problems += disagreements(headers)
         if problems:
             raise LoadError(
                 f"{self.path}: the checkpoint is broken",
                 details=shortened([(line, line) for line in problems]),
             )
 
-    def _add_file(self, file: Path, problems: list[str]) -> None:
+    def _add_file(self, file: Path, problems: list[str]) -> Header | None:
+        """Take a file's tensors in, and return its header; None if it is broken."""
         try:
             is_blocks = is_gguf(self._folder, file.name)
             read = read_gguf if is_blocks else read_header
@@ -90,7 +93,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             state = FileState.of(self._folder.open(file.name))
         except LoadError as error:
             problems.extend(f"{file.name}: {detail}" for detail in error.details)
-            return
+            return None
         self._states[file], self._folders[file] = state, self._folder
         if state.size_bytes != header.data_start and not (
             is_blocks and state.size_bytes > header.data_end
@@ -102,6 +105,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
             if name in self._infos:
                 problems.append(f"{file.name}: tensor {name!r} is in {self._infos[name].file.name} as well")
             self._infos[name] = info
+        return header
 
     def with_others(self, other: Checkpoint, prefix: str) -> Checkpoint:
         """Return a checkpoint that holds the tensors of another as well, their names behind a prefix."""
@@ -276,8 +280,8 @@ def is_artefact(folder: str | os.PathLike[str]) -> bool:
 
 
 def _named(path: Path) -> Path:
-    """A checkpoint's path. One file that the caller names may be a link to anywhere: it is what it leads to that is opened."""
-    is_file = not os.path.isdir(path) and not path.name.endswith(".index.json")
+    """A checkpoint's path. One file that the caller names may be a link to anywhere: it is what it leads to that is opened, unless others belong to it."""
+    is_file = not os.path.isdir(path) and not path.name.endswith(".index.json") and not whole_of(path.name)
     return Path(os.path.realpath(path)) if is_file and os.path.islink(path) else path
 
 
@@ -291,7 +295,9 @@ def _folder_of(path: Path) -> Folder:
 def _find_files(path: Path, folder: Folder) -> tuple[list[str], Mapping[str, str] | None]:
     """Return the names of the files of a checkpoint and, if there is an index, the file that it names for each tensor."""
     if path != folder.path:
-        return _read_index(path.name, folder) if path.name.endswith(".index.json") else ([path.name], None)
+        if path.name.endswith(".index.json"):
+            return _read_index(path.name, folder)
+        return (all_parts(path, path.name, folder.names()) if whole_of(path.name) else [path.name]), None
     if folder.has(MANIFEST):
         raise LoadError(
             f"{path} is an nnfront artefact: its weights are not a checkpoint's any more",
@@ -316,18 +322,14 @@ def _find_files(path: Path, folder: Folder) -> tuple[list[str], Mapping[str, str
 
 
 def _one_gguf(path: Path, files: list[str]) -> list[str]:
-    """The files of the one model that a folder holds: a single one, or all parts of it, `NAME-00001-of-00003.gguf`."""
-    parts = [re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", name) for name in files]
-    whole = {(part[1], int(part[3])) for part in parts if part}
-    if len(files) == 1 and not whole:
-        return files
-    if None in parts or len(whole) != 1 or len(files) != next(iter(whole))[1]:
+    """The files of the one model that a folder holds: a single one, or all parts of it."""
+    if len(with_its_parts(files[0], files)) < len(files):
         raise LoadError(
-            f"{path}: there are several GGUF files, or not all parts of one, in this folder",
+            f"{path}: there are several models in GGUF in this folder",
             details=shortened([(name, name) for name in files]),
-            help="give the path of one file, or a folder that holds all parts of one model and no other",
+            help="give the path of one file; of one that has parts any will do",
         )
-    return files
+    return all_parts(path, files[0], files)
 
 
 def _read_index(index: str, folder: Folder) -> tuple[list[str], Mapping[str, str]]:

@@ -73,10 +73,11 @@ def write(
     metadata: Mapping[str, Any] | None = None,
     dtype: torch.dtype = torch.float32,
     factors: np.ndarray | None = None,
+    tensors_each: int = 0,
 ) -> torch.nn.Module:
-    """Write a model whose matrices are of these types, by a part of their name; give it what they stand for, in a dtype."""
+    """Write a model, into several files if one is to have so many tensors, whose matrices are of these types, by a part of their name; give it what they stand for, in a dtype."""
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_each)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -137,7 +137,11 @@ def test_the_command_line_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFix
     ("architecture", "metadata", "problem"),
     [
         ("falcon", {}, "general.architecture is 'falcon'"),
-        ("llama", {"split.count": 3}, "is one of 3 files of a model that was split"),
+        (
+            "llama",
+            {"split.count": 3},
+            "m.gguf is one of 3 files of a model that was split; the others are found by names that end with -00001-of-00003.gguf",
+        ),
         ("llama", {"llama.expert_count": 8}, "expert_count is 8, expected 0"),
         ("llama", {"llama.logit_scale": 2.0}, "logit_scale is 2.0, and no reader knows the key"),
         (
@@ -159,7 +163,7 @@ def test_metadata_that_are_not_understood_are_refused(
 def test_several_models_in_a_folder_are_told_apart_by_nobody(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.gguf").write_bytes(b"GGUF")
-    with pytest.raises(LoadError, match="there are several GGUF files"):
+    with pytest.raises(LoadError, match="there are several models in GGUF"):
         nn.LLM.load(tmp_path)
 
 
