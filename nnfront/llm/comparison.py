@@ -76,13 +76,13 @@ class Comparison:
         source = "input_ids" if is_text else "input_features"
         return Comparison(name, values, kind, (source, "decoder_input_ids"), "logits")
 
-    def run_theirs(self, path: Path) -> Reference:
-        """Run transformers' model of a folder in float32. Raises LoadError without transformers, and if it cannot load the folder."""
+    def run_theirs(self, path: Path, **options: Any) -> Reference:
+        """Run transformers' model of a folder in float32; `options` are of its `from_pretrained`. Raises LoadError without transformers, and if it cannot load the folder."""
         try:
             model = (
                 getattr(transformers(), self.kind)
                 .from_pretrained(
-                    path, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+                    path, dtype=torch.float32, attn_implementation="eager", local_files_only=True, **options
                 )
                 .eval()
             )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,18 +131,17 @@ def _derived(
     quantization = quantization_of(hf_config)
     if quantization is None or checkpoint is None:
         return module, None
-    held = Held(checkpoint.infos, None if checkpoint.headers_only else _small(checkpoint))
-    return quantization.derive(module, held, backend_of(target))
+    return quantization.derive(module, held_in(checkpoint), backend_of(target))
 
 
-def _small(checkpoint: Checkpoint) -> Callable[[str], bytes | None]:
-    """Read tensors that describe others."""
+def held_in(checkpoint: Checkpoint) -> Held:
+    """A checkpoint's tensors as readers of quantised weights ask for them; those that describe others are read, if the data are there."""
 
     def read(name: str) -> bytes | None:
         info = checkpoint.info(name)
         return b"".join(map(bytes, checkpoint.blocks(name))) if info.size_bytes <= SMALL_BYTES else None
 
-    return read
+    return Held(checkpoint.infos, None if checkpoint.headers_only else read)
 
 
 def compile_folder(

@@ -17,6 +17,7 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.llm.comparison import Call, Comparison, Tensors
+from nnfront.llm.dequantised import run_dequantised, stored_weights
 from nnfront.llm.hf_folder import compile_folder, computing_in, open_folder
 from nnfront.llm.model_files import read_folder
 from nnfront.nn.eager import Eager, run_in
@@ -55,16 +56,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """`compared`: the modules that both sides have; `eager`, `compiled`: how far the `result` differs, run in either way; `fault`: None if all agrees."""
+    """`compared`: the modules that both sides have; `eager`, `compiled`: how far the `result` differs, run in either way; `fault`: None if all agrees.
+
+    `stored`: of quantised weights which are kept as they are, and who has dequantised them for transformers.
+    """
 
     compared: tuple[str, ...]
     result: str
     eager: float
     compiled: float
     fault: Fault | None
+    stored: str = ""
 
     def __str__(self) -> str:
-        head = (
+        head = f"{self.stored}\n" * bool(self.stored) + (
             f"{len(self.compared)} modules compared; {self.result.replace('last_hidden_state', 'hidden states')} differ by {self.eager:.1e} (op by op) and"
             f" {self.compiled:.1e} (compiled) of the largest"
         )
@@ -81,18 +86,14 @@ def verify(
 ) -> Verification:
     """Compare a folder's model with transformers' in float32, on `tokens` or some that differ.
 
+    Of quantised weights transformers is given what they stand for; op by op the model file computes with that too, and compiled with those that products read as they are stored.
     Compared are the logits of a text; of an encoder what each token has become, of an encoder-decoder the logits of a text about a source.
     Raises LoadError without transformers, for a folder that either of them cannot load, for a model that gives none of these, and for weights that the model file does not take.
     """
     folder = open_folder(path)
-    architecture, config, _ = read_folder(folder, model_file)
+    architecture, config, hf_config = read_folder(folder, model_file)
     config = computing_in("float32", config)
     compiled = compile_folder(path, device, "float32", model_file)
-    if compiled.stored is not None:
-        raise LoadError(
-            f"{path} holds weights in few bits, and what transformers makes of these depends on other packages",
-            help="verify the folder that it was made of",
-        )
     module = compiled.executable.source
     compared = Comparison.of(module, config, tokens)
     if compared is None:
@@ -101,12 +102,15 @@ def verify(
             details=[f"methods are {', '.join(repr(method.name) for method in module.methods)}"],
             help="`logits`, or `hidden` of an encoder, is what transformers' model gives as well",
         )
-    weights = compiled.executable.named(compiled.checkpoint, ignored, cast=True)
     model: Any = architecture.file.build(config)
-    theirs = compared.run_theirs(Path(path))
-    model.load_state_dict(
-        {name: weights.tensor(name) for name, _ in model.named_parameters() if name in weights}, strict=False
-    )
+    weights = stored_weights(compiled, architecture, config, hf_config, ignored)
+    state = {name: weights.tensor(name) for name, _ in model.named_parameters() if name in weights}
+    if compiled.stored is None:
+        theirs, stored = compared.run_theirs(Path(path)), ""
+    else:
+        theirs, reference = run_dequantised(compared, compiled.checkpoint.files, state, hf_config)
+        stored = f"{compiled.stored}; {reference}"
+    model.load_state_dict(state, strict=False)
     watch, method = _Watch(model), getattr(model, compared.method)
     result: torch.Tensor = run_in(watch, method, compared.arguments, {})
     session = compiled.executable.load(compiled.checkpoint, ignored=ignored, cast=True)
@@ -120,7 +124,9 @@ def verify(
         )
     elif fast > TOLERANCE:
         fault = _of_the_transform(model, session.weights, fast)
-    return Verification(tuple(dict.fromkeys(path for path, _ in both)), compared.result, eager, fast, fault)
+    return Verification(
+        tuple(dict.fromkeys(path for path, _ in both)), compared.result, eager, fast, fault, stored
+    )
 
 
 class _Watch(Eager):

@@ -67,8 +67,8 @@ class Quantization:
     layout: Layout
     ignored: tuple[str, ...] = ()
 
-    def derive(self, ir: IRModule, held: Held, takes: Takes) -> tuple[IRModule, StoredReport]:
-        """Put formulas in the place of the weights of a module that is not lifted yet; `takes` says which formats products read as they are."""
+    def formulas(self, ir: IRModule, held: Held) -> dict[str, Formula]:
+        """How each weight of a module that is quantised is made, by its name there."""
         formulas: dict[str, Formula] = {}
         others: dict[str, list[str]] = {}
         for alias, name in ir.aliases.items():
@@ -81,7 +81,11 @@ class Quantization:
                 if formula is not None:
                     formulas[weight.name] = formula
                     break
-        module, report = derive_weights(ir, formulas, takes)
+        return formulas
+
+    def derive(self, ir: IRModule, held: Held, takes: Takes) -> tuple[IRModule, StoredReport]:
+        """Put formulas in the place of the weights of a module that is not lifted yet; `takes` says which formats products read as they are."""
+        module, report = derive_weights(ir, self.formulas(ir, held), takes)
         ignored = (*ir.attrs.get("ignored", ()), *self.ignored)
         return IRModule(module.functions, {**module.attrs, "ignored": ignored}), report
 
