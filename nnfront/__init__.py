@@ -82,6 +82,8 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "Module",
             "ModuleDict",
             "ModuleList",
+            "MultiTokenLayer",
+            "MultiTokenLM",
             "Mutator",
             "NO_CACHE",
             "NoCache",

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import nnfront as nn
 from nnfront import spec
 
-IGNORED = ("model.layers.61.*",)  # predicts a further token
+IGNORED = ("model.layers.61.*",)  # guesses a further token, where that is asked for
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Config(nn.DecoderConfig):
         "moe_layer_freq": (1,),
     }
     unused: ClassVar = {
-        "num_nextn_predict_layers": "layers that predict a further token are not run",
-        "num_mtp_layers": "layers that predict a further token are not run",
+        "num_nextn_predict_layers": "the first of them is built where it is asked for, and it guesses any number of tokens",
+        "num_mtp_layers": "as num_nextn_predict_layers",
         "qk_head_dim": "the sum of qk_nope_head_dim and qk_rope_head_dim",
         "pretraining_tp": "how products were split in training, which changes their rounding alone",
         "ep_size": "how experts were spread over devices",
@@ -123,7 +123,11 @@ class DeepseekV3DecoderLayer(nn.DecoderLayer):
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
 
 
-def build(config: Config) -> nn.Module:
+class DeepseekV3MTP(DeepseekV3DecoderLayer, nn.MultiTokenLayer):
+    """One layer more, which guesses the token behind the next."""
+
+
+def build(config: Config) -> nn.CausalLM:
     """Return the model; attribute paths are checkpoint names."""
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
@@ -135,10 +139,26 @@ def build(config: Config) -> nn.Module:
         return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
 
 
+def build_mtp(config: Config) -> nn.MultiTokenLM:
+    """Return the model with the layer that guesses the token behind the next."""
+    lm: Any = build(config)
+    with nn.default_dtype(config.dtype):
+        layer = DeepseekV3MTP(config, config.num_hidden_layers)
+        layer.join(lm.model.embed_tokens, lm.lm_head, config.rms_norm_eps)
+    lm.model.layers.append(layer)
+    return nn.MultiTokenLM(lm, kept(config))
+
+
+def kept(config: Config) -> spec.Layer:
+    """What a layer keeps of each token."""
+    return spec.Layer(
+        {"latent": spec.Tensor([1, config.kv_lora_rank + config.qk_rope_head_dim], config.dtype)}
+    )
+
+
 def export_spec(config: Config) -> dict[str, Any]:
     """Return the methods to export: `logits` of a whole text, `prefill` and `decode` over a cache."""
-    latent = spec.Tensor([1, config.kv_lora_rank + config.qk_rope_head_dim], config.dtype)
-    cache = spec.State([spec.Layer({"latent": latent})] * config.num_hidden_layers)
+    cache = spec.State([kept(config)] * config.num_hidden_layers)
     return nn.causal_lm_spec(cache, config.max_position_embeddings)
 
 

@@ -9,11 +9,12 @@ Sizes: B batch, S seq, T batch * seq, D hidden_size, H heads, G kv heads, K head
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import nnfront as nn
+from nnfront import spec
 
-IGNORED = ("model.layers.46.*", "model.layers.92.*")  # predict a further token
+IGNORED = ("model.layers.46.*", "model.layers.92.*")  # guess a further token, where that is asked for
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Config(nn.DecoderConfig):
     aliases: ClassVar = {"num_local_experts": "n_routed_experts", "num_experts": "n_routed_experts"}
     only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}
     unused: ClassVar = dict.fromkeys(
-        ("num_nextn_predict_layers", "num_mtp_layers"), "layers that predict a further token are not run"
+        ("num_nextn_predict_layers", "num_mtp_layers"), "the first of them is built where it is asked for"
     )
     rope_defaults: ClassVar = {"partial_rotary_factor": 0.5}
     divided: ClassVar = (*nn.USUALLY_DIVIDED, "moe_intermediate_size")
@@ -98,7 +99,11 @@ class Glm4MoeDecoderLayer(nn.DecoderLayer):
         self.post_attention_layernorm = nn.RMSNorm(d, -1, eps, bias=False)
 
 
-def build(config: Config) -> nn.Module:
+class Glm4MoeMTP(Glm4MoeDecoderLayer, nn.MultiTokenLayer):
+    """One layer more, which guesses the token behind the next."""
+
+
+def build(config: Config) -> nn.CausalLM:
     """Return the model; attribute paths are checkpoint names."""
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
@@ -108,6 +113,16 @@ def build(config: Config) -> nn.Module:
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )
         return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
+
+
+def build_mtp(config: Config) -> nn.MultiTokenLM:
+    """Return the model with the layer that guesses the token behind the next."""
+    lm: Any = build(config)
+    with nn.default_dtype(config.dtype):
+        layer = Glm4MoeMTP(config, config.num_hidden_layers)
+        layer.join(lm.model.embed_tokens, lm.lm_head, config.rms_norm_eps)
+    lm.model.layers.append(layer)
+    return nn.MultiTokenLM(lm, spec.KV(config.kv_heads, config.head_size, config.dtype))
 
 
 export_spec = nn.decoder_spec

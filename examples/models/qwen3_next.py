@@ -9,13 +9,13 @@ Sizes: B batch, S seq, T batch * seq, D hidden_size, E experts, C chosen for a t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import nnfront as nn
 from nnfront import op, spec
 
-IGNORED = ("mtp.*",)  # layers that guess further tokens
+IGNORED = ("mtp.*",)  # a head that guesses further tokens, where that is asked for
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,37 @@ class Qwen3NextDecoderLayer(nn.Module):
         return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
 
 
-def build(config: Config) -> nn.Module:
+class Qwen3NextMTP(nn.Module):
+    """A layer with attention, which guesses the token behind the next; the model's embedding and head are its too."""
+
+    def __init__(self, config: Config) -> None:
+        d, eps = config.hidden_size, config.rms_norm_eps
+        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden, self.norm = (
+            nn.RMSNorm(d, -1, eps, bias=False, offset=1.0) for _ in range(3)
+        )
+        self.fc = nn.Linear(2 * d, d, bias=False)
+        self.layers = [Qwen3NextDecoderLayer(replace(config, layer_types=("full_attention",)), 0)]
+
+    def draft(
+        self, embedded_BSD: nn.Tensor, hidden_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer
+    ) -> nn.Tensor:
+        both = [self.pre_fc_norm_embedding(embedded_BSD), self.pre_fc_norm_hidden(hidden_BSD)]
+        return self.norm(self.layers[0](self.fc(op.concat(both, -1)), rope, cache))
+
+    def read(self, x_BSD: nn.Tensor) -> nn.Tensor:
+        return x_BSD
+
+
+class Qwen3NextMultiTokenLM(nn.MultiTokenLM):
+    def __init__(self, lm: nn.CausalLM, config: Config) -> None:
+        super().__init__(lm, spec.KV(config.kv_heads, config.head_size, config.dtype))
+        self.mtp = Qwen3NextMTP(config)
+
+    def mtp_head(self) -> Qwen3NextMTP:
+        return self.mtp
+
+
+def build(config: Config) -> nn.CausalLM:
     """Return the model; attribute paths are checkpoint names."""
     with nn.default_dtype(config.dtype):
         model = nn.Decoder(
@@ -147,6 +177,12 @@ def build(config: Config) -> nn.Module:
             nn.RotaryEmbedding(config.head_size, config.rope_parameters, config.max_position_embeddings),
         )
         return nn.CausalLM(model, model.embed_tokens, config.tie_word_embeddings)
+
+
+def build_mtp(config: Config) -> nn.MultiTokenLM:
+    """Return the model with the head that guesses the token behind the next."""
+    with nn.default_dtype(config.dtype):
+        return Qwen3NextMultiTokenLM(build(config), config)
 
 
 def export_spec(config: Config) -> dict[str, Any]:

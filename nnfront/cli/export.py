@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIM=N,...",
         help="compile kernels for these sizes only, such as batch=1,8; may be given for several dims",
     )
+    parser.add_argument(
+        "--mtp",
+        action="store_true",
+        help="also the head that guesses further tokens, of a checkpoint that has one, for --spec mtp",
+    )
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     add_quant_arguments(parser)
     add_lora_argument(parser)
@@ -54,6 +59,7 @@ def main(args: argparse.Namespace) -> int:
         model_file=args.model,
         ignored=args.ignore,
         lora=args.lora,
+        mtp=args.mtp,
         progress=bar,
         compiled=progress_bar("kernels", "kernel"),
         plan=_say,

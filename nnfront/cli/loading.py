@@ -48,7 +48,7 @@ def add_spec_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--spec",
         metavar="HOW",
-        help="guess tokens, to compute several in one call; texts stay the same. ngram[:N]: what came after the last N tokens before comes again; draft:DIR: what a smaller model with the same tokens takes for likeliest",
+        help="guess tokens, to compute several in one call; texts stay the same. ngram[:N]: what came after the last N tokens before comes again; draft:DIR: what a smaller model with the same tokens takes for likeliest; mtp[:N]: N tokens, by default one, by the head for it that some checkpoints have",
     )
 
 
@@ -168,10 +168,10 @@ def refuse_ranks(args: argparse.Namespace, kind: str) -> None:
 
 
 def _load(args: argparse.Namespace) -> nn.LLM:
-    ranks, extends = getattr(args, "ranks", None), getattr(args, "spec", None) is not None
-    adapters = adapters_of(args)
+    ranks, how = getattr(args, "ranks", None), getattr(args, "spec", None)
+    guesses = {"extends": how is not None, "mtp": (how or "").partition(":")[0] == "mtp"}
     return _told(
-        nn.LLM.load(args.path, ranks=ranks, extends=extends, adapters=adapters, **_options(args)), args
+        nn.LLM.load(args.path, ranks=ranks, adapters=adapters_of(args), **guesses, **_options(args)), args
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import torch
 from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Change, Limits
-from nnfront.llm.methods import EXTEND
+from nnfront.llm.methods import EXTEND, WITH_HIDDEN
 from nnfront.session import Session
 from nnfront.state.cache import Cache
 
@@ -31,11 +31,13 @@ class Work(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """What came of one call: which sequences it was for, the logits that it gives of each, [sequences, 1 or more, vocab], and how long it took."""
+    """What came of one call: which sequences it was for, the logits that it gives of each, [sequences, 1 or more, vocab], how long it took,
+    and what the model's head read of each token, if that was wanted: [sequences, tokens, hidden_size]."""
 
     sequences: Sequence[int]
     logits: npt.NDArray[np.float32]
     seconds: float
+    hidden: torch.Tensor | None
 
 
 class Compute:
@@ -51,10 +53,14 @@ class Compute:
         ranks: Ranks = ALONE,
         decode_rows: int = DECODE_ROWS,
         has_adapters: bool = False,
+        hidden: bool = False,
     ) -> None:
-        """`stored_as`, `given`: as for `Pool`. `has_adapters`: methods take the number of each sequence's adapter, too. Raises RunError where it does not fit into memory, or the model cannot have one with pages."""
+        """`stored_as`, `given`: as for `Pool`. `has_adapters`: methods take the number of each sequence's adapter, too. `hidden`: give what the model's head reads of each token, too.
+
+        Raises RunError where it does not fit into memory, or the model cannot have one with pages.
+        """
         self.session, self.decode_rows, self._ranks = session, decode_rows, ranks
-        self._has_adapters = has_adapters
+        self._has_adapters, self._hidden = has_adapters, hidden
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
 
@@ -86,25 +92,23 @@ class Compute:
     def _run(self, work: Work) -> Iterator[Computed]:
         self.pool.apply(work.changes)
         for number, chunk in work.chunks:
-            logits, seconds = self._call("prefill", [number], [chunk], self.pool.row(number))
-            yield Computed([number], logits[:, -1:].cpu().numpy(), seconds)
+            yield self._call("prefill", [number], [chunk], self.pool.row(number))
         width = max(map(len, work.decode.values()), default=1)
         method = "decode" if width == 1 else EXTEND
         for numbers, rows in self.pool.rows(list(work.decode), self.decode_rows // width, width):
             if width > 1:
                 # What was guessed may be wrong, and is cut off before anything else is computed that would let a window drop more.
                 self.pool.save(numbers)
-            logits, seconds = self._call(
-                method, numbers, [work.decode.get(n, [0] * width) for n in numbers], rows
-            )
-            yield Computed(numbers, logits.cpu().numpy(), seconds)
+            yield self._call(method, numbers, [work.decode.get(n, [0] * width) for n in numbers], rows)
 
-    def _call(
-        self, method: str, numbers: Sequence[int], tokens: list[list[int]], rows: Cache
-    ) -> tuple[Any, float]:
+    def _call(self, method: str, sequences: Sequence[int], tokens: list[list[int]], rows: Cache) -> Computed:
         began = time.perf_counter()
+        compute = self.session[WITH_HIDDEN[method] if self._hidden else method]
         device = self.session.device
-        chosen = [*map(self.pool.adapter, numbers)] if self._has_adapters else None
+        chosen = [*map(self.pool.adapter, sequences)] if self._has_adapters else None
         more = [] if chosen is None else [torch.tensor(chosen, dtype=torch.int32, device=device)]
-        logits = self.session[method](torch.tensor(tokens, device=device), rows, *more)
-        return logits, time.perf_counter() - began
+        result = compute(torch.tensor(tokens, device=device), rows, *more)
+        logits, hidden = result if self._hidden else (result, None)
+        seconds = time.perf_counter() - began
+        wanted = logits[:, -1:] if method == "prefill" else logits
+        return Computed(sequences, wanted.cpu().numpy(), seconds, hidden)

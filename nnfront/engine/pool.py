@@ -30,6 +30,12 @@ def company(session: Session, count: int = 1) -> bool:
     return count == 1 and session.backend.adds_single_rows_otherwise
 
 
+def text_cache(session: Session) -> str:
+    """The argument of a language model's methods that is their cache: others, of a head that guesses, may take another."""
+    arguments = session.program.methods["prefill"].arguments
+    return next(argument.name for argument in arguments if argument.role == "state")
+
+
 class Pool:
     """The cache of an engine; sequences are known by their number.
 
@@ -58,6 +64,7 @@ class Pool:
             self._given.reset()
             return
         self._cache = self._session.make_cache(
+            text_cache(self._session),
             batch=batch,
             max_seq=limits.max_model_len,
             pages=limits.pages + 1,  # the filler's

@@ -9,8 +9,11 @@ from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import torch
+
 from nnfront.engine.compute import DECODE_ROWS, Compute, Work
 from nnfront.engine.draw import Draw, Logprobs, Row
+from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.schedule import Scheduler, Sequence, Step
 from nnfront.engine.speculate import MOST_GUESSED, Clock, Guesser, Pay
 from nnfront.errors import RunError
@@ -149,7 +152,9 @@ class Runner:
             {s.arrival: s.next for s in step.decode},
             [(s.arrival, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks],
         )
-        for numbers, logits, seconds in self.compute.run(work):
+        for numbers, logits, seconds, hidden in self.compute.run(work):
+            if hidden is not None:
+                self._tell(numbers, hidden)
             if numbers[0] in chunks:
                 yield *chunks[numbers[0]], logits[0]
                 continue
@@ -159,6 +164,13 @@ class Runner:
                 if (sequence := asked.get(number)) is not None:
                     known = min(len(sequence.tokens) - sequence.computed, width)
                     yield sequence, known, rows[known - 1 :]
+
+    def _tell(self, numbers: Several[int], hidden: torch.Tensor) -> None:
+        """Tell those that guess of it what was made of tokens, before these count as computed."""
+        for number, made in zip(numbers, hidden, strict=True):
+            answer = self.answers.get(number)
+            if answer is not None and isinstance(answer.guesser, MultiTokenHead):
+                answer.guesser.saw(answer.sequence.computed, made)
 
     def _drawn(self, answer: Answer, count: int, logits: Several[Row]) -> Iterator[Event]:
         """Draw the tokens behind those that were computed, if there are all that stand before, and count what is right as computed."""

@@ -142,6 +142,6 @@ def guesser_of(how: str) -> NGrams:
     if kind != "ngram" or (number and not (number.isdecimal() and 1 <= int(number) <= 16)):
         raise RunError(
             f"there is no way {how!r} to guess tokens",
-            help="ngram, ngram:N to look for runs of 1 to 16 tokens, or draft:DIR for a smaller model with the same tokens",
+            help="ngram, ngram:N to look for runs of 1 to 16 tokens, draft:DIR for a smaller model with the same tokens, or mtp for a head of the checkpoint's own",
         )
     return NGrams(int(number or NGRAM))

@@ -15,8 +15,9 @@ from nnfront.distributed.ranks import Ranks
 from nnfront.engine import schedule
 from nnfront.engine.compute import DECODE_ROWS, Compute
 from nnfront.engine.draw import Draw
+from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
-from nnfront.engine.pool import company
+from nnfront.engine.pool import company, text_cache
 from nnfront.engine.runner import Answer, Runner
 from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.engine.speculate import Guesser
@@ -162,8 +163,11 @@ class Generation(Coming):
         """In a cache where each sequence keeps its row; where a single one needs company, there is a row of nobody's."""
         session, several = self._session, len(self._waiting)
         batch = several + (several % DECODE_ROWS == 1 and company(session))
-        cache = session.make_cache(batch=batch, max_seq=self._limits.max_model_len, stored_as=self._stored_as)
-        compute = Compute(session, self._limits, given=cache, has_adapters=self._has_adapters)
+        cache = session.make_cache(
+            text_cache(session), batch=batch, max_seq=self._limits.max_model_len, stored_as=self._stored_as
+        )
+        hidden = any(isinstance(answer.guesser, MultiTokenHead) for answer in self._waiting)
+        compute = Compute(session, self._limits, given=cache, has_adapters=self._has_adapters, hidden=hidden)
         runner = Runner(compute, Scheduler(self._limits, shares=False))
         if any(answer.guesser is not None for answer in self._waiting):
             runner.require_guesses()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,11 @@ def compile_folder(
     *,
     extends: bool = False,
     adapters: Adapters = NO_ADAPTERS,
+    mtp: bool = False,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends, adapters: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends, adapters, mtp: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
@@ -171,16 +173,22 @@ def compile_folder(
             "adapters that are not merged are not divided among ranks",
             help="merge one: lora=[DIR] (--lora DIR), or leave out --tp (ranks)",
         )
+    if adapters and mtp:
+        raise LoadError(
+            "the head that guesses tokens knows nothing of adapters that are not merged",
+            help="guess with ngram or draft:DIR (--spec), or merge one: lora=[DIR] (--lora DIR)",
+        )
     merged = open_adapters(lora)
     kept = open_named(adapters, len(merged))
     checkpoint = with_adapters(Checkpoint(path, folder=folder), (*merged, *kept.values()))
     phases.end("read")
-    module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
+    export = partial(architecture.export, stored=checkpoint.infos, ranks=ranks, extends=extends, mtp=mtp)
+    module = export(config)
     lacks = tuple(lacks_for_text(module, config))
     may_split = getattr(config, TIED, None) is True
     if split := split_ties(module, merged) if merged and may_split else {}:
         config = replace(config, **{TIED: False})
-        module = architecture.export(config, checkpoint.infos, ranks, extends=extends)
+        module = export(config)
     if kept:
         module = keep_adapters(module, list(kept.values()), checkpoint, backend_of(target))
     if merged:

@@ -14,6 +14,7 @@ import torch
 from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current, fetching
 from nnfront.distributed.ranks import ALONE, Ranks
+from nnfront.engine.multi_token import head_of
 from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
@@ -94,6 +95,7 @@ class LLM:
         progress: Callable[[int, int], None] | None = None,
         extends: bool = False,
         adapters: Adapters | None = None,
+        mtp: bool = False,
     ) -> LLM:
         """Load a Hugging Face folder (config.json, safetensors, and tokenizer.json if there is to be text), or an artefact.
 
@@ -109,6 +111,7 @@ class LLM:
         An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
         extends: make the method `extend` too, with which tokens that are guessed are computed together (`spec`).
         adapters: folders of low-rank adapters by name, beside the weights: each text is generated with one of them (`adapter`), or none.
+        mtp: also load the head that guesses further tokens, of a checkpoint that has one (`spec="mtp"`); `extend` is made with it.
         plan, progress: told what loading will take before weights are read, and then how many steps of how many are done.
         Raises LoadError if the folder, its architecture or its weights are not what they should be, and for a model that generates no text.
         """
@@ -128,7 +131,7 @@ class LLM:
         from nnfront.llm.divided import load_part  # here: an artefact loads without what exports
         from nnfront.llm.hf_folder import compile_folder
 
-        phases, ranks = Timings(), ranks or ALONE
+        phases, ranks, extends = Timings(), ranks or ALONE, extends or mtp
         if extends and ranks.world > 1:
             raise LoadError(
                 "tokens are not guessed where ranks divide a model",
@@ -139,6 +142,7 @@ class LLM:
                 *(path, device, dtype, model_file, phases, quant, lora, ranks.world),
                 extends=extends,
                 adapters=adapters or {},
+                mtp=mtp,
             )
         if model.text is None:
             raise LoadError(
@@ -180,11 +184,14 @@ class LLM:
         return int(self.config.max_position_embeddings)
 
     def guesser(self, how: str, longest: int) -> Guesser:
-        """What guesses tokens of one text of up to `longest`: as `guesser_of` has it, or `draft:DIR`, a model that is loaded once.
+        """What guesses tokens of one text of up to `longest`: as `guesser_of` has it, `draft:DIR`, a model that is loaded once, or the model's own head,
+        as `head_of` has it.
 
-        Raises RunError for anything else, and for a model with other tokens.
+        Raises RunError for anything else, and for a model with other tokens, or without a head.
         """
         kind, _, where = how.partition(":")
+        if kind == "mtp":
+            return head_of(self.session, how, longest)
         if kind != "draft" or not where:
             return guesser_of(how)
         if where not in self._drafts:

@@ -15,6 +15,10 @@ SEQ2SEQ = ("encode", "prefill", "decode")
 
 EXTEND = "extend"
 """The method that computes several tokens of each sequence and gives the logits of all."""
+DRAFT = "draft"
+"""The method of a head that guesses further tokens; a model with one also has those in `WITH_HIDDEN`."""
+WITH_HIDDEN = {"prefill": "prefill_hidden", "decode": "extend_hidden", EXTEND: "extend_hidden"}
+"""For each method that computes tokens the one that gives what the model's head reads of them as well."""
 EMBEDDER = ("hidden", "mean")
 """The methods of an encoder that vectors of texts are made by."""
 

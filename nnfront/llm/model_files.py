@@ -21,11 +21,11 @@ from nnfront.errors import LoadError, NnfrontError, SpecError
 from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, read_json
-from nnfront.llm.methods import EXTEND
+from nnfront.llm.methods import DRAFT, EXTEND
 from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
-    from nnfront.nn import Module, Plan
+    from nnfront.nn import Module, MultiTokenLM, Plan
 
 
 MEDIA = ("audio", "image", "speech", "video", "vision")
@@ -64,9 +64,10 @@ class Architecture:
         ranks: int = 1,
         *,
         extends: bool = False,
+        mtp: bool = False,
     ) -> IRModule:
-        """Export the model's methods, with `extends` also `extend`. `stored` are the tensors that there are for it: a model of many times more is not
-        built to its end.
+        """Export the model's methods, with `extends` also `extend`, with `mtp` also those of its head that guesses further tokens. `stored` are the tensors
+        that there are for it: a model of many times more is not built to its end.
 
         With `ranks` it is divided among as many: what each of them computes, over parts of the checkpoint's weights.
         Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it.
@@ -76,7 +77,7 @@ class Architecture:
 
         if ranks == 1:
             with self._building(stored):
-                model = self.file.build(config)
+                model = self._with_mtp(config, stored) if mtp else self.file.build(config)
             ir = self._exported(model, config, extends)
         else:
             model, plan = self.divided(config, ranks, stored)
@@ -101,6 +102,25 @@ class Architecture:
         if renamed := _renamed(getattr(self.file, "PREFIXES", {}), ir):
             attrs["aliases"] = {**ir.aliases, **renamed}
         return IRModule(ir.functions, attrs)
+
+    def _with_mtp(self, config: Any, stored: Mapping[str, Stored] | None) -> Module:
+        """The model with its head that guesses further tokens. Raises LoadError if there is none, in the file or among the tensors."""
+        if not hasattr(self.file, "build_mtp"):
+            raise LoadError(
+                f"there is no head of {self.name} that guesses further tokens",
+                details=[f"file: {self.file.__file__}, which has no 'build_mtp'"],
+                help="guess in another way: --spec ngram, or --spec draft:DIR",
+            )
+        model: MultiTokenLM = self.file.build_mtp(config)
+        head = model.mtp_head()
+        (path,) = (name for name, module in model.named_modules() if module is head)
+        if stored is not None and not any(name.startswith(f"{path}.") for name in stored):
+            raise LoadError(
+                "the checkpoint has no head that guesses further tokens",
+                details=[f"none of its {len(stored)} tensors begins with {path + '.'!r}"],
+                help="guess in another way: --spec ngram, or --spec draft:DIR",
+            )
+        return model
 
     def divided(
         self, config: Any, ranks: int, stored: Mapping[str, Stored] | None = None
@@ -130,6 +150,8 @@ class Architecture:
             methods = self.file.export_spec(config)
             if extends and hasattr(model, EXTEND) and "prefill" in methods:
                 methods = {**methods, EXTEND: methods["prefill"]}
+            if hasattr(model, DRAFT):
+                methods = {**methods, **model.spec(methods)}
             return model.export(methods)
 
 

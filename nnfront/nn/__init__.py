@@ -12,7 +12,7 @@ Read the files in this order; each imports only from those above it:
     trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
-    projections linear layers multiplied as one    causal_lm   what generates text    decoder   what most are made of    alibi
+    projections linear layers multiplied as one    causal_lm   what generates text    multi_token   and guesses several tokens    decoder   what most are made of    alibi
     experts     mixtures of experts    latent_attention   keys and values of low rank
     gated       parts under a gate             recurrent   parts that keep a state of a fixed size
     config      config.json, read and proved    encoder, encoder_decoder   what encoders of text share, and what writes about what one has read
@@ -56,6 +56,7 @@ from nnfront.nn.layers import (
     Tanh,
 )
 from nnfront.nn.module import Module
+from nnfront.nn.multi_token import MultiTokenLayer, MultiTokenLM
 from nnfront.nn.mutator import Mutator
 from nnfront.nn.object import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, joined, set_default_dtype
@@ -120,6 +121,8 @@ __all__ = [
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiTokenLM",
+    "MultiTokenLayer",
     "Mutator",
     "NoCache",
     "Object",

@@ -125,6 +125,7 @@ class Decoder(Module):
     ) -> None:
         self.embed_tokens = embed_tokens
         self.layers = list(layers)
+        self.depth = len(self.layers)  # behind them may lie what guesses further tokens
         self.norm = norm
         self.rotary_emb = rotary_emb
 
@@ -132,7 +133,7 @@ class Decoder(Module):
         """Integers [batch, seq] to [batch, seq, size]."""
         rope = self.rotary_emb(op.positions(tokens, cache))
         x = self.embed_tokens(tokens)
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.layers[: self.depth]):
             x = layer(x, rope, cache[i])
         y: Tensor = self.norm(x)
         return y

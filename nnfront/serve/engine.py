@@ -18,6 +18,7 @@ import torch
 
 from nnfront.engine.compute import DECODE_ROWS, Compute
 from nnfront.engine.draw import Draw
+from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
 from nnfront.engine.pool import Pool
 from nnfront.engine.runner import Answer, Event, Runner
@@ -54,10 +55,10 @@ class Engine:
         self._arrivals = itertools.count()
         self._updates = 0
         self._changed = threading.Condition()
-        compute = compute_of(llm, limits, decode_rows)
+        guesser = None if spec is None else llm.guesser(spec, limits.max_model_len)
+        compute = compute_of(llm, limits, decode_rows, hidden=isinstance(guesser, MultiTokenHead))
         self._runner = Runner(compute, _scheduler_of(compute.pool, limits), self._changed)
-        if spec is not None:
-            llm.guesser(spec, limits.max_model_len)
+        if guesser is not None:
             self._runner.require_guesses()
         self._is_closing = self._is_draining = False
         self._thread = threading.Thread(target=self._run, name="nnfront-engine", daemon=True)
@@ -250,7 +251,7 @@ def _scheduler_of(pool: Pool, limits: Limits) -> Scheduler:
     return Scheduler(limits, shares=pool.shares, snapshots=pool.snapshots)
 
 
-def compute_of(llm: LLM, limits: Limits, decode_rows: int = DECODE_ROWS) -> Compute:
+def compute_of(llm: LLM, limits: Limits, decode_rows: int = DECODE_ROWS, *, hidden: bool = False) -> Compute:
     """What computes an engine's steps. All ranks make one; those that are not rank 0's follow it. Raises RunError as `Engine` does."""
-    more: dict[str, Any] = {"decode_rows": decode_rows, "has_adapters": bool(llm.adapters)}
+    more: dict[str, Any] = {"decode_rows": decode_rows, "hidden": hidden, "has_adapters": bool(llm.adapters)}
     return Compute(llm.session, limits, stored_as=llm.stored_as, ranks=llm.ranks, **more)

@@ -202,7 +202,7 @@ def test_every_flag_is_looked_at() -> None:
         "diff": "--device --json",
         "eval": "--window --stride --json",
         "explain": "",
-        "export": "",
+        "export": "--mtp",
         "deploy": f"--name --route-prefix --replicas --min-replicas --max-replicas --cpus {served}",
         "serve": served,
         "show": "",

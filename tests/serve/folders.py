@@ -15,13 +15,15 @@ from nnfront.llm.model_files import find_architecture
 CONFIGS = Path(__file__).parents[1] / "models" / "configs"
 
 
-def random_folder(path: Path, model_type: str, dtype: str = "bfloat16", **changes: Any) -> Path:
-    """Write a folder of a model type, in the first of its configurations that are compared, but for `changes`."""
+def random_folder(
+    path: Path, model_type: str, dtype: str = "bfloat16", *, mtp: bool = False, **changes: Any
+) -> Path:
+    """Write a folder of a model type, in the first of its configurations that are compared, but for `changes`; with `mtp` one with a head that guesses."""
     given = json.loads((CONFIGS / f"{model_type}.json").read_text())
     first = next(iter(given["configs"].values()))
     config = {**given["sizes"], **first, "model_type": model_type, "dtype": dtype, **changes}
     file = find_architecture(model_type)
-    ir = file.export(file.config(config))
+    ir = file.export(file.config(config), mtp=mtp)
     shapes = {p.name: p.type for f in ir.methods for p in f.params if p.role == "weight"}
     torch.manual_seed(5)
     path.mkdir()
