@@ -62,7 +62,7 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	! grep -rnE '<(script|img|link)[^>]*(src|href)="?https?:' build/site --include=*.html
 
-$(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
+$(READY): pyproject.toml constraints.txt $(wildcard nnfront/*/c/* nnfront/*/*/c/*)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
@@ -71,13 +71,18 @@ $(READY): pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
 	touch $(READY)
 
 # The kernels in C for arm64, cross-compiled and run under an emulator: Debian's gcc-aarch64-linux-gnu and qemu-user.
-test-arm64: $(READY) build/arm64/driver
+test-arm64: $(READY) build/arm64/driver build/arm64/crc32
 	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "agree or each_code or none_and_where" tests/runtime/test_few_rows.py \
 		tests/runtime/test_few_rows_quantized.py tests/runtime/test_attention_in_c.py tests/runtime/test_recurrent_in_c.py
+	PYTHONPATH=tests/arm64 $(BIN)/python -m pytest -p emulated -k "not refused" tests/weights/test_crc32.py
 
 build/arm64/driver: tests/arm64/driver.c $(wildcard nnfront/backends/cpu/c/*)
 	mkdir -p build/arm64
 	aarch64-linux-gnu-gcc -O3 -static -Innfront/backends/cpu/c -o $@ tests/arm64/driver.c nnfront/backends/cpu/c/set_*.c -lm
+
+build/arm64/crc32: tests/arm64/crc32.c $(wildcard nnfront/artefact/c/*)
+	mkdir -p build/arm64
+	aarch64-linux-gnu-gcc -O3 -static -Innfront/artefact/c -o $@ tests/arm64/crc32.c nnfront/artefact/c/crc32.c
 
 # A wheel for this kind of machine and Python 3.11 or newer, with the kernels in C inside, in dist/.
 wheel: $(READY)
@@ -85,4 +90,4 @@ wheel: $(READY)
 	$(BIN)/python -c "from setuptools.build_meta import build_wheel; print(build_wheel('dist'))"
 
 clean:
-	rm -rf .venv build *.egg-info nnfront/backends/cpu/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info nnfront/artefact/*.so nnfront/backends/cpu/*.so .mypy_cache .pytest_cache .ruff_cache .hypothesis

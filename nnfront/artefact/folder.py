@@ -32,6 +32,7 @@ from nnfront.files import MAX_BYTES, File, Folder
 from nnfront.ir import TensorType
 from nnfront.weights.atomic_folder import put_folder
 from nnfront.weights.checkpoint import MANIFEST, Checkpoint
+from nnfront.weights.mapped_memory import whole
 from nnfront.weights.write import SHARD_BYTES, write_tensors
 
 PROGRAM = "program.nnir"
@@ -129,13 +130,14 @@ def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
     if damage and verify:
         damage = find_damage(held, manifest, weights="quick")
     raise_if_damaged(held.path, damage)
-    check_weights = _comparing(held, manifest) if verify else lambda: None
+    memory = _mapped(held, manifest)
+    check_weights = _comparing(held, manifest, memory) if verify else lambda: None
     try:
         program = held.read(PROGRAM).decode("utf-8")
     except UnicodeDecodeError as error:
         raise LoadError(f"{held.path / PROGRAM} cannot be read: {error}") from None
     try:
-        tensors = Checkpoint(held.path / _INDEX, folder=held)
+        tensors = Checkpoint(held.path / _INDEX, folder=held, memory=memory)
     except LoadError:
         check_weights()  # a header that is damaged is one of a file that is
         raise
@@ -193,21 +195,33 @@ def find_damage(folder: Folder, manifest: Manifest, *, weights: str) -> list[str
     for name, found in zip(exact, digest_files(folder, exact), strict=True):
         if found.sha256 != manifest.files[name].sha256:
             problems.append(f"{name}: its content is not what was written: its sha256 is {found.sha256}")
-    quick = [name for name in sized if weights == "quick" and _is_weights(name)]
-    return [*problems, *_damaged(comparing_blocks(folder, [(name, manifest.files[name]) for name in quick]))]
+    quick = replace(manifest, files={name: manifest.files[name] for name in sized if weights == "quick"})
+    return [*problems, *_damaged(folder, quick, _mapped(folder, quick))()]
 
 
-def _comparing(folder: Folder, manifest: Manifest) -> Callable[[], None]:
-    """Begin to compare the weights, whose files have their sizes; what is returned waits for that, and raises what is wrong."""
-    weights = [(name, digest) for name, digest in manifest.files.items() if _is_weights(name)]
-    compared = cache(comparing_blocks(folder, weights))
-    return lambda: raise_if_damaged(folder.path, _damaged(compared))
+def _mapped(folder: Folder, manifest: Manifest) -> dict[str, memoryview]:
+    """The files of the weights that have any bytes, which have their sizes, as memory."""
+    return {
+        name: whole(folder.path / name, digest.size_bytes, folder.open(name))
+        for name, digest in manifest.files.items()
+        if _is_weights(name) and digest.size_bytes
+    }
 
 
-def _damaged(compared: Callable[[], list[tuple[str, int]]]) -> list[str]:
-    return [
+def _comparing(folder: Folder, manifest: Manifest, memory: Mapping[str, memoryview]) -> Callable[[], None]:
+    """Begin to compare the weights; what is returned waits for that, and raises what is wrong."""
+    damaged = cache(_damaged(folder, manifest, memory))
+    return lambda: raise_if_damaged(folder.path, damaged())
+
+
+def _damaged(folder: Folder, manifest: Manifest, memory: Mapping[str, memoryview]) -> Callable[[], list[str]]:
+    """Begin to compare the weights; what is returned waits for that, and gives a line for each block that is not what was written."""
+    blocks = comparing_blocks(
+        [(folder.path / name, mapped, manifest.files[name]) for name, mapped in memory.items()]
+    )
+    return lambda: [
         f"{name}: its content is not what was written, somewhere in the block at byte {offset}"
-        for name, offset in compared()
+        for name, offset in blocks()
     ]
 
 

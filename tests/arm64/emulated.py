@@ -22,7 +22,7 @@ from types import ModuleType
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-DRIVER = ROOT / "build" / "arm64" / "driver"
+BUILD = ROOT / "build" / "arm64"
 TABLE = (ROOT / "nnfront" / "backends" / "cpu" / "c" / "kernels.def").read_text()
 OFFSET_BITS = 40  # of a place, as `run_sequence` of module.c has it
 PLAIN = re.sub(r"//.*|\s", "", TABLE)
@@ -68,7 +68,7 @@ class Emulated(ModuleType):
             self._call(name, *arguments)
 
     def _call(self, kernel: str, *arguments: object) -> None:
-        process = started(self._set)
+        process = started("driver", self._set)
         message, written = [struct.pack("q", list(KERNELS).index(kernel))], []
         for kind, value in zip(KERNELS[kernel], arguments, strict=True):
             if kind in ("SIZE", "REAL"):
@@ -107,13 +107,24 @@ def memory_of(operand: object) -> tuple[int, int]:
     return tensor.data_ptr() + offset, size - offset
 
 
+def crc32(data: bytes, crc: int) -> int:
+    """CRC-32 as the extension of artefacts has it."""
+    process = started("crc32")
+    process.stdin.write(struct.pack("QQ", crc, len(data)) + bytes(data))
+    process.stdin.flush()
+    return struct.unpack("Q", process.stdout.read(8))[0]
+
+
 @cache
-def started(name: str) -> subprocess.Popen[bytes]:
-    """The process for a set of instructions."""
-    command = ["qemu-aarch64", "-cpu", "max", str(DRIVER), name]
+def started(*words: str) -> subprocess.Popen[bytes]:
+    """The process of a program, for a set of instructions where there are several."""
+    program, *arguments = words
+    command = ["qemu-aarch64", "-cpu", "max", str(BUILD / program), *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     atexit.register(process.communicate)  # ends it, as it reads to the end
     return process
 
 
-sys.modules["nnfront.backends.cpu.native"] = Emulated()
+artefact = ModuleType("nnfront.artefact.native")
+artefact.crc32 = crc32
+sys.modules.update({"nnfront.backends.cpu.native": Emulated(), "nnfront.artefact.native": artefact})
