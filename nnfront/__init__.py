@@ -151,6 +151,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "export_folder": ("nnfront.llm.hf_folder", "export_folder"),
     "find_model": ("nnfront.llm.find_model", "find_model"),
     "ir": ("nnfront.ir", ""),
+    "kind_of_model": ("nnfront.llm.kind", "kind_of_model"),
     "load": ("nnfront.artefact.loader", "load"),
     "measure_speed": ("nnfront.llm.speed", "measure_speed"),
     "model_name": ("nnfront.llm.find_model", "model_name"),

@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.lora",
         "llm.unmerged",
     },
+    "llm.kind": BASE | {"artefact", "weights", "llm.methods", "llm.hf_folder"},
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
     "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
     "llm.sampling": BASE | {"backends.cuda", "llm.folder_files"},
@@ -83,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "artefact.loader",
         "llm.divided",
         "llm.find_model",
+        "llm.kind",
         "llm.timings",
         "llm.folder_files",
         "llm.methods",
@@ -276,13 +278,15 @@ def test_help_loads_no_heavy_package() -> None:
     assert "run" in done.stdout
 
 
-def test_an_artefact_loads_without_what_makes_one() -> None:
+def test_an_artefact_runs_without_what_makes_one() -> None:
     script = (
-        "import sys, nnfront as nn\nnn.LLM\nnn.artefact.load\nnn.backend_of('cpu')\n"
-        "print(sorted(m for m in sys.modules if m.startswith(('nnfront.quantized', 'nnfront.nn', 'nnfront.llm.lora', 'nnfront.llm.hf'))))"
+        "import sys\nfrom nnfront.cli import main\n"
+        "main(['run', sys.argv[1], '-p', 'def main():', '-n', '1'])\n"
+        "print(sorted(m for m in sys.modules if m.startswith(('nnfront.quantized', 'nnfront.nn', 'nnfront.llm.lora', 'nnfront.llm.hf', 'nnfront.backends.cuda.backend'))))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    golden = PROJECT / "tests" / "weights" / "golden" / "llama-1"
+    done = subprocess.run([sys.executable, "-c", script, golden], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_project_speaks_of_itself_alone() -> None:

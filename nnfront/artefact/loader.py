@@ -15,7 +15,7 @@ from nnfront.artefact.save import Extras
 from nnfront.artefact.tensor_names import read_weights, restored
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.device import CPU, overriding_device
-from nnfront.backends.registry import targets
+from nnfront.backends.registry import is_target, targets
 from nnfront.compiler import compile
 from nnfront.dims import Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, NnfrontError
@@ -37,7 +37,7 @@ def load(path: str | Path, *, verify: bool = True) -> Session:
 def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
     """Make a session of an artefact that has been opened, on the device of a number if there are several. Raises LoadError as `load` does."""
     manifest = files.manifest
-    if manifest.target not in targets():
+    if not is_target(manifest.target):
         raise LoadError(
             f"{files.folder} was made for the target {manifest.target!r}",
             details=[f"targets of this build are {', '.join(map(repr, targets()))}"],

@@ -38,6 +38,12 @@ def targets() -> tuple[str, ...]:
     )
 
 
+def is_target(text: str) -> bool:
+    """Whether `targets` lists it. Imports no back end but its own."""
+    name, _, arch = text.partition(":")
+    return name in names() and (text == name or (name in OWN and arch in _load(name).archs))
+
+
 class Parts(NamedTuple):
     """What a target says: `cuda:sm_90:1` is the back end `cuda` for the architecture `sm_90` on the GPU of number 1."""
 

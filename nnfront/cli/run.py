@@ -70,7 +70,8 @@ def main(args: argparse.Namespace) -> int:
             "stop",
         )
     }
-    if nn.Seq2Seq.fits(args.path, args.model):
+    kind = nn.kind_of_model(args.path, args.model)
+    if kind == "Seq2Seq":
         loading.refuse(args, ("image",), f"{args.path} holds an encoder-decoder, which sees no images")
         writer = loading.load_seq2seq(args)
         if not writer.start.languages:
@@ -91,7 +92,7 @@ def main(args: argparse.Namespace) -> int:
             f"{args.path} holds a model that hears nothing", help="give a prompt: -p TEXT"
         )
     loading.refuse(args, ("language", "task"), f"{args.path} holds a model that hears nothing")
-    sees = nn.VisionLanguageModel.fits(args.path, args.model)
+    sees = kind == "VisionLanguageModel"
     if args.image and not sees:
         raise nn.errors.LoadError(f"{args.path} holds a model that sees no images")
     if sees:

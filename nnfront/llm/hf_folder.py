@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nnfront import dtypes, passes
-from nnfront.artefact.manifest import TextModel, read_manifest
+from nnfront.artefact.manifest import TextModel
 from nnfront.artefact.save import Extras
 from nnfront.backends.registry import backend_of
 from nnfront.compiler import Executable, compile
@@ -29,7 +29,6 @@ from nnfront.passes.quantizing.budget import measure, open_weights, within
 from nnfront.passes.quantizing.scheme import scheme_of
 from nnfront.quantized import Held, StoredReport, quantization_of
 from nnfront.weights import Checkpoint
-from nnfront.weights.checkpoint import is_artefact
 
 SMALL_BYTES = 1 << 20
 """Tensors that describe others are not larger."""
@@ -97,9 +96,7 @@ def open_folder(path: str | Path) -> Folder:
 
 
 def methods_of(path: str | Path, model_file: str | Path | None = None) -> tuple[str, ...]:
-    """Names of the methods that a folder's model has, or an artefact. Reads config.json, or the manifest, alone. Raises LoadError as `export_folder` does."""
-    if is_artefact(path):
-        return tuple(read_manifest(Folder(path)).methods)
+    """Names of the methods that a folder's model has. Reads config.json alone. Raises LoadError as `export_folder` does."""
     architecture, config, _ = read_folder(open_folder(path), model_file)
     return architecture.methods(config)
 

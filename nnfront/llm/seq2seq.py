@@ -18,7 +18,8 @@ from nnfront.files import Folder
 from nnfront.llm.divided import load_part
 from nnfront.llm.find_model import find_model
 from nnfront.llm.folder_files import CONFIG, read_json
-from nnfront.llm.hf_folder import compile_folder, eos_token_ids, methods_of
+from nnfront.llm.hf_folder import compile_folder, eos_token_ids
+from nnfront.llm.kind import kind_of_model
 from nnfront.llm.load_options import opened, session_on, stored_as
 from nnfront.llm.lora import Loras
 from nnfront.llm.methods import SEQ2SEQ
@@ -114,7 +115,7 @@ class Seq2Seq:
     @staticmethod
     def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
         """Whether a folder or an artefact holds an encoder-decoder. Reads config.json, or the manifest, alone. Raises LoadError as `load` does."""
-        return {*SEQ2SEQ} <= {*methods_of(path, model_file)}
+        return kind_of_model(path, model_file) == "Seq2Seq"
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

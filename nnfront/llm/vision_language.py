@@ -13,14 +13,14 @@ import torch
 
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.folder_files import CONFIG, read_json
-from nnfront.llm.hf_folder import methods_of
+from nnfront.llm.kind import kind_of_model
 from nnfront.llm.language_model import LLM
+from nnfront.llm.methods import WITH_IMAGES
 from nnfront.llm.sampling import Sampler, tokens_of
 from nnfront.llm.tokenizer import until
 from nnfront.llm.transformers_package import transformers
 from nnfront.lower import TensorType
 
-METHODS = ("image_features", "prefill_with_images")
 IMAGE_TOKENS = ("boi_token_index", "boi_token_id", "image_token_index", "image_token_id")
 """What config.json calls the tokens that stand for images, or begin them."""
 
@@ -30,7 +30,7 @@ class VisionLanguageModel:
 
     def __init__(self, llm: LLM) -> None:
         """Raises LoadError for a language model without the methods that images need."""
-        if missing := [name for name in METHODS if name not in llm.session.methods]:
+        if missing := [name for name in WITH_IMAGES if name not in llm.session.methods]:
             raise LoadError(
                 f"{llm.path} holds a language model that sees no images",
                 details=[f"there is no method {name!r}" for name in missing],
@@ -48,7 +48,7 @@ class VisionLanguageModel:
     @staticmethod
     def fits(path: str | Path, model_file: str | Path | None = None) -> bool:
         """Whether the model of a folder or an artefact sees images. Reads config.json, or the manifest, alone. Raises LoadError as `load` does."""
-        return {*METHODS} <= {*methods_of(path, model_file)}
+        return kind_of_model(path, model_file) == "VisionLanguageModel"
 
     @cached_property
     def processor(self) -> Any:
