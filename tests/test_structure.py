@@ -55,7 +55,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.timings": set(),
     "llm.find_model": BASE,
     "llm.folder_files": BASE,
-    "llm.model_files": BASE | {"ir", "nn", "passes", "quantized", "llm.folder_files", "llm.methods"},
+    "llm.parts": BASE | {"ir", "nn", "passes", "llm.methods"},
+    "llm.model_files": BASE
+    | {"ir", "nn", "passes", "quantized", "llm.folder_files", "llm.methods", "llm.parts"},
     "llm.gguf_tokenizer": BASE,
     "llm.gguf_folder": BASE | {"quantized", "weights", "llm.folder_files", "llm.gguf_tokenizer"},
     "llm.methods": BASE | {"ir"},
@@ -71,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.gguf_folder",
         "llm.lora",
         "llm.unmerged",
+        "llm.parts",
     },
     "llm.kind": BASE | {"artefact", "weights", "llm.methods", "llm.hf_folder"},
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
@@ -99,6 +102,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plugins": CORE,
     "verify_special_cases": ALL,
     "serve": BASE | {"state", "session", "distributed", "engine", "llm", "llm.sampling", "llm.folder_files"},
+    "vllm": BASE | {"compiler", "ir", "passes", "weights", "llm.find_model", "llm.hf_folder", "llm.methods"},
     "cli": BASE | {"distributed", "engine", "serve"},
     "__main__": {"cli"},
 }
@@ -121,6 +125,7 @@ READ = [
     "distributed",
     "llm",
     "serve",
+    "vllm",
     "inspection",
     "cli",
 ]

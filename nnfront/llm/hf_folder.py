@@ -22,6 +22,7 @@ from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, with_adapters
 from nnfront.llm.methods import lacks_for_text
 from nnfront.llm.model_files import read_folder
+from nnfront.llm.parts import for_engine
 from nnfront.llm.timings import Timings
 from nnfront.llm.unmerged import NO_ADAPTERS, Adapters, keep_adapters, open_named
 from nnfront.passes import QuantizeReport, QuantScheme
@@ -155,10 +156,12 @@ def compile_folder(
     extends: bool = False,
     adapters: Adapters = NO_ADAPTERS,
     mtp: bool = False,
+    parts: bool = False,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends, adapters, mtp: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends, adapters, mtp: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs.
+    parts: export what `llm.parts` says, for an engine that attends and keeps the cache itself. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
@@ -179,7 +182,9 @@ def compile_folder(
     kept = open_named(adapters, len(merged))
     checkpoint = with_adapters(Checkpoint(path, folder=folder), (*merged, *kept.values()))
     phases.end("read")
-    export = partial(architecture.export, stored=checkpoint.infos, ranks=ranks, extends=extends, mtp=mtp)
+    export = partial(
+        architecture.export, stored=checkpoint.infos, ranks=ranks, extends=extends, mtp=mtp, parts=parts
+    )
     module = export(config)
     lacks = tuple(lacks_for_text(module, config))
     may_split = getattr(config, TIED, None) is True
@@ -191,6 +196,8 @@ def compile_folder(
     if merged:
         module = merge_adapters(module, merged, backend_of(target), split)
     module, stored = _derived(module, hf_config, checkpoint, target)
+    if parts:
+        module = for_engine(module)
     text = None
     if not lacks:
         text = TextModel(

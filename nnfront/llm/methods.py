@@ -22,6 +22,8 @@ DRAFT = "draft"
 """The method of a head that guesses further tokens; a model with one also has those in `WITH_HIDDEN`."""
 WITH_HIDDEN = {"prefill": "prefill_hidden", "decode": "extend_hidden", EXTEND: "extend_hidden"}
 """For each method that computes tokens the one that gives what the model's head reads of them as well."""
+PARTS = ("embed", "hidden", "head")
+"""The methods by which another engine runs a model: tokens to vectors, those through all layers, what comes out of them to logits."""
 EMBEDDER = ("hidden", "mean")
 """The methods of an encoder that vectors of texts are made by."""
 

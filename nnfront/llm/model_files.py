@@ -22,6 +22,7 @@ from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.methods import DRAFT, EXTEND
+from nnfront.llm.parts import export_parts
 from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
@@ -65,9 +66,10 @@ class Architecture:
         *,
         extends: bool = False,
         mtp: bool = False,
+        parts: bool = False,
     ) -> IRModule:
-        """Export the model's methods, with `extends` also `extend`, with `mtp` also those of its head that guesses further tokens. `stored` are the tensors
-        that there are for it: a model of many times more is not built to its end.
+        """Export the model's methods, with `extends` also `extend`, with `mtp` also those of its head that guesses further tokens, with `parts` in their place what `llm.parts` says.
+        `stored` are the tensors that there are for it: a model of many times more is not built to its end.
 
         With `ranks` it is divided among as many: what each of them computes, over parts of the checkpoint's weights.
         Raises LoadError, or another error of ours, with a line of the file for what goes wrong in it.
@@ -78,7 +80,7 @@ class Architecture:
         if ranks == 1:
             with self._building(stored):
                 model = self._with_mtp(config, stored) if mtp else self.file.build(config)
-            ir = self._exported(model, config, extends)
+            ir = self._exported(model, config, extends, parts)
         else:
             model, plan = self.divided(config, ranks, stored)
             shards = {
@@ -86,7 +88,7 @@ class Architecture:
                 for name, planned in plan.weights.items()
                 if planned.axis is not None
             }
-            exported = self._exported(model, config.of_ranks(ranks), extends)
+            exported = self._exported(model, config.of_ranks(ranks), extends, parts)
             whole = {name for name, (axis, _, blocks) in shards.items() if axis == 0 and blocks is None}
             for name, binding in taken_apart(exported, whole):
                 raise SpecError(
@@ -145,9 +147,11 @@ class Architecture:
         with _speaking_of(self.file.__file__), declaring_at_most(parameters, elements):
             yield
 
-    def _exported(self, model: Module, config: Any, extends: bool) -> IRModule:
+    def _exported(self, model: Module, config: Any, extends: bool, parts: bool) -> IRModule:
         with _speaking_of(self.file.__file__):
             methods = self.file.export_spec(config)
+            if parts:
+                return export_parts(model, methods)
             if extends and hasattr(model, EXTEND) and "prefill" in methods:
                 methods = {**methods, EXTEND: methods["prefill"]}
             if hasattr(model, DRAFT):

@@ -20,6 +20,7 @@ from nnfront.passes.bind_params import bind_params
 from nnfront.passes.canonicalize import canonicalize
 from nnfront.passes.eliminate_common_subexpressions import eliminate_common_subexpressions
 from nnfront.passes.eliminate_dead_code import eliminate_dead_code
+from nnfront.passes.external_attention import external_attention
 from nnfront.passes.fold_constants import fold_constants
 from nnfront.passes.inline import inline
 from nnfront.passes.lift_transform_params import lift_transform_params
@@ -32,6 +33,7 @@ from nnfront.passes.quantizing.scheme import QuantScheme
 from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
 from nnfront.passes.shard_weights import shard_weights
 from nnfront.passes.special_cases import special_cases
+from nnfront.passes.split_embedding import split_embedding
 from nnfront.passes.turn_weights import turn_weights
 
 # Constants first: they decide branches. What the three before it leave unread goes last.
@@ -74,6 +76,7 @@ __all__ = [
     "causal",
     "eliminate_common_subexpressions",
     "eliminate_dead_code",
+    "external_attention",
     "fold_constants",
     "inline",
     "lift_transform_params",
@@ -85,6 +88,7 @@ __all__ = [
     "run",
     "shard_weights",
     "special_cases",
+    "split_embedding",
     "turn_weights",
     "zeros",
 ]
