@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs test-deploy
+.PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs test-deploy test-vllm
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
@@ -49,6 +49,18 @@ test-cases: $(READY)
 test-deploy: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt '.[distributed]'
 	$(BIN)/python -m pytest tests/serve/test_deploy_on_ray.py -m slow
+
+# The plugin in vLLM itself, in an environment of its own, for vLLM wants its own versions of much that is in .venv: 3.5 GB.
+test-vllm: build/vllm/.ready
+	build/vllm/bin/python -m pytest tests/vllm -m "slow or not slow"
+
+# What it asks for to read images and sounds is left out: the registry's builds are for CUDA, and do not load beside torch for CPUs.
+build/vllm/.ready: pyproject.toml constraints.txt $(wildcard nnfront/backends/cpu/c/*)
+	$(PYTHON) -m venv build/vllm
+	build/vllm/bin/pip install --quiet --constraint constraints.txt torch
+	build/vllm/bin/pip install --quiet --editable '.[vllm]' hypothesis pytest
+	build/vllm/bin/pip uninstall --quiet --yes torchaudio torchcodec torchvision
+	touch $@
 
 # Pages of `nnfront show --html` and `nnfront serve` in the browser that CHROMIUM names.
 test-browser: $(READY)

@@ -19,6 +19,7 @@ The rooms, in reading order; each imports only from those above it, `kernels/` f
     session, compiler      the whole path
     distributed            several processes that compute one model
     artefact, llm          compiled models as folders; language models
+    vllm                   models as plugins of vLLM
     inspection, cli        models as data, as a page, compared; the command line
 
 Names are resolved on first use, so that importing the package is quick.

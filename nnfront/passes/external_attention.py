@@ -12,7 +12,8 @@ before:
     ) {
         layers: (layer(batch=batch, max_seq=max_seq, per_token={keys: float32[2, 8], values: float32[2, 8]}, window=16),) = cache_split(cache)
         layer: layer(batch=batch, max_seq=max_seq, per_token={keys: float32[2, 8], values: float32[2, 8]}, window=16) = layers[0]
-        at: int64[batch, 1] = cache_positions(layer, seq=1)
+        counted: int64[batch, 1] = cache_positions(layer, seq=1)
+        at: int64[batch, 1, 1, 1] = reshape(counted, shape=(batch, 1, 1, 1))
         moved: float32[batch, 1, 4, 8] = add(q, at)
         both: (
             float32[batch, 1, 4, 8],
@@ -46,7 +47,8 @@ after:
             reads: None,
         },),
     ) {
-        moved: float32[batch, 1, 4, 8] = add(q, positions)
+        at: int64[batch, 1, 1, 1] = reshape(positions, shape=(batch, 1, 1, 1))
+        moved: float32[batch, 1, 4, 8] = add(q, at)
         both: float32[batch, 1, 4, 8] = extern(engine, 0, moved, k, k, name="nnfront.attend", out=type(float32[batch, 1, 4, 8]))
         return both
     }
@@ -83,6 +85,7 @@ from nnfront.ir import (
     Param,
     Projection,
     Scalar,
+    StateLayerType,
     StateType,
     TensorType,
     Tuple,
@@ -151,9 +154,10 @@ class _Leaving:
     def __init__(self, old: Function) -> None:
         self.old = old
         names = Names([*(p.name for p in old.params), *(b.var.name for b in walk_bindings(old.bindings))])
-        self.cache = old.states[0].type
-        assert isinstance(self.cache, StateType)
-        self.batch = self.cache.layers[0].batch
+        cache = old.states[0].type
+        assert isinstance(cache, StateType)
+        self.cache: tuple[StateLayerType, ...] = cache.layers
+        self.batch = self.cache[0].batch
         self.positions = Param(names.unique("positions"), TensorType((self.batch, 1), "int64"), "input")
         self.engine = Param(names.unique("engine"), ObjectType("engine"), "input")
         self.layers: dict[Var, int] = {}  # what stood for a layer of the cache
@@ -184,13 +188,14 @@ class _Leaving:
         var, value = binding.var, binding.value
         match value:
             case Call(op=ops.cache_split):
-                handles = [Var(var.name, layer) for layer in self.cache.layers]
+                handles = [Var(var.name, layer) for layer in self.cache]
                 self.layers.update(zip(handles, range(len(handles)), strict=True))
                 self.fields[var] = tuple(handles)
             case Call(op=ops.cache_join):
                 self.fields[var] = ()
             case Call(op=ops.cache_positions):
-                self._require(binding, value.attrs["seq"] == 1, "takes several tokens of a sequence at once")
+                if value.attrs["seq"] != 1:
+                    raise self._refusal(binding, "takes several tokens of a sequence in one call")
                 self.replaced[var] = self.positions
             case Call(op=ops.attention) if self._layer(value.args[3]) is not None:
                 yield self._attention(binding, value)
@@ -216,69 +221,75 @@ class _Leaving:
     def _check(self, binding: Binding) -> None:
         """Refuse what reads or writes the cache, and what looks at all tokens of a call."""
         value = binding.value
-        reads = next((var for var in used_vars(value) if self._is_gone(var)), None)
         name = value.op.name if isinstance(value, Call) else "a branch"
-        self._require(binding, reads is None, f"keeps what no attention reads: {name}")
-        if isinstance(value, Call) and value.op in _ACROSS:
-            x = value.args[0]
-            axis = value.op.full_attrs(value.attrs)["axis"]
-            axes = axis if isinstance(axis, tuple) else (0,) if axis is None else (axis,)
-            is_across = isinstance(x, Var) and isinstance(x.type, TensorType) and x.type.ndim > 0
-            if is_across and 0 in axes and same(x.type.shape[0], self.batch):
-                self._require(
-                    binding, False, f"looks at all tokens of a call, which are those of others: {name}"
-                )
+        if any(self._is_gone(var) for var in used_vars(value)):
+            raise self._refusal(binding, f"keeps what no attention reads: {name}")
+        if not isinstance(value, Call) or value.op not in _ACROSS:
+            return
+        x, axis = value.args[0], value.op.full_attrs(value.attrs)["axis"]
+        is_first = axis is None or 0 in (axis if isinstance(axis, tuple) else (axis,))
+        shape = x.type.shape if isinstance(x, Var) and isinstance(x.type, TensorType) else ()
+        if is_first and shape and same(shape[0], self.batch):
+            raise self._refusal(binding, f"looks at all tokens of a call, which are those of others: {name}")
 
     def _attention(self, binding: Binding, value: Call) -> Binding:
-        q, k, v, handle, sinks, bias = value.args
-        attrs = value.op.full_attrs(value.attrs)
-        layer = self._layer(handle)
-        assert isinstance(q, Var) and layer is not None
-        buffers = self.cache.layers[layer].per_token
-        for wrong, what in (
-            (
-                len(buffers) != 2,
-                f"attends to one latent, {buffers[0].shape[-1]} numbers of each token, as keys and values",
-            ),
-            (
-                buffers[0].shape != buffers[-1].shape,
-                f"has keys of {buffers[0].shape[-1]} and values of {buffers[-1].shape[-1]} numbers",
-            ),
-            (bias is not None, "adds a bias to scores"),
-            (not attrs["is_causal"], "attends to later tokens"),
-            (k is not None and layer in self.writers, "stores keys and values where another attention does"),
-            (k is None and layer not in self.writers, "reads keys and values that nothing stores"),
-        ):
-            self._require(binding, not wrong, what)
+        q, k, v, handle, sinks, _ = value.args
+        assert isinstance(q, Var) and isinstance(q.type, TensorType) and isinstance(handle, Var)
+        layer = self.layers[handle]
+        for what in self._lacks(value, layer):
+            raise self._refusal(binding, what)
         number = len(self.calls)
-        reads = None if k is not None else self.writers[layer]
+        self.calls.append(self._described(binding, value, layer))
         if k is not None:
             self.writers[layer] = number
-        kv_heads, size = buffers[0].shape
-        heads = q.type.shape[2]
-        windows = [w for w in (attrs["window"], self.cache.layers[layer].window) if w is not None]
-        scale = size**-0.5 if attrs["scale"] is None else attrs["scale"]
-        self.calls.append(
-            AttentionCall(
-                binding.provenance.module if binding.provenance else "",
-                heads, kv_heads, size, scale, min(windows, default=None), attrs["softcap"], sinks is not None, reads,
-            )
-        )  # fmt: skip
         operands = [self.atom(each) for each in (q, k, v, sinks) if each is not None]
-        args = (self.engine, Scalar(number), *operands)
-        out = q.type
-        call = Call(ops.extern, args, {"name": ATTEND, "out": out})
-        assert isinstance(handle, Var)
-        y = Var(binding.var.name, out)
+        attrs = {"name": ATTEND, "out": q.type}
+        y = Var(binding.var.name, q.type)
         self.fields[binding.var] = (y, handle)
-        return Binding(y, call, binding.provenance)
+        return Binding(
+            y, Call(ops.extern, (self.engine, Scalar(number), *operands), attrs), binding.provenance
+        )
 
-    def _require(self, binding: Binding, holds: bool, what: str) -> None:
-        if holds:
-            return
-        layer = binding.provenance.module if binding.provenance else ""
-        raise PassError(
-            f"{layer or self.old.name} {what}",
+    def _lacks(self, value: Call, layer: int) -> Iterator[str]:
+        """What an attention does that engines do not."""
+        _, k, _, _, _, bias = value.args
+        keys, *values = self.cache[layer].per_token
+        if not values:
+            yield f"attends to one latent, {keys.shape[-1]} numbers of each token, as keys and values"
+        elif keys.shape != values[0].shape:
+            yield f"has keys of {keys.shape[-1]} and values of {values[0].shape[-1]} numbers"
+        if bias is not None:
+            yield "adds a bias to scores"
+        if not value.op.full_attrs(value.attrs)["is_causal"]:
+            yield "attends to later tokens"
+        if k is not None and layer in self.writers:
+            yield "stores keys and values where another attention does"
+        if k is None and layer not in self.writers:
+            yield "reads keys and values that nothing stores"
+
+    def _described(self, binding: Binding, value: Call, layer: int) -> AttentionCall:
+        q, k, _, _, sinks, _ = value.args
+        assert q is not None and isinstance(q.type, TensorType)
+        attrs, heads = value.op.full_attrs(value.attrs), q.type.shape[2]
+        kv_heads, size = self.cache[layer].per_token[0].shape
+        assert isinstance(heads, int) and isinstance(kv_heads, int) and isinstance(size, int)
+        windows = [w for w in (attrs["window"], self.cache[layer].window) if w is not None]
+        return AttentionCall(
+            module=binding.provenance.module if binding.provenance else "",
+            heads=heads,
+            kv_heads=kv_heads,
+            head_size=size,
+            scale=size**-0.5 if attrs["scale"] is None else attrs["scale"],
+            window=min(windows, default=None),
+            softcap=attrs["softcap"],
+            has_sinks=sinks is not None,
+            reads=None if k is not None else self.writers[layer],
+        )
+
+    def _refusal(self, binding: Binding, what: str) -> PassError:
+        module = binding.provenance.module if binding.provenance else ""
+        return PassError(
+            f"{module or self.old.name} {what}",
             details=["expected attention to keys and values of each token, as other engines keep them"],
             where=str(binding.provenance or ""),
             help="run this model by itself",

@@ -13,8 +13,8 @@ after:
         x: float32[n, 4] = take(table, tokens, axis=0)
         return x
     }
-    def hidden[n](x: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] {
-        y: float32[n, 4] = linear(x, w)
+    def hidden[n](embedded: input float32[n, 4], w: weight float32[4, 4]) -> float32[n, 4] {
+        y: float32[n, 4] = linear(embedded, w)
         return y
     }
 
@@ -26,7 +26,7 @@ leaves:  a module as it is whose method reads tokens otherwise, or more than onc
 from __future__ import annotations
 
 from nnfront import ops
-from nnfront.ir import Call, IRModule, Mutator, Param, used_vars
+from nnfront.ir import Call, IRModule, Mutator, Names, Param, used_vars, walk_bindings
 from nnfront.passes.base import module_pass
 
 
@@ -40,7 +40,8 @@ def split_embedding(ir: IRModule, method: str, tokens: str, embedding: str) -> I
     if not isinstance(found, Call) or found.op is not ops.take or found.args[0] not in old.weights:
         return ir
     table = found.args[0]
-    embedded = Param(readers[0].var.name, readers[0].var.type, "input")
+    names = Names([*(p.name for p in old.params), *(b.var.name for b in walk_bindings(old.bindings))])
+    embedded = Param(names.unique("embedded"), readers[0].var.type, "input")
     rest = Mutator()
     rest.replaced[readers[0].var] = embedded
     new = rest.function(old.with_(bindings=[b for b in old.bindings if b is not readers[0]]))

@@ -52,18 +52,19 @@ class NnfrontForCausalLM(torch.nn.Module):
         return self.parts.head(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load the folder's weights by the model's own transform; `weights`, which vLLM would read, are left unread."""
+        """Load the folder's weights by the model's own transform; `weights`, which vLLM reads as it yields them, are left unread but for the first."""
+        next(iter(weights), None)  # vLLM times what follows from there
         self.parts.load()
         return {name for name, _ in self.named_parameters()}
 
     def attend(self, number: int, q: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
         """Attention `number` of the model, as `nnfront.passes.external_attention` says, by the layer of vLLM that stands for it."""
-        layer, call = self.attention[number], self.parts.attention[number]
-        if call.has_sinks:
-            *others, sinks = others
-            layer.impl.sinks.copy_(sinks)
-        k, v = others or (None, None)
-        y: torch.Tensor = layer(q.flatten(1), *(None if each is None else each.flatten(1) for each in (k, v)))
+        layer: Any = self.attention[number]
+        if self.parts.attention[number].has_sinks:
+            layer.impl.sinks.copy_(others[-1])
+            others = others[:-1]
+        k, v = (each.flatten(1) for each in others) if others else (None, None)
+        y: torch.Tensor = layer(q.flatten(1), k, v)
         return y.reshape(q.shape)
 
 

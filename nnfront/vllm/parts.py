@@ -66,11 +66,11 @@ class Parts:
         embedded: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Tokens [T] at positions [T], or what stands for them [T, hidden_size], to what the head reads: [T, hidden_size]."""
-        if embedded is None and EMBED not in self._loaded():
-            x = _column(tokens)
-        else:
-            x = (self.embed(tokens) if embedded is None else embedded)[:, None]
-        y: torch.Tensor = self._session[HIDDEN](x, _column(positions), engine)
+        x = embedded
+        if x is None:
+            assert tokens is not None
+            x = self.embed(tokens) if EMBED in self._loaded() else tokens.to(torch.int64)
+        y: torch.Tensor = self._loaded()[HIDDEN](x[:, None], _column(positions), engine)
         return y.flatten(0, 1)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,6 @@ class Parts:
         return self._session
 
 
-def _column(numbers: torch.Tensor | None) -> torch.Tensor:
+def _column(numbers: torch.Tensor) -> torch.Tensor:
     """One token of each sequence: int64 [T, 1]."""
-    assert numbers is not None
     return numbers.to(torch.int64)[:, None]

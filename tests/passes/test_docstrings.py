@@ -11,14 +11,17 @@ from pass_checks import expect, expect_same_results, module
 
 from nnfront.passes import PASSES
 
-# Passes that give inputs a value, or take other weights, change the signature, and other dtypes round otherwise; the others keep what is computed.
+# Passes that give inputs a value, make an argument of one, or take other weights, change the signature, and other dtypes round otherwise; the
+# others keep what is computed.
 CHANGING = {
     "add_adapters",
     "apply_dtype_policy",
     "bind_dims",
     "bind_params",
+    "external_attention",
     "quantize_weights",
     "shard_weights",
+    "split_embedding",
 }
 
 

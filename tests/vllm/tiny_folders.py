@@ -21,6 +21,7 @@ SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
     "pad_token_id": None,
+    "tie_word_embeddings": False,
 }
 """Heads of the smallest size that vLLM's attention computes on a CPU."""
 
@@ -53,7 +54,7 @@ def written(folder: Path, name: str, **changes: Any) -> Any:
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # so that what is attended to matters
         for parameter in model.parameters():
-            parameter.mul_(3.0) if parameter.ndim > 1 else parameter.add_(torch.randn_like(parameter) * 0.1)
+            parameter.mul_(6.0) if parameter.ndim > 1 else parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     return model
 
