@@ -79,27 +79,25 @@ def _attention(call: AttentionCall, number: int, prefix: str, cache_config: Any)
         options["sinks"] = torch.zeros(call.heads)
     if call.reads is not None:
         options["kv_sharing_target_layer_name"] = _name(prefix, call.reads)
-    try:
-        return Attention(
-            call.heads,
-            call.head_size,
-            call.scale,
-            call.kv_heads,
-            cache_config=own,
-            logits_soft_cap=call.softcap,
-            per_layer_sliding_window=call.window,
-            prefix=_name(prefix, number),
-            **options,
-        )
-    except (ValueError, TypeError, NotImplementedError, AssertionError) as error:
+    layer = Attention(
+        call.heads,
+        call.head_size,
+        call.scale,
+        call.kv_heads,
+        cache_config=own,
+        logits_soft_cap=call.softcap,
+        per_layer_sliding_window=call.window,
+        prefix=_name(prefix, number),
+        **options,
+    )
+    if not layer.attn_backend.supports_head_size(call.head_size):
+        sizes = ", ".join(map(str, layer.attn_backend.get_supported_head_sizes()))
         raise LoadError(
-            f"vLLM does not compute the attention of {call.module or f'layer {number}'}",
-            details=[
-                f"got {call.heads} heads of {call.head_size}, {call.kv_heads} of keys and values",
-                *str(error).splitlines(),
-            ],
+            f"vLLM does not compute the attention of {call.module}",
+            details=[f"got heads of {call.head_size}", f"expected heads of one of {sizes}"],
             help="run this model by itself",
-        ) from error
+        )
+    return layer
 
 
 def _name(prefix: str, number: int) -> str:

@@ -47,10 +47,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def written(folder: Path, name: str, **changes: Any) -> Any:
-    """Write a model of a kind to `folder`; return transformers' own, in float32."""
+    """Write a model of a kind to `folder`; return transformers' own, in float32, with its own attention: not every other has soft caps."""
     kind, more = MODELS[name]
     torch.manual_seed(sum(map(ord, name)))
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **more, **changes})
+    config = getattr(transformers, f"{kind}Config")(
+        **{**SIZES, **more, **changes}, attn_implementation="eager"
+    )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
     with torch.no_grad():  # so that what is attended to matters
         for parameter in model.parameters():
