@@ -117,16 +117,8 @@ class LLM:
         """
         path, device = find_model(path), str(device)  # a torch.device says the same
         if is_artefact(path):
-            given = {
-                "dtype": dtype,
-                "model_file": model_file,
-                "quant": quant,
-                "cache": cache,
-                "ignored": ignored,
-                "lora": lora,
-                "ranks": ranks,
-                "adapters": adapters,
-            }
+            weights = {"quant": quant, "cache": cache, "ignored": ignored, "lora": lora, "adapters": adapters}
+            given = {"dtype": dtype, "model_file": model_file, "ranks": ranks, **weights}
             return _from_artefact(Path(path), device, kv_quant, given)
         from nnfront.llm.divided import load_part  # here: an artefact loads without what exports
         from nnfront.llm.hf_folder import compile_folder
