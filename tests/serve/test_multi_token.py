@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from answering import Answer
-from folders import random_folder
+from model_folders import random_folder
 from safetensors.torch import load_file, save_file
 from serving import FOLDER, LIMITS
 

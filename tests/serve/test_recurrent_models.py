@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from answering import Answer
-from folders import random_folder
+from model_folders import random_folder
 from serving import LIMITS
 
 import nnfront as nn
