@@ -275,8 +275,9 @@ def _write(
     demand(all(t.dtype == torch.bfloat16 for t in (x, gate_up, down)) and experts.dtype == torch.int32)
     demand(weights.dtype in (torch.bfloat16, torch.float32) and 0 < tokens <= MOST_TOKENS)
     y = builder.make(run.outputs[0], x.shape)
-    work = builder.take(tokens * (8 * size + 2 * inner))
-    sizes = tokens, experts.shape[1], count, size, inner
+    top = experts.shape[1]
+    work = builder.take(tokens * (4 * size + 2 * top * (size + inner)))
+    sizes = tokens, top, count, size, inner
     kind = GATES.index(activation), weights.dtype == torch.float32, TILES, builder.threads
     places = [value.place for value in (x, experts, weights, gate_up, down)]
     builder.call("experts", *sizes, *kind, *places, work, y.place)

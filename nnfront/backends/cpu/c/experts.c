@@ -1,96 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixtures of experts for few tokens: each expert that was chosen multiplies its tokens, in the order of the experts.
+// Mixtures of experts for few tokens: all experts that were chosen multiply their tokens at once, so that threads wait for one another twice in all.
+
+#include <stdlib.h>
 
 #include "activation.h"
 #include "product.h"
+
+// Products with weights of as many outputs each, as if these were one; `share` is of one of them.
+typedef struct {
+    Share share;
+    const Activated *products;
+    Py_ssize_t outputs;
+} Several;
+
+static void several_outputs(const void *given, Py_ssize_t at, Py_ssize_t end) {
+    const Several *s = given;
+    while (at < end) {
+        const Py_ssize_t from = at % s->outputs, left = s->outputs - from, count = left < end - at ? left : end - at;
+        s->share(s->products + at / s->outputs, from, from + count);
+        at += count;
+    }
+}
+
+static const char *multiply_several(Share share, Activated *products, Py_ssize_t count, const struct experts *n) {
+    const char *why = NULL;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!pack(&products[i].product, n->with_tiles)) why = no_memory;
+    if (count && !why) {
+        const Product *first = &products->product;
+        const Several several = {share, products, first->outputs};
+        share_outputs(several_outputs, &several, count * first->outputs, first->columns, n->threads);
+    }
+    for (Py_ssize_t i = 0; i < count; i++) free((void *)products[i].product.packed);
+    return why;
+}
 
 FAST static void add_share(float *sum, const uint16_t *share, float weight, Py_ssize_t size) {
     for (Py_ssize_t i = 0; i < size; i++) sum[i] += widened(share[i]) * weight;
 }
 
-// What an expert gives for choices of it, of which there are at most as many as tokens.
-static const char *ask(const struct experts *n, Py_ssize_t expert, const Py_ssize_t *found, Py_ssize_t count) {
-    const Py_ssize_t tokens = n->tokens, size = n->size, inner = n->inner;
-    float *sums = n->work;
-    uint16_t *rows = (uint16_t *)(sums + tokens * size), *hidden = rows + tokens * size, *shares = hidden + tokens * inner;
-    for (Py_ssize_t i = 0; i < count; i++) memcpy(rows + i * size, (const uint16_t *)n->x + found[i] / n->top * size, (size_t)size * sizeof *rows);
-    const struct multiply_gated first = {count, size, inner, n->activation, n->with_tiles, n->threads, (const uint16_t *)n->gate_up + expert * 2 * inner * size, rows, NULL, hidden};
-    const struct multiply second = {count, inner, size, 0, NOTHING, n->with_tiles, n->threads, (const uint16_t *)n->down + expert * size * inner, hidden, NULL, NULL, shares};
-    const char *why = multiply_gated(&first);
-    if (!why) why = multiply(&second);
-    for (Py_ssize_t i = 0; i < count && !why; i++) {
-        const float weight = n->is_wide ? ((const float *)n->weights)[found[i]] : widened(((const uint16_t *)n->weights)[found[i]]);
-        add_share(sums + found[i] / n->top * size, shares + i * size, weight, size);
+// Bring choices into the order of their experts, and those of one expert into that of the tokens; without those of an expert that is none. Returns how many there are.
+static Py_ssize_t sort_choices(const struct experts *n, Py_ssize_t *order) {
+    const int32_t *chosen = n->chosen;
+    Py_ssize_t count = 0;
+    for (Py_ssize_t i = 0; i < n->tokens * n->top; i++) {
+        if (chosen[i] < 0 || chosen[i] >= n->count) continue;
+        Py_ssize_t at = count++;
+        for (; at && chosen[order[at - 1]] > chosen[i]; at--) order[at] = order[at - 1];
+        order[at] = i;
     }
-    return why;
+    return count;
+}
+
+static const char *ask(const struct experts *n, Activated *products, Py_ssize_t *order) {
+    const Py_ssize_t tokens = n->tokens, size = n->size, inner = n->inner, choices = sort_choices(n, order);
+    float *sums = n->work;
+    uint16_t *rows = (uint16_t *)(sums + tokens * size), *hidden = rows + tokens * n->top * size;
+    for (Py_ssize_t i = 0; i < choices; i++) memcpy(rows + i * size, (const uint16_t *)n->x + order[i] / n->top * size, (size_t)size * sizeof *rows);
+    Py_ssize_t count = 0;
+    for (Py_ssize_t first = 0, end; first < choices; first = end) {
+        const Py_ssize_t expert = ((const int32_t *)n->chosen)[order[first]];
+        for (end = first; end < choices && end - first < tokens && ((const int32_t *)n->chosen)[order[end]] == expert; end++) continue;
+        products[count++] = (Activated){
+            .product = {.weight = (const uint16_t *)n->gate_up + expert * 2 * inner * size, .x = rows + first * size, .y = hidden + first * inner,
+                        .rows = end - first, .columns = size, .outputs = inner},
+            .activation = (Activation)n->activation,
+        };
+    }
+    const char *why = multiply_several(gated_outputs, products, count, n);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        Product *p = &products[i].product;
+        const Py_ssize_t expert = (p->weight - (const uint16_t *)n->gate_up) / (2 * inner * size);
+        // What an expert gives is written over its tokens.
+        *p = (Product){.weight = (const uint16_t *)n->down + expert * size * inner, .x = p->y, .y = (void *)p->x, .rows = p->rows, .columns = inner, .outputs = size};
+    }
+    if (!why) why = multiply_several(product_outputs, products, count, n);
+    if (why) return why;
+    memset(sums, 0, (size_t)(tokens * size) * sizeof *sums);
+    for (Py_ssize_t i = 0; i < choices; i++) {
+        const float weight = n->is_wide ? ((const float *)n->weights)[order[i]] : widened(((const uint16_t *)n->weights)[order[i]]);
+        add_share(sums + order[i] / n->top * size, rows + i * size, weight, size);
+    }
+    for (Py_ssize_t i = 0; i < tokens * size; i++) ((uint16_t *)n->y)[i] = rounded(sums[i]);
+    return NULL;
 }
 
 static const char *experts(const struct experts *n) {
-    const Py_ssize_t tokens = n->tokens, choices = tokens * n->top;
-    if (tokens > MOST_ROWS) return refused("up to %d tokens, got %zd", MOST_ROWS, tokens);
-    const int32_t *chosen = n->chosen;
-    float *sums = n->work;
-    memset(sums, 0, (size_t)(tokens * n->size) * sizeof *sums);
-    for (Py_ssize_t expert = -1;;) {
-        Py_ssize_t next = n->count, found[MOST_ROWS], count = 0;
-        for (Py_ssize_t i = 0; i < choices; i++)
-            if (chosen[i] > expert && chosen[i] < next) next = chosen[i];
-        if (next == n->count) break;
-        expert = next;
-        for (Py_ssize_t i = 0; i < choices; i++) {
-            if (chosen[i] == expert) found[count++] = i;
-            if (count < tokens && i + 1 < choices) continue;
-            const char *why = count ? ask(n, expert, found, count) : NULL;
-            if (why) return why;
-            count = 0;
-        }
-    }
-    for (Py_ssize_t i = 0; i < tokens * n->size; i++) ((uint16_t *)n->y)[i] = rounded(sums[i]);
-    return NULL;
-}
-
-// Heads of tokens, each with a matrix of its own: y = x weight^T, or x weight if it is turned.
-typedef struct {
-    const struct multiply_heads *n;
-    Py_ssize_t parts;
-} Heads;
-
-enum { OUTPUTS_OF_HEAD = 64, LANES_OF_SUM = 16 };  // outputs that a thread takes at a time
-
-FAST static void multiply_parts(const void *given, Py_ssize_t first, Py_ssize_t end) {
-    const Heads *heads = given;
-    const struct multiply_heads *n = heads->n;
-    for (Py_ssize_t at = first; at < end; at++) {
-        const Py_ssize_t head = at / heads->parts, from = at % heads->parts * OUTPUTS_OF_HEAD, count = n->outputs - from < OUTPUTS_OF_HEAD ? n->outputs - from : OUTPUTS_OF_HEAD;
-        const uint16_t *matrix = (const uint16_t *)n->weight + head * n->outputs * n->columns;
-        for (Py_ssize_t token = 0; token < n->tokens; token++) {
-            const uint16_t *x = (const uint16_t *)n->x + (token * n->heads + head) * n->columns;
-            uint16_t *y = (uint16_t *)n->y + (token * n->heads + head) * n->outputs + from;
-            float sums[OUTPUTS_OF_HEAD] = {0};
-            if (n->is_turned) {
-                for (Py_ssize_t i = 0; i < n->columns; i++) {
-                    const float value = widened(x[i]);
-                    const uint16_t *row = matrix + i * n->outputs + from;
-                    for (Py_ssize_t j = 0; j < count; j++) sums[j] += value * widened(row[j]);
-                }
-            } else {
-                for (Py_ssize_t j = 0; j < count; j++) {
-                    const uint16_t *row = matrix + (from + j) * n->columns;
-                    float lanes[LANES_OF_SUM] = {0};
-                    Py_ssize_t i = 0;
-                    for (; i + LANES_OF_SUM <= n->columns; i += LANES_OF_SUM)
-                        for (int k = 0; k < LANES_OF_SUM; k++) lanes[k] += widened(x[i + k]) * widened(row[i + k]);
-                    for (; i < n->columns; i++) sums[j] += widened(x[i]) * widened(row[i]);
-                    for (int k = 0; k < LANES_OF_SUM; k++) sums[j] += lanes[k];
-                }
-            }
-            for (Py_ssize_t j = 0; j < count; j++) y[j] = rounded(sums[j]);
-        }
-    }
-}
-
-static const char *multiply_heads(const struct multiply_heads *n) {
-    const Heads heads = {n, (n->outputs + OUTPUTS_OF_HEAD - 1) / OUTPUTS_OF_HEAD};
-    in_shares(multiply_parts, &heads, n->heads * heads.parts, 1, (unsigned)n->threads);
-    return NULL;
+    const Py_ssize_t choices = n->tokens * n->top;
+    if (n->tokens > MOST_ROWS) return refused("up to %d tokens, got %zd", MOST_ROWS, n->tokens);
+    if (n->size < 1 || n->inner < 1) return refused("matrices with elements");
+    Activated *products = malloc((size_t)(choices + 1) * sizeof *products);
+    Py_ssize_t *order = malloc((size_t)(choices + 1) * sizeof *order);
+    const char *why = products && order ? ask(n, products, order) : no_memory;
+    free(products), free(order);
+    return why;
 }

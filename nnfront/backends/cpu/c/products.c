@@ -36,7 +36,10 @@ FAST INLINE void add_columns(Floats *sums, const uint16_t *weight, const uint16_
                      const int wide, const bool is_whole, Py_ssize_t count) {
     Words some[MOST_WIDE];
 #pragma GCC unroll 4
-    for (int j = 0; j < wide; j++) some[j] = values_at(weight + j * columns, is_whole, count);
+    for (int j = 0; j < wide; j++) {
+        fetch((const char *)(weight + j * columns) + AHEAD);
+        some[j] = values_at(weight + j * columns, is_whole, count);
+    }
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
         const Words with = values_at(x + row * columns, is_whole, count);
@@ -169,16 +172,24 @@ FAST static void activated_outputs(const void *given, Py_ssize_t at, Py_ssize_t 
     }
 }
 
+// Let threads do their shares of `outputs`, each of a row of the weight.
+static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_ssize_t columns, Py_ssize_t threads) {
+    in_shares(share, work, outputs, WEIGHT_SHARE / (columns + 1), outputs * columns < SMALL_WEIGHT ? 1 : (unsigned)threads);
+}
+
+// Bring x into the order of tiles where these are used, to be freed. Returns false if there is no memory.
+static bool pack(Product *p, Py_ssize_t with_tiles) {
+    const bool is_tiled = with_tiles && p->rows > 1 && has_tiles();
+    p->packed = is_tiled ? packed_for_tiles(p) : NULL;
+    return p->packed || !is_tiled;
+}
+
 // Let threads do their shares of a product, and what `work` does with it, whose product it is.
 static const char *run_product(Share share, const void *work, Product *p, Py_ssize_t with_tiles, Py_ssize_t threads) {
     if (p->rows < 1 || p->rows > MOST_ROWS) return refused("1 to %d rows, got %zd", MOST_ROWS, p->rows);
-    uint16_t *packed = NULL;
-    if (with_tiles && p->rows > 1 && has_tiles()) {
-        if (!(packed = packed_for_tiles(p))) return no_memory;
-        p->packed = packed;
-    }
-    in_shares(share, work, p->outputs, WEIGHT_SHARE / (p->columns + 1), p->outputs * p->columns < SMALL_WEIGHT ? 1 : (unsigned)threads);
-    free(packed);
+    if (!pack(p, with_tiles)) return no_memory;
+    share_outputs(share, work, p->outputs, p->columns, threads);
+    free((void *)p->packed);
     return NULL;
 }
 

@@ -21,6 +21,7 @@
 #include "rows.c"
 
 #include "experts.c"
+#include "heads.c"
 
 #define JOINED(first, second) first##second
 #define KERNELS_OF(set) JOINED(kernels_, set)

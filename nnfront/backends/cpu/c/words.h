@@ -18,6 +18,10 @@
 
 enum { FLOATS = VECTOR / 4, LANES = VECTOR / 2 };  // floats and bfloat16 values in a vector
 
+// Bytes ahead of their use for which memory is asked: the streams that processors see by themselves end with each page, and are too short for two cores to
+// take all that memory gives.
+enum { AHEAD = 1 << 10 };
+
 // Whether an instruction multiplies bfloat16 in pairs.
 #if AVX512_BF16 || NEON_BF16
 #define PAIRS 1
@@ -52,6 +56,9 @@ FAST INLINE Words words(const uint16_t *from) {
     memcpy(&values, from, sizeof values);
     return values;
 }
+
+// Have what lies there come nearer; it may be no memory at all.
+INLINE void fetch(const void *there) { __builtin_prefetch(there, 0, 3); }
 
 FAST INLINE Floats absolute(Floats x) { return (Floats)((Bits)x & 0x7FFFFFFF); }
 
