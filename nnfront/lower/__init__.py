@@ -19,8 +19,8 @@ from nnfront.ir import (  # the types in a program, for those who run it
 )
 from nnfront.lower.function_value import FunctionValue
 from nnfront.lower.instructions import (
+    ONE_PIECE,
     PACK,
-    TURNED_COPY,
     Block,
     Branch,
     Instruction,
@@ -39,9 +39,9 @@ from nnfront.ops.layer import KernelLayerLike, LayerLike, by_position
 from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 
 __all__ = [
+    "ONE_PIECE",
     "PACK",
     "TENSORS",
-    "TURNED_COPY",
     "Argument",
     "Block",
     "Branch",

@@ -18,8 +18,8 @@ from nnfront.dims import Symbol
 from nnfront.ir import OPS, Constant, Type, type_text
 
 PACK = "tuple"
-# A transpose whose result is memory of its own, row by row.
-TURNED_COPY = "turned_copy"
+# A view whose results are memory of their own, row by row.
+ONE_PIECE = "one_piece"
 """Kernel and op of the instruction that makes one value of several."""
 
 SlotKind: TypeAlias = Literal["argument", "weight", "constant", "dim", "size", "value"]

@@ -14,8 +14,8 @@ from nnfront import dtypes
 from nnfront.dims import Symbol, evaluate
 from nnfront.ir import OPS
 from nnfront.lower import (
+    ONE_PIECE,
     PACK,
-    TURNED_COPY,
     Branch,
     Match,
     MethodProgram,
@@ -203,7 +203,7 @@ class _Memory:
 
     def run_op(self, run: Run) -> None:
         slots, inputs = self.program.slots, self.held(run.inputs)
-        if run.kernel == TURNED_COPY:
+        if run.kernel == ONE_PIECE:
             if not inputs.isdisjoint(self.made):  # a copy of what an op makes is made by it too
                 self.made.add(len(self.sizes))
             self.allocate(run.outputs, sum(_bytes_of(slots[i].type, self.dims) for i in run.outputs))

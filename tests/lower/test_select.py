@@ -131,7 +131,7 @@ def test_attention_is_fused_where_softmax_is_all_there_is(call, kernel):
 
 
 def test_every_kernel_is_for_an_op_or_a_fusion():
-    emitted = {PACK, "rope_tables", "turned_copy", "within"}
+    emitted = {PACK, "rope_tables", "one_piece", "within"}
     for kernel in CPU.kernels:
         assert (
             kernel.op in OPS or kernel.op in {pattern.name for pattern in PATTERNS} or kernel.name in emitted

@@ -32,6 +32,18 @@ class Turned(nn.Module):
         return op.matmul(y, self.turned)
 
 
+class Parts(nn.Module):
+    """Heads with two matrices each, which lie between one another in a checkpoint."""
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter((4 * 6, 32))
+        by_head = op.reshape(self.weight, (4, 6, 32))
+        self.first, self.second = op.split(by_head, [2], axis=1)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.einsum("nhr,hvr->nhv", op.einsum("nhi,hir->nhr", x, self.first), self.second)
+
+
 def executable(method: str, width: int) -> nn.Executable:
     model = Turned().to("bfloat16")
     ir = model.export({method: {"x" if method == "linear" else "y": spec.Tensor(["n", width], "bfloat16")}})
@@ -41,8 +53,8 @@ def executable(method: str, width: int) -> nn.Executable:
 WEIGHT = torch.randn(64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
 
 
-def loaded(executable: nn.Executable, kind: str, folder: Path) -> Session:
-    weights = {"weight": WEIGHT}
+def loaded(executable: nn.Executable, kind: str, folder: Path, weight: torch.Tensor = WEIGHT) -> Session:
+    weights = {"weight": weight}
     if kind == "dict":
         return executable.load(weights)
     if kind == "artefact":
@@ -71,6 +83,25 @@ def test_a_transpose_that_is_turned_back_stays_the_weight_itself(kind, tmp_path)
     (held,) = session.weights.values()
     assert held.T.is_contiguous()
     assert torch.equal(held, WEIGHT.T)
+
+
+@pytest.mark.parametrize("kind", ["dict", "folder", "cached", "artefact"])
+def test_parts_of_each_head_lie_in_one_piece(kind, tmp_path):
+    ir = Parts().to("bfloat16").export({"forward": {"x": spec.Tensor(["n", 4, 2], "bfloat16")}})
+    exe = nn.compile(nn.passes.lift_transform_params(ir))
+    weight = torch.randn(24, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    session = loaded(exe, kind, tmp_path, weight)
+    first, second = weight.view(4, 6, 32).split([2, 4], 1)
+    assert all(held.is_contiguous() for held in session.weights.values())
+    assert {tuple(held.shape) for held in session.weights.values()} == {first.shape, second.shape}
+    x = torch.randn(3, 4, 2).bfloat16()
+    hidden = torch.einsum("nhi,hir->nhr", x.double(), first.double())
+    expected = torch.einsum("nhr,hvr->nhv", hidden, second.double())
+    torch.testing.assert_close(session["forward"](x).double(), expected, rtol=2e-2, atol=2e-1)
+    plan = exe.plan({"weight": weight})
+    assert (plan.resident_bytes, plan.peak_bytes) == (weight.nbytes, weight.nbytes)
+    session.export_checkpoint(tmp_path / "back")
+    assert torch.equal(nn.Checkpoint(tmp_path / "back").tensor("weight"), weight)
 
 
 def test_what_is_turned_is_in_the_plan():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How weights lie in memory: a transpose that instructions read as it is, is copied row by row when it is loaded.
+"""How weights lie in memory: a transpose, or a part of each row, that instructions read as it is, is copied row by row when it is loaded.
 
-Kernels in C read a product's weight as [out, in], row after row. One that a checkpoint has as [in, out] is a view otherwise, and every product with
-it goes another way. What methods do nothing with but turn it back stays a view: the weight in its own order is what they read.
+Kernels in C read a product's weight as [out, in], row after row. One that a checkpoint has as [in, out], or between others as the matrices of latent attention,
+is a view otherwise, and every product with it goes another way. What methods do nothing with but turn it back stays a view: the weight in its own order is what they read.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from typing import Any
 
 import torch
 
+from nnfront.backends.cpu.tape_builder import attribute
 from nnfront.backends.kernel import NOTHING, Kernel
-from nnfront.lower import TURNED_COPY, Instruction, MethodProgram, Program, Run
+from nnfront.lower import ONE_PIECE, Instruction, MethodProgram, Program, Run
+from nnfront.lower.reference import reference
 
 
-def _turned_copy(run: Run) -> Any:
-    axes = run.attrs["axes"]
+def _one_piece(run: Run) -> Any:
+    view = reference(run)
 
-    def turned_copy(x: torch.Tensor) -> torch.Tensor:
-        return x.permute(axes).contiguous()
+    def one_piece(x: torch.Tensor) -> Any:
+        made = view(x)
+        return (
+            made.contiguous() if isinstance(made, torch.Tensor) else tuple(part.contiguous() for part in made)
+        )
 
-    return turned_copy
+    return one_piece
 
 
-KERNELS = (Kernel(TURNED_COPY, "", _turned_copy, workspace=NOTHING),)
+KERNELS = (Kernel(ONE_PIECE, "", _one_piece, workspace=NOTHING),)
 
 
 def laid_out(program: Program) -> Program:
-    """Return the program whose transforms copy the transposes of matrices that methods read as they are."""
+    """Return the program whose transforms copy the transposes and parts of weights that methods read as they are."""
     transforms = {
         name: _copying(
             transform,
@@ -60,9 +65,13 @@ def _read(method: MethodProgram) -> Iterator[str]:
 
 def _copying(transform: MethodProgram, read: set[str]) -> MethodProgram:
     wanted = {transform.results[name] for name in read}
+
+    def is_in_pieces(run: Run) -> bool:
+        return _is_transpose(run) or (run.op == "split" and attribute(run, "axis") > 0)
+
     instructions = tuple(
-        replace(i, kernel=TURNED_COPY, why="products read it row by row")
-        if isinstance(i, Run) and _is_transpose(i) and not wanted.isdisjoint(i.outputs)
+        replace(i, kernel=ONE_PIECE, why="products read it row by row")
+        if isinstance(i, Run) and is_in_pieces(i) and not wanted.isdisjoint(i.outputs)
         else i
         for i in transform.body.instructions
     )
