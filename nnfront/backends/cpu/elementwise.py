@@ -22,9 +22,21 @@ from nnfront.lower import Run
 from nnfront.lower.reference import reference
 
 # In the order of the enums in C.
-_EXACT = ("copy", "add", "subtract", "subtract_from", "multiply", "divide", "divide_by", "equal", "where")
-_UNARY = ("relu", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt")
-OPERATIONS = (*_EXACT, *_UNARY)
+_EXACT = (
+    "copy",
+    "add",
+    "subtract",
+    "subtract_from",
+    "multiply",
+    "divide",
+    "divide_by",
+    "equal",
+    "where",
+    "put",
+)
+_ORDERED = ("minimum", "maximum", "greater", "greater_equal", "less", "less_equal")
+_UNARY = ("relu", "abs", "negative", "exp", "sigmoid", "silu", "tanh", "softplus", "rsqrt")
+OPERATIONS = (*_EXACT, *_ORDERED, *_UNARY)
 KINDS = (torch.bfloat16, torch.float32, torch.bool, torch.int32)
 FLOATS = KINDS[:2]
 AXES = 4
@@ -85,8 +97,8 @@ def copied(builder: TapeBuilder, x: Value, dtype: torch.dtype) -> Value:
     return y
 
 
-def _binary(operation: str, reversed_: str) -> Write:
-    """Of two tensors, or a tensor and a number in either order."""
+def _binary(operation: str, reversed_: str, *, is_rounded: bool = False, is_bool: bool = False) -> Write:
+    """Of two tensors, or a tensor and a number in either order, which is rounded to the tensor's dtype if `is_rounded`."""
 
     def write(builder: TapeBuilder, run: Run, x: Value | Number, other: Value | Number) -> Sequence[Operand]:
         name = operation
@@ -96,12 +108,15 @@ def _binary(operation: str, reversed_: str) -> Write:
         assert isinstance(x, Value)
         if not isinstance(other, Value):
             demand(other is not None)
-            y = builder.make(run.outputs[0], x.shape, x.dtype)
-            emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=other)
+            y = builder.make(run.outputs[0], x.shape, torch.bool if is_bool else x.dtype)
+            number = torch.tensor(other, dtype=x.dtype).item() if is_rounded else other
+            emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=number)
             return (y,)
-        demand(other.dtype in FLOATS and bool(x.shape) and bool(other.shape))
+        # What has no axes does not widen what has some.
+        demand(other.dtype in FLOATS and (x.dtype == other.dtype or (bool(x.shape) and bool(other.shape))))
         shape = _broadcast(x.shape, other.shape)
-        y = builder.make(run.outputs[0], shape, torch.promote_types(x.dtype, other.dtype))
+        dtype = torch.bool if is_bool else torch.promote_types(x.dtype, other.dtype)
+        y = builder.make(run.outputs[0], shape, dtype)
         emit(builder, name, shape, over(y, shape), over(x, shape), over(other, shape))
         return (y,)
 
@@ -150,12 +165,21 @@ def _equal(builder: TapeBuilder, run: Run, x: Value, other: Value | Number) -> S
 def _where(
     builder: TapeBuilder, run: Run, condition: Value, x: Value | Number, other: Value | Number
 ) -> Sequence[Operand]:
-    """A tensor where the condition holds, a number where it does not."""
-    demand(isinstance(x, Value) and x.dtype in FLOATS and isinstance(other, float | int))
-    assert isinstance(x, Value)
-    shape = _broadcast(condition.shape, x.shape)
-    y = builder.make(run.outputs[0], shape, x.dtype)
-    emit(builder, "where", shape, over(y, shape), over(condition, shape), over(x, shape), other)  # type: ignore[arg-type]
+    """What is given where the condition holds, over what is given where it does not."""
+    given = [value for value in (x, other) if isinstance(value, Value)]
+    demand(bool(given) and given[0].dtype in FLOATS and {value.dtype for value in given} == {given[0].dtype})
+    demand(isinstance(condition, Value) and all(value is not None for value in (x, other)))
+    shape = _broadcast(condition.shape, *(value.shape for value in given))
+    y = builder.make(run.outputs[0], shape, given[0].dtype)
+    to, where = over(y, shape), over(condition, shape)
+    if not isinstance(other, Value):
+        emit(builder, "where", shape, to, where, over(given[0], shape), other)
+        return (y,)
+    emit(builder, "copy", shape, to, over(other, shape))
+    if isinstance(x, Value):
+        emit(builder, "put", shape, to, where, over(x, shape))
+    else:
+        emit(builder, "put", shape, to, where, number=x)
     return (y,)
 
 
@@ -236,6 +260,12 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "subtract": _binary("subtract", "subtract_from"),
     "multiply": _binary("multiply", "multiply"),
     "divide": _binary("divide", "divide_by"),
+    "minimum": _binary("minimum", "minimum", is_rounded=True),
+    "maximum": _binary("maximum", "maximum", is_rounded=True),
+    "greater": _binary("greater", "less", is_rounded=True, is_bool=True),
+    "greater_equal": _binary("greater_equal", "less_equal", is_rounded=True, is_bool=True),
+    "less": _binary("less", "greater", is_rounded=True, is_bool=True),
+    "less_equal": _binary("less_equal", "greater_equal", is_rounded=True, is_bool=True),
     **{name: _unary(name) for name in _UNARY},
     "square": _square,
     "astype": _astype,
@@ -247,7 +277,7 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "concat": _concat,
 }
 # Of which the last bit may differ from torch's: by itself a call is then what it is on a tape.
-_FUNCTIONS = frozenset(_UNARY) - {"relu", "negative"}
+_FUNCTIONS = frozenset(_UNARY) - {"relu", "abs", "negative"}
 KERNELS = tuple(
     Kernel(op, op, in_c(write, reference) if op in _FUNCTIONS else reference, write=write)
     for op, write in _WRITTEN.items()

@@ -79,8 +79,9 @@ def _copying(transform: MethodProgram, read: set[str]) -> MethodProgram:
 
 
 def _is_transpose(instruction: Instruction) -> bool:
-    return (
-        isinstance(instruction, Run)
-        and instruction.op == "permute_dims"
-        and tuple(instruction.attrs["axes"]) == (1, 0)
-    )
+    """Of a matrix, or of each of several."""
+    if not isinstance(instruction, Run) or instruction.op != "permute_dims":
+        return False
+    axes = tuple(instruction.attrs["axes"])
+    rank = len(axes)
+    return rank > 1 and axes == (*range(rank - 2), rank - 1, rank - 2)

@@ -9,7 +9,7 @@
 // In the order of OPERATIONS in elementwise.py.
 typedef enum {
     EACH_COPY, EACH_ADD, EACH_SUBTRACT, EACH_SUBTRACT_FROM, EACH_MULTIPLY, EACH_DIVIDE, EACH_DIVIDE_BY, EACH_EQUAL,
-    EACH_SELECT, EACH_RELU, EACH_NEGATIVE, EACH_EXP, EACH_SIGMOID, EACH_SILU, EACH_TANH, EACH_SOFTPLUS, EACH_RSQRT,
+    EACH_SELECT, EACH_PUT, EACH_MINIMUM, EACH_MAXIMUM, EACH_GREATER, EACH_GREATER_EQUAL, EACH_LESS, EACH_LESS_EQUAL, EACH_RELU, EACH_ABS, EACH_NEGATIVE, EACH_EXP, EACH_SIGMOID, EACH_SILU, EACH_TANH, EACH_SOFTPLUS, EACH_RSQRT,
 } Operation;
 
 enum {
@@ -78,7 +78,15 @@ FAST INLINE void compute(Operation operation, float *y, const float *x, const fl
         case EACH_DIVIDE_BY: EACH(other[i] / x[i]);
         case EACH_EQUAL: EACH(x[i] == other[i] ? 1.0f : 0.0f);
         case EACH_SELECT: EACH(x[i] != 0.0f ? other[i] : number);
+        case EACH_PUT: EACH(x[i] != 0.0f ? other[i] : y[i]);
+        case EACH_MINIMUM: EACH(x[i] < other[i] || x[i] != x[i] ? x[i] : other[i]);
+        case EACH_MAXIMUM: EACH(x[i] > other[i] || x[i] != x[i] ? x[i] : other[i]);
+        case EACH_GREATER: EACH(x[i] > other[i] ? 1.0f : 0.0f);
+        case EACH_GREATER_EQUAL: EACH(x[i] >= other[i] ? 1.0f : 0.0f);
+        case EACH_LESS: EACH(x[i] < other[i] ? 1.0f : 0.0f);
+        case EACH_LESS_EQUAL: EACH(x[i] <= other[i] ? 1.0f : 0.0f);
         case EACH_RELU: EACH(x[i] < 0.0f ? 0.0f : x[i]);
+        case EACH_ABS: EACH(fabsf(x[i]));
         case EACH_NEGATIVE: EACH(-x[i]);
         case EACH_EXP: EACH(power_of_e(x[i]));
         case EACH_SIGMOID: EACH(sigmoid_of(x[i]));
@@ -104,6 +112,7 @@ FAST static void compute_pieces(const void *given, Py_ssize_t first, Py_ssize_t 
         char *of_y = (char *)n->y + item(n->y_kind) * (a * n->y0 + b * n->y1 + c * n->y2 + from * n->y3);
         load_piece(x, of_x, (Kind)n->x_kind, n->x3, count);
         if (n->other) load_piece(other, of_other, (Kind)n->other_kind, n->other3, count);
+        if (n->operation == EACH_PUT) load_piece(y, of_y, (Kind)n->y_kind, n->y3, count);
         compute((Operation)n->operation, y, x, other, (float)n->number, count);
         store_piece(y, of_y, (Kind)n->y_kind, n->y3, count);
     }
