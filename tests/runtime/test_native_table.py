@@ -86,6 +86,8 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found |= {f"n{i}": size for i, size in enumerate(n)}
         found |= {f"y{i}": prod(n[i + 1 :]) for i in range(4)}
         found["operation"] = pick.randint(0, 16)
+    if kernel == "add_low_rank":
+        found |= {"sequences": pick.randint(1, 9), "tokens": pick.randint(1, 3)}
     if kernel == "reduce":
         found["operation"] = pick.randint(0, 2)
     if kernel == "largest":

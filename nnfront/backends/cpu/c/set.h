@@ -23,6 +23,8 @@
 #include "experts.c"
 #include "heads.c"
 
+#include "low_rank.c"
+
 #define JOINED(first, second) first##second
 #define KERNELS_OF(set) JOINED(kernels_, set)
 #define TEXT_(name) #name
