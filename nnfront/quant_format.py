@@ -7,6 +7,8 @@
     nvfp4  floats of 4 bits (e2m1), a scale for each 16 neighbours in float8_e4m3fn, which a float32 for each output multiplies; nl4 likewise, of 16 values
            that lie closer together in the middle
     mxfp4  floats of 4 bits (e2m1), two to a byte, a power of two (e8m0) for each 32 neighbours: OCP Microscaling Formats 1.0
+    q4_k   4 bits, a scale and a minimum of 6 bits for each 32 neighbours, two float16 that these are multiples of for 256, all of that in one block of bytes; q5_k
+           likewise with 5 bits. q6_k: 6 bits, a scale of 8 bits for 16 neighbours, a float16 for 256. As GGUF stores them
 
 A format is added as one more entry of `FORMATS`. What quantises, dequantises and recognises weights reads nothing but the fields; a kernel says by
 name which formats it takes, and where none does the dequantised weight is multiplied.
@@ -18,6 +20,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import sinh
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Block:
+    """How neighbours along the last axis lie together with their scales: `numbers` of them in `bytes`. The last block of a row may have half as many, in `half` the bytes or a bit more."""
+
+    bytes: int
+    half: int
+    numbers: int = 256
+
+    def row_bytes(self, columns: int) -> int:
+        """The bytes of so many neighbours, which halves of a block divide."""
+        whole, rest = divmod(columns, self.numbers)
+        return whole * self.bytes + (self.half if rest else 0)
+
+    def columns(self, row_bytes: int) -> int | None:
+        """How many neighbours so many bytes hold; None if they are no blocks."""
+        whole, rest = divmod(row_bytes, self.bytes)
+        return whole * self.numbers + rest // self.half * self.numbers // 2 if rest in (0, self.half) else None
 
 
 @dataclass(frozen=True)
@@ -34,6 +55,7 @@ class QuantFormat:
     scale_values  the same for a scale; they rise, and the last one is NaN
     fixed_groups  whether a weight cannot be quantised to it in groups of another size
     has_factor    whether scales are multiplied by a float32 for each output, as what they are read in
+    block         how elements and scales lie together in bytes, as one tensor; None: each in a tensor of its own
     """
 
     name: str
@@ -48,6 +70,7 @@ class QuantFormat:
     scale_values: tuple[float, ...] = ()
     fixed_groups: bool = False
     has_factor: bool = False
+    block: Block | None = None
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -140,6 +163,13 @@ FORMATS: dict[str, QuantFormat] = {
             )
             for name, values in (("nvfp4", E2M1), ("nl4", NON_LINEAR))
         ),
+        *(
+            QuantFormat(
+                name, bits, "uint8", group_size=32, symmetric=False, fixed_groups=True, block=Block(*sizes)
+            )
+            for name, bits, sizes in (("q4_k", 4, (144, 80)), ("q5_k", 5, (176, 112)))
+        ),
+        QuantFormat("q6_k", 6, "uint8", group_size=16, fixed_groups=True, block=Block(210, 106)),
     )
 }
 
@@ -158,6 +188,6 @@ def recognise(
     found = next(
         f
         for f in named
-        if f.name == format or (not f.values and (f.dtype, f.packing is None) == (dtype, packing is None))
+        if f.name == format or (not (f.values or f.block) and (f.dtype, f.packing is None) == (dtype, packing is None))
     )
     return replace(found, packing=packing, group_size=group_size, symmetric=symmetric, axis=axis)

@@ -105,6 +105,7 @@ from nnfront.ops.matmul import einsum, linear, matmul
 from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
 from nnfront.ops.quant import dequantize, pack_int4, quantize, unpack_int4
+from nnfront.ops.quant_blocks import dequantize_blocks, quantize_blocks
 from nnfront.ops.recurrent import causal_conv1d, selective_scan, ssm_scan
 from nnfront.ops.reduce import (
     all,
@@ -181,6 +182,7 @@ __all__ = [
     "cos",
     "cumsum",
     "dequantize",
+    "dequantize_blocks",
     "dim_value",
     "divide",
     "einsum",
@@ -242,6 +244,7 @@ __all__ = [
     "print_",
     "prod",
     "quantize",
+    "quantize_blocks",
     "reciprocal",
     "register_extern",
     "relu",

@@ -159,7 +159,9 @@ def _format(name: object) -> QuantFormat:
         ", ".join(FORMATS),
         name,
     )
-    return FORMATS[str(name)]
+    found = FORMATS[str(name)]
+    require(found.block is None, "{} lies in blocks: use quantize_blocks and dequantize_blocks", name)
+    return found
 
 
 @quantize.reference
