@@ -173,6 +173,8 @@ FORMATS: dict[str, QuantFormat] = {
     )
 }
 
+BLOCK_FORMATS = tuple(name for name, format in FORMATS.items() if format.block)
+
 
 def recognise(
     dtype: str,

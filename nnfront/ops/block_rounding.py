@@ -11,6 +11,7 @@ A block of 256 numbers, or the first half of one, which a row may end with:
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 import torch
 
@@ -24,37 +25,37 @@ ENDS = (-0.015, 0.01, 0.035, 0.06)
 PLACES = (1.04, 1.0, 0.96, 0.92)
 SIXES = 63
 BYTES = 127
+LEAST = 2.0**-24  # of float16
 
 
 def in_blocks(x: torch.Tensor, format: QuantFormat) -> torch.Tensor:
     """Return floats [..., n] in blocks [..., bytes]."""
     block = _block(format)
-    rows = x.reshape(-1, x.shape[-1]).to(torch.float32)
+    rows = _rows(x).to(torch.float32)
     fit = partial(_symmetric if format.symmetric else _between, format.bits)
-    parts = []
-    for part, _ in _split(rows, block.numbers, block.numbers // 2):
-        found = by_pieces(fit, part)[0]
-        parts.append(found.view(len(rows), -1))
-    return torch.cat(parts, 1).view(*x.shape[:-1], block.row_bytes(x.shape[-1]))
+    parts = [by_pieces(fit, part)[0].flatten(1) for part, _ in _split(rows, block.numbers, block.numbers // 2)]
+    return torch.cat([rows.new_empty((len(rows), 0), dtype=torch.uint8), *parts], 1).view(*x.shape[:-1], block.row_bytes(x.shape[-1]))
 
 
 def out_of_blocks(q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
     """Return what blocks [..., bytes] stand for, in float32 [..., n]."""
     block = _block(format)
-    rows = q.reshape(-1, q.shape[-1])
+    rows = _rows(q)
     read = _read_symmetric if format.symmetric else _read_between
     parts = [
-        read(part, block.numbers if is_whole else block.numbers // 2).view(len(rows), -1)
+        read(part, block.numbers if is_whole else block.numbers // 2).flatten(1)
         for part, is_whole in _split(rows, block.bytes, block.half)
     ]
-    return torch.cat(parts, 1).view(*q.shape[:-1], -1)
+    found = torch.cat([rows.new_empty((len(rows), 0), dtype=torch.float32), *parts], 1)
+    return found.view(*q.shape[:-1], found.shape[1])
 
 
 def factors(q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
     """Return the float16 that all numbers of a block are multiples of, of each block."""
     block, at = _block(format), slice(-2, None) if format.symmetric else slice(0, 2)
-    rows = q.reshape(-1, q.shape[-1])
-    return torch.cat([_half(part[..., at]).flatten() for part, _ in _split(rows, block.bytes, block.half)])
+    rows = _rows(q)
+    parts = [_half(part[..., at]).flatten() for part, _ in _split(rows, block.bytes, block.half)]
+    return torch.cat([torch.empty(0, dtype=torch.float16), *parts])
 
 
 def _block(format: QuantFormat) -> Block:
@@ -62,10 +63,14 @@ def _block(format: QuantFormat) -> Block:
     return format.block
 
 
+def _rows(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(prod(x.shape[:-1]), x.shape[-1])
+
+
 def _split(rows: torch.Tensor, whole: int, half: int) -> list[tuple[torch.Tensor, bool]]:
     """Whole blocks [rows, blocks, size] and, where rows end with it, the half of one; whether they are whole."""
     count, rest = divmod(rows.shape[1], whole)
-    parts = [(rows[:, : count * whole].reshape(len(rows), count, whole), True)]
+    parts = [(rows[:, : count * whole].reshape(len(rows), count, whole), True)] if count else []
     return parts + ([(rows[:, None, count * whole :], False)] if rest else [])
 
 
@@ -86,7 +91,7 @@ def _read_between(data: torch.Tensor, count: int) -> torch.Tensor:
     first, second, third = (data[..., at : at + 4] for at in (4, 8, 12))
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], -1)[..., :groups]
     minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], -1)[..., :groups]
-    pairs = data[..., -count // 2 :].reshape(*shape, -1, 1, 32)
+    pairs = data[..., -count // 2 :].reshape(*shape, groups // 2, 1, 32)
     q = (pairs >> _shifts(2, 4, data) & 15).view(*shape, groups, 32)
     if data.shape[-1] - count // 2 > 16:
         q = q | (data[..., None, 16:48] >> _shifts(groups, 1, data) & 1) << 4
@@ -97,12 +102,12 @@ def _read_between(data: torch.Tensor, count: int) -> torch.Tensor:
 def _read_symmetric(data: torch.Tensor, count: int) -> torch.Tensor:
     """Blocks of `count` numbers of 6 bits [..., bytes] as float32 [..., count]."""
     shape, halves, low, high = data.shape[:-1], count // 128, count // 2, count * 3 // 4
-    q = (data[..., :low].reshape(*shape, halves, 1, 64) >> _shifts(2, 4, data) & 15).view(*shape, -1)
+    q = (data[..., :low].reshape(*shape, halves, 1, 64) >> _shifts(2, 4, data) & 15).flatten(-3)
     twos = data[..., low:high].reshape(*shape, halves, 1, 32) >> _shifts(4, 2, data) & 3
-    q = (q | twos.view(*shape, -1) << 4).to(torch.int8) - 32
+    q = (q | twos.flatten(-3) << 4).to(torch.int8) - 32
     scales = data[..., high:-2].contiguous().view(torch.int8)
     by = _half(data[..., -2:]).float() * scales
-    return (by.unsqueeze(-1) * q.view(*shape, -1, 16)).flatten(-2)
+    return (by.unsqueeze(-1) * q.view(*shape, count // 16, 16)).flatten(-2)
 
 
 def _as_bytes(half: torch.Tensor) -> torch.Tensor:
@@ -125,15 +130,15 @@ def _write_between(
         scales, minima = (torch.cat([x, torch.zeros_like(x)], 1) for x in (scales, minima))
     low, high = (torch.stack([scales[:, at], minima[:, at]], 1) for at in (slice(0, 4), slice(4, 8)))
     ends = (low | high >> 4 << 6).flatten(1), high[:, 0] & 15 | high[:, 1] << 4
-    pairs = _joined((q & 15).view(len(q), -1, 2, 32), 4).flatten(1)
+    pairs = _joined((q & 15).view(len(q), q.shape[1] // 2, 2, 32), 4).flatten(1)
     highest = [] if bits == 4 else [_joined(q >> 4, 1)]
     return torch.cat([_as_bytes(d), *ends, *highest, pairs], 1)
 
 
 def _write_symmetric(d: torch.Tensor, scales: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Blocks of bytes from d [n, 1], scales int8 [n, groups] and numbers from 0 [n, groups, 16]."""
-    low = _joined((q & 15).view(len(q), -1, 2, 64), 4).flatten(1)
-    high = _joined((q >> 4).view(len(q), -1, 4, 32), 2).flatten(1)
+    low = _joined((q & 15).view(len(q), q.shape[1] // 8, 2, 64), 4).flatten(1)
+    high = _joined((q >> 4).view(len(q), q.shape[1] // 8, 4, 32), 2).flatten(1)
     return torch.cat([low, high, scales.view(torch.uint8), _as_bytes(d)], 1)
 
 
@@ -153,7 +158,7 @@ def _between(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
     neighbours of them, each scale with the minimum that is best for it; then d and dmin again, by the least error of the block."""
     most = 2**bits - 1
     y, kept = _finite(y)
-    y = y.view(len(y), -1, 32)
+    y = y.unflatten(-1, (y.shape[-1] // 32, 32))
     q, work = torch.empty_like(y), torch.empty_like(y)
     scale, minimum = _ends(y, most, q, work)
     d, dmin = (_rounded(x.amax(1, keepdim=True) / SIXES) for x in (scale, minimum))
@@ -163,14 +168,15 @@ def _between(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
         if not is_last:
             d, dmin = _least(y, q, work, scales, minima, d, dmin)
             scale, minimum = d * scales, dmin * minima
-    both = torch.cat([d.view(-1, 1) * kept, dmin.view(-1, 1)], 1)
-    parts = (x.view(len(y), -1).to(torch.uint8) for x in (scales, minima))
+    both = torch.cat([d.flatten(1) * kept, dmin.flatten(1)], 1)
+    parts = (x.flatten(1).to(torch.uint8) for x in (scales, minima))
     return (_write_between(bits, both, *parts, q.to(torch.uint8)),)
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:
-    """What float16 makes of numbers."""
-    return x.to(torch.float16).to(x.dtype)
+    """What float16 makes of numbers, not 0 of others than 0: what is a multiple of it would be lost."""
+    found, least = x.to(torch.float16).to(x.dtype), torch.full_like(x, LEAST)
+    return torch.where((found == 0) & (x != 0), least.copysign(x), found)
 
 
 def _numbers(y: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor, most: int, out: torch.Tensor) -> None:
@@ -264,7 +270,7 @@ def _symmetric(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
     """Blocks of bytes for rows [n, 256] or [n, 128] without minima, likewise."""
     half = 2 ** (bits - 1)
     y, kept = _finite(y)
-    y = y.view(len(y), -1, 16)
+    y = y.unflatten(-1, (y.shape[-1] // 16, 16))
     q, work = torch.empty_like(y), torch.empty_like(y)
     largest = y.gather(-1, y.abs().argmax(-1, keepdim=True))
     scale, best = torch.zeros_like(largest), torch.zeros_like(largest)
@@ -292,7 +298,7 @@ def _symmetric(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
             scale = d * scales
     return (
         _write_symmetric(
-            d.view(-1, 1) * kept, scales.view(len(y), -1).to(torch.int8), (q + half).to(torch.uint8)
+            d.flatten(1) * kept, scales.flatten(1).to(torch.int8), (q + half).to(torch.uint8)
         ),
     )
 

@@ -12,9 +12,7 @@ from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.block_rounding import in_blocks, out_of_blocks
 from nnfront.ops.rules import dtype_name, require, require_float
-from nnfront.quant_format import FORMATS, QuantFormat
-
-BLOCK_FORMATS = tuple(name for name, format in FORMATS.items() if format.block)
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
 
 def _format(name: object) -> QuantFormat:

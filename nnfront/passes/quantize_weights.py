@@ -127,7 +127,7 @@ class _Variants:
 
 @dataclass(frozen=True)
 class _Stored:
-    """A weight as it is stored: its elements, packed or not, scales and zero points; and the dtype that it has been."""
+    """A weight as it is stored: its elements, packed or not, scales and zero points, or all of that as one; and the dtype that it has been."""
 
     format: QuantFormat
     elements: Var
@@ -138,6 +138,8 @@ class _Stored:
         """What is stored, dequantised."""
         assert isinstance(self.elements.type, TensorType)
         axis, format, q = self.elements.type.ndim - 1, self.format, self.elements
+        if format.block is not None:
+            return builder.call(ops.dequantize_blocks, q, format=format.name, dtype=self.dtype)
         if format.packing is not None:
             q = builder.call(ops.unpack_int4, q, axis=axis, signed=format.dtype == "int8")
         scales, zeros = self.others[0], self.others[1] if not format.symmetric else None
@@ -249,6 +251,12 @@ class _Quantizing(Mutator):
             return self.stored[weight]
         assert isinstance(weight.type, TensorType)
         axis, own = weight.type.ndim - 1, f"{weight.name}.{format.name}"
+        if format.block is not None:
+            attrs = ops.quantize_blocks.canonical_attrs([weight.type], {"format": format.name})
+            elements = builder.emit(Call(ops.quantize_blocks, (weight,), attrs), own)
+            self.derived.append(elements.name)
+            self.stored[weight] = _Stored(format, elements, (), weight.type.dtype)
+            return self.stored[weight]
         attrs = {"group_size": _group(format, weight), "axis": axis, "format": format.name}
         found = builder.call(ops.quantize, weight, **attrs, fit=format.fit)
         elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")

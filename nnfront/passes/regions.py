@@ -23,7 +23,7 @@ from nnfront import ops
 from nnfront.dims import same
 from nnfront.ir import Call, TensorType
 from nnfront.passes.patterns import Either, Match, Part, Pattern, Tree, apply, field, optional
-from nnfront.quant_format import QuantFormat, recognise
+from nnfront.quant_format import FORMATS, QuantFormat, recognise
 
 ACTIVATIONS = (ops.silu, ops.gelu, ops.relu)
 
@@ -62,13 +62,15 @@ def _finished(product: Part) -> tuple[Tree, ...]:
     return _cast(summed), _plus_residual(scaled), _scaled(activated), _activation(product)
 
 
-def _dequantized(matrix: str = "") -> Tree:
-    """A dequantised weight; of a region with several the names begin with that of the matrix."""
+def _dequantized(matrix: str = "") -> Either:
+    """A dequantised weight, in several tensors or in one; of a region with several the names begin with that of the matrix."""
     prefix = f"{matrix}_" if matrix else ""
     unpacking = {"axis": f"{prefix}packing", "signed": f"{prefix}signed"}
     unpacked = optional(lambda inner: apply(ops.unpack_int4, inner, keeps=unpacking), matrix or "weight")
     keeps = {name: f"{prefix}{name}" for name in ("group_size", "axis", "format")}
-    return apply(ops.dequantize, unpacked, f"{prefix}scales", f"{prefix}zero_points", keeps=keeps)
+    in_parts = apply(ops.dequantize, unpacked, f"{prefix}scales", f"{prefix}zero_points", keeps=keeps)
+    blocks = {"format": f"{prefix}format"}
+    return Either((in_parts, apply(ops.dequantize_blocks, matrix or "weight", keeps=blocks)))
 
 
 def _with_format(found: Match) -> Mapping[str, Any]:
@@ -82,6 +84,8 @@ def _format(attrs: dict[str, Any], found: Match, weight: str, prefix: str) -> Qu
     """The format of a dequantised weight, from what calls say about it, which is taken out of `attrs`; of a stack that of each matrix."""
     type = found.operands[weight].type
     assert isinstance(type, TensorType)
+    if f"{prefix}axis" not in attrs:
+        return FORMATS[attrs.pop(f"{prefix}format")]
     said = {
         name: attrs.pop(f"{prefix}{name}", None) for name in ("signed", "packing", "group_size", "format")
     }
@@ -217,7 +221,7 @@ def _of_matrices(found: Match) -> Mapping[str, Any]:
     """The format of each dequantised matrix under names that begin with the matrix's; what the op does by default is not said."""
     attrs = dict(found.attrs)
     for matrix in ("gate_up", "down"):
-        if f"{matrix}_scales" in found.operands:
+        if f"{matrix}_axis" in attrs or f"{matrix}_format" in attrs:
             format = _format(attrs, found, matrix, f"{matrix}_")
             attrs |= {f"{matrix}_{name}": value for name, value in format.attrs.items()}
     usual = {**ops.moe_mlp.attributes, "activation": None}

@@ -16,6 +16,7 @@ from nnfront.backends.table import others, resolver
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
+from nnfront.ops.block_rounding import factors
 from nnfront.quant_format import FORMATS
 from nnfront.runtime.bind_arguments import observed, titles
 from nnfront.runtime.bind_arguments import resolve as resolve_dims
@@ -67,7 +68,7 @@ def stream_transform(
             elif not isinstance(step.action, Give):
                 has_computed = True
                 execute(prepare(Block((step.action,)), program.slots, resolve, slots, program.name), frame)
-            if isinstance(step.action, Run) and step.action.op == "quantize":
+            if isinstance(step.action, Run) and step.action.op in ("quantize", "quantize_blocks"):
                 _check_scales(step.action, frame)
         if progress is not None:
             progress(done, len(steps))
@@ -141,8 +142,10 @@ def _run_in_blocks(call: Callable[..., Any], run: Run, frame: Frame) -> None:
 
 def _check_scales(run: Run, frame: Frame) -> None:
     """Refuse a weight with elements that are no finite numbers: a group with one of them would be NaN in few bits."""
-    scales: torch.Tensor = frame[run.outputs[1]]
     format = FORMATS.get(run.attrs.get("format", ""))
+    scales: torch.Tensor = (
+        factors(frame[run.outputs[0]], format) if format and format.block else frame[run.outputs[1]]
+    )
     wrong = (
         scales == len(format.scale_values) - 1
         if format is not None and format.scale_values

@@ -196,13 +196,13 @@ def _products(run: Run, matrix: str) -> Multiply:
     def quantized_product(
         x: torch.Tensor,
         weight: torch.Tensor,
-        scales: torch.Tensor,
+        scales: torch.Tensor | None,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         if few and few.takes(x, weight, scales, zeros, bias):
             return few.multiply(x, weight, scales, zeros, bias)
-        is_usual = scales.dtype == (getattr(torch, own) if own else x.dtype)
+        is_usual = scales is None or scales.dtype == (getattr(torch, own) if own else x.dtype)
         return (decoded if is_usual else others)(x, weight, scales, zeros, bias)
 
     return quantized_product
@@ -251,7 +251,7 @@ def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
             continue
         few = find(NATIVE, format)
         is_few = few is not None and x.dtype == "bfloat16" and 0 < x.shape[0] <= few.most
-        of_one = contiguous(scales.shape[1:], scales.dtype)
+        of_one = None if scales is None else contiguous(scales.shape[1:], scales.dtype)
         pieces = (_decoding(format) or BY_OPS).held(format, rows, of_one, matrix.shape[1])
         held.append(0 if is_few else pieces)
     return _moe_mlp_bytes(

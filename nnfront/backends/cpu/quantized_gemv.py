@@ -32,6 +32,9 @@ _READS = (
     _Reads(2, "fp8", (None,), 64),
     _Reads(3, "int4", GROUPS, 64),
     _Reads(4, "uint4", GROUPS, 64),
+    _Reads(5, "q4_k", (32,), 64),
+    _Reads(6, "q5_k", (32,), 64),
+    _Reads(7, "q6_k", (16,), 64),
 )
 
 FORMATS_READ = frozenset(reads.format for reads in _READS)
@@ -44,7 +47,8 @@ class SmallBatchQuantized:
     multiply    (x, weight, scales, zeros, bias, added) -> x @ ((weight - zeros) * scales).T + bias + added
 
     Shapes: x [..., columns], bias [outputs] and added [..., outputs] bfloat16; weight [outputs, columns] int8 or float8_e4m3fn, or uint8 [outputs, columns / 2] with
-    the first of two 4-bit codes in the low half; scales [outputs, groups], bfloat16, or float32 for float8; zeros uint8 [outputs, groups], for uint4 alone.
+    the first of two 4-bit codes in the low half, or [outputs, bytes] in blocks; scales [outputs, groups], bfloat16, or float32 for float8, None for blocks; zeros uint8
+    [outputs, groups], for uint4 alone.
     """
 
     most: int
@@ -53,21 +57,25 @@ class SmallBatchQuantized:
     format: QuantFormat
 
     @property
-    def scales(self) -> torch.dtype:
-        """The dtype of scales."""
+    def scales(self) -> torch.dtype | None:
+        """The dtype of scales; None where these lie in blocks."""
         dtype: torch.dtype = getattr(torch, self.format.scale_dtype or "bfloat16")
-        return dtype
+        return None if self.format.block else dtype
 
     @property
     def has_zeros(self) -> bool:
         """Whether there are zero points."""
-        return not self.format.symmetric
+        return not self.format.symmetric and not self.format.block
+
+    def groups(self, columns: int) -> int:
+        """How many scales an output has."""
+        return columns // self.format.group_size if self.format.group_size else 1
 
     def takes(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
-        scales: torch.Tensor,
+        scales: torch.Tensor | None,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
         added: torch.Tensor | None = None,
@@ -78,10 +86,10 @@ class SmallBatchQuantized:
             if added.dtype != x.dtype or not is_one_each or not added.is_contiguous():
                 return False
         is_few = x.dtype == torch.bfloat16 and 0 < x.numel() <= self.most * x.shape[-1]
-        are_whole = is_few and x.is_contiguous() and weight.is_contiguous() and scales.is_contiguous()
+        are_whole = is_few and x.is_contiguous() and weight.is_contiguous()
         return (
             are_whole
-            and scales.dtype == self.scales
+            and (scales.is_contiguous() and scales.dtype == self.scales if scales is not None else self.scales is None)
             and (zeros is not None and zeros.is_contiguous() if self.has_zeros else zeros is None)
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         )
@@ -100,7 +108,7 @@ def find(
     def multiply(
         x: torch.Tensor,
         weight: torch.Tensor,
-        scales: torch.Tensor,
+        scales: torch.Tensor | None,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
         added: torch.Tensor | None = None,

@@ -59,7 +59,7 @@ def _product(decoding: Decoding) -> Bind:
         def quantized_product(
             x: torch.Tensor,
             weight: torch.Tensor,
-            scales: torch.Tensor,
+            scales: torch.Tensor | None,
             zeros: torch.Tensor | None,
             bias: torch.Tensor | None,
             scale: torch.Tensor | None,
@@ -106,7 +106,7 @@ def _gated_product(decoding: Decoding) -> Bind:
         def quantized_gated_product(
             x: torch.Tensor,
             weight: torch.Tensor,
-            scales: torch.Tensor,
+            scales: torch.Tensor | None,
             zeros: torch.Tensor | None,
             bias: torch.Tensor | None,
         ) -> torch.Tensor:
@@ -118,8 +118,7 @@ def _gated_product(decoding: Decoding) -> Bind:
                 return activate(both.narrow(-1, 0, half)).mul_(both.narrow(-1, half, half))
 
             def part(of: slice) -> torch.Tensor:
-                zero, added = (None if t is None else t[of] for t in (zeros, bias))
-                return multiply(x, weight[of], scales[of], zero, added)
+                return multiply(x, weight[of], *(None if t is None else t[of] for t in (scales, zeros, bias)))
 
             return activate(part(slice(half))).mul_(part(slice(half, None)))
 
@@ -147,10 +146,12 @@ def _accepts(decoding: Decoding) -> Accepts:
         if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
             return "it is not a plain linear"
         x, _, scales, *_ = run.inputs
-        dtype, found = context.tensor(x).dtype, context.tensor(scales).dtype
+        dtype = context.tensor(x).dtype
         if dtype not in ("float32", "float16", "bfloat16"):
             return f"x is {dtype}"
-        wanted = format.read_scales or dtype
+        if format.block is not None:
+            return ACCEPTED
+        wanted, found = format.read_scales or dtype, context.tensor(scales).dtype
         return ACCEPTED if found == wanted else f"scales are {found}, not {wanted}"
 
     return accepts
@@ -162,7 +163,7 @@ def _runs_in_c(run: Run, x: Layout) -> bool:
     return few is not None and x.dtype == "bfloat16" and 0 < x.count <= few.most * x.shape[-1]
 
 
-def _held(decoding: Decoding, run: Run, x: Layout, scales: Layout, outputs: int) -> int:
+def _held(decoding: Decoding, run: Run, x: Layout, scales: Layout | None, outputs: int) -> int:
     """The most that is held for pieces of so many outputs; nothing in C."""
     return 0 if _runs_in_c(run, x) else decoding.held(QuantFormat.of(run.attrs), x, scales, outputs)
 
@@ -172,7 +173,7 @@ def _product_bytes(
     run: Run,
     x: Layout,
     weight: Layout,
-    scales: Layout,
+    scales: Layout | None,
     zeros: Layout | None,
     bias: Layout | None,
     scale: Layout | None,
@@ -194,7 +195,7 @@ def _gated_product_bytes(
     run: Run,
     x: Layout,
     weight: Layout,
-    scales: Layout,
+    scales: Layout | None,
     zeros: Layout | None,
     bias: Layout | None,
 ) -> int:
@@ -219,7 +220,7 @@ def _write(
     run: Run,
     x: Value,
     weight: Value,
-    scales: Value,
+    scales: Value | None,
     zeros: Value | None,
     bias: Value | None,
     scale: Value | None = None,
@@ -235,16 +236,15 @@ def _write(
         raise Refused
     columns, outputs = x.shape[-1], weight.shape[0]
     rows = small_rows(x, columns, few.most)
-    demand(scales.dtype == few.scales and (zeros is not None) == few.has_zeros)
+    demand((None if scales is None else scales.dtype) == few.scales and (zeros is not None) == few.has_zeros)
     demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
     demand(added is None or added.shape == (*x.shape[:-1], outputs))
     if is_gated:
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
-    operands = (weight.place, scales.place, place_of(zeros), x.place, place_of(bias), place_of(added), to)
-    group = few.format.group_size
-    sizes = (rows, columns, outputs, columns // group if group else 1)
+    operands = (weight.place, place_of(scales), place_of(zeros), x.place, place_of(bias), place_of(added), to)
+    sizes = (rows, columns, outputs, few.groups(columns))
     builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, *operands)
     if is_gated:
         builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)

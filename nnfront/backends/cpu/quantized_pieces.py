@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional as F
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nnfront.backends.cpu import float8
 from nnfront.ir import OPS
 from nnfront.memory.layout import Layout
-from nnfront.quant_format import FORMATS, QuantFormat
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
 Multiply: TypeAlias = Callable[..., torch.Tensor]
 """(x, weight, scales, zeros, bias) -> the product, with the shapes of `quantized_linear`."""
@@ -44,7 +44,7 @@ class Decoding:
     formats: tuple[str, ...]
     why: str
     multiply: Callable[[QuantFormat], Multiply]
-    held: Callable[[QuantFormat, Layout, Layout, int], int]
+    held: Callable[[QuantFormat, Layout, Any, int], int]
     any_groups: bool = False
 
     def refusal(self, format: QuantFormat) -> str:
@@ -125,7 +125,7 @@ def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
     def multiply(
         x: torch.Tensor,
         weight: torch.Tensor,
-        scales: torch.Tensor,
+        scales: torch.Tensor | None,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
@@ -133,10 +133,10 @@ def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
         y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns)
         for first in range(0, outputs, step):
             some = slice(first, first + step)
-            subtract = None if zeros is None else zeros[some]
+            others = (None if part is None else part[some] for part in (scales, zeros))
             # No names for what is made: they would keep one piece while the next is made.
             y.narrow(-1, first, min(step, outputs - first)).copy_(
-                F.linear(x, dequantized(weight[some], scales[some], subtract, x.dtype))
+                F.linear(x, dequantized(weight[some], *others, x.dtype))
             )
         return y if bias is None else y.add_(bias)
 
@@ -173,11 +173,15 @@ def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
 def dequantized_by_ops(
     format: QuantFormat,
     weight: torch.Tensor,
-    scales: torch.Tensor,
+    scales: torch.Tensor | None,
     zeros: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """What the ops' references give, for any format, scales of any dtype, on any device."""
+    if format.block is not None:
+        attrs = {"format": format.name, "dtype": str(dtype).removeprefix("torch.")}
+        dense: torch.Tensor = OPS["dequantize_blocks"].run((weight,), attrs)
+        return dense
     if format.packing is not None:
         signed = {"axis": format.packing, "signed": format.dtype == "int8"}
         weight = OPS["unpack_int4"].run((weight,), signed)
@@ -189,7 +193,7 @@ def dequantized_by_ops(
     return y
 
 
-def _by_ops_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
+def _by_ops_pieces(format: QuantFormat, x: Layout, scales: Layout | None, outputs: int) -> int:
     """Elements, found values and scales in float32, and what they are unpacked to and rounded to."""
     decoded, product = _piece_elements(x, outputs)
     return (4 * 4 + 2 + x.item) * decoded + x.item * product
@@ -278,12 +282,14 @@ _BYTES = "few rows: a kernel that reads a byte for each weight; more rows: decod
 _DECODED = "few rows: a kernel that reads codes; more rows: decoded piece by piece, by moving bits; activations are not rounded"
 _GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
 _TABLES = "decoded piece by piece, two elements at a time from a table; activations are not rounded"
+_BLOCKS = "few rows: a kernel that reads blocks; more rows: dequantised piece by piece"
 DECODINGS = (
     Decoding("int8", ("int8",), _BYTES, _int8, _int8_pieces),
     Decoding("int8_groups", ("int8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
     Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
+    Decoding("blocks", BLOCK_FORMATS, _BLOCKS, lambda format: in_pieces(partial(dequantized_by_ops, format)), _by_ops_pieces),
     Decoding("table4", ("nvfp4", "nl4"), _TABLES, _from_tables, _table_pieces),
 )
 BY_OPS = Decoding(

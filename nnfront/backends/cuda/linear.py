@@ -157,9 +157,10 @@ def _fp8_accepts(*, native: bool) -> Accepts:
     def accepts(run: Run, context: Context) -> str:
         x, weight, scales, _, bias, *ends = run.inputs
         types, arch = (context.tensor(x), context.tensor(weight)), arch_of(context.target)
-        format, found = QuantFormat.of(run.attrs), context.tensor(scales).dtype
+        format = QuantFormat.of(run.attrs)
         if format != FORMATS["fp8"]:
             return f"the format is {format}, it takes fp8"
+        found = context.tensor(scales).dtype
         if found != format.scale_dtype:
             return f"scales are {found}, not {format.scale_dtype}"
         if native and arch not in kernel_module("matmul_fp8").NATIVE:

@@ -79,6 +79,8 @@ def choose(ir: IRModule, scheme: QuantScheme) -> Choices:
 def stored_bytes(format: QuantFormat, shape: Sequence[int], dtype: str) -> int:
     """Return the bytes of a weight in a format: elements, scales, zero points and factors."""
     count = prod(shape)
+    if format.block is not None:
+        return count // shape[-1] * format.block.row_bytes(shape[-1])
     groups = count // (format.group_size or shape[-1])
     each = dtypes.size_bytes(format.scale_dtype or dtype) + (0 if format.symmetric else 1)
     factors = count // shape[-1] * 4 if format.has_factor else 0

@@ -153,7 +153,9 @@ def text_of(format: QuantFormat) -> str:
 
 
 def fitted(format: QuantFormat, depth: int) -> QuantFormat:
-    """Return the format in which so many inputs are stored: where its groups do not divide them, smaller groups, else one scale for each output, else 8 bits."""
+    """Return the format in which so many inputs are stored: where its groups or half its blocks do not divide them, smaller groups, else one scale for each output, else 8 bits."""
+    if format.block is not None:
+        return FORMATS["int8"] if depth % (format.block.numbers // 2) else format
     if format.packing is not None and depth % 2:
         return FORMATS["int8"]
     group = format.group_size

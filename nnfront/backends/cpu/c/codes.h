@@ -13,11 +13,17 @@ typedef enum {
     FLOAT8,          // e4m3fn, a float32 scale for each output
     INT4_GROUPS,     // two to a byte, the first one low, in [-8, 7], a scale for each group
     UINT4_GROUPS,    // the same in [0, 15], with a zero point for each group
+    Q4_K,            // blocks of 256 columns with all that belongs to them (blocks.h), the last one of a row maybe half as long
+    Q5_K,
+    Q6_K,
 } Stored;
+
+INLINE bool in_blocks(const Stored how) { return how >= Q4_K; }
 
 INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= INT4_GROUPS; }
 
 enum {
+    BLOCK = 256,            // columns
     CODED_ROWS = 8,         // rows of x at a time
     OUTPUTS_TOGETHER = 16,  // outputs whose totals are made at once, and for which a part of x stays in the nearest cache
     NEAR_CODED = 16 << 10,  // bytes of x that the nearest cache holds beside what passes through it
@@ -51,6 +57,13 @@ typedef struct {
 
 // What the lanes of sums are for each row of x.
 typedef Floats Sums[CODED_ROWS][OUTPUTS_TOGETHER];
+
+// The bytes of an output.
+INLINE Py_ssize_t bytes_of(const Stored how, Py_ssize_t columns) {
+    static const Py_ssize_t blocks[][2] = {{144, 80}, {176, 112}, {210, 106}};
+    if (in_blocks(how)) return columns / BLOCK * blocks[how - Q4_K][0] + (columns % BLOCK ? blocks[how - Q4_K][1] : 0);
+    return how >= INT4_GROUPS ? columns / 2 : columns;
+}
 
 // The sums of one output of 4 bits where vectors cannot make them.
 FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {

@@ -12,7 +12,12 @@
 #else
 #include "codes_float.h"
 #endif
+#include "blocks.h"
 #include "product.h"
+
+INLINE int bytes_in_step(const Stored how) { return in_blocks(how) ? block_bytes(how) : step_bytes(how); }
+
+INLINE int elements_in_step(const Stored how) { return in_blocks(how) ? (int)BLOCK_ELEMENTS : step_elements(how); }
 
 enum {
     PAGE = 4 << 10,         // bytes of x
@@ -24,11 +29,12 @@ enum {
 // Add to the sums of an output, for all rows of x, what its steps from `first` on contribute; `how` and `rows` are constants wherever this is inlined.
 FAST INLINE void coded_tile(const Quantized *p, const Constants *c, const Stored how, Py_ssize_t at, Sums to, const int slot, Py_ssize_t first,
                             const int rows) {
-    const Py_ssize_t steps = (p->bytes + step_bytes(how) - 1) / step_bytes(how);
+    const Py_ssize_t steps = (p->bytes + bytes_in_step(how) - 1) / bytes_in_step(how), end = first + p->turn < steps ? first + p->turn : steps;
     Floats sums[CODED_ROWS];
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) sums[row] = first ? to[row][slot] : all(0.0f);
-    add_steps(p, c, how, sums, at, first, first + p->turn < steps ? first + p->turn : steps, rows);
+    if (in_blocks(how)) add_blocks(p, how, sums, at, first, end, rows);
+    else add_steps(p, c, how, sums, at, first, end, rows);
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) to[row][slot] = sums[row];
 }
@@ -74,9 +80,13 @@ FAST INLINE void coded_outputs(const Quantized *p, const Stored how, Py_ssize_t 
     Sums sums = {0};
     for (; at < end; at += OUTPUTS_TOGETHER) {
         const int count = end - at < OUTPUTS_TOGETHER ? (int)(end - at) : OUTPUTS_TOGETHER;
-        for (Py_ssize_t first = 0; first * step_bytes(how) < p->bytes; first += p->turn) {
+        for (Py_ssize_t first = 0; first * bytes_in_step(how) < p->bytes; first += p->turn) {
             for (int i = 0; i < count; i++) {
-                if (makes_sums(p, how, at + i, sums, i)) continue;
+                if (in_blocks(how) && !p->is_arranged) {
+                    sum_blocks(p, how, at + i, sums, i);
+                    continue;
+                }
+                if (!in_blocks(how) && makes_sums(p, how, at + i, sums, i)) continue;
 #define ROWS(rows) case rows: coded_tile(p, &c, how, at + i, sums, i, first, rows); break;
                 switch (p->rows) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
@@ -88,22 +98,25 @@ FAST INLINE void coded_outputs(const Quantized *p, const Stored how, Py_ssize_t 
 
 #define OUTPUTS(how) \
     FAST static void coded_outputs_##how(const void *product, Py_ssize_t at, Py_ssize_t end) { coded_outputs(product, how, at, end); }
-OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS)
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 #undef OUTPUTS
 
-static const Share coded_shares[] = {coded_outputs_INT8, coded_outputs_INT8_GROUPS, coded_outputs_FLOAT8, coded_outputs_INT4_GROUPS, coded_outputs_UINT4_GROUPS};
+static const Share coded_shares[] = {coded_outputs_INT8, coded_outputs_INT8_GROUPS, coded_outputs_FLOAT8, coded_outputs_INT4_GROUPS, coded_outputs_UINT4_GROUPS,
+                                     coded_outputs_Q4_K, coded_outputs_Q5_K, coded_outputs_Q6_K};
 
 static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
     const Py_ssize_t columns = n->columns, outputs = n->outputs, groups = n->groups, group = groups ? columns / groups : 0;
-    if (n->stored > UINT4_GROUPS) return refused("0 to %d for how codes are stored, got %zd", UINT4_GROUPS, n->stored);
-    if (is_grouped(how) ? (group != 32 && group != 64 && group != 128) || columns % groups : groups != 1)
+    if (n->stored > Q6_K) return refused("0 to %d for how codes are stored, got %zd", Q6_K, n->stored);
+    if (in_blocks(how)) {
+        if (columns % HALF) return refused("columns that %d divides, got %zd", HALF, columns);
+    } else if (is_grouped(how) ? (group != 32 && group != 64 && group != 128) || columns % groups : groups != 1)
         return refused("groups of %s, got %zd of %zd columns", is_grouped(how) ? "32, 64 or 128" : "all columns", groups, columns);
     const bool are_few = n->rows < LEAST_BY_TILES || n->rows > MOST_BY_TILES;
-    if (n->with_tiles && !are_few && how != UINT4_GROUPS && has_tiles()) return multiply_codes_by_tiles(n);
-    const Py_ssize_t bytes = how >= INT4_GROUPS ? columns / 2 : columns, steps = (bytes + step_bytes(how) - 1) / step_bytes(how);
+    if (n->with_tiles && !are_few && how < UINT4_GROUPS && has_tiles()) return multiply_codes_by_tiles(n);
+    const Py_ssize_t bytes = bytes_of(how, columns), steps = (bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
-    const Py_ssize_t padded = steps * step_elements(how), size = (Py_ssize_t)sizeof(Element), page = PAGE / size;
+    const Py_ssize_t padded = steps * elements_in_step(how), size = (Py_ssize_t)sizeof(Element), page = PAGE / size;
     const Py_ssize_t stride = CODED_ROWS * padded * size <= NEAR_CODED ? padded : (padded + page - 1) / page * page + page / CODED_ROWS;
     void *memory = malloc((size_t)(CODED_ROWS * stride * size + ALIGNED));
     if (!memory) return no_memory;
@@ -120,9 +133,11 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         // Outputs lie one after the other, which is the order that memory likes best, unless x is larger than the nearest cache.
         const Py_ssize_t turns = (p.rows * padded * size + NEAR_CODED - 1) / NEAR_CODED;
         p.turn = turns > 1 ? (steps + turns - 1) / turns : steps;
-        p.ahead = turns > 1 ? (CODES_AHEAD / step_bytes(how) / p.turn + 1) * p.bytes : CODES_AHEAD;
+        p.ahead = turns > 1 ? (CODES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : CODES_AHEAD;
         p.plain = (const uint16_t *)n->x + row * columns, p.is_arranged = true;
-        for (Py_ssize_t i = 0; i < p.rows; i++) p.is_arranged &= arrange(p.plain + i * columns, x + i * stride, columns, steps, how);
+        for (Py_ssize_t i = 0; i < p.rows; i++)
+            p.is_arranged &= in_blocks(how) ? arrange_blocks(p.plain + i * columns, x + i * stride, columns, how)
+                                            : arrange(p.plain + i * columns, x + i * stride, columns, steps, how);
         const Py_ssize_t least = (CODES_SHARE / (bytes + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
         in_shares(coded_shares[how], &p, outputs, least, outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads);
     }
