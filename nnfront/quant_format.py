@@ -23,11 +23,13 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Block:
-    """How neighbours along the last axis lie together with their scales: `numbers` of them in `bytes`. The last block of a row may have half as many, in `half` the bytes or a bit more."""
+class BlockLayout:
+    """How neighbours along the last axis lie together with their scales: `numbers` of them in `bytes`, of which those from `unit` on are a float16 that its scales are multiples of.
+    The last block of a row may have half as many, in `half` bytes."""
 
     bytes: int
     half: int
+    unit: int = 0
     numbers: int = 256
 
     def row_bytes(self, columns: int) -> int:
@@ -38,7 +40,9 @@ class Block:
     def columns(self, row_bytes: int) -> int | None:
         """How many neighbours so many bytes hold; None if they are no blocks."""
         whole, rest = divmod(row_bytes, self.bytes)
-        return whole * self.numbers + rest // self.half * self.numbers // 2 if rest in (0, self.half) else None
+        return (
+            whole * self.numbers + rest // self.half * self.numbers // 2 if rest in (0, self.half) else None
+        )
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class QuantFormat:
     scale_values: tuple[float, ...] = ()
     fixed_groups: bool = False
     has_factor: bool = False
-    block: Block | None = None
+    block: BlockLayout | None = None
 
     @property
     def attrs(self) -> dict[str, Any]:
@@ -165,11 +169,19 @@ FORMATS: dict[str, QuantFormat] = {
         ),
         *(
             QuantFormat(
-                name, bits, "uint8", group_size=32, symmetric=False, fixed_groups=True, block=Block(*sizes)
+                name,
+                bits,
+                "uint8",
+                group_size=32,
+                symmetric=False,
+                fixed_groups=True,
+                block=BlockLayout(*sizes),
             )
             for name, bits, sizes in (("q4_k", 4, (144, 80)), ("q5_k", 5, (176, 112)))
         ),
-        QuantFormat("q6_k", 6, "uint8", group_size=16, fixed_groups=True, block=Block(210, 106)),
+        QuantFormat(
+            "q6_k", 6, "uint8", group_size=16, fixed_groups=True, block=BlockLayout(210, 106, unit=-2)
+        ),
     )
 }
 
@@ -190,6 +202,7 @@ def recognise(
     found = next(
         f
         for f in named
-        if f.name == format or (not (f.values or f.block) and (f.dtype, f.packing is None) == (dtype, packing is None))
+        if f.name == format
+        or (not (f.values or f.block) and (f.dtype, f.packing is None) == (dtype, packing is None))
     )
     return replace(found, packing=packing, group_size=group_size, symmetric=symmetric, axis=axis)

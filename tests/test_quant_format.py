@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.passes import outline
-from nnfront.quant_format import FORMATS, QuantFormat
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
 VARIED = st.fixed_dictionaries(
     {},
@@ -51,8 +51,9 @@ def test_a_format_is_named_with_what_differs_from_that_of_its_name():
 
 
 INTEGERS = ("int4", "int8", "uint4", "uint8")
+IN_PARTS = [name for name in FORMATS if name not in BLOCK_FORMATS]
 WAYS = [
-    (name, group, False) for name in FORMATS for group in (None, 32, 16) if group or not FORMATS[name].values
+    (name, group, False) for name in IN_PARTS for group in (None, 32, 16) if group or not FORMATS[name].values
 ]
 WAYS += [(name, group, True) for name in INTEGERS for group in (None, 32, 16)]
 
@@ -80,3 +81,25 @@ def test_outlining_says_which_format_a_weight_is_in_that_an_author_dequantises(n
     assert QuantFormat.of(fused.attrs) == expected
     assert expected.attrs.items() <= fused.attrs.items()
     assert fused.attrs.keys() - expected.attrs.keys() == {"kind", "region", "operands"}
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_outlining_says_which_format_blocks_are_in(name):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            self.q = nn.Parameter((6, FORMATS[name].block.row_bytes(384)), "uint8")
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return op.linear(x, op.dequantize_blocks(self.q, name, dtype="float32"))
+
+    ir = outline(Model().export({"forward": {"x": spec.Tensor(["n", 384], "float32")}}))
+    (fused,) = [f for f in ir.functions if f.kind == "fused"]
+    assert QuantFormat.of(fused.attrs) == FORMATS[name]
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_bytes_of_blocks_say_how_many_numbers_they_hold(name):
+    block = FORMATS[name].block
+    assert [block.columns(block.row_bytes(128 * n)) for n in range(9)] == [128 * n for n in range(9)]
+    held = {block.row_bytes(128 * n) for n in range(9)}
+    assert all(block.columns(n) is None for n in range(block.row_bytes(1024)) if n not in held)

@@ -16,7 +16,7 @@ from math import prod
 import torch
 
 from nnfront.ops.rounding import by_pieces
-from nnfront.quant_format import Block, QuantFormat
+from nnfront.quant_format import BlockLayout, QuantFormat
 
 # Where a group begins and ends that is tried, in parts of its spread inside its least and its largest number. Normally distributed weights, mean squared error in units of 1e-3
 # of the mean square, q4_k: 5.14 with three ends, 4.92 with four, 4.91 with five; q5_k 1.28, 1.25 and 1.23.
@@ -33,8 +33,12 @@ def in_blocks(x: torch.Tensor, format: QuantFormat) -> torch.Tensor:
     block = _block(format)
     rows = _rows(x).to(torch.float32)
     fit = partial(_symmetric if format.symmetric else _between, format.bits)
-    parts = [by_pieces(fit, part)[0].flatten(1) for part, _ in _split(rows, block.numbers, block.numbers // 2)]
-    return torch.cat([rows.new_empty((len(rows), 0), dtype=torch.uint8), *parts], 1).view(*x.shape[:-1], block.row_bytes(x.shape[-1]))
+    parts = [
+        by_pieces(fit, part)[0].flatten(1) for part, _ in _split(rows, block.numbers, block.numbers // 2)
+    ]
+    return torch.cat([rows.new_empty((len(rows), 0), dtype=torch.uint8), *parts], 1).view(
+        *x.shape[:-1], block.row_bytes(x.shape[-1])
+    )
 
 
 def out_of_blocks(q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
@@ -50,15 +54,7 @@ def out_of_blocks(q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
     return found.view(*q.shape[:-1], found.shape[1])
 
 
-def factors(q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
-    """Return the float16 that all numbers of a block are multiples of, of each block."""
-    block, at = _block(format), slice(-2, None) if format.symmetric else slice(0, 2)
-    rows = _rows(q)
-    parts = [_half(part[..., at]).flatten() for part, _ in _split(rows, block.bytes, block.half)]
-    return torch.cat([torch.empty(0, dtype=torch.float16), *parts])
-
-
-def _block(format: QuantFormat) -> Block:
+def _block(format: QuantFormat) -> BlockLayout:
     assert format.block is not None
     return format.block
 
@@ -92,7 +88,7 @@ def _read_between(data: torch.Tensor, count: int) -> torch.Tensor:
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], -1)[..., :groups]
     minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], -1)[..., :groups]
     pairs = data[..., -count // 2 :].reshape(*shape, groups // 2, 1, 32)
-    q = (pairs >> _shifts(2, 4, data) & 15).view(*shape, groups, 32)
+    q = (pairs >> _shifts(2, 4, data) & 15).reshape(*shape, groups, 32)
     if data.shape[-1] - count // 2 > 16:
         q = q | (data[..., None, 16:48] >> _shifts(groups, 1, data) & 1) << 4
     y = (d[..., :1] * scales).unsqueeze(-1) * q - (d[..., 1:] * minima).unsqueeze(-1)
@@ -107,7 +103,7 @@ def _read_symmetric(data: torch.Tensor, count: int) -> torch.Tensor:
     q = (q | twos.flatten(-3) << 4).to(torch.int8) - 32
     scales = data[..., high:-2].contiguous().view(torch.int8)
     by = _half(data[..., -2:]).float() * scales
-    return (by.unsqueeze(-1) * q.view(*shape, count // 16, 16)).flatten(-2)
+    return (by.unsqueeze(-1) * q.reshape(*shape, count // 16, 16)).flatten(-2)
 
 
 def _as_bytes(half: torch.Tensor) -> torch.Tensor:
@@ -179,7 +175,9 @@ def _rounded(x: torch.Tensor) -> torch.Tensor:
     return torch.where((found == 0) & (x != 0), least.copysign(x), found)
 
 
-def _numbers(y: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor, most: int, out: torch.Tensor) -> None:
+def _numbers(
+    y: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor, most: int, out: torch.Tensor
+) -> None:
     """The integers from 0 of which scale * q - minimum is nearest to y."""
     inverse = _quotient(torch.ones_like(scale), scale)
     torch.mul(y, inverse, out=out).add_(minimum * inverse).round_().clamp_(0, most)
@@ -258,7 +256,11 @@ def _least(
     def over(x: torch.Tensor) -> torch.Tensor:
         return x.sum(1, keepdim=True)
 
-    aa, ab, bb = over(scales * scales * with_q), over(scales * minima * with_one), over(minima * minima) * y.shape[-1]
+    aa, ab, bb = (
+        over(scales * scales * with_q),
+        over(scales * minima * with_one),
+        over(minima * minima) * y.shape[-1],
+    )
     ay, by = over(scales * with_y), over(minima * y.sum(-1, keepdim=True))
     divisor = aa * bb - ab * ab
     found = (ay * bb - ab * by) / divisor, (ab * ay - aa * by) / divisor
@@ -297,14 +299,10 @@ def _symmetric(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
             d = _rounded(torch.where(divisor == 0, d, (scales * with_y).sum(1, keepdim=True) / divisor))
             scale = d * scales
     return (
-        _write_symmetric(
-            d.flatten(1) * kept, scales.flatten(1).to(torch.int8), (q + half).to(torch.uint8)
-        ),
+        _write_symmetric(d.flatten(1) * kept, scales.flatten(1).to(torch.int8), (q + half).to(torch.uint8)),
     )
 
 
 def _signed(y: torch.Tensor, scale: torch.Tensor, half: int, out: torch.Tensor) -> None:
     """The integers of which scale * q is nearest to y."""
     torch.mul(y, _quotient(torch.ones_like(scale), scale), out=out).round_().clamp_(-half, half - 1)
-
-

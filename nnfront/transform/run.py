@@ -16,8 +16,7 @@ from nnfront.backends.table import others, resolver
 from nnfront.dims import Symbol, evaluate
 from nnfront.errors import LoadError, RunError
 from nnfront.lower import Block, Match, MethodProgram, Run, TensorType
-from nnfront.ops.block_rounding import factors
-from nnfront.quant_format import FORMATS
+from nnfront.quant_format import FORMATS, BlockLayout
 from nnfront.runtime.bind_arguments import observed, titles
 from nnfront.runtime.bind_arguments import resolve as resolve_dims
 from nnfront.runtime.execute import Frame, execute, initial_frame, prepare
@@ -144,7 +143,7 @@ def _check_scales(run: Run, frame: Frame) -> None:
     """Refuse a weight with elements that are no finite numbers: a group with one of them would be NaN in few bits."""
     format = FORMATS.get(run.attrs.get("format", ""))
     scales: torch.Tensor = (
-        factors(frame[run.outputs[0]], format) if format and format.block else frame[run.outputs[1]]
+        _units(frame[run.outputs[0]], format.block) if format and format.block else frame[run.outputs[1]]
     )
     wrong = (
         scales == len(format.scale_values) - 1
@@ -157,6 +156,16 @@ def _check_scales(run: Run, frame: Frame) -> None:
             where=run.module,
             help="load the model without quantising this weight, or correct the checkpoint",
         )
+
+
+def _units(q: torch.Tensor, block: BlockLayout) -> torch.Tensor:
+    """The float16 in each block that its scales are multiples of."""
+    whole = q.shape[-1] // block.bytes * block.bytes
+    parts = [q[..., :whole].unflatten(-1, (whole // block.bytes, block.bytes)), q[..., None, whole:]]
+    places = torch.tensor([block.unit, block.unit + 1])
+    return torch.cat(
+        [part[..., places].view(torch.float16).flatten() for part in parts if part.shape[-1] * part.shape[-2]]
+    )
 
 
 def _free(frame: Frame, step: Step) -> None:

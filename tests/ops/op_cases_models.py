@@ -26,7 +26,7 @@ from op_cases import (
 )
 
 from nnfront.ir.types import Buffer, StateLayerType, kv_layer
-from nnfront.quant_format import FORMATS
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
@@ -158,7 +158,8 @@ def _(draw: Draw, name: str) -> Case:
         "symmetric": draw(st.booleans()),
     }
     if draw(st.integers(0, 3)) == 0:
-        given = {"format": draw(st.sampled_from(tuple(FORMATS))), "group_size": draw(st.integers(1, 3))}
+        named = [name for name in FORMATS if name not in BLOCK_FORMATS]
+        given = {"format": draw(st.sampled_from(named)), "group_size": draw(st.integers(1, 3))}
         return Case((x,), {**given, "axis": attrs["axis"]})
     dtype = draw(st.none() | st.sampled_from(FLOAT8))
     if dtype is not None:
@@ -185,6 +186,21 @@ def _(draw: Draw, name: str) -> Case:
         (make(shape, kind), scale, zero),
         {"group_size": group, "axis": axis, "dtype": draw(st.none() | st.sampled_from(FLOATS))},
     )
+
+
+@case("quantize_blocks")
+def _(draw: Draw, name: str) -> Case:
+    shape = (*shape_of(draw, 0, 2), draw(st.sampled_from([128, 256, 384, 640])))
+    return Case((make(shape, dtype_of(draw, FLOATS)),), {"format": draw(st.sampled_from(BLOCK_FORMATS))})
+
+
+@case("dequantize_blocks")
+def _(draw: Draw, name: str) -> Case:
+    format = draw(st.sampled_from(BLOCK_FORMATS))
+    block = FORMATS[format].block
+    assert block is not None
+    shape = (*shape_of(draw, 0, 2), block.row_bytes(draw(st.sampled_from([128, 256, 384]))))
+    return Case((make(shape, "uint8"),), {"format": format, "dtype": draw(st.sampled_from(FLOATS))})
 
 
 @case("pack_int4", "unpack_int4")

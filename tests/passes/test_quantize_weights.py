@@ -125,7 +125,8 @@ def test_an_unknown_format_is_answered_with_those_that_there_are():
         quantize_weights(exported(), "nf7")
     assert str(caught.value) == (
         "there is no format 'nf7' to quantise weights to\n"
-        "  help: use one of 'int4', 'int8', 'fp8', 'uint4', 'uint8', 'fp8_e5m2', 'mxfp4', 'nvfp4', 'nl4'"
+        "  help: use one of 'int4', 'int8', 'fp8', 'uint4', 'uint8', 'fp8_e5m2', 'mxfp4', 'nvfp4', 'nl4', "
+        "'q4_k', 'q5_k', 'q6_k'"
     )
 
 

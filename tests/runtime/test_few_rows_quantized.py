@@ -15,10 +15,12 @@ from torch.nn import functional as F
 from nnfront.backends.cpu.activations import GATES
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.quantized_gemv import GROUPS, find
-from nnfront.quant_format import FORMATS, QuantFormat
+from nnfront.ir import OPS
+from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
 pytestmark = pytest.mark.usefixtures("instructions")
 native_only = pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
+BLOCKS = [(name, FORMATS[name].group_size) for name in BLOCK_FORMATS]
 WAYS = [("int8", None), ("fp8", None)] + [(s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS]
 GUARD = 64
 
@@ -64,6 +66,16 @@ class Case:
         most_zero: int = 15,
         with_tiles: bool = True,
     ) -> None:
+        self.kernel = find(NATIVE, format_of(stored, group), with_tiles=with_tiles)
+        self.x = inside(torch.randn(rows, columns).bfloat16(), offset, torch.nan)
+        self.bias = inside(torch.randn(outputs).bfloat16(), offset, torch.nan)
+        self.scales = self.zeros = None
+        if stored in BLOCK_FORMATS:
+            blocks = OPS["quantize_blocks"].run((torch.randn(outputs, columns),), {"format": stored})
+            self.weight = inside(blocks, offset, 0x7F)
+            back = {"format": stored, "dtype": "float64"}
+            self.dense = OPS["dequantize_blocks"].run((blocks,), back)
+            return
         groups = 1 if group is None else columns // group
         per_byte = 2 if stored.endswith("int4") else 1
         codes = torch.randint(0, 256, (outputs, columns // per_byte), dtype=torch.uint8)
@@ -71,18 +83,15 @@ class Case:
             codes[codes % 128 == 127] -= 1
         scales = torch.rand(outputs, groups) / 8 + 0.01
         scales = scales if stored == "fp8" else scales.bfloat16()
-        self.kernel = find(NATIVE, format_of(stored, group), with_tiles=with_tiles)
-        self.x = inside(torch.randn(rows, columns).bfloat16(), offset, torch.nan)
         self.weight = as_stored(stored, inside(codes, offset, 0x7F))
         self.scales = inside(scales, offset % 8, torch.nan)
-        self.zeros, values = None, meaning(stored, codes)
+        values = meaning(stored, codes)
         if stored == "uint4":
             self.zeros = inside(
                 torch.randint(0, most_zero + 1, (outputs, groups), dtype=torch.uint8), offset, 255
             )
             values = values - self.zeros.double().repeat_interleave(columns // groups, 1)
         self.dense = values * scales.double().repeat_interleave(columns // groups, 1)
-        self.bias = inside(torch.randn(outputs).bfloat16(), offset, torch.nan)
 
     def run(self, bias: bool = True) -> torch.Tensor:
         operands = self.x, self.weight, self.scales, self.zeros, self.bias if bias else None
@@ -103,9 +112,11 @@ class Case:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
-    stored, group = data.draw(st.sampled_from(WAYS))
+    stored, group = data.draw(st.sampled_from(WAYS + BLOCKS))
     columns = data.draw(
-        st.sampled_from([1, 2, 31, 32, 63, 64, 65, 127, 129, 1000, 8192])
+        st.sampled_from([128, 256, 384, 1024, 4224])
+        if stored in BLOCK_FORMATS
+        else st.sampled_from([1, 2, 31, 32, 63, 64, 65, 127, 129, 1000, 8192])
         if group is None
         else st.sampled_from([1, 2, 3, 5, 8, 33, 64]).map(lambda n: n * group)
     )
@@ -167,10 +178,11 @@ class Fenced:
 
 @native_only
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a call of Linux")
-@pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
+@pytest.mark.parametrize(("stored", "group"), WAYS + BLOCKS, ids=str)
 def test_nothing_is_read_behind_an_operand(stored, group):
     """A read there ends the process."""
-    for columns in [1, 15, 20, 40, 50, 64, 100] if group is None else [group, 3 * group, 5 * group]:
+    sizes = [1, 15, 20, 40, 50, 64, 100] if group is None else [group, 3 * group, 5 * group]
+    for columns in [128, 256, 640] if stored in BLOCK_FORMATS else sizes:
         case = Case(stored, group, 2, columns, 17, most_zero=16)
         fences = {}
         for name in ("x", "weight", "scales", "zeros", "bias"):
@@ -196,7 +208,7 @@ def test_any_zero_point_is_subtracted(group, most):
 
 
 @native_only
-@pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
+@pytest.mark.parametrize(("stored", "group"), WAYS + BLOCKS, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 384), (2, 8192), (5, 2176), (8, 8192), (19, 640)])
 def test_threads_share_the_outputs_and_change_nothing(stored, group, rows, columns):
     case = Case(stored, group, rows, columns, 203, most_zero=17)
@@ -223,6 +235,37 @@ def test_what_is_no_number_stays_none_and_where_it_is():
     codes = torch.full((2, 48), 0x9F, dtype=torch.uint8)  # -1 in the low half, -7 in the high one
     y = find(NATIVE, format_of("int4", 32)).multiply(x, codes, torch.ones(2, 3).bfloat16(), None, None)
     assert torch.equal(y, torch.tensor([[-torch.inf] * 2, [-384.0] * 2]).bfloat16())
+
+
+@native_only
+@pytest.mark.parametrize(("stored", "group"), BLOCKS, ids=str)
+def test_blocks_multiply_what_no_sum_holds(stored, group):
+    """Minima are taken from sums of x, which say nothing of infinities and of what is near the largest number."""
+    case = Case(stored, group, 3, 384, 5)
+    case.x[0, 301], case.x[1, 7], case.x[2, :2] = torch.inf, torch.nan, torch.tensor([1e36, -1e36])
+    y, exact = case.run(False), case.x.double() @ case.dense.T
+    assert torch.equal(y[0], exact[0].bfloat16())
+    assert y[1].isnan().all()
+    torch.testing.assert_close(y[2].double(), exact[2], rtol=2**-7, atol=1e31)
+
+
+@native_only
+def test_blocks_of_any_bytes_are_what_the_op_says_they_are():
+    for stored in BLOCK_FORMATS:
+        block = FORMATS[stored].block
+        weight = torch.randint(0, 256, (64, block.row_bytes(384)), dtype=torch.uint8)
+        for first in range(
+            0, weight.shape[1], block.bytes
+        ):  # of floats that are none there is nothing to compare
+            for at in (block.unit, 2) if stored != "q6_k" else (block.unit,):
+                end = min(first + block.bytes, weight.shape[1])
+                weight[:, end + at + 1 if at < 0 else first + at + 1] &= 0x3B
+        dense = OPS["dequantize_blocks"].run((weight,), {"format": stored, "dtype": "float64"})
+        x, kernel = torch.eye(384).bfloat16(), find(NATIVE, FORMATS[stored])
+        found = torch.cat([kernel.multiply(part, weight, None, None, None) for part in x.split(8)])
+        scale = dense.abs().amax(1)  # of the parts that a number is made of
+        error = (found.double() - dense.T).abs()
+        assert (error <= dense.T.abs() * 2**-8 + scale * 2**-15).all()
 
 
 @native_only
@@ -279,7 +322,9 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
         call(-1, 64, 1)
-    with pytest.raises(ValueError, match="0 to 4 for how codes are stored, got 5"):
+    with pytest.raises(ValueError, match="0 to 7 for how codes are stored, got 8"):
+        call(8, 64, 1)
+    with pytest.raises(ValueError, match="columns that 128 divides, got 64"):
         call(5, 64, 1)
     for columns, groups in ((64, 0), (64, 4), (96, 2), (96, 1), (100, 3)):
         with pytest.raises(ValueError, match=f"groups of 32, 64 or 128, got {groups} of {columns} columns"):

@@ -36,7 +36,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(5), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(8), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -54,9 +54,14 @@ def reach(*sizes_and_steps: int) -> int:
     return all(sizes) * (1 + last)
 
 
+def blocks(stored: int, columns: int) -> int:
+    whole, half = {5: (144, 80), 6: (176, 112)}.get(stored, (210, 106))
+    return columns // 256 * whole + (columns % 256 > 0) * half
+
+
 def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
     """Sizes, and for each operand whether it is there."""
-    found: dict[str, Any] = {"SPAN": span, "REACH": reach, "ITEM": [2, 4, 1, 4].__getitem__}
+    found: dict[str, Any] = {"SPAN": span, "REACH": reach, "BLOCKS": blocks, "ITEM": [2, 4, 1, 4].__getitem__}
     for kind, name, _ in ARGUMENTS[kernel]:
         if kind == "SIZE":
             found[name] = pick.choice(RANGES.get(name, range(1, 40)))
@@ -98,6 +103,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         is_grouped = found["stored"] in (1, 3, 4)
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
         found["columns"] = found["groups"] * pick.choice([32, 64, 128]) if is_grouped else found["columns"]
+        found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 4 else found["columns"]
     return found
 
 
@@ -262,6 +268,7 @@ def test_sizes_whose_product_is_beyond_all_memory_are_refused(kernel):
     sizes = drawn(kernel, random.Random(0))
     operands = operands_of(kernel, sizes)
     unused = FREE if operands.get("pages") is not None else FREE | {"columns", "pool"}
+    unused = unused | {"groups"} if sizes.get("stored", 0) > 4 else unused
     names = [name for kind, name, _ in ARGUMENTS[kernel] if kind == "SIZE" and name not in unused]
     for chosen in ([name] for name in names), [names]:
         for some in chosen:

@@ -89,7 +89,11 @@ class SmallBatchQuantized:
         are_whole = is_few and x.is_contiguous() and weight.is_contiguous()
         return (
             are_whole
-            and (scales.is_contiguous() and scales.dtype == self.scales if scales is not None else self.scales is None)
+            and (
+                scales.is_contiguous() and scales.dtype == self.scales
+                if scales is not None
+                else self.scales is None
+            )
             and (zeros is not None and zeros.is_contiguous() if self.has_zeros else zeros is None)
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         )

@@ -289,7 +289,13 @@ DECODINGS = (
     Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
     Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
-    Decoding("blocks", BLOCK_FORMATS, _BLOCKS, lambda format: in_pieces(partial(dequantized_by_ops, format)), _by_ops_pieces),
+    Decoding(
+        "blocks",
+        BLOCK_FORMATS,
+        _BLOCKS,
+        lambda format: in_pieces(partial(dequantized_by_ops, format)),
+        _by_ops_pieces,
+    ),
     Decoding("table4", ("nvfp4", "nl4"), _TABLES, _from_tables, _table_pieces),
 )
 BY_OPS = Decoding(

@@ -160,8 +160,7 @@ def _fp8_accepts(*, native: bool) -> Accepts:
         format = QuantFormat.of(run.attrs)
         if format != FORMATS["fp8"]:
             return f"the format is {format}, it takes fp8"
-        found = context.tensor(scales).dtype
-        if found != format.scale_dtype:
+        if (found := context.tensor(scales).dtype) != format.scale_dtype:
             return f"scales are {found}, not {format.scale_dtype}"
         if native and arch not in kernel_module("matmul_fp8").NATIVE:
             return f"{arch} has no tensor cores for float8"
