@@ -12,6 +12,7 @@ import argparse
 import ctypes
 import json
 from collections.abc import Callable
+from functools import partial
 from math import log, prod
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from nnfront.passes.quantizing.scheme import format_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 OURS = (
-    "int8 int8:32 int8:128 fp8 int4 int4:64 int4:128 uint4 uint4:64 uint4:128 mxfp4 nvfp4 nl4 auto:4.5 auto:5.5 auto:6.5625"
+    "int8 int8:32 int8:128 fp8 int4 int4:64 int4:128 uint4 uint4:64 uint4:128 mxfp4 nvfp4 nl4 q4_k q5_k q6_k auto:4.5 auto:5.5 auto:6.5625"
 ).split()
 LLAMA_CPP = "llama.cpp "
 THEIRS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0")
@@ -50,6 +51,8 @@ def ours(name: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[t
     """How a matrix of bfloat16 is rounded to a format and back, and the bits that it takes."""
     format = format_of(name)
     assert format is not None
+    if format.block is not None:
+        return partial(through_blocks, format.name), lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
     attrs = {"group_size": format.group_size, "axis": 1, "format": format.name, "fit": format.fit}
     table = format.name if format.values else None
 
@@ -63,6 +66,13 @@ def ours(name: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[t
         return found
 
     return rounded, lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
+
+
+def through_blocks(format: str, weight: torch.Tensor) -> torch.Tensor:
+    """A matrix rounded to a format whose scales lie in blocks, and back."""
+    blocks = ops.quantize_blocks.run((weight,), {"format": format})
+    found: torch.Tensor = ops.dequantize_blocks.run((blocks,), {"format": format, "dtype": "float32"})
+    return found
 
 
 def theirs(

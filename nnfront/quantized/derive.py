@@ -184,8 +184,9 @@ class _Body(Mutator):
         made = formula.make(builder, sources)
         names: dict[Var, Atom] = {}
         if isinstance(made, Encoded) and is_kept:
-            scales = cast(builder, made.scales, formula.wanted_scales(weight.type.dtype))
-            made = replace(made, scales=scales)
+            if made.scales is not None:
+                scales = cast(builder, made.scales, formula.wanted_scales(weight.type.dtype))
+                made = replace(made, scales=scales)
             for suffix, part in zip(_suffixes(made.format), made.parts, strict=False):
                 is_stored = isinstance(part, Param)  # and has its name
                 names[part] = (

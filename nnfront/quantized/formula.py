@@ -14,15 +14,15 @@ from nnfront.quant_format import QuantFormat
 
 @dataclass(frozen=True)
 class Encoded:
-    """A weight [out, in] as products take it: elements, packed as the format says, and for each group of inputs a scale and maybe a zero point.
+    """A weight [out, in] as products take it: elements, packed as the format says, and for each group of inputs a scale and maybe a zero point; or blocks with all of that.
 
-    Shapes: elements [out, in] or, in 4 bits, [out, in / 2]; scales and zeros [out, groups]; of a stack all with an axis more in front. The weight is the stack of the transposes if
+    Shapes: elements [out, in] or, in 4 bits, [out, in / 2], or blocks [out, bytes]; scales and zeros [out, groups]; of a stack all with an axis more in front. The weight is the stack of the transposes if
     `is_turned`.
     """
 
     format: QuantFormat
     elements: Var
-    scales: Var
+    scales: Var | None = None
     zeros: Var | None = None
     is_turned: bool = False
 
@@ -33,8 +33,9 @@ class Encoded:
 
     def with_parts(self, parts: Sequence[Var]) -> Encoded:
         """The same of other values."""
-        elements, scales, *zeros = parts
-        return Encoded(self.format, elements, scales, next(iter(zeros), None), self.is_turned)
+        elements, scales, zeros = (*parts, None, None)[:3]
+        assert elements is not None
+        return Encoded(self.format, elements, scales, zeros, self.is_turned)
 
     def rows(self, builder: FunctionBuilder, places: Atom) -> Encoded:
         """Emit some rows of it [..., in]."""
@@ -45,6 +46,8 @@ class Encoded:
         q = self.elements
         assert isinstance(q.type, TensorType)
         axis = q.type.ndim - 1
+        if self.format.block is not None:
+            return builder.call(ops.dequantize_blocks, q, format=self.format.name, dtype=dtype)
         if self.format.packing is not None:
             q = builder.call(ops.unpack_int4, q, axis=axis, signed=self.format.dtype == "int8")
         dense = builder.call(
@@ -93,7 +96,7 @@ class Formula:
             return "no kernel reads them as they are stored"
         if not takes(self.format):
             return f"no kernel reads {self.format}"
-        if not holds(self.wanted_scales(dtype), self.scale_dtype):
+        if self.format.block is None and not holds(self.wanted_scales(dtype), self.scale_dtype):
             return f"their scales are {self.scale_dtype}, which {self.wanted_scales(dtype)} does not hold"
         return ""
 

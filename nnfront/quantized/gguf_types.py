@@ -2,18 +2,20 @@
 """What the blocks of GGUF's types stand for: from bytes [rows, blocks, bytes of one] to numbers.
 
 A block begins or ends with its scale `d`, in float16. Of 32 numbers the first 16 are in the low halves of 16 bytes, the others in the high ones. Blocks of 256 have scales of their own for
-16 or 32 numbers, integers that `d` is multiplied with. Where a number is an integer times one scale it stays one: `int4`, or `int8` if it has more bits than 4.
+16 or 32 numbers, integers that `d` is multiplied with. Q4_K, Q5_K and Q6_K are formats of ours.
+Elsewhere a number that is an integer times one scale stays one: `int4`, or `int8` if it has more bits than 4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 from nnfront import ops
 from nnfront.ir import Constant, FunctionBuilder, Scalar, TensorType, Var
-from nnfront.quant_format import QuantFormat
+from nnfront.quant_format import FORMATS, QuantFormat
 from nnfront.quantized.formula import Encoded, cast
 from nnfront.quantized.held import grouped, looked_up, table
 
@@ -144,34 +146,9 @@ def _q3_k(k: Blocks) -> Encoded:
     return k.encoded("int8", 16, q, k.times(k.half(108), scales))
 
 
-def _sixes(k: Blocks) -> tuple[Var, Var]:
-    """Eight scales and eight minima of 6 bits, [rows, blocks, 8, 1] float32, from 12 bytes behind their two factors."""
-    first, second, third = (k.bytes(begin, begin + 4) for begin in (4, 8, 12))
-    scales = [k.bits(first, 0, 63), k.raised(k.bits(third, 0, 15), k.bits(first, 6, 3), 4)]
-    least = [k.bits(second, 0, 63), k.raised(k.bits(third, 4, 15), k.bits(second, 6, 3), 4)]
-    found = [k.b.call(ops.concat, *parts, dim=2) for parts in (scales, least)]
-    scale, minimum = (k.times(k.half(2 * i), x) for i, x in enumerate(found))
-    return k.shaped(scale, 8, 1), k.shaped(minimum, 8, 1)
-
-
-def _q4_k(k: Blocks) -> Var:
-    scales, least = _sixes(k)
-    q = k.fields(k.shaped(k.bytes(16, 144), 4, 32), 4)
-    return k.matrix(k.less(k.times(scales, k.shaped(q, 8, 32)), least))
-
-
-def _q5_k(k: Blocks) -> Var:
-    scales, least = _sixes(k)
-    low = k.shaped(k.fields(k.shaped(k.bytes(48, 176), 4, 32), 4), 8, 32)
-    q = k.raised(low, k.fields(k.bytes(16, 48), 1), 4)
-    return k.matrix(k.less(k.times(scales, q), least))
-
-
-def _q6_k(k: Blocks) -> Encoded:
-    low = k.shaped(k.fields(k.shaped(k.bytes(0, 128), 2, 64), 4), 2, 4, 32)
-    high = k.fields(k.shaped(k.bytes(128, 192), 2, 32), 2)
-    scales = k.b.call(ops.bitcast, k.bytes(192, 208), dtype="int8")
-    return k.encoded("int8", 16, k.moved(k.raised(low, high, 4), 32), k.times(k.half(208), scales))
+def _in_blocks(name: str, k: Blocks) -> Encoded:
+    """Blocks that products read as they are."""
+    return Encoded(FORMATS[name], k.matrix(k.data))
 
 
 def _of_table(k: Blocks, q: Var) -> Var:
@@ -217,9 +194,9 @@ ENCODINGS: dict[str, Encoding] = {
     "Q8_0": Encoding(34, 32, _q8_0, grouped("int8", 32), "float16"),
     "Q2_K": Encoding(84, 256, _q2_k),
     "Q3_K": Encoding(110, 256, _q3_k, grouped("int8", 16)),
-    "Q4_K": Encoding(144, 256, _q4_k),
-    "Q5_K": Encoding(176, 256, _q5_k),
-    "Q6_K": Encoding(210, 256, _q6_k, grouped("int8", 16)),
+    "Q4_K": Encoding(144, 256, partial(_in_blocks, "q4_k"), FORMATS["q4_k"]),
+    "Q5_K": Encoding(176, 256, partial(_in_blocks, "q5_k"), FORMATS["q5_k"]),
+    "Q6_K": Encoding(210, 256, partial(_in_blocks, "q6_k"), FORMATS["q6_k"]),
     "IQ4_NL": Encoding(18, 32, _iq4_nl, grouped("int8", 32), "float16"),
     "IQ4_XS": Encoding(136, 256, _iq4_xs, grouped("int8", 32)),
     "MXFP4": Encoding(17, 32, _mxfp4, grouped("mxfp4", 32), "uint8"),
