@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import gguf_files
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from nnfront import ops
 from nnfront.cli import main
 from nnfront.errors import LoadError
 from nnfront.ir import FunctionBuilder, IRModule, TensorType
+from nnfront.quant_format import BLOCK_FORMATS
 from nnfront.quantized.formula import Encoded
 from nnfront.quantized.gguf_types import ENCODINGS, Blocks
 from nnfront.weights.gguf import TYPES
@@ -35,8 +37,10 @@ def test_blocks_stand_for_what_the_library_says_bit_for_bit(name: str) -> None:
     data = b.param("data", TensorType((5, 3 * encoding.size_bytes), "uint8"), "input")
     made = encoding.make(Blocks(b, b.call(ops.reshape, data, shape=(5, 3, encoding.size_bytes))))
     if isinstance(made, Encoded):
-        assert isinstance(made.scales.type, TensorType)
-        assert (made.format, made.scales.type.dtype) == (encoding.format, encoding.scale_dtype)
+        assert made.format == encoding.format
+        if made.scales is not None:
+            assert isinstance(made.scales.type, TensorType)
+            assert made.scales.type.dtype == encoding.scale_dtype
         made = made.dense(b, "float32")
     session = nn.compile(IRModule([b.finish(made)])).load({})
     type = GGMLQuantizationType[name]
@@ -60,12 +64,12 @@ KEPT = {
     "Q4_0": "int4",
     "Q5_0": "int8 in groups of 32",
     "Q8_0": "int8 in groups of 32",
-    "Q6_K": "int8 in groups of 16",
+    **{name.upper(): name for name in BLOCK_FORMATS},
 }
 
 
 @pytest.mark.parametrize(
-    "type", ["F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"]
+    "type", ["F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0", *map(str.upper, BLOCK_FORMATS), "IQ4_XS"]
 )
 def test_a_llama_is_the_model_of_the_weights_that_the_library_reads(tmp_path: Path, type: str) -> None:
     model = write(tmp_path / "m.gguf", llama(**SIZES), types=type)
@@ -81,8 +85,8 @@ def test_a_folder_with_one_file_and_types_that_are_mixed(tmp_path: Path) -> None
     model = write(tmp_path / "m.gguf", llama(**SIZES), types=types)
     llm = agrees(tmp_path, model, dtype="float32")
     assert str(llm.stored) == (
-        "stored as GGUF's Q6_K: 3 weights kept as int8 in groups of 16, 1 weight made float32 (joined to weights in other formats, or read by more than products);"
-        " GGUF's Q4_K: 5 weights made float32 (no kernel reads them as they are stored); GGUF's float32: 3 weights made float32"
+        "stored as GGUF's Q6_K: 3 weights kept as q6_k, 1 weight made float32 (joined to weights in other formats, or read by more than products);"
+        " GGUF's Q4_K: 2 weights made float32 (joined to weights in other formats, or read by more than products), 3 weights kept as q4_k; GGUF's float32: 3 weights made float32"
     )
 
 
@@ -94,6 +98,19 @@ def test_it_computes_in_bfloat16_unless_its_matrices_are_floats(tmp_path: Path) 
     assert (llm.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
     write(tmp_path / "h.gguf", llama(**SIZES), types="F16")
     assert nn.LLM.load(tmp_path / "h.gguf").config.dtype == "float16"
+
+
+@pytest.mark.parametrize("type", [name.upper() for name in BLOCK_FORMATS])
+def test_blocks_stay_the_bytes_of_the_file_in_any_dtype(tmp_path: Path, type: str) -> None:
+    model = write(tmp_path / "m.gguf", llama(**SIZES), types=type, dtype=torch.bfloat16)
+    llm = nn.LLM.load(tmp_path / "m.gguf")
+    assert kinds(llm) == {type.lower(): 9, "bfloat16": 3}
+    stored = gguf.GGUFReader(tmp_path / "m.gguf").get_tensor
+    (down,) = [t for t in map(stored, range(12)) if t.name == "blk.0.ffn_down.weight"]
+    kept = llm.session.weights[f"model.layers.0.mlp.down_proj.weight.{type.lower()}"]
+    assert np.array_equal(kept.numpy(), down.data)
+    expected = logits(model)
+    assert (llm.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
 
 
 def test_factors_of_wavelengths_are_a_tensor(tmp_path: Path) -> None:
