@@ -22,10 +22,9 @@ from machine import RESULTS, describe, keep, table
 from nnfront_models import llama
 
 import nnfront as nn
-from nnfront import ops
-from nnfront.ir import TensorType
 from nnfront.passes import QuantScheme
 from nnfront.passes.quantizing.budget import measure, within
+from nnfront.passes.quantizing.budget import rounded as rounded_to
 from nnfront.passes.quantizing.choose import stored_bytes
 from nnfront.passes.quantizing.scheme import format_of
 
@@ -51,28 +50,7 @@ def ours(name: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[t
     """How a matrix of bfloat16 is rounded to a format and back, and the bits that it takes."""
     format = format_of(name)
     assert format is not None
-    if format.block is not None:
-        return partial(through_blocks, format.name), lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
-    attrs = {"group_size": format.group_size, "axis": 1, "format": format.name, "fit": format.fit}
-    table = format.name if format.values else None
-
-    def rounded(weight: torch.Tensor) -> torch.Tensor:
-        given = ops.quantize.canonical_attrs([TensorType(weight.shape, "bfloat16")], attrs)
-        q, scales, *more = ops.quantize.run((weight,), ops.quantize.full_attrs(given))
-        if format.has_factor:
-            scales = scales.float() * more.pop()
-        back = {"group_size": format.group_size, "axis": 1, "dtype": "float32", "format": table}
-        found: torch.Tensor = ops.dequantize.run((q, scales, *(more or [None])), back)
-        return found
-
-    return rounded, lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
-
-
-def through_blocks(format: str, weight: torch.Tensor) -> torch.Tensor:
-    """A matrix rounded to a format whose scales lie in blocks, and back."""
-    blocks = ops.quantize_blocks.run((weight,), {"format": format})
-    found: torch.Tensor = ops.dequantize_blocks.run((blocks,), {"format": format, "dtype": "float32"})
-    return found
+    return partial(rounded_to, format=format), lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
 
 
 def theirs(

@@ -26,7 +26,7 @@ from nnfront.llm.parts import for_engine
 from nnfront.llm.timings import Timings
 from nnfront.llm.unmerged import NO_ADAPTERS, Adapters, keep_adapters, open_named
 from nnfront.passes import QuantizeReport, QuantScheme
-from nnfront.passes.quantizing.budget import measure, open_weights, within
+from nnfront.passes.quantizing.budget import candidates, measure, open_weights, within
 from nnfront.passes.quantizing.scheme import scheme_of
 from nnfront.quantized import Held, StoredReport, quantization_of
 from nnfront.weights import Checkpoint
@@ -211,7 +211,7 @@ def compile_folder(
     if quant is not None:
         quant = scheme_of(quant)
         if quant.budget is not None:
-            quant = _within_budget(module, quant, checkpoint, cast=dtype is not None)
+            quant = _within_budget(module, quant, checkpoint, target, cast=dtype is not None)
             phases.end("measure")
         quantized = passes.quantize_weights.report(module, quant)
         module = passes.quantize_weights(module, quant)
@@ -223,15 +223,15 @@ def compile_folder(
 
 
 def _within_budget(
-    module: IRModule, scheme: QuantScheme, checkpoint: Checkpoint, *, cast: bool
+    module: IRModule, scheme: QuantScheme, checkpoint: Checkpoint, target: str, *, cast: bool
 ) -> QuantScheme:
     """Choose formats by what each loses of each weight, one weight after the other."""
-    names = open_weights(module, scheme)
+    names, formats = open_weights(module, scheme), candidates(backend_of(target).reads)
     executable = compile(passes.lift_transform_params(module, shared_transform=True))
     measured, elements = {}, 0
     for name, weight in executable.stream_params(checkpoint, cast=cast):
         if name in names:
-            measured[name] = measure(weight)
+            measured[name] = measure(weight, formats)
             elements += weight.numel()
         del weight
     return within(scheme, measured, elements, [name for name, is_head in names.items() if is_head])
