@@ -9,6 +9,7 @@
 
 enum {
     CHANNELS = 256,    // of a convolution that a thread takes at a time
+    USUAL_WIDTH = 4,   // taps of nearly all convolutions
     VECTORS = 4,       // of values at a time, which stay in registers
     MOST_KEYS = 1024,  // features of a key
     SMALL_STATE = 1 << 14,   // elements of a state that take less time than waking threads
@@ -19,28 +20,50 @@ INLINE float element(const void *from, bool is_wide, Py_ssize_t i) {
     return is_wide ? ((const float *)from)[i] : widened(((const uint16_t *)from)[i]);
 }
 
+// Sums of `count` channels from `from` on of a sequence, and what is kept of them; all but these are constants wherever this is inlined.
+FAST INLINE void convolve_channels(const struct causal_conv1d_step *n, float *sums, Py_ssize_t begin, Py_ssize_t from, Py_ssize_t count,
+                                   const Py_ssize_t width, const bool is_wide, const bool keeps_wide) {
+    const Py_ssize_t kept = width - 1;
+    const uint16_t *newest = (const uint16_t *)n->x + begin;
+    for (Py_ssize_t i = 0; i < count; i++) sums[i] = n->bias ? element(n->bias, is_wide, from + i) : 0.0f;
+    if (n->state)
+        for (Py_ssize_t i = 0; i < count; i++)
+#pragma GCC unroll 4
+            for (Py_ssize_t t = 0; t < kept; t++)
+                sums[i] += element(n->weight, is_wide, (from + i) * width + t) * element(n->state, keeps_wide, (begin + i) * kept + t);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        sums[i] += element(n->weight, is_wide, (from + i) * width + kept) * widened(newest[i]);
+#pragma GCC unroll 4
+        for (Py_ssize_t t = 0; t < kept; t++) {
+            const Py_ssize_t at = (begin + i) * kept + t;
+            const float next = t + 1 == kept ? widened(newest[i]) : n->state ? element(n->state, keeps_wide, at + 1) : 0.0f;
+            if (keeps_wide)
+                ((float *)n->next)[at] = next;
+            else
+                ((uint16_t *)n->next)[at] = rounded(next);
+        }
+    }
+}
+
 FAST static void convolve(const void *given, Py_ssize_t first, Py_ssize_t end) {
     const struct causal_conv1d_step *n = given;
-    const Py_ssize_t kept = n->width - 1, parts = (n->channels + CHANNELS - 1) / CHANNELS;
-    const bool is_wide = n->is_wide != 0, keeps_wide = n->is_wide_state != 0;
+    const Py_ssize_t parts = (n->channels + CHANNELS - 1) / CHANNELS;
     for (Py_ssize_t at = first; at < end; at++) {
         const Py_ssize_t from = at % parts * CHANNELS, count = n->channels - from < CHANNELS ? n->channels - from : CHANNELS;
         const Py_ssize_t begin = at / parts * n->channels + from;
         float sums[CHANNELS + FLOATS];
-        for (Py_ssize_t i = 0; i < count; i++) {
-            const uint16_t newest = ((const uint16_t *)n->x)[begin + i];
-            const Py_ssize_t tokens = (begin + i) * kept, taps = (from + i) * n->width;
-            float sum = n->bias ? element(n->bias, is_wide, from + i) : 0.0f;
-            for (Py_ssize_t t = 0; t < kept && n->state; t++) sum += element(n->weight, is_wide, taps + t) * element(n->state, keeps_wide, tokens + t);
-            sums[i] = sum + element(n->weight, is_wide, taps + kept) * widened(newest);
-            for (Py_ssize_t t = 0; t < kept; t++) {
-                const float next = t + 1 == kept ? widened(newest) : n->state ? element(n->state, keeps_wide, tokens + t + 1) : 0.0f;
-                if (keeps_wide)
-                    ((float *)n->next)[tokens + t] = next;
-                else
-                    ((uint16_t *)n->next)[tokens + t] = rounded(next);
-            }
-        }
+#define KINDS(width) \
+    switch ((n->is_wide ? 2 : 0) + (n->is_wide_state ? 1 : 0)) { \
+        case 0: convolve_channels(n, sums, begin, from, count, width, false, false); break; \
+        case 1: convolve_channels(n, sums, begin, from, count, width, false, true); break; \
+        case 2: convolve_channels(n, sums, begin, from, count, width, true, false); break; \
+        default: convolve_channels(n, sums, begin, from, count, width, true, true); \
+    }
+        if (n->width == USUAL_WIDTH)
+            KINDS(USUAL_WIDTH)
+        else
+            KINDS(n->width)
+#undef KINDS
         for (Py_ssize_t i = 0; i < count; i += FLOATS) {
             const Floats y = activated(floats(sums + i), (Activation)n->activation);
             store_rounded((uint16_t *)n->y + begin + i, first_lanes(count - i), y);
