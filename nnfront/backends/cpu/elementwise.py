@@ -110,6 +110,9 @@ def _binary(operation: str, reversed_: str, *, is_rounded: bool = False, is_bool
             demand(other is not None)
             y = builder.make(run.outputs[0], x.shape, torch.bool if is_bool else x.dtype)
             number = torch.tensor(other, dtype=x.dtype).item() if is_rounded else other
+            if name == "divide_by":  # torch rounds the reciprocal
+                emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=1)
+                name, x = "multiply", y
             emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=number)
             return (y,)
         # What has no axes does not widen what has some.
@@ -256,8 +259,8 @@ def _concat(builder: TapeBuilder, run: Run, *parts: Value) -> Sequence[Operand]:
 
 
 _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
-    "add": _binary("add", "add"),
-    "subtract": _binary("subtract", "subtract_from"),
+    "add": _binary("add", "add", is_rounded=True),
+    "subtract": _binary("subtract", "subtract_from", is_rounded=True),
     "multiply": _binary("multiply", "multiply"),
     "divide": _binary("divide", "divide_by"),
     "minimum": _binary("minimum", "minimum", is_rounded=True),

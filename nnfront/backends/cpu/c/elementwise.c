@@ -17,19 +17,19 @@ enum {
     SMALL_COUNT = 1 << 14, // elements that take less time than waking threads
 };
 
-// e^x of numbers in its range, of which 88 is the end: 2^n e^r with |r| <= ln 2 / 2, and e^r by its series. A NaN stays one.
+// e^x as 2^n e^r with |r| <= ln 2 / 2, and e^r by its series; 2^n in two factors, as the greatest n is beyond a float. A NaN stays one.
 FAST INLINE float power_of_e(float x) {
-    const float most = x > 88.7f ? 88.7f : x, in_range = most < -87.3f ? -87.3f : most;
+    const float most = x > 89.0f ? 89.0f : x, in_range = most < -87.3f ? -87.3f : most;
     const float shifted = in_range * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;  // rounded to an integer, in the lowest bits of the first
     const float r = in_range - n * 0.693359375f + n * 2.12194440e-4f;
     const float series = 1.0f + r * (1.0f + r * (0.5f + r * (1.0f / 6 + r * (1.0f / 24 + r * (1.0f / 120 + r * (1.0f / 720))))));
-    uint32_t bits;
-    float scale;
+    int32_t bits;
     memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits << 23) + 0x3F800000;
-    memcpy(&scale, &bits, sizeof scale);
-    const float y = series * scale;
-    return x < -87.3f ? 0.0f : x > 88.7f ? INFINITY : y;
+    const int32_t whole = bits - 0x4B400000, half = whole >> 1, powers[] = {(half + 127) << 23, (whole - half + 127) << 23};
+    float first, second;
+    memcpy(&first, powers, sizeof first);
+    memcpy(&second, powers + 1, sizeof second);
+    return x < -87.3f ? 0.0f : series * first * second;
 }
 
 FAST INLINE float sigmoid_of(float x) {

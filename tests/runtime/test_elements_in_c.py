@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What C computes of elements and of rows against torch, each op by itself, for shapes that broadcast and are no multiple of anything."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from nnfront.backends.cpu.backend import WRITERS
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.in_c import written
+from nnfront.lower import Run, Structure
+
+pytestmark = [
+    pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
+    pytest.mark.usefixtures("instructions"),
+]
+KINDS = (torch.bfloat16, torch.float32)
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, torch.inf, -torch.inf, torch.nan])
+kinds = st.sampled_from(KINDS)
+shapes = st.builds(
+    lambda outer, last: (*outer, last),
+    st.lists(st.integers(1, 3), max_size=2),
+    st.one_of(st.integers(1, 70), st.sampled_from([511, 513, 1025])),
+)
+few = settings(max_examples=25, deadline=None)
+
+
+def in_c(op: str, *operands: Any, results: int = 1, **attrs: Any) -> list[torch.Tensor]:
+    """What the kernel in C of an op makes of operands, which it has to take."""
+    leaves = [Structure(i) for i in range(results)]
+    run = Run(op, op, (), leaves[0] if results == 1 else Structure(fields=tuple(leaves)), attrs)
+    tape = written(WRITERS[op], run, operands, {})
+    assert tape is not None
+    return tape.run([x for x in operands if isinstance(x, torch.Tensor)])
+
+
+def drawn(data: st.DataObject, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Numbers about zero, of some tensors a third such as are infinite, none or zeros of either sign."""
+    torch.manual_seed(data.draw(st.integers(0, 9)))
+    x = 3 * torch.randn(shape)
+    if data.draw(st.booleans()):
+        x = torch.where(torch.rand(shape) < 1 / 3, SPECIAL[torch.randint(len(SPECIAL), shape)], x)
+    return x.to(dtype)
+
+
+def broadcast(data: st.DataObject, shape: Sequence[int]) -> Sequence[int]:
+    """A shape that this one results from."""
+    kept = [size if data.draw(st.booleans()) else 1 for size in shape]
+    return kept[data.draw(st.integers(0, len(kept) - 1)) :]
+
+
+def assert_same(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def assert_rounded(got: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal to what float64 gives, but for the last bits."""
+    limit = {torch.bfloat16: 2**-7, torch.float32: 2e-6}[got.dtype]
+    torch.testing.assert_close(got, expected.to(got.dtype), rtol=limit, atol=1e-6, equal_nan=True)
+
+
+BINARY: dict[str, Callable[..., torch.Tensor]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "minimum": torch.minimum,
+    "maximum": torch.maximum,
+    "greater": operator.gt,
+    "greater_equal": operator.ge,
+    "less": operator.lt,
+    "less_equal": operator.le,
+}
+
+
+@pytest.mark.parametrize("name", BINARY)
+@given(st.data())
+@few
+def test_two_tensors_that_broadcast_in_either_order(name: str, data: st.DataObject):
+    shape = data.draw(shapes)
+    x, y = (drawn(data, each, data.draw(kinds)) for each in (shape, broadcast(data, shape)))
+    for pair in ((x, y), (y, x)):
+        assert_same(*in_c(name, *pair), BINARY[name](*pair))
+
+
+@pytest.mark.parametrize("name", BINARY)
+@given(st.data())
+@few
+def test_a_tensor_and_a_number_in_either_order(name: str, data: st.DataObject):
+    x, number = (
+        drawn(data, data.draw(shapes), data.draw(kinds)),
+        data.draw(st.sampled_from([-1.7, 0.1, 3, 0.0])),
+    )
+    of = torch.tensor(number, dtype=x.dtype) if name in ("minimum", "maximum") else number
+    assert_same(*in_c(name, x, number), BINARY[name](x, of))
+    assert_same(*in_c(name, number, x), BINARY[name](of, x))
+
+
+UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu": torch.relu,
+    "abs": torch.abs,
+    "negative": torch.neg,
+    "square": torch.square,
+    "exp": torch.exp,
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "rsqrt": torch.rsqrt,
+}
+
+
+@pytest.mark.parametrize("name", UNARY)
+@given(st.data())
+@few
+def test_functions_of_each_element(name: str, data: st.DataObject):
+    x = drawn(data, data.draw(shapes), data.draw(kinds)) * data.draw(st.sampled_from([0.01, 1, 30]))
+    (got,) = in_c(name, x)
+    assert_rounded(got, UNARY[name](x.double()))
+
+
+def test_exp_is_finite_wherever_a_float_holds_it():
+    x = torch.cat(
+        [torch.linspace(-87.3, 88.72, 4001), torch.tensor([88.73, 1e30, torch.inf, -90.0, -torch.inf])]
+    )
+    assert_rounded(in_c("exp", x)[0][:-2], torch.exp(x.double())[:-2])
+    assert in_c("exp", x)[0][-5:].tolist() == [torch.inf] * 3 + [0.0] * 2
+
+
+@given(st.data())
+@few
+def test_where_takes_tensors_and_numbers_on_both_sides(data: st.DataObject):
+    shape, dtype = data.draw(shapes), data.draw(kinds)
+    condition = torch.rand(broadcast(data, shape)) < 0.5
+    x, y = (drawn(data, each, dtype) for each in (shape, broadcast(data, shape)))
+    for first, second in ((x, y), (y, x), (x, -1.5), (-1.5, x)):
+        assert_same(*in_c("where", condition, first, second), torch.where(condition, first, second))
+
+
+@given(st.data())
+@few
+def test_equal_compares_floats_and_integers_that_broadcast(data: st.DataObject):
+    shape = data.draw(shapes)
+    x, y = (torch.randint(-2, 3, each) for each in (shape, broadcast(data, shape)))
+    x, y = x.to(data.draw(kinds)), y.to(data.draw(st.sampled_from([*KINDS, torch.int32])))
+    for pair in ((x, y), (y, x)):
+        assert_same(*in_c("equal", *pair), torch.eq(*pair))
+
+
+@given(st.data())
+@few
+def test_conversions_round_to_the_nearest(data: st.DataObject):
+    pairs = [(a, b) for a in (*KINDS, torch.bool, torch.int32) for b in KINDS if a != b]
+    dtype, to = data.draw(st.sampled_from(pairs))
+    x = drawn(data, data.draw(shapes), torch.float32) * 31
+    x = (x if dtype in KINDS else x.nan_to_num(0, 9, -9)).to(dtype)
+    assert_same(*in_c("astype", x, dtype=str(to).removeprefix("torch.")), x.to(to))
+
+
+@given(st.data())
+@few
+def test_reductions_over_axes_that_follow_one_another(data: st.DataObject):
+    x = drawn(data, data.draw(shapes), data.draw(kinds))
+    first = data.draw(st.integers(0, x.ndim - 1))
+    axes, keepdims = list(range(first, data.draw(st.integers(first + 1, x.ndim)))), data.draw(st.booleans())
+    (total,) = in_c("sum", x, axis=axes, keepdims=keepdims)
+    assert_rounded(total, x.double().sum(axes, keepdim=keepdims))
+    for of in (x, x > 1):
+        (found,) = in_c("any", of, axis=axes, keepdims=keepdims)
+        expected = of != 0
+        for axis in reversed(axes):
+            expected = expected.any(axis, keepdim=keepdims)
+        assert_same(found, expected)
+
+
+@given(st.data())
+@few
+def test_softmax_along_any_axis(data: st.DataObject):
+    x = drawn(data, data.draw(shapes), data.draw(kinds))
+    axis = data.draw(st.integers(0, x.ndim - 1))
+    (got,) = in_c("softmax", x, axis=axis)
+    assert_rounded(got, torch.softmax(x.double(), axis))
+
+
+@given(st.data())
+@few
+def test_the_largest_come_first_and_their_places_gather_them(data: st.DataObject):
+    shape, dtype = data.draw(shapes), data.draw(kinds)
+    width = min(shape[-1], 250)  # integers up to 256 are apart in bfloat16
+    rows = [torch.randperm(width) for _ in range(torch.Size(shape[:-1]).numel())]
+    x = torch.stack(rows).view(*shape[:-1], width).to(dtype) - width // 2
+    k = data.draw(st.integers(1, width))
+    values, places = in_c(
+        "topk", x, results=2, k=k, axis=x.ndim - 1, ret_type="both", largest=True, dtype="int32"
+    )
+    expected = torch.topk(x, k)
+    assert_same(values, expected.values)
+    assert_same(places, expected.indices.int())
+    assert_same(*in_c("gather", x, places, axis=x.ndim - 1), expected.values)
+
+
+@pytest.mark.parametrize("is_turned", [False, True])
+@given(st.data())
+@few
+def test_heads_have_a_matrix_each(is_turned: bool, data: st.DataObject):
+    tokens, heads = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    columns, outputs = data.draw(st.integers(1, 70)), data.draw(st.sampled_from([1, 7, 64, 129, 256, 300]))
+    torch.manual_seed(0)
+    x = torch.randn(tokens, heads, columns).bfloat16()
+    weight = torch.randn(heads, *((columns, outputs) if is_turned else (outputs, columns))).bfloat16()
+    subscripts = "thc,hco->tho" if is_turned else "thc,hoc->tho"
+    (got,) = in_c("einsum_heads", x, weight, subscripts=subscripts)
+    expected = torch.einsum(subscripts, x.double(), weight.double())
+    sizes = torch.einsum(subscripts, x.double().abs(), weight.double().abs())
+    assert ((got.double() - expected).abs() <= expected.abs() * 2**-8 + sizes * 1e-5).all()
+    for token in range(tokens):  # a token has the same bits whatever is beside it
+        assert_same(
+            *in_c("einsum_heads", x[token : token + 1], weight, subscripts=subscripts), got[token : token + 1]
+        )
