@@ -154,7 +154,7 @@ def _between(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
     neighbours of them, each scale with the minimum that is best for it; then d and dmin again, by the least error of the block."""
     most = 2**bits - 1
     y, kept = _finite(y)
-    y = y.unflatten(-1, (y.shape[-1] // 32, 32))
+    y = y.view(len(y), y.shape[-1] // 32, 32)
     q, work = torch.empty_like(y), torch.empty_like(y)
     scale, minimum = _ends(y, most, q, work)
     d, dmin = (_rounded(x.amax(1, keepdim=True) / SIXES) for x in (scale, minimum))
@@ -165,8 +165,8 @@ def _between(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
             d, dmin = _least(y, q, work, scales, minima, d, dmin)
             scale, minimum = d * scales, dmin * minima
     both = torch.cat([d.flatten(1) * kept, dmin.flatten(1)], 1)
-    parts = (x.flatten(1).to(torch.uint8) for x in (scales, minima))
-    return (_write_between(bits, both, *parts, q.to(torch.uint8)),)
+    integers = [x.flatten(1).to(torch.uint8) for x in (scales, minima)]
+    return (_write_between(bits, both, integers[0], integers[1], q.to(torch.uint8)),)
 
 
 def _rounded(x: torch.Tensor) -> torch.Tensor:
@@ -265,14 +265,14 @@ def _least(
     divisor = aa * bb - ab * ab
     found = (ay * bb - ab * by) / divisor, (ab * ay - aa * by) / divisor
     is_one = (divisor > 0) & (found[0] > 0) & (found[1] > 0)
-    return tuple(_rounded(torch.where(is_one, new, old)) for new, old in zip(found, (d, dmin), strict=True))
+    return _rounded(torch.where(is_one, found[0], d)), _rounded(torch.where(is_one, found[1], dmin))
 
 
 def _symmetric(bits: int, y: torch.Tensor) -> tuple[torch.Tensor]:
     """Blocks of bytes for rows [n, 256] or [n, 128] without minima, likewise."""
     half = 2 ** (bits - 1)
     y, kept = _finite(y)
-    y = y.unflatten(-1, (y.shape[-1] // 16, 16))
+    y = y.view(len(y), y.shape[-1] // 16, 16)
     q, work = torch.empty_like(y), torch.empty_like(y)
     largest = y.gather(-1, y.abs().argmax(-1, keepdim=True))
     scale, best = torch.zeros_like(largest), torch.zeros_like(largest)

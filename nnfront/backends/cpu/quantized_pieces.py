@@ -179,8 +179,9 @@ def dequantized_by_ops(
 ) -> torch.Tensor:
     """What the ops' references give, for any format, scales of any dtype, on any device."""
     if format.block is not None:
-        attrs = {"format": format.name, "dtype": str(dtype).removeprefix("torch.")}
-        dense: torch.Tensor = OPS["dequantize_blocks"].run((weight,), attrs)
+        dense: torch.Tensor = OPS["dequantize_blocks"].run(
+            (weight,), {"format": format.name, "dtype": str(dtype).removeprefix("torch.")}
+        )
         return dense
     if format.packing is not None:
         signed = {"axis": format.packing, "signed": format.dtype == "int8"}
