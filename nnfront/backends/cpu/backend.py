@@ -26,10 +26,10 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
-from nnfront.backends.cpu.extension import instructions, say_what_is_missing
+from nnfront.backends.cpu.extension import NATIVE, instructions, say_what_is_missing
 from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
-from nnfront.lower import Program, Slot
+from nnfront.lower import Program, Run, Slot
 from nnfront.passes import PIPELINES
 from nnfront.quant_format import QuantFormat
 
@@ -72,6 +72,13 @@ class CpuBackend(Backend):
         return weight_layout.laid_out(program)
 
     def notes(self, program: Program) -> Iterator[str]:
+        for name, method in program.methods.items() if NATIVE is not None else ():
+            runs = [run for run in method.body.walk() if isinstance(run, Run)]
+            alone = dict.fromkeys(
+                r.kernel for r in runs if r.kernel not in WRITERS and r.kernel not in tape.JOINED
+            )
+            if alone:
+                yield f"{name}: run by themselves, between sequences in C: {', '.join(alone)}"
         yield f"kernels in C: {instructions()}"
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:

@@ -39,7 +39,7 @@ from nnfront.runtime.execute import Code, Frame, Step, execute
 Pair: TypeAlias = tuple[Step, "Instruction | None"]
 Part: TypeAlias = Callable[[Frame], None]
 # What a layer keeps of each sequence is an operand like others when it is read, and a result when it is written.
-READ, WRITTEN = "cache_read", "cache_write_owned"
+JOINED = READ, WRITTEN = "cache_read", "cache_write_owned"
 
 
 class Appended(NamedTuple):
