@@ -50,7 +50,13 @@ def compile(ir: IRModule, target: str = "cpu") -> Executable:
             f"compile takes an IRModule, got a {type(ir).__name__}",
             help="export the model first: nnfront.compile(model.export(spec))",
         )
-    passes, source = backend_of(target).passes(target), _admissible(ir)
+    backend_of(target)  # one that there is not is said before what is wrong with the module
+    return compile_admitted(_admissible(ir), target)
+
+
+def compile_admitted(source: IRModule, target: str) -> Executable:
+    """Compile a module that `check_admissible` has let pass, as `admit` does. Raises LowerError as `compile` does."""
+    passes = backend_of(target).passes(target)
     with bounded_work(MAX_DIM_TERMS):
         # A fused function that was parsed says what its body says. What a kernel can compute of it is found again.
         ir = inline(source, [f.name for f in source.functions if f.kind == "fused" and not f.is_outlined])

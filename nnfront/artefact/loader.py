@@ -16,7 +16,7 @@ from nnfront.artefact.tensor_names import read_weights, restored
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.device import CPU, overriding_device
 from nnfront.backends.registry import is_target, targets
-from nnfront.compiler import compile
+from nnfront.compiler import compile_admitted
 from nnfront.dims import Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.ir import IRModule, admit
@@ -98,7 +98,7 @@ def _admitted(files: ArtefactFiles) -> IRModule:
 
 def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
     try:
-        program = compile(ir, target).program
+        program = compile_admitted(ir, target).program
     except NnfrontError as error:
         raise _about(files.folder / PROGRAM, error) from None
     if sorted(program.methods) != sorted(files.manifest.methods):

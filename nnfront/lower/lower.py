@@ -170,6 +170,20 @@ class _Scope:
         return _Scope(self.values, {**self.sizes, **numbers}, self.caller) if numbers else self
 
 
+def _unified(callee: Function, given: Iterable[tuple[Size, ...]]) -> dict[Symbol, Size]:
+    """What the callee's dims are, where its arguments have these sizes."""
+    bound: dict[Symbol, Size] = {}
+    patterns: list[Size] = []
+    sizes: list[Size] = []
+    for param, found in zip(callee.params, given, strict=True):
+        expected = list(sizes_of(param.type))
+        if len(expected) == len(found):  # a number may be passed where its value says nothing
+            patterns += expected
+            sizes += found
+    unify(patterns, sizes, bound)
+    return bound
+
+
 class _Lowering:
     """Writes one method's instructions."""
 
@@ -179,6 +193,7 @@ class _Lowering:
         self.instructions: list[Instruction] = []
         self._arguments: dict[Var, Structure] = {}
         self._defined: set[Symbol] = set()
+        self._bound: dict[tuple[str, tuple[tuple[Size, ...], ...]], dict[Symbol, Size]] = {}
 
     def argument(self, param: Any) -> Argument:
         """Add a parameter's slots."""
@@ -320,15 +335,11 @@ class _Lowering:
 
     def _sizes(self, callee: Function, call: FunctionCall, scope: _Scope) -> dict[Symbol, Size]:
         """What the callee's dims are in terms of the method's; empty if all have the same name."""
-        bound: dict[Symbol, Size] = {}
-        patterns: list[Size] = []
-        sizes: list[Size] = []
-        for param, arg in zip(callee.params, call.args, strict=True):
-            expected, given = list(sizes_of(param.type)), list(sizes_of(scope.type(arg.type)))
-            if len(expected) == len(given):  # a number may be passed where its value says nothing
-                patterns += expected
-                sizes += given
-        unify(patterns, sizes, bound)
+        given = tuple([tuple(sizes_of(scope.type(arg.type))) for arg in call.args])
+        known = self._bound.get((callee.name, given))  # of another layer that is alike
+        if known is None:
+            known = self._bound[callee.name, given] = _unified(callee, given)
+        bound = dict(known)
         # A dim that the callee defines itself must not meet that of another call.
         for binding in callee.bindings:
             if isinstance(binding.value, MatchShape):
