@@ -7,7 +7,6 @@ They have config.json and model.safetensors, no tokenizer. qwen2.5-0.5b has that
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import torch
@@ -68,15 +67,6 @@ def write(name: str, folder: Path) -> Path:
                 parameter.normal_(0, 0.02)
     model.save_pretrained(path)
     return path
-
-
-def read_afresh(path: Path) -> None:
-    """Let the page cache hold a checkpoint as after a start of the machine: what was written piece by piece lies there in pieces."""
-    with open(path / "model.safetensors", "rb", buffering=0) as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        while file.read(1 << 24):
-            pass
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from checkpoints import CONFIGS, read_afresh, write
-from machine import describe, keep, measure, table
+from checkpoints import CONFIGS, write
+from machine import describe, keep, measure, read_afresh, table
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -39,7 +39,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in args.names:
         path = write(name, args.folder)
-        read_afresh(path)
+        read_afresh(path / "model.safetensors")
         size = weight_bytes(path)
         ours, theirs, limits, starts = [], [], [], []
         for _ in range(args.rounds):

@@ -50,6 +50,15 @@ def measure(script: Path, *args: object) -> dict[str, Any]:
     return result
 
 
+def read_afresh(file: Path) -> None:
+    """Let the page cache hold a file as after a start of the machine: what was written piece by piece lies there in pieces."""
+    with open(file, "rb", buffering=0) as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while opened.read(1 << 24):
+            pass
+
+
 def keep(name: str, machine: dict[str, str], rows: list[dict[str, Any]]) -> Path:
     """Write the results as JSON and return the path."""
     RESULTS.mkdir(exist_ok=True)
