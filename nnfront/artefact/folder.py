@@ -199,26 +199,26 @@ def find_damage(folder: Folder, manifest: Manifest, *, weights: str) -> list[str
     return [*problems, *_damaged(folder, quick, _mapped(folder, quick))()]
 
 
-def _mapped(folder: Folder, manifest: Manifest) -> dict[str, memoryview]:
+def _mapped(folder: Folder, manifest: Manifest) -> dict[Path, memoryview]:
     """The files of the weights that have any bytes, which have their sizes, as memory."""
     return {
-        name: whole(folder.path / name, digest.size_bytes, folder.open(name))
+        folder.path / name: whole(folder.path / name, digest.size_bytes, folder.open(name))
         for name, digest in manifest.files.items()
         if _is_weights(name) and digest.size_bytes
     }
 
 
-def _comparing(folder: Folder, manifest: Manifest, memory: Mapping[str, memoryview]) -> Callable[[], None]:
+def _comparing(folder: Folder, manifest: Manifest, memory: Mapping[Path, memoryview]) -> Callable[[], None]:
     """Begin to compare the weights; what is returned waits for that, and raises what is wrong."""
     damaged = cache(_damaged(folder, manifest, memory))
     return lambda: raise_if_damaged(folder.path, damaged())
 
 
-def _damaged(folder: Folder, manifest: Manifest, memory: Mapping[str, memoryview]) -> Callable[[], list[str]]:
+def _damaged(
+    folder: Folder, manifest: Manifest, memory: Mapping[Path, memoryview]
+) -> Callable[[], list[str]]:
     """Begin to compare the weights; what is returned waits for that, and gives a line for each block that is not what was written."""
-    blocks = comparing_blocks(
-        [(folder.path / name, mapped, manifest.files[name]) for name, mapped in memory.items()]
-    )
+    blocks = comparing_blocks([(file, mapped, manifest.files[file.name]) for file, mapped in memory.items()])
     return lambda: [
         f"{name}: its content is not what was written, somewhere in the block at byte {offset}"
         for name, offset in blocks()

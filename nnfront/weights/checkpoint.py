@@ -56,7 +56,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     model in several GGUF files (`NAME-00001-of-00003.gguf`) any is all of them. With `headers_only` the files may end
     after their headers: enough to check a model against them; `truncated` says which end elsewhere, but not where they should.
     `folder` is the folder, if it is open already: files are opened once, so that one that is replaced stays what it was. `memory` holds
-    files that `whole` has mapped, by name: their tensors are views of it, all of which keep all of it.
+    files that `whole` has mapped: their tensors are views of it, all of which keep all of it.
     Raises LoadError that lists what is wrong with the files, all of them. May be used from several threads.
     """
 
@@ -66,7 +66,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         *,
         headers_only: bool = False,
         folder: Folder | None = None,
-        memory: Mapping[str, memoryview] | None = None,
+        memory: Mapping[Path, memoryview] | None = None,
     ) -> None:
         self._memory = memory or {}
         self.path = _named(Path(path))
@@ -172,7 +172,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         if not size:
             return torch.empty(0, dtype=dtype)
         fds = {info.file: self._fd(info) for info in infos}
-        mapped, start = self._memory.get(infos[0].file.name), infos[0].offset
+        mapped, start = self._memory.get(infos[0].file), infos[0].offset
         if mapped is not None and len(infos) == 1 and start % dtype.itemsize == 0:
             return torch.frombuffer(mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
         memory, start = lay_out(list(map(_piece, infos)), dtype.itemsize, fds)

@@ -38,7 +38,7 @@ def test_tensors_of_a_file_that_was_mapped_whole_are_views_of_it(tmp_path: Path)
     save_file(tensors, tmp_path / "x.safetensors")
     size = (tmp_path / "x.safetensors").stat().st_size
     memory = whole(tmp_path / "x.safetensors", size, opened(tmp_path / "x.safetensors"))
-    checkpoint = Checkpoint(tmp_path / "x.safetensors", memory={"x.safetensors": memory})
+    checkpoint = Checkpoint(tmp_path / "x.safetensors", memory={tmp_path / "x.safetensors": memory})
     places = {x.data_ptr() - checkpoint.info(name).offset for name, x in checkpoint.items() if x.numel()}
     assert len(places) == 1
     assert all(torch.equal(checkpoint[name], x) for name, x in tensors.items())
@@ -53,7 +53,7 @@ def test_a_tensor_at_an_odd_place_of_such_a_file_is_read(tmp_path: Path) -> None
         length.to_bytes(8, "little") + data[8 : 7 + length] + b" " + data[7 + length :]
     )
     memory = whole(tmp_path / "x.safetensors", len(data) + 1, opened(tmp_path / "x.safetensors"))
-    x = Checkpoint(tmp_path / "x.safetensors", memory={"x.safetensors": memory})["x"]
+    x = Checkpoint(tmp_path / "x.safetensors", memory={tmp_path / "x.safetensors": memory})["x"]
     assert x.data_ptr() % 4 == 0
     assert x.tolist() == [0, 1, 2, 3, 4, 5]
 
