@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from nnfront.artefact.save import Extras, Options, save_stream
-from nnfront.artefact.tensor_names import place_weights
+from nnfront.artefact.tensor_names import place_weights, rank_programs
 from nnfront.backends.lowering import lower
 from nnfront.backends.registry import backend_of
 from nnfront.backends.table import explain_kernels, memory_policy
@@ -269,22 +269,25 @@ class Executable:
     ) -> None:
         """Write the artefact that `load(weights).save(folder)` would write, streaming: no more of the weights is in memory than at most is needed for one result.
 
-        For a target that names a GPU's architecture the kernels are compiled as well. `extras` goes into the artefact too; `options` says
+        What several ranks run is written for all of them. For a target that names a GPU's architecture the kernels are compiled as well. `extras` goes into the artefact too; `options` says
         how to write, and who is told of the progress. Raises LoadError like both.
         """
-        sources = self.named(weights, ignored, cast)
+        programs = rank_programs(self.program)
+        parts = [Executable(self.ir, program, self.source) for program in programs]
+        sources = [part._bound(weights, ignored, cast) for part in parts]
+        sources[0].check_ties()
         options = options or Options()
         extras = extras or Extras()
         kernels = self._backend.compile_ahead(
             self.program,
-            sources.found.dims,
+            sources[0].found.dims,
             options.sizes,
             options.compiled,
             draws=extras.text is not None,
         )
         if kernels is not None:
             options.phase("kernels")
-        save_stream(Path(folder), self.source, self.program, sources, extras, options, kernels=kernels)
+        save_stream(Path(folder), self.source, programs, sources, extras, options, kernels=kernels)
 
     def explain(self, method: str | None = None, /, **sizes: int) -> str:
         """Return a table of what runs: method, op, kernel, bytes, flops and why; of one method if it is given. `sizes` gives numbers for dims.

@@ -17,7 +17,7 @@ from nnfront.backends.table import explain_kernels, memory_policy
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError, RunError
 from nnfront.ir import IRModule
-from nnfront.lower import Program, StateType
+from nnfront.lower import Program, StateType, world_of
 from nnfront.memory.report import MemoryReport, report_memory
 from nnfront.runtime import Method
 from nnfront.runtime.bind_arguments import Known
@@ -143,6 +143,11 @@ class Session(Mapping[str, Method]):
         An artefact that is there already is replaced in one step; a failure or a crash leaves it as it was.
         Raises LoadError if the folder holds anything else, if it cannot be written, and for a session that was made without its IR.
         """
+        if (ranks := world_of(self.program)) > 1:
+            raise LoadError(
+                f"this session has the weights of one of {ranks} ranks, so it cannot be saved",
+                help=f"make the artefact of the folder: nnfront export DIR --tp {ranks} -o OUT",
+            )
         if self._ir is None:
             raise LoadError(
                 "this session was made without its IR, so it cannot be saved",

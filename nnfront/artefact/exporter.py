@@ -28,6 +28,7 @@ def export(
     lora: Loras = (),
     mtp: bool = False,
     sizes: Mapping[str, Sequence[int]] | None = None,
+    ranks: int = 1,
     progress: Callable[[int, int], None] | None = None,
     compiled: Callable[[int, int], None] | None = None,
     plan: Callable[[str], None] = lambda text: None,
@@ -36,7 +37,7 @@ def export(
     """Make an artefact of a Hugging Face folder, streaming its weights. Returns the time of each phase.
 
     target: `cuda:sm_90` and its like compile the kernels too, for calls of `sizes` (`Options.sizes`). dtype: compute in it instead of the
-    checkpoint's dtype. quant, ignored, lora, mtp: as for `LLM.load`. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
+    checkpoint's dtype. quant, ignored, lora, mtp: as for `LLM.load`. ranks: divide it among so many, each of which loads its own weights. `compiled` is told how many kernels of how many are compiled, `progress` how many bytes of how many are written, `plan`, before
     anything is, what it will take, `quantized` what becomes of which weight. Raises LoadError if the folder is not what it should be or the output cannot be written.
     """
     if is_artefact(path):
@@ -50,7 +51,9 @@ def export(
             help="leave --sizes out, or name one: --device cuda:sm_90",
         )
     phases = Timings()
-    folder = compile_folder(path, target, dtype, model_file, phases, quant, lora, extends=True, mtp=mtp)
+    folder = compile_folder(
+        path, target, dtype, model_file, phases, quant, lora, ranks, extends=True, mtp=mtp
+    )
     size = folder.checkpoint.size_bytes
     if folder.stored is not None:
         plan(str(folder.stored))

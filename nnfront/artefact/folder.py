@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 from nnfront.artefact.integrity import Digest, comparing_blocks, digest_files, digest_of
 from nnfront.artefact.kernel_files import FOLDER, is_kernel_file, read_kernels, write_kernels
 from nnfront.artefact.manifest import Manifest, read_manifest
+from nnfront.artefact.tensor_names import is_for
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.errors import LoadError
 from nnfront.files import MAX_BYTES, File, Folder
@@ -81,12 +82,13 @@ def write_artefact(
     kernels: CompiledKernels | None = None,
     copies: Sequence[File] = (),
     shard_bytes: int = SHARD_BYTES,
+    begins: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
     phase: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Write an artefact; an artefact that is there already is replaced in one step.
 
-    `manifest` lacks the files, which are found here. `types` announces `tensors`, which may come in any order. `copies` are files
+    `manifest` lacks the files, which are found here. `types` announces `tensors`, which may come in any order; those named in `begins` begin a file. `copies` are files
     that go into the folder as they are. `progress` is told how many bytes of how many are written, `phase` what has been done.
     Raises LoadError for a disk that is full or a folder that holds something else; then nothing has changed.
     """
@@ -98,7 +100,14 @@ def write_artefact(
         raise LoadError(f"the program has {len(text)} bytes as text, {MAX_BYTES} are the most")
     with put_folder(folder, check_replaceable) as place:
         files = write_tensors(
-            place, WEIGHTS, types, tensors, shard_bytes=shard_bytes, progress=progress, is_indexed=True
+            place,
+            WEIGHTS,
+            types,
+            tensors,
+            shard_bytes=shard_bytes,
+            begins=begins,
+            progress=progress,
+            is_indexed=True,
         )
         phase("write")
         try:
@@ -117,8 +126,8 @@ def write_artefact(
         phase("hash")
 
 
-def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
-    """Open an artefact: check that its files are those that were written, and read all but the weights.
+def read_artefact(folder: str | Path, *, verify: bool = True, rank: int = 0) -> ArtefactFiles:
+    """Open an artefact: check that its files are those that were written, and read all but the weights. Of one for several ranks those of `rank` are compared.
 
     With `verify` the bytes of the weights are compared with their CRC-32s, which goes on when this returns: `check_weights` must have been called
     before they are used. Without it only their sizes and headers are checked.
@@ -131,7 +140,6 @@ def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
         damage = find_damage(held, manifest, weights="quick")
     raise_if_damaged(held.path, damage)
     memory = _mapped(held, manifest)
-    check_weights = _comparing(held, manifest, memory) if verify else lambda: None
     try:
         program = held.read(PROGRAM).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -139,11 +147,16 @@ def read_artefact(folder: str | Path, *, verify: bool = True) -> ArtefactFiles:
     try:
         tensors = Checkpoint(held.path / _INDEX, folder=held, memory=memory)
     except LoadError:
-        check_weights()  # a header that is damaged is one of a file that is
+        if verify:  # a header that is damaged is one of a file that is
+            _comparing(held, manifest, memory)()
         raise
     strange = [file.name for file in tensors.files if file.name not in manifest.files]
     if strange:
         raise LoadError(f"{held.path / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
+    if manifest.ranks > 1:
+        used = {info.file.name for name, info in tensors.infos.items() if is_for(name, rank)}
+        memory = {name: mapped for name, mapped in memory.items() if name in used}
+    check_weights = _comparing(held, manifest, memory) if verify else lambda: None
     return ArtefactFiles(held, manifest, program, tensors, read_kernels(held, manifest), check_weights)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nnfront.artefact.folder import PROGRAM, ArtefactFiles, check_files, read_artefact
 from nnfront.artefact.save import Extras
-from nnfront.artefact.tensor_names import read_weights, restored
+from nnfront.artefact.tensor_names import at_rank, own_tensors, rank_programs, read_weights, restored
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.backends.device import CPU, overriding_device
 from nnfront.backends.registry import is_target, targets
@@ -20,23 +20,29 @@ from nnfront.compiler import compile_admitted
 from nnfront.dims import Symbol, describe_facts, satisfies
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.ir import IRModule, admit
-from nnfront.lower import Program
+from nnfront.lower import Program, of_rank, world_of
 from nnfront.session import Session
 
 
-def load(path: str | Path, *, verify: bool = True) -> Session:
+def load(path: str | Path, *, verify: bool = True, rank: int = 0, ranks: int = 1) -> Session:
     """Load an artefact that `session.save` or `nnfront export` made. The weights are mapped.
 
     verify: read all weights once and compare them with the checksums that were written. Without it, sizes, headers and types of the
-    weights are checked, not their bytes; all other files are compared in any case.
+    weights are checked, not their bytes; all other files are compared in any case. rank: which of so many `ranks` this process is; it reads its own weights only.
     Raises LoadError if the artefact is damaged, was made by a newer nnfront, or for a target that this build does not have.
     """
-    return session_of(read_artefact(path, verify=verify))
+    return session_of(read_artefact(path, verify=verify, rank=rank), rank=rank, ranks=ranks)
 
 
-def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
-    """Make a session of an artefact that has been opened, on the device of a number if there are several. Raises LoadError as `load` does."""
+def session_of(files: ArtefactFiles, number: int | None = None, *, rank: int = 0, ranks: int = 1) -> Session:
+    """Make a session of an artefact that has been opened for a rank, on the device of a number if there are several. Raises LoadError as `load` does."""
     manifest = files.manifest
+    if manifest.ranks != ranks:
+        raise LoadError(
+            f"{files.folder} was made for {_counted(manifest.ranks)}",
+            details=[f"got {_counted(ranks)}"],
+            help=f"load it with --tp {manifest.ranks}, or export the model again with --tp {ranks}",
+        )
     if not is_target(manifest.target):
         raise LoadError(
             f"{files.folder} was made for the target {manifest.target!r}",
@@ -45,12 +51,15 @@ def session_of(files: ArtefactFiles, number: int | None = None) -> Session:
         )
     ir = _admitted(files)
     target = manifest.target if number is None else f"{manifest.target}:{number}"
-    program = _compiled(files, ir, target)
+    whole = _compiled(files, ir, target)
+    program = of_rank(whole, rank) if ranks > 1 else whole
     files.check_weights()  # now: they are compared while the program is compiled
     try:
         places = restored(program, manifest.weights)
         written = _dims(program, manifest.dims)
-        values, dims = read_weights(program, places, manifest.orders, files.tensors, written)
+        places = at_rank(places, own_tensors(rank_programs(whole), places, written), rank)
+        mine = rank if ranks > 1 else None
+        values, dims = read_weights(program, places, manifest.orders, files.tensors, written, mine)
         known = _joined(written, dims)
     except NnfrontError as error:
         raise _about(files.folder, error) from None
@@ -83,7 +92,10 @@ def check(path: str | Path) -> list[str]:
     if not problems:
         try:
             with overriding_device(CPU):
-                session_of(replace(read_artefact(path, verify=False), kernels=None))
+                ranks = read_artefact(path, verify=False).manifest.ranks
+                for rank in range(ranks):
+                    files = replace(read_artefact(path, verify=False, rank=rank), kernels=None)
+                    session_of(files, rank=rank, ranks=ranks)
         except NnfrontError as error:
             problems = [str(error)]
     return problems
@@ -109,7 +121,16 @@ def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
                 f"expected {', '.join(files.manifest.methods) or 'none'}",
             ],
         )
+    if (world := world_of(program)) != files.manifest.ranks:
+        raise LoadError(
+            f"{files.folder}: the program is not for as many ranks as the manifest says",
+            details=[f"got {_counted(world)}", f"expected {_counted(files.manifest.ranks)}"],
+        )
     return program
+
+
+def _counted(ranks: int) -> str:
+    return "one process" if ranks == 1 else f"{ranks} ranks"
 
 
 def _dims(program: Program, written: Mapping[str, int]) -> dict[Symbol, int]:

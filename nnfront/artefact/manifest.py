@@ -3,7 +3,7 @@
 
 {
  "format": "nnfront artefact",
- "schema": 1,                        grows when an older nnfront could not read what is written: 2 has kernels in a folder
+ "schema": 1,                        grows when an older nnfront could not read what is written: 2 has kernels in a folder, 3 weights of ranks
  "nnfront": "0.1.0",                 the version that wrote it
  "target": "cpu",
  "methods": {"decode": "decode(token: int64[batch, 1], ...) -> float32[batch, 1, 4096]"},
@@ -12,6 +12,7 @@
                                      which tensor of the files is which weight, where the names differ: "" holds those read as they
                                      are, the others are results of the transform of that name
  "orders": {TENSOR: [1, 0]},         the axes as a tensor is stored, if not in its own order: a transposed one stays one
+ "ranks": 2,                         among how many ranks the program is divided; not there for one of a single process
  "llm": {"model_type": "llama", "max_position_embeddings": 512, "vocab_size": 4096, "eos_token_ids": [1]},    or null
  "files": {"program.nnir": {"bytes": 1234, "sha256": "...", "crc32": ["..."]}},
  "sha256": "..."                     of all of the above
@@ -35,7 +36,7 @@ from nnfront.files import Folder, parse_json, shown
 from nnfront.weights.checkpoint import MANIFEST
 
 FORMAT = "nnfront artefact"
-SCHEMA = 2
+SCHEMA = 3
 _KEYS = (
     "format",
     "schema",
@@ -49,6 +50,7 @@ _KEYS = (
     "files",
     "sha256",
 )
+_RANKS = "ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Manifest:
     """The fields of nnfront.json.
 
     `weights` maps origin, then the weight's name, to the tensor's where that is another; `orders` are the axes of tensors that are
-    stored transposed.
+    stored transposed. `ranks`: among how many the program is divided.
     """
 
     target: str
@@ -76,19 +78,21 @@ class Manifest:
     weights: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     orders: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     llm: TextModel | None = None
+    ranks: int = 1
     version: str = nnfront.__version__
 
     def text(self) -> str:
         """Return the file's text."""
         fields: dict[str, Any] = {
             "format": FORMAT,
-            "schema": 2 if any("/" in name for name in self.files) else 1,
+            "schema": 3 if self.ranks > 1 else 2 if any("/" in name for name in self.files) else 1,
             "nnfront": self.version,
             "target": self.target,
             "methods": dict(self.methods),
             "dims": dict(self.dims),
             "weights": {origin: dict(names) for origin, names in self.weights.items()},
             "orders": {name: list(order) for name, order in self.orders.items()},
+            **({_RANKS: self.ranks} if self.ranks > 1 else {}),
             "llm": None if self.llm is None else _llm_fields(self.llm),
             "files": {name: _digest_fields(digest) for name, digest in self.files.items()},
         }
@@ -129,7 +133,7 @@ class _Reader:
         missing = [key for key in _KEYS if key not in fields]
         if missing:
             self.fail(f"it has no {', '.join(map(repr, missing))}")
-        unknown = [key for key in fields if key not in _KEYS]
+        unknown = [key for key in fields if key not in (*_KEYS, _RANKS)]
         if unknown:
             self.fail(f"schema {fields['schema']} has no {', '.join(map(repr, unknown))}")
         if digest_of_fields(fields) != fields["sha256"]:
@@ -145,6 +149,7 @@ class _Reader:
             },
             self.table(fields["orders"], "orders", self.numbers),
             None if fields["llm"] is None else self.llm(fields["llm"]),
+            self.ranks(fields.get(_RANKS, 1), fields["schema"]),
             self.text(fields["nnfront"], "nnfront"),
         )
 
@@ -161,6 +166,13 @@ class _Reader:
                 ],
                 help="upgrade nnfront, or export the model again with this one",
             )
+
+    def ranks(self, value: Any, schema: int) -> int:
+        if value == 1 and schema < 3:
+            return 1
+        if self.count(value, _RANKS) < 2 or schema < 3:
+            self.fail(f"{_RANKS} is {value}, of schema {schema}")
+        return int(value)
 
     def fail(self, what: str) -> NoReturn:
         raise LoadError(

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -15,7 +16,9 @@ from nnfront.artefact.tensor_names import (
     Places,
     Values,
     as_tensor,
+    at_rank,
     memory_order,
+    own_tensors,
     permuted,
     place_weights,
     renamed,
@@ -87,44 +90,69 @@ def save_values(
 def save_stream(
     folder: Path,
     ir: IRModule,
-    program: Program,
-    source: BoundWeights,
+    programs: Sequence[Program],
+    sources: Sequence[BoundWeights],
     extras: Extras,
     options: Options = _DEFAULT,
     kernels: CompiledKernels | None = None,
 ) -> None:
-    """Write weights as their transforms make them from a checkpoint: each is written and let go of before the next is begun.
+    """Write weights as their transforms make them from a checkpoint: each is written and let go of before the next is begun. Of ranks each has a program
+    and its part of the checkpoint, and files of its own.
 
     Raises LoadError as `write_artefact` does, and if a weight cannot be read.
     """
-    transforms = used_transforms(program)
-    options.plan(max((plan_transform(t, source).peak_bytes for t in transforms.values()), default=0))
+    ranks = list(zip(programs, sources, strict=True))
+    peaks = (plan_transform(t, source).peak_bytes for p, source in ranks for t in used_transforms(p).values())
+    options.plan(max(peaks, default=0))
+    dims = sources[0].found.dims
+    places = place_weights(programs[0], dims)
+    own = own_tensors(programs, places, dims)
+    common = {stored for names in places.values() for stored in names.values()} - own
+    groups = [(0, _first_of_each(places, without=own))]
+    groups += [
+        (rank, _first_of_each(at_rank(places, own, rank), without=common))
+        for rank in range(len(ranks) if own else 0)
+    ]
+    types: dict[str, TensorType] = {}
+    orders: dict[str, tuple[int, ...]] = {}
+    begins, streams = set[str](), []
+    for rank, names in groups:
+        found = _types(*ranks[rank], names, orders)
+        begins |= {*list(found)[:1]}
+        types |= found
+        streams.append(_streamed(programs[rank], names, sources[rank]))
+    contents = _Contents(places, types, orders, chain.from_iterable(streams), dims, len(ranks), begins)
+    _write(folder, ir, programs[0], contents, extras, options, kernels)
+
+
+def _types(
+    program: Program, source: BoundWeights, names: Places, orders: dict[str, tuple[int, ...]]
+) -> dict[str, TensorType]:
+    """The types of tensors to store; in which order their axes will lie is put into `orders`."""
     dims = source.found.dims
-    places = place_weights(program, dims)
-    names = _first_of_each(places)
     types = {
         stored: TensorType(tuple(evaluate(size, dims) for size in type.shape), type.dtype)
         for stored, type in _raw_types(program, names).items()
     }
-    orders: dict[str, tuple[int, ...]] = {}
-    for origin, transform in transforms.items():
+    for origin, transform in used_transforms(program).items():
         found = result_types(transform, weight_dims(transform, source))
         types |= {stored: found[name] for name, stored in names[origin].items()}
         planned = _planned_orders(transform, source)
         orders |= {stored: planned[name] for name, stored in names[origin].items() if name in planned}
-    contents = _Contents(places, types, orders, _streamed(program, names, source), dims)
-    _write(folder, ir, program, contents, extras, options, kernels)
+    return types
 
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What is to be stored: types and orders of tensors by name, the tensors, and the sizes that weights have said."""
+    """What is to be stored: types and orders of tensors by name, the tensors, the sizes that weights have said, for how many ranks, and which tensors begin a file."""
 
     places: Places
     types: Mapping[str, TensorType]
     orders: Mapping[str, tuple[int, ...]]
     tensors: Iterable[tuple[str, torch.Tensor]]
     dims: Mapping[Symbol, int]
+    ranks: int = 1
+    begins: Collection[str] = ()
 
 
 def _write(
@@ -145,6 +173,7 @@ def _write(
         renamed(contents.places),
         orders,
         extras.text,
+        contents.ranks,
     )
     text = release(ir)
     admit(text)  # what could not be read back is better refused now
@@ -157,6 +186,7 @@ def _write(
         kernels=kernels,
         copies=extras.files,
         shard_bytes=options.shard_bytes,
+        begins=contents.begins,
         progress=options.progress,
         phase=options.phase,
     )
@@ -167,9 +197,9 @@ def _signature(method: MethodProgram) -> str:
     return f"{method.name}({arguments})"
 
 
-def _first_of_each(places: Places) -> dict[str, dict[str, str]]:
-    """The places without those of tensors that an earlier one stores."""
-    done: set[str] = set()
+def _first_of_each(places: Places, without: Collection[str] = ()) -> dict[str, dict[str, str]]:
+    """The places without those of tensors that an earlier one stores, and of some others."""
+    done = set(without)
     found: dict[str, dict[str, str]] = {}
     for origin, names in places.items():
         found[origin] = {}

@@ -3,11 +3,13 @@
 
 A weight comes from an origin: "" for those that methods read as the checkpoint has them, else the name of the transform whose result
 it is. Weights with the same formula over the same checkpoint are one tensor, whatever transforms they come from.
+
+Of a program for ranks each has tensors of its own, `NAME@RANK`; what has the same formula on all of them is one tensor for all, under its own name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -15,7 +17,7 @@ import torch
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
 from nnfront.ir import ScalarType, TensorType, Type
-from nnfront.lower import MethodProgram, Program
+from nnfront.lower import MethodProgram, Program, of_rank, world_of
 from nnfront.transform.content_keys import result_keys, weight_key
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
@@ -26,6 +28,45 @@ Values: TypeAlias = Mapping[str, Mapping[str, Any]]
 """Origin, then the weight's name, to its value: a tensor, or a number for a dim."""
 Orders: TypeAlias = Mapping[str, tuple[int, ...]]
 """Name of a tensor to its axes as they are stored, where that is not their own order."""
+
+
+def rank_programs(program: Program) -> list[Program]:
+    """Return what each rank runs of a program; of one for a single process that itself."""
+    world = world_of(program)
+    return [of_rank(program, rank) for rank in range(world)] if world > 1 else [program]
+
+
+def own_tensors(programs: Sequence[Program], places: Places, dims: Mapping[Symbol, int]) -> set[str]:
+    """Return the tensors of which each rank has one of its own, by their names without a rank: what it is made of differs, or cannot be told."""
+    if len(programs) == 1:
+        return set()
+    own = set()
+    for origin in used_transforms(programs[0]):
+        one, two = (
+            result_keys(program.transforms[origin], set(places[origin]), lambda name: name, dims)
+            for program in programs[:2]
+        )
+        own |= {s for name, s in places[origin].items() if name not in one or one[name] != two.get(name)}
+    return own
+
+
+def at_rank(places: Places, own: Collection[str], rank: int) -> dict[str, dict[str, str]]:
+    """Return where the weights of a rank are."""
+    return {
+        origin: {name: own_name(stored, rank) if stored in own else stored for name, stored in names.items()}
+        for origin, names in places.items()
+    }
+
+
+def own_name(stored: str, rank: int) -> str:
+    """What a rank's own tensor is called."""
+    return f"{stored}@{rank}"
+
+
+def is_for(stored: str, rank: int) -> bool:
+    """Whether a rank reads a tensor, of an artefact for several."""
+    _, _, owner = stored.rpartition("@")
+    return owner in (stored, str(rank))
 
 
 def used_transforms(program: Program) -> dict[str, MethodProgram]:
@@ -97,9 +138,15 @@ def weight_types(program: Program) -> dict[str, dict[str, Type]]:
 
 
 def read_weights(
-    program: Program, places: Places, orders: Orders, tensors: Checkpoint, dims: Mapping[Symbol, int]
+    program: Program,
+    places: Places,
+    orders: Orders,
+    tensors: Checkpoint,
+    dims: Mapping[Symbol, int],
+    rank: int | None = None,
 ) -> tuple[dict[str, dict[str, Any]], dict[Symbol, int]]:
-    """Map the tensors of an artefact. Returns the values, and the dims that their shapes say; `dims` are known without them.
+    """Map the tensors of an artefact. Returns the values, and the dims that their shapes say; `dims` are known without them. Those of other ranks
+    than `rank` are left alone.
 
     Raises LoadError that lists all tensors that are missing, left over, or not of the declared type.
     """
@@ -109,7 +156,8 @@ def read_weights(
         for name, stored in names.items():
             type = tensor_type(types[origin][name])
             wanted.setdefault(stored, permuted(type, _checked_order(orders, stored, type)))
-    found = check_weights(wanted, tensors.infos, dims=dims)
+    infos = {name: i for name, i in tensors.infos.items() if rank is None or is_for(name, rank)}
+    found = check_weights(wanted, infos, dims=dims)
     if not found.fits:
         raise LoadError("the weights are not those that the program declares", details=found.lines())
     loaded = {stored: _restored(tensors[stored], orders.get(stored)) for stored in wanted}

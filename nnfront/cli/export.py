@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also the head that guesses further tokens, of a checkpoint that has one, for --spec mtp",
     )
+    parser.add_argument(  # this process starts no ranks, so that it has no `tp` of its own
+        "--tp", dest="ranks_to_be", type=int, default=1, metavar="N", help="divide the model among N ranks; run and serve load it with --tp N"
+    )  # fmt: skip
     parser.add_argument("--dtype", help="compute in this dtype instead of the checkpoint's")
     add_quant_arguments(parser)
     add_lora_argument(parser)
@@ -60,6 +63,7 @@ def main(args: argparse.Namespace) -> int:
         ignored=args.ignore,
         lora=args.lora,
         mtp=args.mtp,
+        ranks=args.ranks_to_be,
         progress=bar,
         compiled=progress_bar("kernels", "kernel"),
         plan=_say,

@@ -390,10 +390,13 @@ class LLM:
 
 
 def _from_artefact(folder: Path, device: str, kv_quant: str | None, given: Mapping[str, Any]) -> LLM:
-    phases = Timings()
-    files = opened(folder, given)
+    phases, ranks = Timings(), given["ranks"] or ALONE
+    with ranks.together():
+        files = opened(folder, given)
     text = text_of(files)
     phases.end("read")
-    session = session_on(files, device)
+    session = session_on(files, device, ranks)
     phases.end("load")
-    return LLM(session, text, text, folder, phases, kv_quant, files.held)
+    llm = LLM(session, text, text, folder, phases, kv_quant, files.held)
+    llm.ranks = ranks
+    return llm

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import nnfront
 from nnfront.artefact.folder import ArtefactFiles, read_artefact
 from nnfront.artefact.loader import session_of
 from nnfront.artefact.manifest import TextModel
 from nnfront.backends.registry import parts_of
+from nnfront.distributed.ranks import ALONE, Ranks
 from nnfront.errors import LoadError
 from nnfront.llm.methods import SEQ2SEQ
 from nnfront.session import Session
@@ -39,14 +44,14 @@ def opened(path: str | Path, given: Mapping[str, Any]) -> ArtefactFiles:
             help="give the folder that it was made of, with adapters={NAME: DIR} (--lora-modules NAME=DIR)",
         )
     cache, ignored, lora, ranks = (given.get(name) for name in ("cache", "ignored", "lora", "ranks"))
-    if cache is not None or ignored or lora or ranks is not None:
+    if cache is not None or ignored or lora:
         raise LoadError(
             f"{path} is an artefact: its weights are made already",
             help="export the folder again with it: nnfront export DIR -o OUT --lora ADAPTER"
             if lora
-            else f"leave {'ranks' if ranks else 'ignored' if cache is None else 'the cache'} out",
+            else f"leave {'ignored' if cache is None else 'the cache'} out",
         )
-    return read_artefact(path)
+    return read_artefact(path, rank=0 if ranks is None else ranks.rank)
 
 
 def text_of(files: ArtefactFiles) -> TextModel:
@@ -61,8 +66,8 @@ def text_of(files: ArtefactFiles) -> TextModel:
     return files.manifest.llm
 
 
-def session_on(files: ArtefactFiles, device: str) -> Session:
-    """The session of an artefact on a device. Raises LoadError for one that it was not made for."""
+def session_on(files: ArtefactFiles, device: str, ranks: Ranks = ALONE) -> Session:
+    """The session of an artefact on a device, for one of several ranks, which all call it. Raises LoadError for what it was not made for, and for ranks that do not load the same."""
     target = files.manifest.target
     wanted, made = parts_of(device), parts_of(target)
     if wanted.name != made.name or wanted.arch not in (None, made.arch):
@@ -70,4 +75,8 @@ def session_on(files: ArtefactFiles, device: str) -> Session:
             f"{files.folder} was made for the target {target!r}, not for {device!r}",
             help=f"load(..., device={target!r}), or export the model again for {device!r}",
         )
-    return session_of(files, wanted.number)
+    made_of = hashlib.sha256(files.manifest.text().encode()).hexdigest()
+    ranks.agree({"nnfront": nnfront.__version__, "torch": torch.__version__, "the artefact": made_of[:12]})
+    with ranks.together():
+        session = session_of(files, wanted.number, rank=ranks.rank, ranks=ranks.world)
+    return session

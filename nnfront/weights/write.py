@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -42,17 +42,18 @@ def write_tensors(
     *,
     metadata: Mapping[str, str] | None = None,
     shard_bytes: int = SHARD_BYTES,
+    begins: Collection[str] = (),
     is_indexed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Path]:
     """Write `tensors`, which `types` announces, to `stem.safetensors`, or to shards `stem-00001-of-00003.safetensors` and an index.
 
-    Tensors come in any order, each once. With `is_indexed` a single shard is named like one of several and has an index too.
+    Tensors come in any order, each once. Each of those named in `begins` begins a shard, in the order of `types`. With `is_indexed` a single shard is named like one of several and has an index too.
     `progress` is told how many bytes of how many are written. Returns the files, the index
     last. Nothing appears under these names, and nothing that was there before is lost, unless all is written and on disk.
     Raises LoadError if the disk is full or the folder cannot be written to.
     """
-    shards = [_Shard(names, types, metadata or {}) for names in _split(types, shard_bytes)]
+    shards = [_Shard(names, types, metadata or {}) for names in _split(types, shard_bytes, begins)]
     is_indexed = is_indexed or len(shards) > 1
     files = _file_names(folder, stem, len(shards), is_indexed)
     total = sum(shard.size for shard in shards)
@@ -139,13 +140,13 @@ def _size_of(type: TensorType) -> int:
     return prod(int(size) for size in type.shape) * _FILE_DTYPES[type.dtype][1]
 
 
-def _split(types: Mapping[str, TensorType], shard_bytes: int) -> list[list[str]]:
+def _split(types: Mapping[str, TensorType], shard_bytes: int, begins: Collection[str]) -> list[list[str]]:
     """Fill one shard after the other, in order; a tensor larger than a shard has one of its own."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, type in types.items():
         size = _size_of(type)
-        if shards[-1] and filled + size > shard_bytes:
+        if shards[-1] and (name in begins or filled + size > shard_bytes):
             shards.append([])
             filled = 0
         shards[-1].append(name)
