@@ -41,7 +41,7 @@ def session_of(files: ArtefactFiles, number: int | None = None, *, rank: int = 0
         raise LoadError(
             f"{files.folder} was made for {_counted(manifest.ranks)}",
             details=[f"got {_counted(ranks)}"],
-            help=f"load it with --tp {manifest.ranks}, or export the model again with --tp {ranks}",
+            help=f"load it {_flag(manifest.ranks)}, or export the model again {_flag(ranks)}",
         )
     if not is_target(manifest.target):
         raise LoadError(
@@ -127,6 +127,10 @@ def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
             details=[f"got {_counted(world)}", f"expected {_counted(files.manifest.ranks)}"],
         )
     return program
+
+
+def _flag(ranks: int) -> str:
+    return "without --tp" if ranks == 1 else f"with --tp {ranks}"
 
 
 def _counted(ranks: int) -> str:

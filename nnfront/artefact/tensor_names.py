@@ -17,7 +17,7 @@ import torch
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
 from nnfront.ir import ScalarType, TensorType, Type
-from nnfront.lower import MethodProgram, Program, of_rank, world_of
+from nnfront.lower import RANK, MethodProgram, Program, of_rank, world_of
 from nnfront.transform.content_keys import result_keys, weight_key
 from nnfront.weights.check import check_weights
 from nnfront.weights.checkpoint import Checkpoint
@@ -31,9 +31,16 @@ Orders: TypeAlias = Mapping[str, tuple[int, ...]]
 
 
 def rank_programs(program: Program) -> list[Program]:
-    """Return what each rank runs of a program; of one for a single process that itself."""
+    """Return what each rank runs of a program; of one for a single process that itself. Raises LoadError for what one of several ranks runs."""
     world = world_of(program)
-    return [of_rank(program, rank) for rank in range(world)] if world > 1 else [program]
+    if world == 1:
+        return [program]
+    if not any(w.name == RANK for m in program.transforms.values() for w in m.weights):
+        raise LoadError(
+            f"this is what one of {world} ranks runs",
+            help="take what all of them run, before of_rank",
+        )
+    return [of_rank(program, rank) for rank in range(world)]
 
 
 def own_tensors(programs: Sequence[Program], places: Places, dims: Mapping[Symbol, int]) -> set[str]:
@@ -54,6 +61,20 @@ def at_rank(places: Places, own: Collection[str], rank: int) -> dict[str, dict[s
     """Return where the weights of a rank are."""
     return {
         origin: {name: own_name(stored, rank) if stored in own else stored for name, stored in names.items()}
+        for origin, names in places.items()
+    }
+
+
+def of_all_ranks(programs: Sequence[Program], places: Places, dims: Mapping[Symbol, int]) -> Places:
+    """Return where the weights of all ranks are; those of which each has its own are named `NAME@RANK`."""
+    own = own_tensors(programs, places, dims)
+    return {
+        origin: {
+            own_name(name, rank) if stored in own else name: place[name]
+            for rank in range(len(programs))
+            for place in [at_rank({origin: names}, own, rank)[origin]]
+            for name, stored in names.items()
+        }
         for origin, names in places.items()
     }
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nnfront.artefact.folder import read_artefact
-from nnfront.artefact.tensor_names import Orders, Places, restored
+from nnfront.artefact.tensor_names import Orders, Places, of_all_ranks, rank_programs, restored
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.compiler import Executable, compile
+from nnfront.dims import Symbol
 from nnfront.files import Folder
 from nnfront.ir import IRModule, admit
 from nnfront.llm.folder_files import CONFIG, read_json
@@ -62,7 +63,9 @@ def inspect_model(
     if is_artefact(path):
         files = read_artefact(path, verify=False)
         executable = compile(admit(files.program), target or files.manifest.target)
-        places = restored(executable.program, files.manifest.weights)
+        programs = rank_programs(executable.program)
+        dims = {Symbol(name): number for name, number in files.manifest.dims.items()}
+        places = of_all_ranks(programs, restored(programs[0], files.manifest.weights), dims)
         return Inspected(
             Path(path),
             executable,

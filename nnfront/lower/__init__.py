@@ -32,7 +32,7 @@ from nnfront.lower.instructions import (
 )
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
-from nnfront.lower.rank import Part, of_rank, part_taken, world_of
+from nnfront.lower.rank import RANK, Part, of_rank, part_taken, world_of
 from nnfront.lower.reference import name_of, op_of, reference
 from nnfront.lower.signature import bound_at_load, places
 from nnfront.ops.layer import KernelLayerLike, LayerLike, by_position
@@ -41,6 +41,7 @@ from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 __all__ = [
     "ONE_PIECE",
     "PACK",
+    "RANK",
     "TENSORS",
     "Argument",
     "Block",

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+import nnfront as nn
+
 NEW = {"self_attn.k_proj": (64, 64), "mlp.down_proj": (64, 256)}
 """Weights that an update brings, and their shapes."""
 
@@ -42,7 +44,10 @@ def ran(
         save("llama", out / f"unlike{rank}", rank)
     models = {name: (str(folder), None) for name, folder in folders.items()}
     models["llama int4"] = (str(folders["llama"]), "int4")
-    task = {"out": str(out), "models": models, "unlike": str(out / "unlike")}
+    artefacts = {name: str(out / name) for name in ("llama", "qwen3_moe", "llama int4")}
+    for name, path in artefacts.items():
+        nn.artefact.export(models[name][0], path, quant=models[name][1], ranks=request.param)
+    task = {"out": str(out), "models": models, "artefacts": artefacts, "unlike": str(out / "unlike")}
     new = {f"model.layers.0.{name}.weight": torch.randn(shape) / 8 for name, shape in NEW.items()}
     torch.save(new, out / "new.pt")
     (out / "task.json").write_text(json.dumps(task))

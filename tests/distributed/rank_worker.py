@@ -17,14 +17,15 @@ from nnfront import op
 from nnfront.distributed.ranks import Ranks, joined
 from nnfront.errors import LoadError
 
-READ: list[int] = []
+READ: list[tuple[str, int]] = []
 
 
 def counting(fd: int, buffers: Any, offset: int, preadv: Any = os.preadv) -> int:
     """`os.preadv`, which notes how much was read of weights."""
     count: int = preadv(fd, buffers, offset)
-    if os.readlink(f"/proc/self/fd/{fd}").endswith(".safetensors"):
-        READ.append(count)
+    file = os.readlink(f"/proc/self/fd/{fd}")
+    if file.endswith(".safetensors"):
+        READ.append((Path(file).name, count))
     return count
 
 
@@ -45,12 +46,24 @@ def model(ranks: Ranks, folder: str, quant: str | None) -> dict[str, Any]:
     READ.clear()
     llm = nn.LLM.load(folder, quant=quant, ranks=ranks, plan=plans.append)
     return {
-        "read": sum(READ),
+        "read": sum(count for _, count in READ),
         "planned": plans[0].read_bytes,
         "weights": sum(w.nbytes for w in llm.session.weights.values()),
         "logits": llm.logits(ids),
         "tokens": llm.generate_ids(ids, max_new_tokens=64),
         "drawn": llm.generate_ids(ids, max_new_tokens=8, temperature=1.0),
+    }
+
+
+def artefact(ranks: Ranks, folder: str, ids: torch.Tensor) -> dict[str, Any]:
+    READ.clear()
+    llm = nn.LLM.load(folder, ranks=ranks)
+    files = sorted(Path(folder).glob("*.safetensors"))
+    return {
+        "read": [sum(count for name, count in READ if name == file.name) for file in files],
+        "sizes": [file.stat().st_size for file in files],
+        "weights": sum(w.nbytes for w in llm.session.weights.values()),
+        "tokens": llm.generate_ids(ids, max_new_tokens=64),
     }
 
 
@@ -83,6 +96,10 @@ if __name__ == "__main__":
         found: dict[str, Any] = {"collectives": collectives(ranks)}
         for name, (folder, quant) in task["models"].items():
             found[name] = model(ranks, folder, quant)
+        found["artefacts"] = {
+            name: artefact(ranks, folder, torch.load(Path(task["models"][name][0]) / "ids.pt"))
+            for name, folder in task["artefacts"].items()
+        }
         folder = task["models"]["qwen3_moe"][0]
         llm = nn.LLM.load(folder, ranks=ranks)
         llm.session.export_checkpoint(Path(task["out"]) / "exported", writes=ranks.is_first)
