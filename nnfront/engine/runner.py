@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -54,13 +54,16 @@ class Runner:
         compute: Compute,
         scheduler: Scheduler,
         lock: AbstractContextManager[object] | None = None,
+        agreed: Callable[[list[list[int]]], list[list[int]]] | None = None,
     ) -> None:
+        """`agreed`: what all ranks take for guessed, of what this one has guessed, where each has a runner: how long calls took differs between them."""
         self.compute = compute
         self.pool = compute.pool
         self.scheduler = scheduler
         self.answers: dict[int, Answer] = {}
         self.drafted = self.accepted = 0
         self._lock = lock or nullcontext()
+        self._agreed = agreed or (lambda guesses: guesses)
         self._clock = Clock()
         self._guessing = 0.0
 
@@ -124,10 +127,10 @@ class Runner:
         if most < 1:
             return
         began = time.perf_counter()
-        found = {a: self._guess_of(a, most) for a in answers}
+        found = self._agreed([self._guess_of(answer, most) for answer in answers])
         self._guessing = time.perf_counter() - began
-        width = max(map(len, found.values()))
-        for answer, guess in found.items():
+        width = max(map(len, found))
+        for answer, guess in zip(answers, found, strict=True):
             answer.sequence.drafts = guess + [0] * (width - len(guess))
 
     def _guess_of(self, answer: Answer, most: int) -> list[int]:

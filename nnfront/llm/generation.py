@@ -135,6 +135,7 @@ class Generation(Coming):
             self._waiting.append(
                 Answer(sequence, Draw(Params(**{**said, "seed": seed}), tokens), frozenset(ends), guesser)
             )
+        self._agreed = ranks.from_first if ranks.world > 1 and any(g is not None for g in guessers) else None
         self._runner: Runner | None = None
 
     def _step(self) -> None:
@@ -168,7 +169,7 @@ class Generation(Coming):
         )
         hidden = any(isinstance(answer.guesser, MultiTokenHead) for answer in self._waiting)
         compute = Compute(session, self._limits, given=cache, has_adapters=self._has_adapters, hidden=hidden)
-        runner = Runner(compute, Scheduler(self._limits, shares=False))
+        runner = Runner(compute, Scheduler(self._limits, shares=False), agreed=self._agreed)
         if any(answer.guesser is not None for answer in self._waiting):
             runner.require_guesses()
         for answer in self._waiting:

@@ -173,6 +173,11 @@ def compile_folder(
             "adapters that are not merged are not divided among ranks",
             help="merge one: lora=[DIR] (--lora DIR), or leave out --tp (ranks)",
         )
+    if mtp and ranks > 1:
+        raise LoadError(
+            "a model that ranks divide guesses no tokens by a head of its own",
+            help="leave out --spec mtp (mtp), or --tp (ranks)",
+        )
     if adapters and mtp:
         raise LoadError(
             "the head that guesses tokens knows nothing of adapters that are not merged",

@@ -124,11 +124,6 @@ class LLM:
         from nnfront.llm.hf_folder import compile_folder
 
         phases, ranks, extends = Timings(), ranks or ALONE, extends or mtp
-        if extends and ranks.world > 1:
-            raise LoadError(
-                "tokens are not guessed where ranks divide a model",
-                help="leave out --spec (extends), or --tp (ranks)",
-            )
         with ranks.together():
             model = compile_folder(
                 *(path, device, dtype, model_file, phases, quant, lora, ranks.world),

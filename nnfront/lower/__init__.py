@@ -32,9 +32,10 @@ from nnfront.lower.instructions import (
 )
 from nnfront.lower.lower import as_references, lower_function, lower_weights
 from nnfront.lower.program import Argument, DimBinding, MethodProgram, Place, Program
-from nnfront.lower.rank import RANK, Part, of_rank, part_taken, world_of
+from nnfront.lower.rank import Part, of_rank, part_taken, world_of
 from nnfront.lower.reference import name_of, op_of, reference
 from nnfront.lower.signature import bound_at_load, places
+from nnfront.ops.collective import RANK
 from nnfront.ops.layer import KernelLayerLike, LayerLike, by_position
 from nnfront.ops.returned import TENSORS, check_returned, is_foreign, value_text
 

@@ -15,17 +15,19 @@ import torch.distributed as dist
 import nnfront as nn
 from nnfront import op
 from nnfront.distributed.ranks import Ranks, joined
+from nnfront.engine.compute import Compute
 from nnfront.errors import LoadError
 
-READ: list[tuple[str, int]] = []
+READ: list[int] = []
+LOOP = torch.tensor([[5, 6, 7, 8] * 4, [9] * 16])
+"""Prompts that come again."""
 
 
 def counting(fd: int, buffers: Any, offset: int, preadv: Any = os.preadv) -> int:
     """`os.preadv`, which notes how much was read of weights."""
     count: int = preadv(fd, buffers, offset)
-    file = os.readlink(f"/proc/self/fd/{fd}")
-    if file.endswith(".safetensors"):
-        READ.append((Path(file).name, count))
+    if os.readlink(f"/proc/self/fd/{fd}").endswith(".safetensors"):
+        READ.append(count)
     return count
 
 
@@ -46,7 +48,7 @@ def model(ranks: Ranks, folder: str, quant: str | None) -> dict[str, Any]:
     READ.clear()
     llm = nn.LLM.load(folder, quant=quant, ranks=ranks, plan=plans.append)
     return {
-        "read": sum(count for _, count in READ),
+        "read": sum(READ),
         "planned": plans[0].read_bytes,
         "weights": sum(w.nbytes for w in llm.session.weights.values()),
         "logits": llm.logits(ids),
@@ -56,15 +58,31 @@ def model(ranks: Ranks, folder: str, quant: str | None) -> dict[str, Any]:
 
 
 def artefact(ranks: Ranks, folder: str, ids: torch.Tensor) -> dict[str, Any]:
-    READ.clear()
     llm = nn.LLM.load(folder, ranks=ranks)
     files = sorted(Path(folder).glob("*.safetensors"))
     return {
-        "read": [sum(count for name, count in READ if name == file.name) for file in files],
         "sizes": [file.stat().st_size for file in files],
         "weights": sum(w.nbytes for w in llm.session.weights.values()),
         "tokens": llm.generate_ids(ids, max_new_tokens=64),
     }
+
+
+def guessed(ranks: Ranks, folder: str) -> dict[str, Any]:
+    """Texts with guesses, and how many calls computed some."""
+    llm = nn.LLM.load(folder, ranks=ranks, extends=True)
+    extended: list[int] = []
+    call = Compute._call
+
+    def counted(self: Compute, method: str, tokens: list[list[int]], rows: Any) -> Any:
+        extended.append(method == "extend")
+        return call(self, method, tokens, rows)
+
+    Compute._call = counted  # type: ignore[method-assign]
+    found = {
+        how: llm.generate_ids(LOOP, max_new_tokens=32, spec=how) for how in ("ngram:1", f"draft:{folder}")
+    }
+    Compute._call = call  # type: ignore[method-assign]
+    return {"texts": found, "extended": sum(extended)}
 
 
 def refusals(ranks: Ranks, folder: str) -> dict[str, str]:
@@ -96,6 +114,7 @@ if __name__ == "__main__":
         found: dict[str, Any] = {"collectives": collectives(ranks)}
         for name, (folder, quant) in task["models"].items():
             found[name] = model(ranks, folder, quant)
+        found["guessed"] = guessed(ranks, task["models"]["llama"][0])
         found["artefacts"] = {
             name: artefact(ranks, folder, torch.load(Path(task["models"][name][0]) / "ids.pt"))
             for name, folder in task["artefacts"].items()

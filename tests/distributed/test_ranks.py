@@ -72,6 +72,15 @@ def test_a_rank_holds_and_reads_its_share_and_what_is_replicated(
         assert rank[name]["read"] <= rank[name]["planned"] + 2 * header + vectors
 
 
+def test_texts_with_guesses_are_those_of_one_process_without(ran: Ran, folders: dict[str, Path]) -> None:
+    prompts = torch.tensor([[5, 6, 7, 8] * 4, [9] * 16])
+    expected = nn.LLM.load(folders["llama"]).generate_ids(prompts, max_new_tokens=32)
+    for rank in ran:
+        assert rank["guessed"]["extended"] == ran[0]["guessed"]["extended"] > 0
+        for text in rank["guessed"]["texts"].values():
+            assert text.tolist() == expected.tolist()
+
+
 def test_collectives_do_what_torch_says_of_them(ran: Ran) -> None:
     world = len(ran)
     given = [torch.arange(2.0 * world).reshape(world, 2) + 100 * rank for rank in range(world)]

@@ -12,14 +12,21 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 import nnfront as nn
 
 FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 PROMPTS = ["def main():\n", "import os\n\n", "class Path:\n    def "]
 
 
-def test_a_server_of_two_ranks_answers_as_one_process_and_ends_in_order() -> None:
-    command = [sys.executable, "-m", "nnfront", "serve", str(FOLDER), "--port", "0", "--tp", "2"]
+@pytest.mark.parametrize("form", ["a folder", "an artefact, with guesses"])
+def test_a_server_of_two_ranks_answers_as_one_process_and_ends_in_order(form: str, tmp_path: Path) -> None:
+    path, flags = FOLDER, []
+    if form != "a folder":
+        path, flags = tmp_path / "made", ["--spec", "ngram"]
+        nn.artefact.export(FOLDER, path, ranks=2)
+    command = [sys.executable, "-m", "nnfront", "serve", str(path), "--port", "0", "--tp", "2", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:

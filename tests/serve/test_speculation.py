@@ -14,10 +14,9 @@ from serving import FOLDER, LIMITS
 
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.distributed.ranks import Ranks
 from nnfront.engine.params import Params
 from nnfront.engine.speculate import MOST_GUESSED, NGrams, Pay, guesser_of
-from nnfront.errors import LoadError, RunError
+from nnfront.errors import RunError
 from nnfront.serve.engine import Engine
 from nnfront.serve.grammar import Grammars
 
@@ -191,14 +190,6 @@ def test_without_the_method_guesses_are_refused(llm: nn.LLM) -> None:
         r"\n  methods are 'logits', 'prefill', 'decode'\n  help: LLM.load\(DIR, extends=True\); an artefact without it is older, and is to be exported again$",
     ):
         llm.generate("import", max_new_tokens=2, spec="ngram")
-
-
-def test_where_ranks_divide_a_model_guesses_are_refused() -> None:
-    with pytest.raises(
-        LoadError,
-        match=r"^tokens are not guessed where ranks divide a model\n  help: leave out --spec \(extends\), or --tp \(ranks\)$",
-    ):
-        nn.LLM.load(FOLDER, ranks=Ranks(0, 2), extends=True)
 
 
 def test_a_draft_with_other_tokens_is_refused(llm: nn.LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,9 +99,9 @@ def flip(data: bytes) -> bytes:
 
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a newer schema": (
-        field(schema=3, nnfront="9.0"),
-        "a was made by a newer nnfront\n  got schema 3, written by nnfront '9.0'\n"
-        f"  expected schema 2: this is nnfront {nn.__version__}\n"
+        field(schema=4, nnfront="9.0"),
+        "a was made by a newer nnfront\n  got schema 4, written by nnfront '9.0'\n"
+        f"  expected schema 3: this is nnfront {nn.__version__}\n"
         "  help: upgrade nnfront, or export the model again with this one",
     ),
     "an older schema": (field(schema=0), broken("its schema is 0, expected a number from 1")),

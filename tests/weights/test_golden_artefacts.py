@@ -23,13 +23,26 @@ def test_every_golden_artefact_has_a_test() -> None:
     assert {folder.name for folder in GOLDEN.iterdir() if folder.is_dir()} == {
         "kernels-2",
         "llama-1",
+        "ranks-3",
         "varied-1",
     }
 
 
-@pytest.mark.parametrize("name", ["kernels-2", "llama-1", "varied-1"])
+@pytest.mark.parametrize("name", ["kernels-2", "llama-1", "ranks-3", "varied-1"])
 def test_every_byte_is_as_it_was_written(name: str) -> None:
     assert nn.artefact.check(GOLDEN / name) == []
+
+
+def test_the_weights_of_each_rank_of_ranks_3() -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    for rank in range(2):
+        weights = nn.load(GOLDEN / "ranks-3", rank=rank, ranks=2).weights
+        assert {name: tuple(value.shape) for name, value in weights.items()} == {
+            "a.weight.part": (4, 3),
+            "b.weight": (4,),
+        }
+        assert torch.equal(weights["a.weight.part"], whole[:, 3 * rank : 3 * rank + 3])
+        assert torch.equal(weights["b.weight"], torch.arange(4.0))
 
 
 def test_the_methods_of_varied_1() -> None:
