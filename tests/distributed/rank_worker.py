@@ -73,9 +73,9 @@ def guessed(ranks: Ranks, folder: str) -> dict[str, Any]:
     extended: list[int] = []
     call = Compute._call
 
-    def counted(self: Compute, method: str, tokens: list[list[int]], rows: Any) -> Any:
+    def counted(self: Compute, method: str, *rest: Any) -> Any:
         extended.append(method == "extend")
-        return call(self, method, tokens, rows)
+        return call(self, method, *rest)
 
     Compute._call = counted  # type: ignore[method-assign]
     found = {
