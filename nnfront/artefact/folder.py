@@ -154,8 +154,8 @@ def read_artefact(folder: str | Path, *, verify: bool = True, rank: int = 0) -> 
     if strange:
         raise LoadError(f"{held.path / _INDEX} names {', '.join(strange)}, which {MANIFEST} does not list")
     if manifest.ranks > 1:
-        used = {info.file.name for name, info in tensors.infos.items() if is_for(name, rank)}
-        memory = {name: mapped for name, mapped in memory.items() if name in used}
+        used = {info.file for name, info in tensors.infos.items() if is_for(name, rank)}
+        memory = {file: mapped for file, mapped in memory.items() if file in used}
     check_weights = _comparing(held, manifest, memory) if verify else lambda: None
     return ArtefactFiles(held, manifest, program, tensors, read_kernels(held, manifest), check_weights)
 
