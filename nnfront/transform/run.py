@@ -161,10 +161,7 @@ def _check_scales(run: Run, frame: Frame) -> None:
 def _units(q: torch.Tensor, block: BlockLayout) -> torch.Tensor:
     """The float16 in each block that its scales are multiples of."""
     whole = q.shape[-1] // block.bytes * block.bytes
-    parts = [
-        torch.unflatten(q[..., :whole], -1, (whole // block.bytes, block.bytes)),
-        q[..., None, whole:],
-    ]
+    parts = [q[..., :whole].reshape(*q.shape[:-1], whole // block.bytes, block.bytes), q[..., None, whole:]]
     places = torch.tensor([block.unit, block.unit + 1])
     return torch.cat(
         [part[..., places].view(torch.float16).flatten() for part in parts if part.shape[-1] * part.shape[-2]]
