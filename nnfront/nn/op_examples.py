@@ -125,8 +125,8 @@ interpolate         op.interpolate(torch.tensor([[[1.0, 2.0]]]), scale_factor=2,
 multinomial_from_uniform    op.multinomial_from_uniform(torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5]]))
 quantize            op.quantize(torch.tensor([[-127.0, 64.0]]), bits=8)
 dequantize          op.dequantize(torch.tensor([[-127, 64]], dtype=torch.int8), torch.tensor([[0.5]]))
-quantize_blocks     op.quantize_blocks(torch.ones(1, 256), "q4_k").shape
-dequantize_blocks   op.dequantize_blocks(op.quantize_blocks(torch.ones(1, 256), "q6_k"), "q6_k")[0, :2]
+quantize_blocks      op.quantize_blocks(torch.ones(1, 256), "q4_k").shape
+dequantize_blocks    op.dequantize_blocks(op.quantize_blocks(torch.ones(1, 256), "q6_k"), "q6_k")[0, :2]
 pack_int4           op.pack_int4(torch.tensor([1, -1], dtype=torch.int8))
 unpack_int4         op.unpack_int4(torch.tensor([241], dtype=torch.uint8))
 stop_lift_params    op.stop_lift_params(torch.tensor([1.0, 2.0]))
