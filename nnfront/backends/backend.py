@@ -88,6 +88,10 @@ class Backend:
         """Whether products read weights in a format as they are stored, if sizes and dtypes allow it."""
         return False
 
+    def reads_wide_scales(self, format: QuantFormat) -> bool:
+        """Whether they do so as fast where scales are float32 and the weight that they stand for is not."""
+        return False
+
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         """How many tokens a page of a cache may hold; None if the kernels take any number."""
         return None

@@ -88,22 +88,30 @@ class Formula:
     is_plain: bool = False
     is_turned: bool = False
 
-    def reason_against(self, dtype: str, takes: Callable[[QuantFormat], bool]) -> str:
-        """Why products of a dtype cannot take it as it is stored; empty if they can."""
+    def reason_against(
+        self,
+        dtype: str,
+        takes: Callable[[QuantFormat], bool],
+        takes_wide_scales: Callable[[QuantFormat], bool],
+    ) -> str:
+        """Why products of a dtype cannot take it as it is stored; empty if they can, which may be by reading scales in float32."""
         if self.is_plain:
             return ""
         if self.format is None:
             return "no kernel reads them as they are stored"
         if not takes(self.format):
             return f"no kernel reads {self.format}"
-        if self.format.block is None and not holds(self.wanted_scales(dtype), self.scale_dtype):
-            return f"their scales are {self.scale_dtype}, which {self.wanted_scales(dtype)} does not hold"
+        own = self.format.scale_dtype or dtype
+        wanted = self.wanted_scales(dtype) if takes_wide_scales(self.format) else own
+        if self.format.block is None and not holds(wanted, self.scale_dtype):
+            return f"their scales are {self.scale_dtype}, which {wanted} does not hold"
         return ""
 
     def wanted_scales(self, dtype: str) -> str:
-        """The dtype that scales have in products of a dtype."""
+        """The dtype that scales have in products of a dtype: that, or float32 if it does not hold them."""
         assert self.format is not None
-        return self.format.scale_dtype or dtype
+        own = self.format.scale_dtype or dtype
+        return own if self.format.scale_dtype or holds(own, self.scale_dtype) else "float32"
 
 
 def holds(wide: str, narrow: str) -> bool:

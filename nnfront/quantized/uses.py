@@ -34,9 +34,12 @@ class Takes(Protocol):
     def reads(self, format: QuantFormat) -> bool:
         """Whether products read weights in a format as they are stored."""
 
+    def reads_wide_scales(self, format: QuantFormat) -> bool:
+        """Whether they do so as fast where scales are float32 and the weight that they stand for is not."""
+
 
 class Kind(NamedTuple):
-    """What values must have in common to be joined: a format, and whether matrices are stored turned."""
+    """What values must have in common to be joined: a format and the dtype of its scales, and whether matrices are stored turned."""
 
     format: Hashable
     is_turned: bool
@@ -46,7 +49,10 @@ def reasons_against(
     ir: IRModule, formulas: Mapping[str, Formula], types: Mapping[str, TensorType], takes: Takes
 ) -> dict[str, str]:
     """For each weight that is read, why it is dequantised when it is loaded; empty if it stays as it is stored."""
-    reasons = {name: formulas[name].reason_against(type.dtype, takes.reads) for name, type in types.items()}
+    reasons = {
+        name: formulas[name].reason_against(type.dtype, takes.reads, takes.reads_wide_scales)
+        for name, type in types.items()
+    }
     uses = _Uses(takes.reads_experts)
     for function in callees_first(ir):
         if function.kind == "private":
@@ -66,7 +72,8 @@ def reasons_against(
             for param in function.weights:
                 formula = formulas[param.name] if param.name in types and not reasons[param.name] else None
                 if formula is not None and formula.format is not None:
-                    kept[param] = Kind(formula.format, formula.is_turned)
+                    scales = formula.wanted_scales(types[param.name].dtype)
+                    kept[param] = Kind((formula.format, scales), formula.is_turned)
             for var in uses.others(function, kept).intersection(kept):
                 reasons[var.name] = "joined to weights in other formats, or read by more than products"
                 is_settled = False

@@ -228,11 +228,11 @@ def test_a_product_with_codes_has_the_kernel_of_their_bits_and_groups(name, dtyp
     [
         (
             "uint8[8, 32]",
-            "float32[8, 2]",
+            "float16[8, 2]",
             {"group_size": 32, "packed_axis": 1},
             {"dtype": "bfloat16"},
             {
-                "int4_product: scales are float32, not bfloat16",
+                "int4_product: scales are float16, not bfloat16",
                 "int8_groups_product: the format is int4, it takes int8 in any groups along the input axis",
             },
         ),

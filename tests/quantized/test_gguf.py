@@ -20,7 +20,7 @@ import nnfront as nn
 from nnfront import ops
 from nnfront.cli import main
 from nnfront.errors import LoadError
-from nnfront.ir import FunctionBuilder, IRModule, TensorType
+from nnfront.ir import OPS, FunctionBuilder, IRModule, TensorType
 from nnfront.quant_format import BLOCK_FORMATS
 from nnfront.quantized.formula import Encoded
 from nnfront.quantized.gguf_types import ENCODINGS, Blocks
@@ -91,7 +91,7 @@ def test_a_folder_with_one_file_and_types_that_are_mixed(tmp_path: Path) -> None
 
 
 def test_it_computes_in_bfloat16_unless_its_matrices_are_floats(tmp_path: Path) -> None:
-    model = write(tmp_path / "q.gguf", llama(**SIZES), types="Q8_0", dtype=torch.bfloat16)
+    model = write(tmp_path / "q.gguf", llama(**SIZES), types="Q5_1", dtype=torch.bfloat16)
     llm = nn.LLM.load(tmp_path / "q.gguf")
     assert kinds(llm) == {"bfloat16": 12}
     expected = logits(model)
@@ -111,6 +111,38 @@ def test_blocks_stay_the_bytes_of_the_file_in_any_dtype(tmp_path: Path, type: st
     assert np.array_equal(kept.numpy(), down.data)
     expected = logits(model)
     assert (llm.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
+
+
+@pytest.mark.parametrize("type", ["Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"])
+def test_scales_of_float16_are_widened_where_it_computes_in_bfloat16(tmp_path: Path, type: str) -> None:
+    model = write(tmp_path / "q.gguf", llama(**SIZES), types=type)
+    llm = nn.LLM.load(tmp_path / "q.gguf")
+    kept = "int4" if type == "Q4_0" else "int8 in groups of 32"
+    assert kinds(llm) == {kept: 9, "bfloat16": 3}  # norms
+    name = "model.layers.0.mlp.down_proj.weight"
+    q, scales = (llm.session.weights[f"{name}.{part}"] for part in (kept.split()[0], "scales"))
+    assert scales.dtype == torch.float32
+    q = OPS["unpack_int4"].run((q,), {"axis": 1, "signed": True}) if type == "Q4_0" else q
+    stands_for = q.float() * scales.repeat_interleave(32, 1)
+    assert torch.equal(
+        stands_for, model.get_parameter(name)
+    )  # what the library makes of the file, bit for bit
+    expected = logits(model)
+    for tokens, wanted in ((IDS, expected), (IDS[:1, :1], expected[:1, :1])):
+        assert (llm.logits(tokens) - wanted).abs().mean() < 0.02 * expected.std()
+    runs = {i.kernel for i in llm.session.program.methods["decode"].body.walk() if hasattr(i, "kernel")}
+    assert any(kernel.startswith(kept.split()[0]) for kernel in runs)
+
+
+def test_what_is_kept_and_what_is_made_dense_is_said(tmp_path: Path) -> None:
+    types = {"down": "Q3_K", "o_proj": "Q5_1", "weight": "Q8_0"}
+    write(tmp_path / "q.gguf", llama(**SIZES), types=types)
+    assert str(nn.LLM.load(tmp_path / "q.gguf").stored) == (
+        "stored as GGUF's Q8_0: 7 weights kept as int8 in groups of 32;"
+        " GGUF's Q5_1: 1 weight made bfloat16 (no kernel reads them as they are stored);"
+        " GGUF's Q3_K: 1 weight made bfloat16 (their scales are float32, which bfloat16 does not hold);"
+        " GGUF's float32: 3 weights made bfloat16"
+    )
 
 
 def test_factors_of_wavelengths_are_a_tensor(tmp_path: Path) -> None:

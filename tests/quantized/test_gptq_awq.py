@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from folders import agrees, kinds, llama, write
+from folders import IDS, agrees, kinds, llama, logits, write
 
 import nnfront as nn
 from nnfront.errors import LoadError
@@ -105,6 +105,10 @@ def test_awq_is_what_its_words_say(tmp_path: Path) -> None:
     model = write(tmp_path, llama(), store, settings)
     llm = agrees(tmp_path, model)
     assert kinds(llm) == {"uint4 in groups of 64": 14}
+    half = nn.LLM.load(tmp_path, dtype="bfloat16")  # which does not hold scales of float16
+    assert kinds(half) == {"uint4 in groups of 64": 14}
+    expected = logits(model)
+    assert (half.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
     assert str(llm.stored) == "stored as AWQ of 4 bits: 14 weights kept as uint4 in groups of 64"
 
 

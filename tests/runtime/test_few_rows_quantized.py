@@ -65,6 +65,7 @@ class Case:
         offset: int = 0,
         most_zero: int = 15,
         with_tiles: bool = True,
+        are_wide: bool = False,
     ) -> None:
         self.kernel = find(NATIVE, format_of(stored, group), with_tiles=with_tiles)
         self.x = inside(torch.randn(rows, columns).bfloat16(), offset, torch.nan)
@@ -82,7 +83,7 @@ class Case:
         if stored == "fp8":
             codes[codes % 128 == 127] -= 1
         scales = torch.rand(outputs, groups) / 8 + 0.01
-        scales = scales if stored == "fp8" else scales.bfloat16()
+        scales = scales if stored == "fp8" or are_wide else scales.bfloat16()
         self.weight = as_stored(stored, inside(codes, offset, 0x7F))
         self.scales = inside(scales, offset % 8, torch.nan)
         values = meaning(stored, codes)
@@ -122,8 +123,12 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
     )
     outputs, bias = data.draw(st.sampled_from([1, 2, 3, 15, 16, 17, 34])), data.draw(st.booleans())
     rows = data.draw(st.one_of(st.integers(1, 8), st.sampled_from([9, 15, 16, 17, 32, 49, 64])))
-    offset, with_tiles = data.draw(st.integers(0, 63)), data.draw(st.booleans())
-    case = Case(stored, group, rows, columns, outputs, offset, with_tiles=with_tiles)
+    offset, with_tiles, are_wide = (
+        data.draw(st.integers(0, 63)),
+        data.draw(st.booleans()),
+        data.draw(st.booleans()),
+    )
+    case = Case(stored, group, rows, columns, outputs, offset, with_tiles=with_tiles, are_wide=are_wide)
     case.check(case.run(bias), bias)
 
 
@@ -153,7 +158,7 @@ def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case = Case(stored, group or None, 2, 96, outputs)
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
     given = case.weight, case.scales, None, case.x, case.bias, None, y[GUARD:]
-    NATIVE.multiply_quantized(index, 2, 96, outputs, 96 // group if group else 1, 1, 1, *given)
+    NATIVE.multiply_quantized(index, 2, 96, outputs, 96 // group if group else 1, 0, 1, 1, *given)
     case.check(y[GUARD:-GUARD].view(2, outputs))
     assert y[:GUARD].isnan().all()
     assert y[-GUARD:].isnan().all()
@@ -279,7 +284,7 @@ def test_operands_that_do_not_fit_are_left_to_others():
     assert not takes(x[:0], w, s, None, None)
     assert not takes(torch.ones(2, 128).bfloat16()[:, ::2], w, s, None, None)
     assert not takes(x, w[::2], s[:3], None, None)
-    assert not takes(x, w, s.float(), None, None)
+    assert not takes(x, w, s.half(), None, None)
     assert not takes(x, w, s.T.contiguous().T, None, None)
     assert not takes(x, w, s, None, b.float())
     assert not takes(x, w, s, None, torch.ones(12).bfloat16()[::2])
@@ -318,7 +323,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
 
     def call(stored: int, columns: int, groups: int) -> None:
         operands = [torch.zeros(512)] * 4
-        NATIVE.multiply_quantized(stored, 1, columns, 4, groups, 1, 1, *operands, None, None, y)
+        NATIVE.multiply_quantized(stored, 1, columns, 4, groups, 0, 1, 1, *operands, None, None, y)
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
         call(-1, 64, 1)
@@ -331,7 +336,7 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
             call(3, columns, groups)
     with pytest.raises(ValueError, match="groups of all columns, got 2 of 64 columns"):
         call(0, 64, 2)
-    with pytest.raises(TypeError, match="multiply_quantized takes 14 arguments, got 1"):
+    with pytest.raises(TypeError, match="multiply_quantized takes 15 arguments, got 1"):
         NATIVE.multiply_quantized(0)
     assert y.isnan().all()
 

@@ -145,7 +145,7 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return torch.randn(count // 4).view(torch.uint8)
     is_sink = name == "sinks" and sizes["has_wide_sinks"]
     is_vector = name in ("weight", "bias") and "is_centered" in sizes and sizes["is_wide"]
-    wide = name in ("cos", "sin") or (name == "scales" and sizes["stored"] == 2) or is_vector or is_sink
+    wide = name in ("cos", "sin") or (name == "scales" and sizes["is_wide"]) or is_vector or is_sink
     return (
         torch.randn(count // (4 if wide else 2))
         .to(torch.float32 if wide else torch.bfloat16)

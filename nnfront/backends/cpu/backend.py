@@ -28,6 +28,7 @@ from nnfront.backends.cpu import (
 )
 from nnfront.backends.cpu.extension import NATIVE, instructions, say_what_is_missing
 from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
+from nnfront.backends.cpu.quantized_gemv import find
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
 from nnfront.lower import Program, Run, Slot
 from nnfront.passes import PIPELINES
@@ -67,6 +68,9 @@ class CpuBackend(Backend):
 
     def reads(self, format: QuantFormat) -> bool:
         return any(not decoding.refusal(format) for decoding in DECODINGS)
+
+    def reads_wide_scales(self, format: QuantFormat) -> bool:
+        return find(NATIVE, format) is not None
 
     def laid_out(self, program: Program) -> Program:
         return weight_layout.laid_out(program)

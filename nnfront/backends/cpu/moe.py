@@ -202,7 +202,8 @@ def _products(run: Run, matrix: str) -> Multiply:
     ) -> torch.Tensor:
         if few and few.takes(x, weight, scales, zeros, bias):
             return few.multiply(x, weight, scales, zeros, bias)
-        is_usual = scales is None or scales.dtype == (getattr(torch, own) if own else x.dtype)
+        usual = (getattr(torch, own) if own else x.dtype, torch.float32)
+        is_usual = scales is None or scales.dtype in usual
         return (decoded if is_usual else others)(x, weight, scales, zeros, bias)
 
     return quantized_product

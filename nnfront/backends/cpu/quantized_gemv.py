@@ -47,8 +47,8 @@ class SmallBatchQuantized:
     multiply    (x, weight, scales, zeros, bias, added) -> x @ ((weight - zeros) * scales).T + bias + added
 
     Shapes: x [..., columns], bias [outputs] and added [..., outputs] bfloat16; weight [outputs, columns] int8 or float8_e4m3fn, or uint8 [outputs, columns / 2] with
-    the first of two 4-bit codes in the low half, or [outputs, bytes] in blocks; scales [outputs, groups], bfloat16, or float32 for float8, None for blocks; zeros uint8
-    [outputs, groups], for uint4 alone.
+    the first of two 4-bit codes in the low half, or [outputs, bytes] in blocks; scales [outputs, groups], float32, or bfloat16 unless for float8, None for blocks; zeros
+    uint8 [outputs, groups], for uint4 alone.
     """
 
     most: int
@@ -56,11 +56,11 @@ class SmallBatchQuantized:
     stored: int
     format: QuantFormat
 
-    @property
-    def scales(self) -> torch.dtype | None:
-        """The dtype of scales; None where these lie in blocks."""
-        dtype: torch.dtype = getattr(torch, self.format.scale_dtype or "bfloat16")
-        return None if self.format.block else dtype
+    def takes_scales(self, dtype: torch.dtype | None) -> bool:
+        """Whether scales may be of a dtype; None where they lie in blocks."""
+        if self.format.block is not None or dtype is None:
+            return self.format.block is not None and dtype is None
+        return dtype == torch.float32 or (dtype == torch.bfloat16 and self.format.scale_dtype is None)
 
     @property
     def has_zeros(self) -> bool:
@@ -89,11 +89,8 @@ class SmallBatchQuantized:
         are_whole = is_few and x.is_contiguous() and weight.is_contiguous()
         return (
             are_whole
-            and (
-                scales.is_contiguous() and scales.dtype == self.scales
-                if scales is not None
-                else self.scales is None
-            )
+            and self.takes_scales(None if scales is None else scales.dtype)
+            and (scales is None or scales.is_contiguous())
             and (zeros is not None and zeros.is_contiguous() if self.has_zeros else zeros is None)
             and (bias is None or (bias.dtype == x.dtype and bias.is_contiguous()))
         )
@@ -126,6 +123,7 @@ def find(
             columns,
             outputs,
             groups,
+            scales is not None and scales.dtype == torch.float32,
             with_tiles,
             threads(),
             weight,

@@ -152,7 +152,7 @@ def _accepts(decoding: Decoding) -> Accepts:
         if format.block is not None:
             return ACCEPTED
         wanted, found = format.read_scales or dtype, context.tensor(scales).dtype
-        return ACCEPTED if found == wanted else f"scales are {found}, not {wanted}"
+        return ACCEPTED if found in (wanted, "float32") else f"scales are {found}, not {wanted}"
 
     return accepts
 
@@ -236,7 +236,8 @@ def _write(
         raise Refused
     columns, outputs = x.shape[-1], weight.shape[0]
     rows = small_rows(x, columns, few.most)
-    demand((None if scales is None else scales.dtype) == few.scales and (zeros is not None) == few.has_zeros)
+    scale_dtype = None if scales is None else scales.dtype
+    demand(few.takes_scales(scale_dtype) and (zeros is not None) == few.has_zeros)
     demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
     demand(added is None or added.shape == (*x.shape[:-1], outputs))
     if is_gated:
@@ -244,7 +245,7 @@ def _write(
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
     operands = (weight.place, place_of(scales), place_of(zeros), x.place, place_of(bias), place_of(added), to)
-    sizes = (rows, columns, outputs, few.groups(columns))
+    sizes = (rows, columns, outputs, few.groups(columns), int(scale_dtype == torch.float32))
     builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, *operands)
     if is_gated:
         builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)

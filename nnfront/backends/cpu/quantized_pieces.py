@@ -105,7 +105,8 @@ def _int8(format: QuantFormat) -> Multiply:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if not (0 < len(rows) <= INT8_ROWS and weight.is_contiguous()):
+        is_few = 0 < len(rows) <= INT8_ROWS and scales.dtype == x.dtype
+        if not (is_few and weight.is_contiguous()):
             return in_pieces(x, weight, scales, zeros, bias)
         y = torch._weight_int8pack_mm(rows.contiguous(), weight, scales.view(-1))
         y = y.view(*x.shape[:-1], len(weight))
@@ -150,15 +151,15 @@ def dequantized(
     zeros: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(weight - zeros) * scales, rounded once: each difference of codes is exact in the dtype of the scales."""
+    """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of codes is exact there."""
     codes = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
-    wide = codes.to(dtype)
+    wide = codes.to(scales.dtype)
     del codes
     groups = wide.view(*scales.shape, -1)
     if zeros is not None:
-        groups.sub_(zeros.to(dtype).unsqueeze(-1))
+        groups.sub_(zeros.to(scales.dtype).unsqueeze(-1))
     groups.mul_(scales.unsqueeze(-1))
-    return wide
+    return wide.to(dtype)
 
 
 def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
@@ -251,7 +252,9 @@ def _grouped_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int
     decoded, product = _piece_elements(x, outputs)
     unpacked = 0 if format.packing is None else decoded
     subtracted = 0 if format.symmetric else decoded // max(x.shape[-1], 1) * scales.shape[-1]
-    return max(2 * unpacked, unpacked + x.item * decoded, x.item * (decoded + max(subtracted, product)))
+    rounded = 0 if scales.item == x.item else x.item * decoded
+    scaled = scales.item * decoded + max(scales.item * subtracted, rounded)
+    return max(2 * unpacked, unpacked + scales.item * decoded, scaled, x.item * (decoded + product))
 
 
 def _piece_elements(x: Layout, outputs: int) -> tuple[int, int]:
@@ -263,7 +266,10 @@ def _piece_elements(x: Layout, outputs: int) -> tuple[int, int]:
 
 def _int8_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
     """Nothing in torch's kernel."""
-    return 0 if 0 < x.count <= INT8_ROWS * x.shape[-1] else _scaled_pieces(x, outputs, moved=0, converted=0)
+    is_wide = scales.item > x.item
+    if 0 < x.count <= INT8_ROWS * x.shape[-1] and not is_wide:
+        return 0
+    return _scaled_pieces(x, outputs, moved=0, converted=8 if is_wide else 0)
 
 
 def _fp8_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:

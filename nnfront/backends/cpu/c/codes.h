@@ -10,7 +10,7 @@
 typedef enum {
     INT8,            // a scale for each output
     INT8_GROUPS,     // a scale for each group of columns
-    FLOAT8,          // e4m3fn, a float32 scale for each output
+    FLOAT8,          // e4m3fn, a scale for each output
     INT4_GROUPS,     // two to a byte, the first one low, in [-8, 7], a scale for each group
     UINT4_GROUPS,    // the same in [0, 15], with a zero point for each group
     Q4_K,            // blocks of 256 columns with all that belongs to them (blocks.h), the last one of a row maybe half as long
@@ -41,7 +41,7 @@ typedef float Element;
 
 typedef struct {
     const uint8_t *codes;   // [outputs, bytes]
-    const void *scales;     // [outputs, groups], float for FLOAT8, else bfloat16
+    const void *scales;     // [outputs, groups], float if `are_wide`, else bfloat16
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
     const Element *x;       // [rows, stride], in the order of the codes
     const uint16_t *plain;  // x as it was given, [rows, columns]
@@ -52,6 +52,7 @@ typedef struct {
     Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from codes to those that are needed CODES_AHEAD later
     int shift;              // a group has 1 << shift columns
+    bool are_wide;          // whether scales are float
     bool is_arranged;       // whether all of x may be multiplied in the order of the codes
 } Quantized;
 
@@ -65,6 +66,11 @@ INLINE Py_ssize_t bytes_of(const Stored how, Py_ssize_t columns) {
     return how >= INT4_GROUPS ? columns / 2 : columns;
 }
 
+// The scale in a place of all, of either width.
+INLINE float scale_at(const void *scales, const bool are_wide, Py_ssize_t at) {
+    return are_wide ? ((const float *)scales)[at] : widened(((const uint16_t *)scales)[at]);
+}
+
 // The sums of one output of 4 bits where vectors cannot make them.
 FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
     for (Py_ssize_t row = 0; row < p->rows; row++) {
@@ -76,7 +82,7 @@ FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t
                 const int value = how == UINT4_GROUPS ? code - p->zeros[group] : (code ^ 8) - 8;
                 part += widened(p->plain[row * p->columns + column]) * (float)value;
             }
-            sum += part * widened(((const uint16_t *)p->scales)[group]);
+            sum += part * scale_at(p->scales, p->are_wide, group);
         }
         to[row][slot] = only(first_lanes(1), all(sum));
     }

@@ -140,24 +140,26 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const int parts = parts_of(how);
     const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
-    const uint16_t *from = (const uint16_t *)p->scales + first;
+    const char *from = (const char *)p->scales + first * (p->are_wide ? 4 : 2);
     __m512 scales[2];
     __m512i zeros = _mm512_setzero_si512();
     if (how >= INT4_GROUPS) {
         const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
         const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
-        const __m512i loaded = _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from));
-        _mm_prefetch((const char *)from + (p->ahead >> (p->shift - 2)), _MM_HINT_T1);
-        scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, loaded);
+        _mm_prefetch(from + (p->ahead >> (p->shift - 2 - p->are_wide)), _MM_HINT_T1);
+        if (p->are_wide)
+            scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), _mm512_castps128_ps512(_mm_maskz_loadu_ps(exist, from)));
+        else
+            scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
         if (how == UINT4_GROUPS) {
             const __m128i bytes = _mm_maskz_loadu_epi8(exist, p->zeros + first);
             _mm_prefetch((const char *)p->zeros + first + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
             zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
         }
     } else if (how == INT8_GROUPS) {
-        _mm_prefetch((const char *)from + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
-        scales[0] = scales[1] = _mm512_set1_ps(widened(from[0]));
-        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(widened(from[1]));
+        _mm_prefetch(from + (p->ahead >> (p->shift - 1 - p->are_wide)), _MM_HINT_T1);
+        scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->are_wide, first));
+        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->are_wide, first + 1));
     }
     const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
     __m512bh some[PARTS];

@@ -106,7 +106,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     for (Py_ssize_t i = group; i < groups && is_grouped(how); i += FLOATS) {
         const Lanes there = first_lanes(p->groups - i);
         const Py_ssize_t from = at * p->groups + i;
-        store(scales + i - group, widened_vector((const uint16_t *)p->scales + from, there));
+        store(scales + i - group, elements(p->scales, p->are_wide, from, there));
         if (how != UINT4_GROUPS) continue;
         for (int j = 0; j < FLOATS; j++) zeros[i - group + j] = i + j < p->groups ? (float)p->zeros[from + j] : 0.0f;
     }

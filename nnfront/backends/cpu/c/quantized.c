@@ -67,7 +67,7 @@ FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_
         for (int i = 0; i < count; i += FLOATS) {
             const Lanes there = first_lanes(count - i);
             const Py_ssize_t to = row * p->outputs + at + i;
-            const Floats scales = is_grouped(how) ? all(1.0f) : elements(p->scales, how == FLOAT8, at + i, there);
+            const Floats scales = is_grouped(how) ? all(1.0f) : elements(p->scales, p->are_wide, at + i, there);
             Floats y = fused(floats(of_row + i), scales, p->bias ? widened_vector(p->bias + at + i, there) : all(0.0f));
             if (p->added) y += widened_vector(p->added + to, there);
             store_rounded(p->y + to, there, y);
@@ -124,6 +124,7 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     Quantized p = {
         .codes = n->codes, .scales = n->scales, .zeros = n->zeros, .x = x, .bias = n->bias, .columns = columns, .stride = stride,
         .bytes = bytes, .outputs = outputs, .groups = groups, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
+        .are_wide = n->is_wide,
     };
     // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
     for (Py_ssize_t row = 0; row < n->rows; row += p.rows) {

@@ -34,7 +34,7 @@ TILED INLINE void scale_group(float *sums, const float *parts, const struct mult
                         int there, const int tiles) {
     for (int output = 0; output < there; output++) {
         const Py_ssize_t which = (at + output) * n->groups + group;
-        const __m512 by = _mm512_set1_ps(how == FLOAT8 ? ((const float *)n->scales)[which] : widened(((const uint16_t *)n->scales)[which]));
+        const __m512 by = _mm512_set1_ps(scale_at(n->scales, n->is_wide, which));
 #pragma GCC unroll 4
         for (int tile = 0; tile < tiles; tile++) {
             float *sum = sums + (tile * SIDE + output) * SIDE;
