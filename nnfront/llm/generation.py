@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 
 import torch
 
@@ -25,6 +26,10 @@ from nnfront.errors import RunError
 from nnfront.llm.sampling import Sampling, tokens_of
 from nnfront.llm.timings import Timings
 from nnfront.session import Session
+from nnfront.state.cache import Cache
+
+PAGE = 16
+"""Tokens of a page, where there are pages and kernels take any number."""
 
 
 class Coming(ABC):
@@ -164,18 +169,31 @@ class Generation(Coming):
         """In a cache where each sequence keeps its row; where a single one needs company, there is a row of nobody's."""
         session, several = self._session, len(self._waiting)
         batch = several + (several % DECODE_ROWS == 1 and company(session))
-        cache = session.make_cache(
-            text_cache(session), batch=batch, max_seq=self._limits.max_model_len, stored_as=self._stored_as
-        )
+        guesses = any(answer.guesser is not None for answer in self._waiting)
+        cache = self._cache(batch, takes_back=guesses)
         hidden = any(isinstance(answer.guesser, MultiTokenHead) for answer in self._waiting)
         compute = Compute(session, self._limits, given=cache, has_adapters=self._has_adapters, hidden=hidden)
         runner = Runner(compute, Scheduler(self._limits, shares=False), agreed=self._agreed)
-        if any(answer.guesser is not None for answer in self._waiting):
+        if guesses:
             runner.require_guesses()
         for answer in self._waiting:
             if answer.sequence.arrival in self._going:
                 runner.add(answer)
         return runner
+
+    def _cache(self, batch: int, *, takes_back: bool) -> Cache:
+        """Of pages where tokens are taken back behind a window: a ring has written over what they would see again."""
+        session, longest = self._session, self._limits.max_model_len
+        make = partial(
+            session.make_cache, text_cache(session), batch=batch, max_seq=longest, stored_as=self._stored_as
+        )
+        cache = make()
+        if takes_back and any(
+            layer.window is not None and layer.window < longest for layer in cache.type.layers
+        ):
+            allowed = session.backend.page_sizes(session.program.target)
+            cache = make(page_size=allowed[0] if allowed else PAGE)
+        return cache
 
 
 def in_turns(streams: Sequence[Iterator[str]]) -> Iterator[tuple[int, str]]:

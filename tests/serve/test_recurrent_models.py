@@ -183,3 +183,17 @@ def test_an_artefact_that_was_exported_without_the_method_says_so(loaded: Any, t
     assert old.generate_ids([torch.tensor([1, 2])], 3)[0].shape == (3,)
     with pytest.raises(RunError, match=r"^tokens cannot be guessed: the model has no method 'extend'"):
         old.generate_ids([torch.tensor([1, 2])], 3, spec="ngram")
+
+
+@needs_native
+def test_guesses_are_taken_back_behind_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = random_folder(tmp_path / "model", "gpt_oss", sliding_window=16)
+    llm = nn.LLM.load(folder, extends=True)
+    prompts = [torch.tensor(prompt) for prompt, _ in requests(4, 3)]
+    for some in (prompts, prompts[:1]):
+        plain = llm.generate_ids(some, 40)
+        whole = [[*prompt.tolist(), *tokens.tolist()] for prompt, tokens in zip(some, plain, strict=True)]
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.LLM, "guesser", lambda self, how, longest, whole=whole: Guesser(whole, 0.3))
+            patched.setattr(Pay, "is_due", lambda self, cost: True)
+            assert all(map(torch.equal, llm.generate_ids(some, 40, spec="ngram"), plain))
