@@ -12,7 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType
 
 import nnfront as nn
-from nnfront import op
+from nnfront import op, spec
 from nnfront.errors import LoadError
 from nnfront.passes import QuantScheme
 from nnfront.quant_format import BLOCK_FORMATS
@@ -96,3 +96,26 @@ def test_a_model_in_blocks_is_the_model_of_what_they_stand_for(name):
         ids = torch.from_numpy(np.random.default_rng(0).integers(0, 4096, (1, count)))
         expected = plain.logits(ids)
         assert (llm.logits(ids) - expected).abs().mean() < 0.02 * expected.std()
+
+
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
+def test_experts_in_blocks_are_experts_of_what_these_stand_for(name):
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            self.gate_up, self.down = nn.Parameter((3, 512, 256)), nn.Parameter((3, 256, 256))
+
+        def forward(self, x: nn.Tensor, experts: nn.Tensor, weights: nn.Tensor) -> nn.Tensor:
+            return op.moe_mlp(x, self.gate_up, self.down, experts, weights, activation="silu")
+
+    pairs = spec.Tensor(["n", 2])
+    given = {"x": spec.Tensor(["n", 256]), "experts": spec.Tensor(["n", 2], "int32"), "weights": pairs}
+    model = Experts()
+    ir = model.export({"forward": given})
+    weights = {key: torch.randn(tuple(p.shape)) / 16 for key, p in model.named_parameters()}
+    stands_for = {key: op.dequantize_blocks(op.quantize_blocks(w, name), name) for key, w in weights.items()}
+    quantised = nn.passes.lift_transform_params(nn.passes.quantize_weights(ir, name), shared_transform=True)
+    chosen = torch.tensor([[0, 1], [1, 2], [0, 2], [2, 1], [1, 0]], dtype=torch.int32)
+    x = torch.randn(5, 256), chosen, torch.rand(5, 2)
+    expected = nn.compile(ir).load(stands_for)["forward"](*x)
+    found = nn.compile(quantised).load(weights)["forward"](*x)
+    torch.testing.assert_close(found, expected)
