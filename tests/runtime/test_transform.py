@@ -4,7 +4,7 @@
 import pytest
 import torch
 from safetensors.torch import save_file
-from transform_cases import LiveBytes, NotingSource, transform, typed, types_of
+from transform_cases import LiveBytes, NotingSource, quantized, transform, typed, types_of
 
 from nnfront.dims import Dim
 from nnfront.errors import LoadError
@@ -18,14 +18,6 @@ SQUARES = {name: torch.randn(8, 8) for name in ("a", "b", "c")}
 
 def run(weights, make, source=None):
     return run_transform(transform(types_of(weights), make), source or weights)
-
-
-def quantized(**options):
-    def make(m):
-        parts = m.quantize(m.w["w"], **options)
-        return {f"part{i}": m.builder.emit(Projection(parts, i)) for i in range(len(parts.type.fields))}
-
-    return make
 
 
 class TestValues:

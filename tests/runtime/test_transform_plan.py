@@ -5,25 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transform_cases import CopyingSource, LiveBytes, transform, typed, types_of
+from transform_cases import CopyingSource, LiveBytes, quantized, transform, typed, types_of
 
 from nnfront.ir import Projection
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import run_transform, stream_transform
-
-SQUARES = {name: torch.randn(8, 8) for name in ("a", "b", "c")}
-
-
-def run(weights, make, source=None):
-    return run_transform(transform(types_of(weights), make), source or weights)
-
-
-def quantized(**options):
-    def make(m):
-        parts = m.quantize(m.w["w"], **options)
-        return {f"part{i}": m.builder.emit(Projection(parts, i)) for i in range(len(parts.type.fields))}
-
-    return make
 
 
 class TestPlan:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nnfront.ops  # noqa: F401 - declares the ops
 from nnfront.backends.lowering import lower
 from nnfront.dims import to_size
-from nnfront.ir import OPS, FunctionBuilder, IRModule, TensorType, Tuple
+from nnfront.ir import OPS, FunctionBuilder, IRModule, Projection, TensorType, Tuple
 from nnfront.lower import MethodProgram
 from nnfront.transform.source import TensorSource
 
@@ -111,3 +111,11 @@ class LiveBytes(TorchDispatchMode):
     def drop(self, key: int, size: int) -> None:
         self.now -= size
         del self.seen[key]
+
+
+def quantized(**options):
+    def make(m):
+        parts = m.quantize(m.w["w"], **options)
+        return {f"part{i}": m.builder.emit(Projection(parts, i)) for i in range(len(parts.type.fields))}
+
+    return make
