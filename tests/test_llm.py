@@ -336,8 +336,9 @@ class ElsewhereSession(dict[str, Any]):
     kernels = None
     backend = CPU
 
-    def make_cache(self, **sizes: Any) -> Any:
-        return nn.LLM.load(FOLDER).session.make_cache(**sizes)
+    def __init__(self, like: nn.Session, **methods: Any) -> None:
+        super().__init__(**methods)
+        self.program, self.make_cache = like.program, like.make_cache
 
 
 def test_prompts_are_moved_to_the_device_of_the_session(llm: nn.LLM) -> None:
@@ -347,7 +348,7 @@ def test_prompts_are_moved_to_the_device_of_the_session(llm: nn.LLM) -> None:
         seen.append(ids.device.type)
         return torch.zeros(*ids.shape, 4)
 
-    session: Any = ElsewhereSession(prefill=method, decode=method, logits=method)
+    session: Any = ElsewhereSession(llm.session, prefill=method, decode=method, logits=method)
     elsewhere = nn.LLM(session, TextModel("llama", 8, 4), llm.config, llm.path)
     elsewhere.generate_ids(torch.tensor([[1, 2]]), 1)
     elsewhere.logits(torch.tensor([[1, 2]]))
@@ -359,8 +360,8 @@ def test_keys_and_values_are_kept_in_8_bits_if_asked(llm: nn.LLM, monkeypatch: p
     made: list[Any] = []
     make_cache = coded.session.make_cache
 
-    def remembering(**sizes: Any) -> Any:
-        made.append(make_cache(**sizes))
+    def remembering(*name: str, **sizes: Any) -> Any:
+        made.append(make_cache(*name, **sizes))
         return made[-1]
 
     monkeypatch.setattr(coded.session, "make_cache", remembering)

@@ -309,11 +309,11 @@ class Cache(Sequence[CacheLayer]):
             self._cut(to.lengths)
 
     def _cut(self, lengths: SequenceLengths) -> None:
-        self._require_kept(lengths)
         for i, layer in enumerate(self._layers):
             for now, wanted in zip(layer.lengths.values, lengths.values, strict=True):
                 if layer.fixed and 0 < wanted < now:
                     raise self._no_way_back(i, now, wanted)
+        self._require_kept(lengths)
         self._empty(lengths)
 
     def _require_kept(self, lengths: SequenceLengths) -> None:

@@ -18,7 +18,7 @@ from nnfront.errors import LoadError
 from nnfront.files import Folder, shown
 from nnfront.weights.gguf import is_gguf, read_gguf
 from nnfront.weights.gguf_parts import all_parts, disagreements, whole_of, with_its_parts
-from nnfront.weights.mapped_memory import CHUNK_BYTES, Piece, copied_bytes, lay_out, read_at
+from nnfront.weights.mapped_memory import CHUNK_BYTES, MIN_MAPPED_BYTES, Piece, copied_bytes, lay_out, read_at
 from nnfront.weights.name_hints import shortened
 from nnfront.weights.safetensors import Header, TensorInfo, length_problems, read_header
 
@@ -26,6 +26,8 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MANIFEST = "nnfront.json"
 """What an artefact has and no checkpoint does: its table of contents."""
+ALIGNMENT = 64
+"""Bytes of whose multiples small tensors begin at one, as torch's own do; kernels ask for 16."""
 _BLOCK_BYTES = 1 << 20  # stays in a core's cache until it has been used
 
 
@@ -174,7 +176,8 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         fds = {info.file: self._fd(info) for info in infos}
         mapped, start = self._memory.get(infos[0].file), infos[0].offset
         if mapped is not None and len(infos) == 1 and start % dtype.itemsize == 0:
-            return torch.frombuffer(mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
+            found = torch.frombuffer(mapped, dtype=dtype, count=size // dtype.itemsize, offset=start)
+            return found.clone() if start % ALIGNMENT and size < MIN_MAPPED_BYTES else found
         memory, start = lay_out(list(map(_piece, infos)), dtype.itemsize, fds)
         return torch.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize, offset=start)
 

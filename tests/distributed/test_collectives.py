@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.distributed.ranks import Ranks, take_gpu
+from nnfront.distributed.ranks import take_gpu
 from nnfront.errors import LoadError, RunError, VerifyError
 
 
@@ -117,16 +116,6 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         take_gpu(1, 2)
     assert str(error.value) == (
         "there are 2 ranks, but 1 GPUs\n  help: start as many ranks as there are GPUs, or use --device cpu"
-    )
-
-
-def test_an_artefact_is_not_divided(tmp_path: Path) -> None:
-    (tmp_path / "nnfront.json").write_text("{}")
-    with pytest.raises(LoadError) as error:
-        nn.LLM.load(tmp_path, ranks=Ranks(0, 2))
-    assert (
-        str(error.value)
-        == f"{tmp_path} is an artefact: its weights are made already\n  help: leave ranks out"
     )
 
 

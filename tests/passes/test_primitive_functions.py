@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from pass_checks import module
 
-from nnfront.errors import VerifyError
+from nnfront.errors import PassError, VerifyError
 from nnfront.ir import Call, FunctionCall, IRModule, first_difference, infer, verify, walk_exprs
 from nnfront.passes import PASSES, eliminate_dead_code, outline
 
@@ -58,6 +58,8 @@ OF_PUBLIC = {
     "shard_weights",
     "special_cases",
 }
+# Passes for what the body has not: a cache, and tokens that are looked up; and one that refuses weights of primitive functions.
+OF_OTHERS = {"add_adapters", "external_attention", "split_embedding"}
 OPTIONS = {
     "apply_dtype_policy": {"dtype": "bfloat16"},
     "bind_dims": {"dims": {"n": 3}},
@@ -92,7 +94,7 @@ def texts(ir: IRModule, name: str) -> str | None:
 
 
 @pytest.mark.parametrize("kind", ["fused", "external"])
-@pytest.mark.parametrize("name", sorted(PASSES))
+@pytest.mark.parametrize("name", sorted(PASSES.keys() - OF_OTHERS))
 def test_a_pass_changes_a_body_and_leaves_it_alone_in_a_primitive_function(name, kind):
     ir = modules(name, kind)
     declared = PASSES[name]
@@ -165,6 +167,16 @@ def test_what_outline_makes_is_left_alone_by_every_other_pass():
     ir = outline(modules("outline", "external"))
     made = [f for f in ir.functions if f.kind == "fused"]
     assert any(isinstance(e, Call) and e.op.name == "linear" for f in made for e in walk_exprs(f))
-    for name in sorted(PASSES.keys() - {"inline", "special_cases", "pack_weights"}):
+    for name in sorted(PASSES.keys() - OF_OTHERS - {"inline", "special_cases", "pack_weights"}):
         after = PASSES[name](ir, **OPTIONS.get(name, {}))
         assert all(after[f.name] is f for f in made), name
+
+
+@pytest.mark.parametrize("kind", ["fused", "external"])
+def test_adapters_of_a_primitive_functions_weight_are_refused(kind):
+    with pytest.raises(PassError) as error:
+        PASSES["add_adapters"](modules("bind_dims", kind), ranks={"w": 2}, count=3)
+    assert str(error.value) == (
+        "main: 'w' cannot have an adapter for each sequence: FunctionCall reads it, and no product with [out, in]\n"
+        "  help: merge the adapter into the weight"
+    )

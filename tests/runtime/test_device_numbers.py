@@ -221,10 +221,11 @@ class TestSaved:
         from nnfront.llm import language_model, load_options
 
         text = SimpleNamespace(eos_token_ids=())
-        files = SimpleNamespace(manifest=SimpleNamespace(llm=text, target=made), held=None)
+        manifest = SimpleNamespace(llm=text, target=made, text=str)
+        files = SimpleNamespace(manifest=manifest, held=None)
         asked: list[int | None] = []
         monkeypatch.setattr(language_model, "is_artefact", lambda path: True)
-        monkeypatch.setattr(load_options, "read_artefact", lambda folder: files)
-        monkeypatch.setattr(load_options, "session_of", lambda files, number: asked.append(number))
+        monkeypatch.setattr(load_options, "read_artefact", lambda folder, rank: files)
+        monkeypatch.setattr(load_options, "session_of", lambda files, number, **ranks: asked.append(number))
         nn.LLM.load(tmp_path, device)
         assert asked == [1]

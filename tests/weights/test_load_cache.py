@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -181,11 +182,12 @@ class TestChangedFiles:
             assert_right(EXECUTABLE.load(nn.Checkpoint(folder), cache=tmp_path / "cache"), weights(seed))
 
     def test_a_file_that_changes_while_it_is_hashed_is_an_error(self, folder, tmp_path, monkeypatch):
-        blocks, test = nn.Checkpoint.blocks, self
+        blocks, test, turn = nn.Checkpoint.blocks, self, threading.Lock()
 
         def changing(self, name):
             yield from blocks(self, name)
-            test.change(folder / "model.safetensors", 1)
+            with turn:  # tensors are hashed by several threads
+                test.change(folder / "model.safetensors", 1)
 
         monkeypatch.setattr(nn.Checkpoint, "blocks", changing)
         with pytest.raises(LoadError, match=r"model.safetensors: the file was changed while it was read"):

@@ -77,10 +77,12 @@ def listed_shapes() -> Iterator[None]:
         _LISTED.reset(token)
 
 
-def _shape(self: Tensor) -> tuple[Size, ...]:
+def shape(self: Tensor) -> tuple[Size, ...]:
     """One int or Dim for each axis."""
-    shape = self.type.shape
-    return Listed(shape) if _LISTED.get() else shape
+    sizes = self.type.shape
+    return Listed(sizes) if _LISTED.get() else sizes
 
 
-Tensor.shape = property(_shape)  # type: ignore[assignment,method-assign]
+_SHAPE = property(shape)
+_SHAPE.__set_name__(Tensor, "shape")  # as where it stands in the class: errors say the name
+Tensor.shape = _SHAPE  # type: ignore[assignment,method-assign]
