@@ -84,5 +84,5 @@ def shape(self: Tensor) -> tuple[Size, ...]:
 
 
 _SHAPE = property(shape)
-_SHAPE.__set_name__(Tensor, "shape")  # as where it stands in the class: errors say the name
+_SHAPE.__set_name__(Tensor, "shape")  # type: ignore[attr-defined] # as in the class: errors say the name
 Tensor.shape = _SHAPE  # type: ignore[assignment,method-assign]
