@@ -108,7 +108,7 @@ class LLM:
         ignored: names or patterns (`*.inv_freq`) of tensors that the checkpoint may hold beside the model's.
         lora: folders of low-rank adapters in PEFT's layout, merged into the weights; `(DIR, 0.5)` or `"DIR=0.5"` counts half.
         ranks: divide the model among these processes, each of which loads its part and calls the same methods; `nnfront.distributed.joined` makes them.
-        An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one.
+        An artefact has dtype, quant and model in it, and its weights made, so none of these is given with one; ranks only if it was made for as many.
         extends: make the method `extend` too, with which tokens that are guessed are computed together (`spec`).
         adapters: folders of low-rank adapters by name, beside the weights: each text is generated with one of them (`adapter`), or none.
         mtp: also load the head that guesses further tokens, of a checkpoint that has one (`spec="mtp"`); `extend` is made with it.

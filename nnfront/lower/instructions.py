@@ -18,9 +18,9 @@ from nnfront.dims import Symbol
 from nnfront.ir import OPS, Constant, Type, type_text
 
 PACK = "tuple"
-# A view whose results are memory of their own, row by row.
-ONE_PIECE = "one_piece"
 """Kernel and op of the instruction that makes one value of several."""
+ONE_PIECE = "one_piece"
+"""Kernel of a view whose results are memory of their own, row by row."""
 
 SlotKind: TypeAlias = Literal["argument", "weight", "constant", "dim", "size", "value"]
 
