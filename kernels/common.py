@@ -22,6 +22,7 @@ class KernelError(ValueError):
 
 
 WARP = 32  # threads that execute together, on every GPU of NVIDIA
+REGISTERS, THREADS = 65_536, 2048  # of an SM, on the GPUs of ARCHS
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Arch:
     num_sms: int
     shared_bytes: int  # one block's dynamic shared memory
     shared_bytes_sm: int
-    registers: int  # most that one thread can hold, in 32-bit words
+    registers: int  # most that one thread can hold, in 32-bit words; an SM has REGISTERS of them
     flops: float  # dense 16-bit tensor-core rate, 1/s
     bandwidth: float  # device memory, bytes/s
 
@@ -51,7 +52,7 @@ ARCHS: dict[str, Arch] = {
 
 @dataclass(frozen=True)
 class Config:
-    """One way to tile a kernel. Sizes are elements; `split_k` blocks share one output tile."""
+    """One way to tile a kernel. Sizes are elements; `split_k` blocks share one output tile; no thread has more than `registers`."""
 
     block_m: int
     block_n: int
@@ -59,6 +60,7 @@ class Config:
     num_warps: int
     num_stages: int
     split_k: int = 1
+    registers: int = 255
 
 
 @dataclass(frozen=True)

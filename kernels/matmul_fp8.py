@@ -74,20 +74,20 @@ def in_blocks(x_scales: torch.Tensor, w_scales: torch.Tensor, n: int) -> bool:
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
     "sm_80": (
-        Config(16, 64, 128, 4, 4),
-        Config(32, 64, 128, 4, 3),
+        Config(16, 64, 128, 4, 4, registers=96),
+        Config(32, 64, 128, 4, 3, registers=160),
         Config(64, 64, 128, 4, 3),
         Config(128, 64, 128, 8, 3),
     ),
     "sm_90": (
-        Config(16, 64, 128, 4, 4),
-        Config(32, 64, 128, 4, 4),
+        Config(16, 64, 128, 4, 4, registers=96),
+        Config(32, 64, 128, 4, 4, registers=128),
         Config(64, 128, 128, 4, 4),
         Config(128, 128, 128, 8, 4),
     ),
     "sm_100": (
-        Config(16, 128, 128, 4, 4),
-        Config(32, 64, 128, 4, 4),
+        Config(16, 128, 128, 4, 4, registers=112),
+        Config(32, 64, 128, 4, 4, registers=128),
         Config(64, 128, 128, 4, 4),
         Config(128, 128, 128, 8, 4),
     ),
@@ -100,8 +100,8 @@ def shared_bytes(config: Config) -> int:
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
-    """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
-    return smallest("matmul_fp8", CONFIGS[arch], shape, arch)
+    """The tile with the fewest rows that hold M, else the largest; K split by `tiles.splits`."""
+    return smallest("matmul_fp8", CONFIGS[arch], shape, arch, shared_bytes, 8)
 
 
 @triton.jit
@@ -202,7 +202,9 @@ def matmul_fp8_kernel(
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
-        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+        acc, last = sum_splits(
+            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m[:, None], BLOCK_M, BLOCK_N
+        )
     if last:
         write_tile(
             acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,

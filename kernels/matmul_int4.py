@@ -63,17 +63,21 @@ def reference(
 # block_k is the group: it is filled in by choose, and split_k too.
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages
-    "sm_80": (Config(16, 128, 128, 4, 3), Config(32, 128, 128, 4, 3), Config(64, 128, 128, 8, 3)),
+    "sm_80": (
+        Config(16, 128, 128, 4, 3, registers=128),
+        Config(32, 128, 128, 8, 3, registers=128),
+        Config(64, 128, 128, 8, 3),
+    ),
     # 64 rows: with eight warps the sums of two products in a row change hands through shared memory. 32 rows: with four they fill the registers.
     "sm_90": (
-        Config(16, 128, 128, 4, 4),
-        Config(32, 128, 128, 8, 4),
+        Config(16, 128, 128, 4, 4, registers=128),
+        Config(32, 128, 128, 8, 4, registers=128),
         Config(64, 128, 128, 4, 3),
         Config(128, 128, 128, 8, 4),
     ),
     "sm_100": (
-        Config(16, 128, 128, 4, 4),
-        Config(32, 128, 128, 4, 4),
+        Config(16, 128, 128, 4, 4, registers=128),
+        Config(32, 128, 128, 8, 4, registers=128),
         Config(64, 128, 128, 8, 3),
         Config(128, 128, 128, 8, 3),
     ),
@@ -98,8 +102,8 @@ def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
-    """The tile with the fewest rows that hold M, else the largest; K split until two blocks for each SM have work."""
-    return smallest("matmul_int4", candidates(shape, arch), shape, arch)
+    """The tile with the fewest rows that hold M, else the largest; K split by `tiles.splits`."""
+    return smallest("matmul_int4", candidates(shape, arch), shape, arch, shared_bytes, 4)
 
 
 # Four bytes in, eight 16-bit numbers out. $0 and $1 are the low nibbles, $2 and $3 the high ones, minus 8.
@@ -232,7 +236,9 @@ def matmul_int4_kernel(
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
-        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+        acc, last = sum_splits(
+            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
+        )
     if last:
         write_tile(
             acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,

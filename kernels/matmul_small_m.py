@@ -8,7 +8,7 @@ time, and the parts are added in a fixed order (`split_k.py`): results are repea
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,34 +36,41 @@ MOST_ROWS = 64
 reference = matmul.reference
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
+# One row: each warp has whole rows of w, so that x needs no shared memory. 64 rows: two blocks or more of this size are on an SM at once.
 CONFIGS: dict[str, tuple[Config, ...]] = {
     # block_m, block_n, block_k, num_warps, num_stages; split_k is added by choose
     "sm_80": (
-        Config(1, 16, 512, 4, 2),
-        Config(16, 64, 128, 4, 3),
-        Config(32, 64, 128, 4, 4),
-        Config(64, 64, 64, 4, 4),
+        Config(1, 8, 1024, 4, 2, registers=128),
+        Config(16, 64, 128, 4, 3, registers=80),
+        Config(32, 64, 128, 4, 4, registers=96),
+        Config(64, 64, 64, 4, 4, registers=128),
     ),
-    # One row: each warp has whole rows of w, so that x needs no shared memory. 64 rows: two blocks of this size are on an SM at once.
     "sm_90": (
-        Config(1, 8, 1024, 4, 2),
-        Config(16, 64, 128, 4, 4),
-        Config(32, 64, 128, 4, 4),
-        Config(64, 64, 64, 4, 5),
+        Config(1, 8, 1024, 4, 2, registers=96),
+        Config(16, 64, 128, 4, 4, registers=80),
+        Config(32, 64, 128, 4, 4, registers=96),
+        Config(64, 64, 64, 4, 5, registers=80),
     ),
     "sm_100": (
-        Config(1, 16, 512, 4, 2),
-        Config(16, 64, 128, 4, 4),
-        Config(32, 64, 128, 4, 4),
-        Config(64, 64, 128, 4, 4),
+        Config(1, 8, 1024, 4, 2, registers=96),
+        Config(16, 64, 128, 4, 4, registers=80),
+        Config(32, 64, 128, 4, 4, registers=96),
+        Config(64, 64, 64, 4, 5, registers=80),
     ),
 }
 UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded too
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
-    """The tile with the fewest rows that hold M, and K split until two blocks for each SM have work."""
-    return smallest("matmul_small_m", CONFIGS[arch] if shape.aligned else (UNALIGNED,), shape, arch)
+    """The tile with the fewest rows that hold M, and K split by `tiles.splits`."""
+    candidates = CONFIGS[arch] if shape.aligned else (UNALIGNED,)
+    return smallest("matmul_small_m", candidates, shape, arch, operand_bytes, 16)
+
+
+def operand_bytes(config: Config) -> int:
+    """Every stage of x and w; where single warps multiply, what they multiply is in registers, and there is a stage less."""
+    kept = config.num_stages - (config.block_m < 64)
+    return shared_bytes(replace(config, num_stages=kept), x_bits=16, w_bits=16)
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -129,7 +136,9 @@ def matmul_small_m_kernel(
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
-        acc, last = sum_splits(acc, partial_ptr, arrived_ptr, tile, split, num_splits, BLOCK_M, BLOCK_N)
+        acc, last = sum_splits(
+            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
+        )
     if last:
         write_tile(
             acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
@@ -202,7 +211,7 @@ KERNEL = Kernel(
     choose=choose,
     configs=CONFIGS,
     fallbacks=(UNALIGNED,),
-    shared_bytes=partial(shared_bytes, x_bits=16, w_bits=16),
+    shared_bytes=operand_bytes,
     plan=plan,
     launch=launch,
     reference=reference,

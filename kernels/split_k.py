@@ -135,6 +135,7 @@ def sum_splits(
     tile,
     split,
     num_splits,
+    inside_m,  # [BLOCK_M, 1]: rows that there are; others are neither written nor read
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -142,7 +143,7 @@ def sum_splits(
     SIZE: tl.constexpr = BLOCK_M * BLOCK_N
     offsets = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     tile_ptrs = partial_ptr + tile.to(tl.int64) * num_splits * SIZE + offsets
-    tl.store(tile_ptrs + split * SIZE, acc)
+    tl.store(tile_ptrs + split * SIZE, acc, mask=inside_m)
     # The atomic is issued by one thread: all threads of the block must have written before it.
     tl.debug_barrier()
     last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == num_splits - 1
@@ -150,6 +151,6 @@ def sum_splits(
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
         for s in range(0, num_splits):
             # Other SMs wrote it: not from this one's L1.
-            acc += tl.load(tile_ptrs + s * SIZE, cache_modifier=".cg")
+            acc += tl.load(tile_ptrs + s * SIZE, mask=inside_m, other=0.0, cache_modifier=".cg")
         tl.store(arrived_ptr + tile, 0)
     return acc, last

@@ -8,9 +8,11 @@ SMs. The model ranks candidates; it predicts no times.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nnfront_kernels.common import ARCHS, WARP, Arch, Config
+from nnfront_kernels.common import ARCHS, REGISTERS, THREADS, WARP, Arch, Config
 from nnfront_kernels.spilled import without_spills
 
 
@@ -95,19 +97,51 @@ def best(candidates: tuple[Config, ...], shape: MatmulShape, arch: str, x_bits: 
     return min(inside, key=lambda config: model_seconds(config, shape, gpu, x_bits, w_bits))
 
 
-def smallest(kernel: str, candidates: tuple[Config, ...], shape: MatmulShape, arch: str) -> Config:
+def smallest(
+    kernel: str,
+    candidates: tuple[Config, ...],
+    shape: MatmulShape,
+    arch: str,
+    shared: Callable[[Config], int],
+    w_bits: int,
+) -> Config:
     """The candidate with the fewest rows that hold M, else the last, with K split to fill the GPU. Where there are groups, block_k is the group. Candidates that the installed Triton spills are left out."""
     m = bucket(shape.m)
     candidates = without_spills(kernel, candidates, arch, group=shape.group, zero_points=shape.zero_points)
     config = next((c for c in candidates if c.block_m >= m), candidates[-1])
     config = replace(config, block_k=shape.group or config.block_k)
-    return replace(config, split_k=splits(config, shape, ARCHS[arch]))
+    return replace(config, split_k=splits(config, shape, ARCHS[arch], shared(config), w_bits))
 
 
-def splits(config: Config, shape: MatmulShape, arch: Arch) -> int:
-    """How many blocks share a tile: doubled until there are two for each SM, while each still has two steps of K."""
-    tiles = cdiv(bucket(shape.m), config.block_m) * cdiv(shape.n, config.block_n)
-    split_k = 1
-    while tiles * split_k < 2 * arch.num_sms and split_k < 32 and 4 * split_k * config.block_k <= shape.k:
-        split_k *= 2
-    return split_k
+def resident(config: Config, arch: Arch, shared: int) -> int:
+    """How many blocks an SM holds at once: by their registers, which a warp has in pieces of 256, their shared memory and their threads."""
+    warp = -(-config.registers * WARP // 256) * 256
+    limits = REGISTERS // (warp * config.num_warps), arch.shared_bytes_sm // (shared + 1024)
+    return max(1, min(*limits, THREADS // (config.num_warps * WARP)))
+
+
+MOST_SPLITS = 32
+LATENCY = 1e-6  # of device memory under load, seconds
+ENDS = 3  # what a wave costs before its first step and after its last, in steps
+
+
+def splits(config: Config, shape: MatmulShape, arch: Arch, shared: int, w_bits: int) -> int:
+    """How many blocks share a tile: where the SM with the most blocks has the fewest steps, counting what waves and partial sums cost.
+
+    Blocks that an SM holds at once share its part of the bandwidth, so its steps count one after another; with fewer blocks than it takes to hide
+    the latency of memory a step takes as long as with so many. Each block has two steps at least.
+    """
+    m = bucket(shape.m)
+    tiles = cdiv(m, config.block_m) * cdiv(shape.n, config.block_n)
+    steps, held = cdiv(shape.k, config.block_k), resident(config, arch, shared)
+    step = config.block_k * config.block_n * w_bits / 8 * arch.num_sms  # bytes that all SMs read in a step
+    ahead = max(config.num_stages - 1, 1) * step
+    busy = min(held, max(2, math.ceil(arch.bandwidth * LATENCY / ahead)))
+
+    def cost(split_k: int) -> float:
+        blocks = tiles * split_k
+        waves = cdiv(blocks, held * arch.num_sms)
+        sums = 2 * 4 * m * shape.n * split_k / step if split_k > 1 else 0.0  # written and read
+        return max(cdiv(blocks, arch.num_sms), busy) * cdiv(steps, split_k) + ENDS * waves + sums
+
+    return min(range(1, max(min(steps // 2, MOST_SPLITS), 1) + 1), key=cost)

@@ -13,7 +13,7 @@ from nnfront_kernels.ahead import specialize
 from nnfront_kernels.common import ARCHS, Config
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.spilled import SPILLED, without_spills
-from nnfront_kernels.tiles import MatmulShape, bucket, fits, model_seconds, shared_bytes
+from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, fits, model_seconds, resident, shared_bytes
 
 CASES = [(kernel, arch) for kernel in nnfront_kernels.KERNELS for arch in kernel.configs]
 IDS = [f"{kernel.name}-{arch}" for kernel, arch in CASES]
@@ -105,13 +105,47 @@ def test_few_rows_get_the_smallest_tile_that_holds_them(m, block_m):
     assert config.block_m == block_m
 
 
+# Rows, N and K of Llama-3.1-8B: fused projection, attention output, gate and up, down.
+LAYERS = [(n, k) for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))]
+SPLITTING = [("matmul_small_m", 0, 16), ("matmul_int4", 128, 4), ("matmul_int8", 0, 8)]
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_k_is_split_until_every_sm_has_work(arch):
-    config = nnfront_kernels.matmul_small_m.choose(MatmulShape(16, 4096, 14336), "bfloat16", arch)
-    blocks = 4096 // config.block_n * config.split_k
-    assert 2 * ARCHS[arch].num_sms <= blocks < 4 * ARCHS[arch].num_sms
-    large = nnfront_kernels.matmul_small_m.choose(MatmulShape(16, 152064, 4096), "bfloat16", arch)
-    assert large.split_k == 1
+@pytest.mark.parametrize(("name", "group", "bits"), SPLITTING)
+@pytest.mark.parametrize("m", [1, 16, 32, 64])
+def test_no_sm_has_much_more_to_read_than_another(name, group, bits, m, arch):
+    """Steps of the SM with the most blocks against an equal share: with more rows partial sums cost more than what is left over."""
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
+    for n, k in LAYERS:
+        config = kernel.choose(MatmulShape(m, n, k, group=group), kernel.dtypes[0], arch)
+        tiles, steps = cdiv(n, config.block_n) * cdiv(m, config.block_m), cdiv(k, config.block_k)
+        most = cdiv(tiles * config.split_k, ARCHS[arch].num_sms) * cdiv(steps, config.split_k)
+        assert most <= (1.4 if arch == "sm_90" else 2) * tiles * steps / ARCHS[arch].num_sms + 2
+        assert tiles * config.split_k >= 0.7 * ARCHS[arch].num_sms
+        held = resident(config, ARCHS[arch], kernel.shared_bytes(config))
+        if n == 4096 and config.split_k > 1:  # the fewest tiles: shared so that all are there at once
+            assert tiles * config.split_k <= held * ARCHS[arch].num_sms
+
+
+def test_as_many_blocks_share_a_tile_as_are_on_the_gpu_at_once():
+    choose = nnfront_kernels.matmul_small_m.choose
+    # 64 tiles, and 2 blocks on each of 132 SMs: four, and not eight, which would be 1.9 waves.
+    assert choose(MatmulShape(64, 4096, 4096), "bfloat16", "sm_90").split_k == 4
+    assert choose(MatmulShape(16, 152064, 4096), "bfloat16", "sm_90").split_k == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "shared", "count"),
+    [
+        (Config(1, 8, 1024, 4, 2, registers=96), 128, 5),  # 65536 / (96 * 128)
+        (Config(1, 8, 1024, 4, 2, registers=97), 128, 4),  # a warp has its registers in pieces of 256: 104
+        (Config(16, 64, 128, 4, 4, registers=64), 61_440, 3),  # 233472 / (61440 + 1024)
+        (Config(128, 128, 64, 8, 4), 196_608, 1),
+        (Config(16, 16, 16, 32, 1, registers=16), 0, 2),  # 2048 threads
+    ],
+)
+def test_registers_shared_memory_and_threads_limit_the_blocks_of_an_sm(config, shared, count):
+    assert resident(config, ARCHS["sm_90"], shared) == count
 
 
 def test_a_single_row_of_4096_columns_or_more_is_shared_by_no_blocks():

@@ -145,6 +145,12 @@ def test_several_blocks_of_few_rows_are_on_an_sm_at_once(compiled, build):
     assert resident >= (5 if build.shape.m == 1 else 2)
 
 
+@pytest.mark.ahead.with_args(compile_build)
+@pytest.mark.parametrize("build", marked(FEW), ids=str)
+def test_no_thread_has_more_registers_than_choose_reckons_with(compiled, build):
+    assert compiled(compile_build, build).registers <= build.config.registers
+
+
 PAGED = [
     b
     for b in ALL
