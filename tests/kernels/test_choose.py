@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import fields, replace
 
 import nnfront_kernels
@@ -121,10 +122,14 @@ def test_no_sm_has_much_more_to_read_than_another(name, group, bits, m, arch):
         tiles, steps = cdiv(n, config.block_n) * cdiv(m, config.block_m), cdiv(k, config.block_k)
         most = cdiv(tiles * config.split_k, ARCHS[arch].num_sms) * cdiv(steps, config.split_k)
         assert most <= (1.4 if arch == "sm_90" else 2) * tiles * steps / ARCHS[arch].num_sms + 2
-        assert tiles * config.split_k >= 0.7 * ARCHS[arch].num_sms
-        held = resident(config, ARCHS[arch], kernel.shared_bytes(config))
-        if n == 4096 and config.split_k > 1:  # the fewest tiles: shared so that all are there at once
-            assert tiles * config.split_k <= held * ARCHS[arch].num_sms
+
+
+def test_the_fewest_tiles_are_shared_so_that_all_are_on_the_gpu_at_once():
+    for (name, group, _), m in itertools.product(SPLITTING, (1, 16, 32, 64)):
+        kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == name)
+        config = kernel.choose(MatmulShape(m, 4096, 4096, group=group), kernel.dtypes[0], "sm_90")
+        blocks = cdiv(4096, config.block_n) * config.split_k
+        assert 0.9 * 132 <= blocks <= 132 * resident(config, ARCHS["sm_90"], kernel.shared_bytes(config))
 
 
 def test_as_many_blocks_share_a_tile_as_are_on_the_gpu_at_once():
