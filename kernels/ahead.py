@@ -167,6 +167,7 @@ def compile_plan(plan: Plan, arch: str) -> Any:
                 "num_warps": plan.config.num_warps,
                 "num_stages": plan.config.num_stages,
                 "enable_fp_fusion": True,
+                "launch_pdl": plan.dependent,
             },
         )
 

@@ -50,6 +50,7 @@ from nnfront_kernels.common import (
     dtype_name,
     require,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
@@ -164,7 +165,9 @@ def attention_decode_kernel(
     BLOCK_DK: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     PTX: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
     split, sequence = tl.program_id(0), tl.program_id(2)
     kv_head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
     length = tl.load(lengths_ptr + sequence)
@@ -219,6 +222,7 @@ def attention_decode_kernel(
             )  # fmt: skip
             page = next_page
         acc = joined(acc_even, acc_odd, BLOCK_M, BLOCK_DV)
+    let_next_start(PDL)
     y_rows = y_ptr + sequence.to(tl.int64) * stride_yb + (head * stride_yh)[:, None]
     inside = inside_m[:, None] & (dv < SIZE_V)
     if SPLITS == 1:
@@ -312,6 +316,7 @@ def plan(
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
             "PTX": not triton.knobs.runtime.interpret,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

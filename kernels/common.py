@@ -96,6 +96,11 @@ class Plan:
             f"{self.kernel.__name__}: config {self.config} counts on divisibility by 16, lost by {lost}"
         )
 
+    @property
+    def dependent(self) -> bool:
+        """Whether the kernel waits for earlier launches itself (`dependent.py`), so that it can begin before they have ended."""
+        return bool(self.constants.get("PDL"))
+
     def launch(self) -> torch.Tensor:
         """Run the kernel on the current stream and return the output tensor. An empty output launches nothing."""
         if self.output.numel():
@@ -111,6 +116,7 @@ def jit(plan: Plan) -> None:
         num_warps=plan.config.num_warps,
         num_stages=plan.config.num_stages,
         enable_fp_fusion=True,  # Triton's default changes with the version; the error bounds allow both
+        **({"launch_pdl": True} if plan.dependent else {}),
     )
 
 

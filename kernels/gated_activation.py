@@ -29,6 +29,7 @@ from nnfront_kernels.common import (
     require,
     require_matrix,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.epilogue import activate
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
@@ -85,7 +86,10 @@ def gated_activation_kernel(
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     # Rows along the grid's first axis, which alone may have more than 65535 blocks.
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     at = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -154,6 +158,7 @@ def plan(
             "ACTIVATION": activation,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

@@ -39,6 +39,9 @@ class Report:
     loads: dict[str, int]  # global loads by instruction and bits: LDGSTS.128, LDG.16, UTMALDG, ...
     serialized: bool  # ptxas gave up overlapping wgmma (advisories C7510 and C7511)
     loop: dict[str, int]  # opcodes of the longest innermost loop
+    order: tuple[
+        str, ...
+    ]  # of fetches, loads and stores of global memory, and waits for other launches: FETCH, WAIT, LOAD, STORE, NEXT
 
 
 def report(plan: Plan, arch: str) -> Report:
@@ -77,7 +80,17 @@ def report(plan: Plan, arch: str) -> Report:
         loads=dict(sorted(loads.items())),
         serialized="C7510" in log or "C7511" in log,
         loop=dict(_innermost_loop(lines)),
+        order=tuple(kind for _, code in lines if (kind := _ORDERED.get(_opcode(code).split(".")[0]))),
     )
+
+
+_ORDERED = {
+    "CCTL": "FETCH",
+    "ACQBULK": "WAIT",
+    "PREEXIT": "NEXT",
+    **dict.fromkeys(("LDG", "LDGSTS", "UTMALDG"), "LOAD"),
+    **dict.fromkeys(("STG", "ATOM", "ATOMG", "RED", "REDG", "UTMASTG"), "STORE"),
+}
 
 
 def _innermost_loop(lines: Sequence[tuple[int, str]]) -> Counter[str]:

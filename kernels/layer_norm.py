@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
     require,
     require_vector,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rms_norm import CONFIGS, DTYPES, NormShape, accepts, choose, load_sum, require_rows
 from nnfront_kernels.tiles import cdiv
@@ -83,7 +84,10 @@ def layer_norm_kernel(
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside_m = (row < ROWS)[:, None]
     token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)
@@ -198,6 +202,7 @@ def plan(
             "ONE_STEP": size <= config.block_n,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

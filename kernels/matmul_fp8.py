@@ -33,6 +33,7 @@ from nnfront_kernels.common import (
     require,
     require_matrix,
 )
+from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import dequantize_fp8
 from nnfront_kernels.remembered import remembered
@@ -149,6 +150,8 @@ def matmul_fp8_kernel(
     EVEN_K: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+    FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     pid_n = tl.program_id(0)
     pid_m = tl.program_id(1)
@@ -167,6 +170,8 @@ def matmul_fp8_kernel(
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None] + offs_k[None, :]  # [BLOCK_N, BLOCK_K]
     x_scales_ptrs = x_scales_ptr + offs_m.to(tl.int64) * stride_xsm
+    fetch_rows(w_ptr, offs_n, stride_wn, N, first * BLOCK_K, K, FETCH)
+    wait_for_earlier(PDL)
     if BLOCKS:
         # The scales of the next block are loaded one step early: Triton pipelines only what a dot reads.
         w_scales_ptr += (pid_n * BLOCK_N // 128).to(tl.int64) * stride_wsn
@@ -199,6 +204,7 @@ def matmul_fp8_kernel(
         w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=inside_n, other=0.0)
         acc = acc * tl.load(x_scales_ptrs, mask=inside_m, other=0.0)[:, None] * w_scales[None, :]
 
+    let_next_start(PDL)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
@@ -238,6 +244,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    constant_weights: bool = False,
     out_dtype: torch.dtype | None = None,
     **epilogue: Any,
 ) -> Plan:
@@ -264,6 +271,8 @@ def plan(
         x,
         out,
         workspace,
+        arch=arch,
+        fetched_bits=8 if constant_weights else 0,
         weights={
             "w_ptr": w,
             "x_scales_ptr": x_scales,

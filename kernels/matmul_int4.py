@@ -35,6 +35,7 @@ from nnfront_kernels.common import (
     require_matrix,
     row_stride,
 )
+from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int4
 from nnfront_kernels.remembered import remembered
@@ -191,6 +192,8 @@ def matmul_int4_kernel(
     LOP3: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+    FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     HALF: tl.constexpr = GROUP // 2
     pid_n = tl.program_id(0)
@@ -209,6 +212,8 @@ def matmul_int4_kernel(
     inside_n = offs_n < N
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, HALF]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [HALF, BLOCK_N]
+    fetch_rows(w_ptr, offs_n, stride_wn, N, first * HALF, K // 2, FETCH)
+    wait_for_earlier(PDL)
     # The scales of the next group are loaded one step early: Triton pipelines only what a dot reads.
     scales_ptrs = scales_ptr + offs_n
     at = tl.minimum(first, num_groups - 1).to(tl.int64)
@@ -233,6 +238,7 @@ def matmul_int4_kernel(
         acc += product * scales.to(tl.float32)[None, :]
         scales = next_scales
 
+    let_next_start(PDL)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
@@ -272,6 +278,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
     """Check the arguments of `launch` and describe the launch."""
@@ -299,6 +306,8 @@ def plan(
         x,
         out,
         workspace,
+        arch=arch,
+        fetched_bits=4 if constant_weights else 0,
         weights={
             "w_ptr": w,
             "scales_ptr": scales,

@@ -27,6 +27,7 @@ from nnfront_kernels.common import (
     require_matrix,
     row_stride,
 )
+from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int8
 from nnfront_kernels.remembered import remembered
@@ -109,6 +110,8 @@ def matmul_int8_kernel(
     EVEN_K: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+    FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     pid_n = tl.program_id(0)
     pid_m = tl.program_id(1)
@@ -126,6 +129,8 @@ def matmul_int8_kernel(
     inside_n = offs_n < N
     x_ptrs = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None] + offs_k[None, :]  # [BLOCK_M, BLOCK_K]
     w_ptrs = w_ptr + (offs_n.to(tl.int64) * stride_wn)[None, :] + offs_k[:, None]  # [BLOCK_K, BLOCK_N]
+    fetch_rows(w_ptr, offs_n, stride_wn, N, first * BLOCK_K, K, FETCH)
+    wait_for_earlier(PDL)
     # The scales of the next group are loaded one step early: Triton pipelines only what a dot reads.
     scales_ptrs = scales_ptr + offs_n
     at = (tl.minimum(first, num_steps - 1) if GROUPED else first * 0).to(tl.int64)
@@ -152,6 +157,7 @@ def matmul_int8_kernel(
     if not GROUPED:
         acc = acc * scales.to(tl.float32)[None, :]
 
+    let_next_start(PDL)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
@@ -192,6 +198,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
     """Check the arguments of `launch` and describe the launch."""
@@ -218,6 +225,8 @@ def plan(
         x,
         out,
         workspace,
+        arch=arch,
+        fetched_bits=8 if constant_weights else 0,
         weights={
             "w_ptr": w,
             "scales_ptr": scales,

@@ -26,6 +26,7 @@ from nnfront_kernels.common import (
     require,
     require_matrix,
 )
+from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
@@ -96,6 +97,8 @@ def matmul_small_m_kernel(
     EVEN_K: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+    FETCH: tl.constexpr,  # lines of each row of w that are fetched before earlier launches have ended
 ):
     pid_n = tl.program_id(0)
     pid_m = tl.program_id(1)
@@ -112,6 +115,8 @@ def matmul_small_m_kernel(
     w_rows = w_ptr + (offs_n.to(tl.int64) * stride_wn)[:, None]
     inside_m = (offs_m < M)[:, None]
     inside_n = (offs_n < N)[:, None]
+    fetch_rows(w_ptr, offs_n, stride_wn, N, 2 * first_k, 2 * K, FETCH)
+    wait_for_earlier(PDL)
     if BLOCK_M == 1:
         products = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     else:
@@ -133,6 +138,7 @@ def matmul_small_m_kernel(
     if BLOCK_M == 1:
         acc = tl.sum(products, axis=1)[None, :]
 
+    let_next_start(PDL)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
@@ -168,6 +174,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
     """Check the arguments of `launch` and describe the launch."""
@@ -189,6 +196,8 @@ def plan(
         x,
         out,
         workspace,
+        arch=arch,
+        fetched_bits=16 if constant_weights else 0,
         weights={"w_ptr": w, "stride_wn": w.stride(0)},
         constants={"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0},
         divisible=tuple(loads) if aligned else (),

@@ -31,6 +31,7 @@ from nnfront_kernels.common import (
     require,
     require_matrix,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 from nnfront_kernels.quantized import quantize_fp8 as quantize
 from nnfront_kernels.remembered import remembered
@@ -95,6 +96,7 @@ def quantize_fp8_kernel(
     GROUP: tl.constexpr,  # 0 is a whole row
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside_m = offs_m < M
@@ -104,6 +106,8 @@ def quantize_fp8_kernel(
     end = tl.minimum(first + GROUP, K) if GROUP else K
     x_rows = x_ptr + (offs_m.to(tl.int64) * stride_xm)[:, None]
     q_rows = q_ptr + (offs_m.to(tl.int64) * stride_qm)[:, None]
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     largest = tl.full((BLOCK_M,), SMALLEST, dtype=tl.float32)
     for k in range(first, end, BLOCK_K):
         at = (k + offs_k)[None, :]
@@ -174,6 +178,7 @@ def plan(
             "GROUP": group,
             "BLOCK_M": config.block_m,
             "BLOCK_K": config.block_k,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

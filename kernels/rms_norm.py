@@ -31,6 +31,7 @@ from nnfront_kernels.common import (
     require,
     require_vector,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
@@ -105,6 +106,7 @@ def rms_norm_kernel(
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside_m = (row < ROWS)[:, None]
@@ -116,6 +118,8 @@ def rms_norm_kernel(
     if residual_ptr is not None:
         residual_rows = residual_ptr + (token * stride_rt + head * stride_rh)[:, None]
         s_rows = s_ptr + (token * stride_st + head * stride_sh)[:, None]
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     at = tl.arange(0, BLOCK_N)
     if ONE_STEP:
         inside = inside_m & (at < SIZE)[None, :]
@@ -232,6 +236,7 @@ def plan(
             "ONE_STEP": size <= config.block_n,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

@@ -29,6 +29,7 @@ from nnfront_kernels.common import (
     dtype_name,
     require,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rope import (
     CONFIGS,
@@ -149,7 +150,10 @@ def rope_append_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H if PAIRS else 0
     KV_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
     sequence, t, block = tl.program_id(0) // SEQ, tl.program_id(0) % SEQ, tl.program_id(1)
@@ -270,6 +274,7 @@ def plan(
             "INTERLEAVED": interleaved,
             **blocks(size, pairs, interleaved, config),
             "BLOCK_V": triton.next_power_of_2(value_size),
+            "PDL": overlaps(arch),
         },
         config=config,
         output=out,

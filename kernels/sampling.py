@@ -45,6 +45,7 @@ from nnfront_kernels.common import (
     require_matrix,
     require_vector,
 )
+from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.philox import bits_of_block, exponential, exponentials
 from nnfront_kernels.token_limits import draw_filtered, gather, largest, load_scores, value_of
 
@@ -151,7 +152,10 @@ def sampling_kernel(
     nearest,  # tokens this far below the largest cannot be kept, None if that is not known
     ADVANCE: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    wait_for_earlier(PDL)
+    let_next_start(PDL)
     FILTERED: tl.constexpr = scores_ptr is not None
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * stride_l
@@ -300,7 +304,7 @@ def plan(
             "min_p": None if min_p is None else float(min_p),
             "nearest": _nearest(vocab, top_k, top_p, min_p),
         },
-        constants={"ADVANCE": advance, "BLOCK": config.block_n},
+        constants={"ADVANCE": advance, "BLOCK": config.block_n, "PDL": overlaps(arch)},
         config=config,
         output=out,
     )

@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import Config, KernelError, Plan
+from nnfront_kernels.dependent import lines_ahead, overlaps
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.tiles import MatmulShape, cdiv
 
@@ -97,13 +98,16 @@ def plan_tiles(
     out: torch.Tensor | None,
     given: Workspace | None,
     *,
+    arch: str,
+    fetched_bits: int,
     weights: dict[str, Any],
     constants: dict[str, Any],
     divisible: tuple[str, ...],
 ) -> Plan:
     """The launch of a matmul kernel that ends in `sum_splits` and `write_tile`: a grid of columns, rows and splits.
 
-    `weights` and `constants` are the arguments that only this kernel has.
+    `weights` and `constants` are the arguments that only this kernel has. Of weights that no launch writes some are fetched before earlier launches
+    have ended: `fetched_bits` is how many bits an element has, 0 for other weights.
     """
     epi.check(shape.m, shape.n)
     y = epi.output(out, x, shape.n)
@@ -120,7 +124,14 @@ def plan_tiles(
             "K": shape.k,
             "stride_xm": x.stride(0),
         },
-        constants={"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, **constants, **epi.constants()},
+        constants={
+            "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n,
+            **constants,
+            **epi.constants(),
+            "PDL": overlaps(arch),
+            "FETCH": lines_ahead(config, fetched_bits, arch),
+        },
         config=config,
         output=y,
         divisible=divisible,
