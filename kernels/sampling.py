@@ -120,8 +120,7 @@ def reference(
     return torch.where(top[:, 0].isfinite(), token, -1)
 
 
-# One block for each row: the first where a row fits, else the second. By arithmetic: loads in flight that one SM can have,
-# registers for 8 values of each thread; not yet measured.
+# One block for each row: the first where a row fits, else the second. By arithmetic: loads in flight of an SM, 8 values for each thread; not yet measured.
 CONFIGS = (Config(1, 4096, 1, 16, 1), Config(1, 1024, 1, 4, 1))
 
 
@@ -276,8 +275,7 @@ def plan(
     arch = arch or arch_of(logits.device)
     require(accepts(shape, dtype_name(logits), arch), "sampling")
     _require_options(logits, temperature, penalty, seen, state, kept)
-    if out is None:
-        out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     require_vector("out", out, rows)
     space = _space(workspace, rows, vocab, logits.device) if filtered else None
     config = config or choose(shape, dtype_name(logits), arch)
