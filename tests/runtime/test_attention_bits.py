@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from attention_alone import attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfront.backends.cpu import decode_attention
 from nnfront.backends.cpu.decode_attention import FEW, Scores
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.ir.types import Buffer, StateLayerType, StateType
@@ -85,9 +85,7 @@ class Attending:
             bias = torch.stack(
                 [self.bias[s, :, f : f + count] for s, f in zip(sequences, first, strict=True)]
             )
-        y = decode_attention.attend(
-            q, k, v if self.has_values else None, cache[0], self.scores, self.sinks, bias
-        )
+        y = attend(q, k, v if self.has_values else None, cache[0], self.scores, self.sinks, bias)
         assert y is not None
         return y
 
@@ -181,7 +179,7 @@ def test_every_code_of_8_bits_is_decoded_as_torch_decodes_it():
             q = torch.full((1, 1, 1, 1), 1.0).to(BF16)
             hidden = torch.zeros(1, 1, 1, ROOM, dtype=torch.bool)
             hidden[..., 0] = True
-            y = decode_attention.attend(q, q, q, layer, case.scores, None, hidden)
+            y = attend(q, q, q, layer, case.scores, None, hidden)
             assert y is not None
             assert torch.equal(y.flatten(), expected)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from attention_alone import attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnfront as nn
 from nnfront import op, ops, spec
-from nnfront.backends.cpu import decode_attention, tape, tape_builder
+from nnfront.backends.cpu import decode_attention, in_c, tape, tape_builder
 from nnfront.backends.cpu.backend import WRITERS
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
@@ -222,7 +223,9 @@ def test_soft_caps_and_sinks_agree_with_the_reference_of_the_op(data: st.DataObj
     sinks = data.draw(st.sampled_from([None, torch.randn(heads), torch.randn(heads).to(BF16)]))
     attrs = {} if sinks is not None and data.draw(st.booleans()) else attrs
     attrs |= {"window": data.draw(st.sampled_from([3, 20]))} if data.draw(st.booleans()) else {}
-    attend = resolver("cpu")(Run("attention_cached", "attention", (), Structure(), attrs))
+    attend = resolver("cpu")(
+        Run("attention_cached", "attention", (), Structure(fields=(Structure(0), Structure(1))), attrs)
+    )
     layers = [make_layer(kv_layer(groups, 40, "bfloat16", 2, 16, None)) for _ in range(2)]
     for layer in layers:
         torch.manual_seed(0)
@@ -300,7 +303,7 @@ def test_attention_of_other_models_is_part_of_one_call(kind, pairs, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(tape, "NATIVE", None)
         assert all(torch.equal(a, b) for a, b in zip(got, decoded(), strict=True))
-        patch.setattr(decode_attention, "NATIVE", None)
+        patch.setattr(in_c, "NATIVE", None)
         for a, b in zip(got, decoded(), strict=True):
             torch.testing.assert_close(a, b, rtol=2**-6, atol=0.03)
 
@@ -320,7 +323,7 @@ def test_a_latent_and_a_bias_agree_with_the_reference_token_by_token(data: st.Da
     for n in range(6):
         q = torch.randn(2, 1, heads, size).to(BF16)
         token = values[:, n : n + 1].contiguous() if has_values else None
-        y = decode_attention.attend(q, keys[:, n : n + 1].contiguous(), token, layer, scores, None, bias)
+        y = attend(q, keys[:, n : n + 1].contiguous(), token, layer, scores, None, bias)
         assert y is not None
         seen = slice(0 if window is None else max(0, n + 1 - window), n + 1)
         expected = ops.scaled_dot_product_attention.run(
@@ -360,14 +363,14 @@ def test_a_latent_and_a_bias_can_be_rows_of_a_sequence():
         results.append(y)
     other = make_layer(layer_type)
     for y in results:
-        expected = decode_attention.attend(q, k, None, other, Scores(value_size=20), None, bias)
+        expected = attend(q, k, None, other, Scores(value_size=20), None, bias)
         assert torch.equal(y, expected)
 
 
 def test_sinks_of_other_dtypes_are_left_to_the_reference():
     layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None))
     q = k = v = torch.ones(1, 1, 1, 32).to(BF16)
-    assert decode_attention.attend(q, k, v, layer, Scores(), torch.ones(1).half()) is None
+    assert attend(q, k, v, layer, Scores(), torch.ones(1).half()) is None
     assert layer.lengths.values == (0,)
 
 
@@ -381,7 +384,9 @@ def test_kernels_of_latents_and_biases_decode_as_the_reference_of_the_op(data: s
     layers = [make_layer(StateLayerType(tuple(buffers[: 1 + has_values]), (), 2, 9, None)) for _ in range(2)]
     bias = biases(data, 2, heads, 9)
     bias = bias if bias is None or bias.dtype == torch.bool else bias.to(BF16)
-    attend = resolver("cpu")(Run("attention_stored", "attention", (), Structure(), attrs))
+    attend = resolver("cpu")(
+        Run("attention_stored", "attention", (), Structure(fields=(Structure(0), Structure(1))), attrs)
+    )
     for _ in range(3):
         q, k, v = (torch.randn(2, 1, n, size).to(BF16) for n, size in ((heads, 32), (1, 32), (1, 20)))
         value = v if has_values else None

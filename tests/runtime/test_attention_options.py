@@ -42,9 +42,9 @@ def exact(q, keys, values, position, bias, window, scale, softcap, sinks):
 
 def attend(by_kernel, layer, q, k, v, sinks, bias, attrs):
     if by_kernel and sinks is None and "softcap" not in attrs:
-        return cached(Run("attention_stored", "attention", (), Structure(), attrs))(
-            q, k, v, layer, None, bias
-        )[0]
+        return cached(
+            Run("attention_stored", "attention", (), Structure(fields=(Structure(0), Structure(1))), attrs)
+        )(q, k, v, layer, None, bias)[0]
     return ops.attention.run((q, k, v, layer, sinks, bias), attrs)[0]
 
 

@@ -25,7 +25,7 @@ both = pytest.mark.parametrize(
 
 def attention(layer, q, k, v, use_kernel: bool, **attrs):
     if use_kernel:
-        run = Run("attention_cached", "attention", (), Structure(), attrs)
+        run = Run("attention_cached", "attention", (), Structure(fields=(Structure(0), Structure(1))), attrs)
         return cached(run)(q, k, v, layer, None)[0]
     return ops.attention.run((q, k, v, layer, None), attrs)[0]
 

@@ -185,7 +185,9 @@ def test_a_chunk_after_stored_tokens_attends_in_blocks_to_all_of_them(h, g, befo
     q, k, v = heads(2, stored, stored, h, g)
     layer = make_layer(kv_layer(g, 8, "float32", 2, stored, window))
     layer.append(k[:, :before], v[:, :before])
-    attend = resolve(Run("attention_cached", "attention", (), Structure(), {}))
+    attend = resolve(
+        Run("attention_cached", "attention", (), Structure(fields=(Structure(0), Structure(1))), {})
+    )
     got, _ = attend(q[:, before:], k[:, before:], v[:, before:], layer, None)
     expected = ops.attention.run((q, k, v, None, None), {})[:, before:]
     assert_same(got, expected)
@@ -291,7 +293,13 @@ def test_attention_of_a_fused_projection_is_that_of_its_parts(seq, h, g, with_ca
     cos, sin = angles.cos(), angles.sin()
     tables = resolve(Run("rope_tables", "rope", (), Structure(), {"dtype": "float32"}))(cos, sin)
     fused = resolve(
-        Run("qkv_attention", "qkv_attention", (), Structure(), {"heads": h, "groups": g, "scale": 0.3})
+        Run(
+            "qkv_attention",
+            "qkv_attention",
+            (),
+            Structure(fields=(Structure(0), Structure(1))),
+            {"heads": h, "groups": g, "scale": 0.3},
+        )
     )
     layer = make_layer(kv_layer(g, size, "float32", batch, seq)) if with_cache else None
     got = fused(qkv, *tables, layer, None)

@@ -179,11 +179,11 @@ def test_tensors_of_another_version_are_not_read(major):
 
 
 @pytest.mark.skipif(extension.NATIVE is None, reason="no kernels in C")
-def test_explain_says_what_runs_between_sequences_in_c(capsys):
+def test_explain_says_what_runs_between_tapes_of_calls_in_c(capsys):
     assert main(["explain", "examples/checkpoints/pylib-3m"]) == 0
     (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("decode: ")]
     before, _, listed = line.partition(" in C: ")
-    assert before == "decode: run by themselves, between sequences"
+    assert before == "decode: run by themselves, between tapes of calls"
     assert {"cos", "sin", "take"} <= {*listed.split(", ")}
     assert not {"linear_bfloat16", "rms_norm_last", "qkv_attention"} & {*listed.split(", ")}
 

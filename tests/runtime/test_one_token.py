@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_alone import attend, attend_rotated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nnfront as nn
 from nnfront import ops
-from nnfront.backends.cpu import decode_attention as one_token
 from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.cpu import tape as sequence
@@ -63,7 +63,7 @@ def test_attention_of_one_token_agrees_with_float64(data: st.DataObject):
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(data.draw(st.sampled_from([1, 2, 5])))
-        y = one_token.attend(q, k, v, layer, Scores(scale, window))
+        y = attend(q, k, v, layer, Scores(scale, window))
     finally:
         torch.set_num_threads(threads)
     assert y is not None
@@ -84,7 +84,7 @@ def test_scores_far_apart_leave_one_weight():
         torch.zeros(1, 1, 1, 32).bfloat16(),
         torch.zeros(1, 1, 1, 32),
     )
-    y = one_token.attend(q, k, v.bfloat16(), layer, Scores(1.0, None))
+    y = attend(q, k, v.bfloat16(), layer, Scores(1.0, None))
     torch.testing.assert_close(y.double(), exact(q, layer, None, 1.0), rtol=2**-8, atol=1e-6)
 
 
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_not_hidden(where: str, value: float):
     layer = make_filled([9], 1, 32, 16, None)
     getattr(layer.storage, where)[0, 0, 4, 3] = value
     q, k, v = torch.ones(1, 1, 3, 32).bfloat16().split(1, 2)
-    y = one_token.attend(q, k, v, layer, Scores())
+    y = attend(q, k, v, layer, Scores())
     assert not y.isfinite().all()
 
 
@@ -106,7 +106,7 @@ def test_what_the_kernel_cannot_do_changes_nothing(size: int, dtype: torch.dtype
     name = str(dtype).removeprefix("torch.")
     layer = make_layer(kv_layer(1, size, name, 1, 16, None))
     q = k = v = torch.ones(1, seq, 1, size, dtype=dtype)
-    assert one_token.attend(q, k, v, layer, Scores()) is None
+    assert attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (0,)
 
 
@@ -114,8 +114,8 @@ def test_a_full_layer_is_left_to_the_general_way():
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
     layer = make_layer(kv_layer(1, 32, "bfloat16", 1, 4, None))
     for _ in range(4):
-        assert one_token.attend(q, k, v, layer, Scores()) is not None
-    assert one_token.attend(q, k, v, layer, Scores()) is None
+        assert attend(q, k, v, layer, Scores()) is not None
+    assert attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (4,)
 
 
@@ -144,7 +144,7 @@ def test_newer_tokens_lie_over_older_ones_that_no_query_sees(data: st.DataObject
             .split((groups * shared, groups, groups), 2)
         )
         own = data.draw(st.sampled_from([None, max(window - 3, 1), window, window + 3]))
-        y = one_token.attend(q, k, v, ring, Scores(1.0, own))
+        y = attend(q, k, v, ring, Scores(1.0, own))
         every.append(k, v)
         expected = exact(q, every, min(window, own or window), 1.0)
         assert y is not None
@@ -156,7 +156,7 @@ def test_some_sequences_of_a_cache_attend_without_the_others():
     layer = make_filled([3, 7, 5], 2, 64, 16, None)
     part = layer.part(1, 2)
     q, k, v = torch.randn(2, 1, 10, 64).bfloat16().split((6, 2, 2), 2)
-    y = one_token.attend(q, k, v, part, Scores())
+    y = attend(q, k, v, part, Scores())
     assert layer.lengths.values == (3, 8, 6)
     torch.testing.assert_close(y.double(), exact(q, part, None, 0.125), rtol=2**-8, atol=1e-5)
 
@@ -176,7 +176,7 @@ def test_q_and_k_of_a_fused_projection_are_rotated_before(data: st.DataObject):
         Run("rope_tables", "rope", (), Structure(), {"dtype": "float32", "interleaved": is_interleaved})
     )
     cos, sin = make(angles.cos(), angles.sin())
-    y = one_token.attend_rotated(qkv, cos, sin, heads, groups, layer, Scores(), is_interleaved=is_interleaved)
+    y = attend_rotated(qkv, cos, sin, heads, groups, layer, Scores(), is_interleaved=is_interleaved)
 
     x = qkv.double().unflatten(-1, (-1, size))
     tables = angles.double().cos(), angles.double().sin()
@@ -201,30 +201,34 @@ def test_fused_projections_of_more_tokens_or_other_dtypes_are_left_to_others():
         (qkv.float(), table),
         (qkv, table.double()),
         (qkv, table.repeat(1, 2, 1, 1)),
-        (torch.ones(1, 1, 192).bfloat16()[..., ::2], table),
     ):
-        assert one_token.attend_rotated(x, cos, cos, 1, 1, layer, Scores()) is None
+        assert attend_rotated(x, cos, cos, 1, 1, layer, Scores()) is None
     assert layer.lengths.values == (1,)
 
 
-def test_tables_in_pieces_are_left_to_others():
-    layer, one = make_filled([1, 1], 1, 32, 4, None), torch.ones(1, 1, 1, 1)
-    qkv, whole = torch.ones(2, 1, 96).bfloat16(), torch.ones(2, 1, 1, 32)
-    for cos, sin in ((one.expand(2, 1, 1, 32), whole), (whole, one.expand(2, 1, 1, 32))):
-        assert one_token.attend_rotated(qkv, cos, sin, 1, 1, layer, Scores()) is None
-    assert layer.lengths.values == (1, 1)
+def test_what_lies_in_pieces_is_read_as_what_lies_in_one():
+    one, qkv = torch.rand(1, 1, 1, 1), torch.randn(2, 1, 96).bfloat16()
+    pieces, whole = one.expand(2, 1, 1, 32), one.expand(2, 1, 1, 32).contiguous()
+    every_second = torch.stack([qkv, torch.full_like(qkv, torch.nan)], -1).flatten(-2)[..., ::2]
+    results = []
+    for x, cos, sin in ((qkv, whole, whole), (qkv, pieces, whole), (every_second, whole, pieces)):
+        layer = make_filled([1, 1], 1, 32, 4, None)
+        layer.storage.keys[:, :, :1], layer.storage.values[:, :, :1] = 1, 2
+        results.append(attend_rotated(x, cos, sin, 1, 1, layer, Scores()))
+        assert layer.lengths.values == (2, 2)
+    assert all(torch.equal(results[0], other) for other in results[1:])
 
 
 def test_without_c_there_is_another_way(monkeypatch):
-    monkeypatch.setattr(one_token, "NATIVE", None)
+    monkeypatch.setattr(in_c, "NATIVE", None)
     q = k = v = torch.ones(1, 1, 1, 32).bfloat16()
     qkv, table, layer = (
         torch.ones(1, 1, 96).bfloat16(),
         torch.ones(1, 1, 1, 32),
         make_filled([1], 1, 32, 4, None),
     )
-    assert one_token.attend_rotated(qkv, table, table, 1, 1, layer, Scores()) is None
-    assert one_token.attend(q, k, v, layer, Scores()) is None
+    assert attend_rotated(qkv, table, table, 1, 1, layer, Scores()) is None
+    assert attend(q, k, v, layer, Scores()) is None
     assert layer.lengths.values == (1,)
 
 
@@ -243,7 +247,6 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
         with_c = logits(batch)
         with monkeypatch.context() as without:
             without.setattr(sequence, "NATIVE", None)
-            without.setattr(one_token, "NATIVE", None)
             without.setattr(in_c, "NATIVE", None)
             without.setattr(kernels, "SMALL_BATCH", None)
             without_c = logits(batch)

@@ -17,7 +17,7 @@ from nnfront_models import llama, qwen3_moe
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.backends.cpu import decode_attention as one_token
+from nnfront.backends.cpu import in_c
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu import tape_builder as writers
 from nnfront.backends.cpu.extension import NATIVE
@@ -173,7 +173,8 @@ def test_layers_share_the_memory_of_what_is_between_them(recorder):
 def test_many_rows_are_left_to_torch(rows, recorder):
     load = language_model(BASE)
     got = decoded(load(), [1] * rows, 2)
-    assert len(recorder.rows) == 2 * rows  # the prompts of one token each
+    assert recorder.rows.count(15) == rows  # the prompts of one token each
+    assert len(recorder.rows) == 2 * rows + 2 * 2  # and attention of each layer and token, by itself
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [1] * rows, 2), strict=True))
 
 
@@ -183,7 +184,7 @@ def test_a_window_is_seen_after_newer_tokens_lie_over_older_ones(recorder):
     assert recorder.rows.count(15) == 1 + 12  # the prompt of a few tokens, and every token that is decoded
     assert all(torch.equal(a, b) for a, b in zip(got, decoded(stepwise(load), [3, 9], 12), strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(one_token, "NATIVE", None)
+        patch.setattr(in_c, "NATIVE", None)
         by_torch = decoded(stepwise(load), [3, 9], 12)
     wide = decoded(stepwise(language_model(BASE)), [3, 9], 12)
     for a, b in zip(got, by_torch, strict=True):

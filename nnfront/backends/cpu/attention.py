@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from nnfront.backends.cpu import decode_attention
 from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, with_cache, without_cache
 from nnfront.backends.cpu.attention_memory import (
     BLOCK,
@@ -29,6 +28,7 @@ from nnfront.backends.cpu.attention_memory import (
     sdpa_fused_bytes,
 )
 from nnfront.backends.cpu.decode_attention import Scores
+from nnfront.backends.cpu.in_c import in_c
 from nnfront.backends.cpu.tape_attention import write_attention
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run, by_position
@@ -54,10 +54,6 @@ def cached(run: Run) -> Callable[..., Any]:
         bias: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, CacheLayer]:
         plain = (k, v) if k is not None and v is not None and bias is None else None
-        if k is not None and is_causal:
-            y = decode_attention.attend(q, k, v, layer, scores, sinks, bias)
-            if y is not None:
-                return y, layer
         if scores.softcap is not None or sinks is not None or not is_causal:
             y = _block_by_block(general, q, k, v, layer, sinks, bias, is_causal)
             layer.attended()
@@ -318,7 +314,7 @@ KERNELS = (
     Kernel(
         "attention_cached",
         "attention",
-        cached,
+        in_c(write_attention, cached),
         "one query for each group of heads: no copies of keys and values",
         with_cache,
         workspace=Workspace(cached_bytes, mask_bytes),
@@ -327,7 +323,7 @@ KERNELS = (
     Kernel(
         "attention_stored",
         "attention",
-        cached,
+        in_c(write_attention, cached),
         "torch's attention over what a layer holds, under a bias if there is one",
         stored,
         workspace=Workspace(general_bytes),

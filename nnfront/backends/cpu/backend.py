@@ -28,9 +28,10 @@ from nnfront.backends.cpu import (
 )
 from nnfront.backends.cpu.extension import NATIVE, instructions, say_what_is_missing
 from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
+from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import find
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
-from nnfront.lower import Program, Run, Slot
+from nnfront.lower import MethodProgram, Program, Run, Slot
 from nnfront.passes import PIPELINES
 from nnfront.quant_format import QuantFormat
 
@@ -78,16 +79,24 @@ class CpuBackend(Backend):
     def notes(self, program: Program) -> Iterator[str]:
         for name, method in program.methods.items() if NATIVE is not None else ():
             runs = [run for run in method.body.walk() if isinstance(run, Run)]
-            alone = dict.fromkeys(
-                r.kernel for r in runs if r.kernel not in WRITERS and r.kernel not in tape.JOINED
-            )
+            alone = dict.fromkeys(filter(None, (_alone(run, method) for run in runs)))
             if alone:
-                yield f"{name}: run by themselves, between sequences in C: {', '.join(alone)}"
+                yield f"{name}: run by themselves, between tapes of calls in C: {', '.join(alone)}"
         yield f"kernels in C: {instructions()}"
 
     def join(self, pairs: Sequence[Pair], slots: Sequence[Slot], method: str) -> list[Pair]:
         say_what_is_missing()
         return tape.join(pairs, slots, method, WRITERS)
+
+
+def _alone(run: Run, method: MethodProgram) -> str:
+    """The kernel of an instruction that is on no tape, and if it has calls in C why not; "" for one that may be on one."""
+    if run.kernel in tape.JOINED:
+        return ""
+    if run.kernel not in WRITERS:
+        return run.kernel
+    why = refusal(WRITERS[run.kernel], run, method.slots)
+    return f"{run.kernel} ({why})" if why else ""
 
 
 CPU = CpuBackend()

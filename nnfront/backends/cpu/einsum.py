@@ -40,7 +40,8 @@ def _write(builder: TapeBuilder, run: Run, x: Value, weight: Value) -> Sequence[
     *rest, heads, columns = x.shape
     is_turned = bool(_is_turned(run))
     outputs, tokens = weight.shape[2 if is_turned else 1], prod(rest)
-    demand(x.dtype == weight.dtype == torch.bfloat16 and 0 < tokens <= MOST_TOKENS and prod(weight.shape) > 0)
+    demand(x.dtype == weight.dtype == torch.bfloat16, "operands are not all bfloat16")
+    demand(0 < tokens <= MOST_TOKENS and prod(weight.shape) > 0, f"there are more than {MOST_TOKENS} tokens")
     y = builder.make(run.outputs[0], (*rest, heads, outputs))
     sizes = tokens, heads, columns, outputs, is_turned, builder.threads
     builder.call("multiply_heads", *sizes, weight.place, x.place, y.place)

@@ -16,7 +16,16 @@ from typing import TypeAlias
 import torch
 
 from nnfront.backends.cpu.in_c import FEW, in_c
-from nnfront.backends.cpu.tape_builder import NOWHERE, Operand, TapeBuilder, Value, Write, attribute, demand
+from nnfront.backends.cpu.tape_builder import (
+    NOWHERE,
+    Operand,
+    Refused,
+    TapeBuilder,
+    Value,
+    Write,
+    attribute,
+    demand,
+)
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
@@ -69,12 +78,17 @@ def emit(
             axes[-1] = [axes[-1][0] * size, *along]
         elif size != 1:
             axes.append(list(axis))
-    demand(0 < prod(shape) <= FEW and len(axes) <= AXES)
+    demand(0 < prod(shape) <= FEW, f"there are more than {FEW} elements, or none")
+    demand(len(axes) <= AXES, f"there are more than {AXES} axes")
     axes = [[1, 0, 0, 0]] * (AXES - len(axes)) + axes
     sizes = [size for part in zip(*axes, strict=True) for size in part]
     places = x[0].place, NOWHERE if other is None else other[0].place, y[0].place
     kind = OPERATIONS.index(operation), *sizes, *kinds, builder.threads, float(number)
     builder.call("elementwise", *kind, *places)
+
+
+def _demand_float(x: Value) -> None:
+    demand(x.dtype in FLOATS, f"an operand is {x.dtype}")
 
 
 def over(x: Value, shape: Sequence[int]) -> tuple[Value, Steps]:
@@ -104,10 +118,11 @@ def _binary(operation: str, reversed_: str, *, is_rounded: bool = False, is_bool
         name = operation
         if not isinstance(x, Value):
             x, other, name = other, x, reversed_
-        demand(isinstance(x, Value) and x.dtype in FLOATS)
-        assert isinstance(x, Value)
+        if not isinstance(x, Value):
+            raise Refused("neither operand is a tensor")
+        _demand_float(x)
         if not isinstance(other, Value):
-            demand(other is not None)
+            demand(other is not None, "an operand is absent")
             y = builder.make(run.outputs[0], x.shape, torch.bool if is_bool else x.dtype)
             number = torch.tensor(other, dtype=x.dtype).item() if is_rounded else other
             if name == "divide_by":  # torch rounds the reciprocal
@@ -116,7 +131,10 @@ def _binary(operation: str, reversed_: str, *, is_rounded: bool = False, is_bool
             emit(builder, name, x.shape, over(y, x.shape), over(x, x.shape), number=number)
             return (y,)
         # What has no axes does not widen what has some.
-        demand(other.dtype in FLOATS and (x.dtype == other.dtype or (bool(x.shape) and bool(other.shape))))
+        _demand_float(other)
+        demand(
+            x.dtype == other.dtype or (bool(x.shape) and bool(other.shape)), "one of two dtypes has no axes"
+        )
         shape = _broadcast(x.shape, other.shape)
         dtype = torch.bool if is_bool else torch.promote_types(x.dtype, other.dtype)
         y = builder.make(run.outputs[0], shape, dtype)
@@ -128,7 +146,8 @@ def _binary(operation: str, reversed_: str, *, is_rounded: bool = False, is_bool
 
 def _unary(operation: str) -> Write:
     def write(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
-        demand(x.dtype in FLOATS and run.attrs.get("beta", 1.0) == 1)
+        _demand_float(x)
+        demand(run.attrs.get("beta", 1.0) == 1, "beta is not 1")
         y = builder.make(run.outputs[0], x.shape, x.dtype)
         number = run.attrs.get("threshold", 20.0)
         emit(builder, operation, x.shape, over(y, x.shape), over(x, x.shape), number=number)
@@ -138,7 +157,7 @@ def _unary(operation: str) -> Write:
 
 
 def _square(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
-    demand(x.dtype in FLOATS)
+    _demand_float(x)
     y = builder.make(run.outputs[0], x.shape, x.dtype)
     emit(builder, "multiply", x.shape, over(y, x.shape), over(x, x.shape), over(x, x.shape))
     return (y,)
@@ -146,7 +165,7 @@ def _square(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 
 def _astype(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     dtype = getattr(torch, run.attrs["dtype"])
-    demand(x.dtype in KINDS and dtype in FLOATS)
+    demand(x.dtype in KINDS and dtype in FLOATS, f"it is from {x.dtype} to {dtype}")
     if x.dtype == dtype:
         return (view(builder, run.outputs[0], x, x.shape),)
     y = builder.make(run.outputs[0], x.shape, dtype)
@@ -155,10 +174,11 @@ def _astype(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 
 
 def _equal(builder: TapeBuilder, run: Run, x: Value, other: Value | Number) -> Sequence[Operand]:
-    demand(isinstance(x, Value) and isinstance(other, Value))
-    assert isinstance(other, Value)
+    if not (isinstance(x, Value) and isinstance(other, Value)):
+        raise Refused("an operand is no tensor")
     # Floats hold the integers that are compared with floats as torch does it, but not all others.
-    demand({x.dtype, other.dtype} <= {*KINDS} and not {x.dtype, other.dtype}.isdisjoint(FLOATS))
+    are_read = {x.dtype, other.dtype} <= {*KINDS} and not {x.dtype, other.dtype}.isdisjoint(FLOATS)
+    demand(are_read, f"operands are {x.dtype} and {other.dtype}")
     shape = _broadcast(x.shape, other.shape)
     y = builder.make(run.outputs[0], shape, torch.bool)
     emit(builder, "equal", shape, over(y, shape), over(x, shape), over(other, shape))
@@ -170,8 +190,10 @@ def _where(
 ) -> Sequence[Operand]:
     """What is given where the condition holds, over what is given where it does not."""
     given = [value for value in (x, other) if isinstance(value, Value)]
-    demand(bool(given) and given[0].dtype in FLOATS and {value.dtype for value in given} == {given[0].dtype})
-    demand(isinstance(condition, Value) and all(value is not None for value in (x, other)))
+    are_alike = bool(given) and {value.dtype for value in given} <= {*FLOATS} & {given[0].dtype}
+    demand(are_alike, "what is chosen from is not bfloat16, and not float32")
+    are_there = isinstance(condition, Value) and all(value is not None for value in (x, other))
+    demand(are_there, "an operand is absent")
     shape = _broadcast(condition.shape, *(value.shape for value in given))
     y = builder.make(run.outputs[0], shape, given[0].dtype)
     to, where = over(y, shape), over(condition, shape)
@@ -190,7 +212,7 @@ def moved(
     builder: TapeBuilder, slot: int, x: Value, shape: Sequence[int], steps: Steps, offset: int = 0
 ) -> Value:
     """A copy of what lies at these steps of a tensor, `offset` elements behind its begin."""
-    demand(x.dtype in KINDS)
+    demand(x.dtype in KINDS, f"x is {x.dtype}")
     y = builder.make(slot, shape, x.dtype)
     part = Value(x.place + offset * x.dtype.itemsize, tuple(shape), x.dtype)
     copy(builder, shape, over(y, shape), (part, steps))
@@ -206,7 +228,7 @@ def copy(builder: TapeBuilder, shape: Sequence[int], y: tuple[Value, Steps], x: 
 
 def view(builder: TapeBuilder, slot: int, x: Value, shape: Sequence[int], offset: int = 0) -> Value:
     """What lies in one piece in a tensor. Others than the tape see it as a view of torch's."""
-    demand(slot not in builder.outlive)
+    demand(slot not in builder.outlive, "it is seen by others")
     builder.hold(x.base)
     return Value(x.place + offset * x.dtype.itemsize, tuple(shape), x.dtype, x.base)
 
@@ -216,7 +238,7 @@ def _reshape(
 ) -> Sequence[Operand]:
     shape = run.attrs["shape"] if shape is None else shape
     known = prod(size for size in shape if size != -1)
-    demand(prod(x.shape) > 0)
+    demand(prod(x.shape) > 0, "there are no elements")
     shape = tuple(prod(x.shape) // known if size == -1 else size for size in shape)
     return (view(builder, run.outputs[0], x, shape),)
 
@@ -229,11 +251,12 @@ def _unsqueeze(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 
 def _split(builder: TapeBuilder, run: Run, x: Value, **sized: object) -> Sequence[Operand]:
     """Parts that lie in one piece are places in the whole, others are copied."""
-    demand(not sized)
+    demand(not sized, "where it is split is computed")
     parts, axis = run.attrs["indices_or_sections"], attribute(run, "axis")
     width, inner = x.shape[axis], prod(x.shape[axis + 1 :])
     starts = list(range(0, width, width // parts)) if isinstance(parts, int) else [0, *parts]
-    demand(sorted(starts) == starts and starts[-1] <= width and len(starts) == len(run.outputs))
+    are_parts = sorted(starts) == starts and starts[-1] <= width and len(starts) == len(run.outputs)
+    demand(are_parts, "parts lie over one another")
     is_whole, made = prod(x.shape[:axis]) == 1, []
     for slot, (start, end) in zip(run.outputs, pairwise([*starts, width]), strict=True):
         shape = (*x.shape[:axis], end - start, *x.shape[axis + 1 :])
@@ -246,7 +269,8 @@ def _split(builder: TapeBuilder, run: Run, x: Value, **sized: object) -> Sequenc
 
 def _concat(builder: TapeBuilder, run: Run, *parts: Value) -> Sequence[Operand]:
     axis, (first, *_) = attribute(run, "dim"), parts
-    demand(all(part.dtype == first.dtype for part in parts) and first.dtype in KINDS)
+    demand(all(part.dtype == first.dtype for part in parts), "parts differ in dtype")
+    demand(first.dtype in KINDS, f"parts are {first.dtype}")
     width = sum(part.shape[axis] for part in parts)
     y = builder.make(run.outputs[0], (*first.shape[:axis], width, *first.shape[axis + 1 :]), first.dtype)
     steps, start = row_major(y.shape), 0

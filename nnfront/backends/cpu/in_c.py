@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel in C as a function of tensors, and the memory that it takes: both by how the tape writes its calls, so what it takes is said once."""
+"""A kernel in C as a function of tensors, the memory that it takes, and why it takes a call or not: all by how the tape writes its calls, so what it takes is said once.
+
+That is asked with what is known at the time: of types when kernels have been chosen (`refusal`), of layouts when memory is planned (`besides`), of
+tensors in a call (`in_c`), and of all that is in a row on a tape (`tape`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
 
+from nnfront.backends.cpu.decode_attention import PLACES, places
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.tape_builder import (
     MEMORY,
@@ -20,10 +26,14 @@ from nnfront.backends.cpu.tape_builder import (
     Value,
     Write,
 )
-from nnfront.backends.kernel import Bind
-from nnfront.lower import Run, Structure
+from nnfront.backends.kernel import ACCEPTED, Bind
+from nnfront.dims import evaluate
+from nnfront.lower import Run, Slot, StateLayerType, Structure, TensorType
+from nnfront.lower.slots import dims_in
 from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layer, Layout
+from nnfront.memory.liveness import layer_of
+from nnfront.state.layer import CacheLayer
 
 # Elements up to which there are few: what is in pieces is copied, and torch's calls cost more than what they do.
 FEW = 1 << 18
@@ -32,7 +42,10 @@ KNOWN = 256
 
 
 def in_c(write: Write, otherwise: Bind) -> Bind:
-    """The function of a kernel: C for operands that `write` takes, `otherwise` for all others."""
+    """The function of a kernel: C for operands that `write` takes, `otherwise` for all others.
+
+    A layer of a cache takes the tokens of the first operand [batch, seq, ...], and is the last result.
+    """
 
     def bind(run: Run) -> Callable[..., Any]:
         general, known = otherwise(run), dict[Any, "Tape | None"]()
@@ -44,12 +57,17 @@ def in_c(write: Write, otherwise: Bind) -> Bind:
                 if len(known) >= KNOWN:
                     known.clear()
                 known[key] = written(write, one, operands, sized)
-            tape = known[key]
-            tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+            tape, tensors, layers = known[key], _tensors(operands), _layers(operands)
             if tape is None or not all(map(_is_readable, tensors)):
                 return general(*operands, **sized)
-            made = tape.run(map(torch.Tensor.contiguous, tensors))
-            return made[0] if one.result.is_leaf else tuple(made)
+            memories: list[Any] = [*map(torch.Tensor.contiguous, tensors)]
+            for layer in layers:
+                storage = layer.reserve_few(operands[0].shape[1])
+                if storage is None:
+                    return general(*operands, **sized)
+                memories += places(storage, layer)
+            made = (*tape.run(memories), *layers)
+            return made[0] if one.result.is_leaf else made
 
         return call
 
@@ -57,31 +75,74 @@ def in_c(write: Write, otherwise: Bind) -> Bind:
 
 
 def written(write: Write, run: Run, operands: tuple[Any, ...], sized: dict[str, Any]) -> Tape | None:
-    """A tape of one call with tensors as its memories; None where it is not for these operands."""
+    """A tape of one call with tensors, and what is to be known of layers, as its memories; None where it is not for these operands."""
     if NATIVE is None:
         return None
-    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    places = (Value(Place(MEMORY + 1 + i), tuple(x.shape), x.dtype) for i, x in enumerate(tensors))
-    values = [next(places) if isinstance(x, torch.Tensor) else x for x in operands]
-    return _of_one(write, run, values, sized, MEMORY + 1 + len(tensors))
-
-
-def _of_one(write: Write, run: Run, values: list[Any], sized: dict[str, Any], first: int) -> Tape | None:
-    outlive = {slot: first + i for i, slot in enumerate(run.outputs)}
-    builder = TapeBuilder(torch.get_num_threads(), outlive)
+    layers = MEMORY + 1 + len(_tensors(operands))
+    tensor, layer = count(MEMORY + 1), count(layers, PLACES)
+    values = [
+        Value(Place(next(tensor)), tuple(x.shape), x.dtype)
+        if isinstance(x, torch.Tensor)
+        else LayerValue(x, next(layer))
+        if isinstance(x, CacheLayer)
+        else x
+        for x in operands
+    ]
     try:
-        write(builder, run, *values, **sized)
+        return _of_one(write, run, values, sized, layers + PLACES * len(_layers(operands)))
     except Refused:
         return None
+
+
+def _of_one(write: Write, run: Run, values: Sequence[Any], sized: dict[str, Any], first: int) -> Tape:
+    layers = sum(isinstance(value, LayerValue) for value in values)
+    tensors = run.outputs[: len(run.outputs) - layers]
+    builder = TapeBuilder(torch.get_num_threads(), {slot: first + i for i, slot in enumerate(tensors)})
+    write(builder, run, *values, **sized)
     return builder.tape()
+
+
+def refusal(write: Write, run: Run, slots: Sequence[Slot]) -> str:
+    """Why C does not take the smallest call of an instruction, which it takes if it takes any; ACCEPTED if it does."""
+    try:
+        sized = {name: _least(slots[i].value) for name, i in run.sized.items()}
+        values = [_smallest(slots[i]) for i in run.inputs]
+        write(TapeBuilder(torch.get_num_threads(), {}), run, *values, **sized)
+    except Refused as refused:
+        return str(refused).replace("torch.", "")
+    return ACCEPTED
+
+
+def _smallest(slot: Slot) -> Any:
+    """The smallest operand that a slot may hold."""
+    if isinstance(slot.type, TensorType):
+        shape = tuple(map(_least, slot.type.shape))
+        return Value(Place(MEMORY + 1), shape, getattr(torch, slot.type.dtype))
+    if isinstance(slot.type, StateLayerType):
+        return LayerValue(layer_of(slot.type, _least, ring_windows=True), MEMORY + 1)
+    if slot.kind not in ("constant", "dim", "size"):
+        raise Refused("a number is computed")
+    return _least(slot.value)
+
+
+def _least(size: Any) -> Any:
+    """A size, or several, where each dim is as small as it may be and not 0."""
+    if isinstance(size, (tuple, list)):
+        return tuple(map(_least, size))
+    numbers = {s: int(max(s.low, s.divisor)) for dim in dims_in(size) for s in dim.symbols}
+    return evaluate(size, numbers) if numbers else size
 
 
 def besides(write: Write, otherwise: Callable[..., int]) -> Workspace:
     """What a kernel holds: in C what its call is given besides results, else what the other way does."""
 
     def held(run: Run, *operands: Any, **sized: Any) -> int:
-        tape = None if NATIVE is None else _of_one(write, run, [*map(_value, operands)], sized, MEMORY + 1)
-        return otherwise(run, *operands) if tape is None else tape.size
+        try:
+            if NATIVE is not None:
+                return _of_one(write, run, [*map(_value, operands)], sized, MEMORY + 1).size
+        except Refused:
+            pass
+        return otherwise(run, *operands)
 
     return Workspace(held)
 
@@ -92,7 +153,18 @@ def _value(operand: Any) -> Any:
     return LayerValue(operand, MEMORY + 1) if isinstance(operand, Layer) else operand
 
 
+def _tensors(operands: Sequence[Any]) -> list[torch.Tensor]:
+    return [x for x in operands if isinstance(x, torch.Tensor)]
+
+
+def _layers(operands: Sequence[Any]) -> list[CacheLayer]:
+    return [x for x in operands if isinstance(x, CacheLayer)]
+
+
 def _sizes(operand: Any) -> Any:
+    """What a tape goes by: of a layer how many tokens queries see."""
+    if isinstance(operand, CacheLayer):
+        return CacheLayer, operand.window
     return (operand.shape, operand.dtype) if isinstance(operand, torch.Tensor) else operand
 
 

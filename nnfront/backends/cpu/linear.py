@@ -239,7 +239,8 @@ def gated_product(run: Run) -> Callable[..., Any]:
 def small_rows(x: Value, columns: int, most: int) -> int:
     """The rows of x, if they are few and in bfloat16."""
     rows = prod(x.shape) // max(columns, 1)
-    demand(x.dtype == torch.bfloat16 and 0 < rows <= most and prod(x.shape) == rows * columns)
+    demand(x.dtype == torch.bfloat16, f"x is {x.dtype}")
+    demand(0 < rows <= most and prod(x.shape) == rows * columns, f"there are more than {most} rows, or none")
     return rows
 
 
@@ -253,13 +254,14 @@ def _write(
     added: Value | None = None,
 ) -> Sequence[Operand]:
     if SMALL_BATCH is None:
-        raise Refused
+        raise Refused("there is no kernel for few rows")
     outputs, columns = weight.shape
     rows, number = small_rows(x, columns, SMALL_BATCH.most), activation_number(run)
     if number is None:
-        raise Refused
+        raise Refused(f"there is no {run.attrs['activation']} in the kernel")
     is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
-    demand(all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added)))
+    are_alike = all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added))
+    demand(are_alike, "operands are not all bfloat16")
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
     operands = (weight.place, x.place, place_of(bias), place_of(added), y.place)
     kind = is_wide, number, TILES, builder.threads
@@ -270,9 +272,8 @@ def _write(
 def _write_gated(
     builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None
 ) -> Sequence[Operand]:
-    demand(gated_small_batch(run) is not None)
-    if SMALL_BATCH is None:
-        raise Refused
+    if SMALL_BATCH is None or gated_small_batch(run) is None:
+        raise Refused(f"it is no product of bfloat16, or there is no {activation_name(run)} in the kernel")
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
     rows, gate = small_rows(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))

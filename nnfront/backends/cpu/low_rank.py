@@ -49,8 +49,10 @@ def _write(
     """A few rows in bfloat16."""
     (sequences, *_, size), (count, rank, _), outputs = x.shape, a.shape, y.shape[-1]
     tokens = prod(x.shape[1:-1])
-    demand(all(t.dtype == torch.bfloat16 for t in (y, x, a, b)) and adapter.dtype == torch.int32)
-    demand(0 < sequences * tokens <= MOST_ROWS and count > 0 and min(size, rank, outputs) > 0)
+    are_alike = all(t.dtype == torch.bfloat16 for t in (y, x, a, b)) and adapter.dtype == torch.int32
+    demand(are_alike, "operands are not all bfloat16")
+    are_few = 0 < sequences * tokens <= MOST_ROWS and count > 0 and min(size, rank, outputs) > 0
+    demand(are_few, f"there are more than {MOST_ROWS} rows, or none")
     made = builder.make(run.outputs[0], y.shape)
     work = builder.take(2 * (sequences * tokens + 1) * (size + rank + 2 * outputs))
     sizes: tuple[Any, ...] = sequences, tokens, count, size, rank, outputs, TILES, builder.threads

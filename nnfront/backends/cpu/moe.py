@@ -272,9 +272,12 @@ def _write(
 ) -> Sequence[Operand]:
     """Gated experts in bfloat16 for few tokens."""
     activation, (tokens, size), (count, _, inner) = _options(run)["activation"], x.shape, down.shape
-    demand(_is_product(run) and activation in GATES and not any(biases))
-    demand(all(t.dtype == torch.bfloat16 for t in (x, gate_up, down)) and experts.dtype == torch.int32)
-    demand(weights.dtype in (torch.bfloat16, torch.float32) and 0 < tokens <= MOST_TOKENS)
+    is_known = _is_product(run) and activation in GATES and not any(biases)
+    demand(is_known, "experts have biases, or are gated in a way that the kernel has not")
+    demand(all(t.dtype == torch.bfloat16 for t in (x, gate_up, down)), "x and experts are not all bfloat16")
+    are_read = experts.dtype == torch.int32 and weights.dtype in (torch.bfloat16, torch.float32)
+    demand(are_read, f"choices are {experts.dtype}, their weights {weights.dtype}")
+    demand(0 < tokens <= MOST_TOKENS, f"there are more than {MOST_TOKENS} tokens, or none")
     y = builder.make(run.outputs[0], x.shape)
     top = experts.shape[1]
     work = builder.take(tokens * (4 * size + 2 * top * (size + inner)))

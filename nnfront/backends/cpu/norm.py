@@ -47,7 +47,9 @@ def _write_of_sum(
 ) -> Sequence[Operand]:
     """Few rows in bfloat16 or float32; weight and bias alike."""
     count, kinds = prod(x.shape), {vector.dtype for vector in (weight, bias) if vector is not None}
-    demand(0 < count <= FEW and len(kinds) < 2 and {x.dtype, *kinds} <= {torch.bfloat16, torch.float32})
+    demand(0 < count <= FEW, f"there are more than {FEW} elements, or none")
+    are_read = len(kinds) < 2 and {x.dtype, *kinds} <= {torch.bfloat16, torch.float32}
+    demand(are_read, "rows, weight and bias are of other dtypes than bfloat16 and float32")
     y, total = builder.make(run.outputs[0], x.shape, x.dtype), None
     has_sum = len(run.outputs) == 2
     if added is not None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.cpu import attention, attention_memory, decode_attention
+from nnfront.backends.cpu import attention, attention_memory
 from nnfront.backends.cpu.attention_kinds import softmax_only
-from nnfront.backends.cpu.decode_attention import Scores
-from nnfront.backends.cpu.rope import is_interleaved, rope_rotated, rope_rotated_bytes, rope_tables
+from nnfront.backends.cpu.in_c import in_c
+from nnfront.backends.cpu.rope import rope_rotated, rope_rotated_bytes, rope_tables
 from nnfront.backends.cpu.tape_attention import write_qkv_attention
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
@@ -43,8 +43,6 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
     """
     rotate, with_cache, without = rope_rotated(run), attention.cached(run), attention.fused(run)
     heads, groups = run.attrs["heads"], run.attrs["groups"]
-    is_causal = run.attrs.get("is_causal", True)
-    scores, are_neighbours = Scores.of(run), is_interleaved(run)
 
     def qkv_attention(
         qkv: torch.Tensor,
@@ -53,12 +51,6 @@ def _qkv_attention(run: Run) -> Callable[..., Any]:
         layer: CacheLayer | None,
         sinks: torch.Tensor | None,
     ) -> Any:
-        if layer is not None and is_causal:
-            y = decode_attention.attend_rotated(
-                qkv, cos, sin, heads, groups, layer, scores, sinks, is_interleaved=are_neighbours
-            )
-            if y is not None:
-                return y, layer
         parts = qkv.view(*qkv.shape[:2], heads + 2 * groups, -1)
         q, k = rotate(parts.narrow(2, 0, heads + groups), cos, sin).split((heads, groups), 2)
         v = parts.narrow(2, heads + groups, groups)
@@ -102,7 +94,7 @@ KERNELS = (
     Kernel(
         "qkv_attention",
         "qkv_attention",
-        _qkv_attention,
+        in_c(write_qkv_attention, _qkv_attention),
         "q and k rotated at once",
         _caches,
         _as_rotated_attention,

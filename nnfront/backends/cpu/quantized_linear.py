@@ -230,16 +230,19 @@ def _write(
 ) -> Sequence[Operand]:
     """A product with codes; in a gated one gate and up next to each other, then what they give."""
     few = small_batch(run)
-    demand(scale is None and (is_gated or only_adds(run)))
-    demand(not is_gated or activation_name(run) in GATES)
+    demand(scale is None and (is_gated or only_adds(run)), "more than a residual comes after it")
+    is_known = not is_gated or activation_name(run) in GATES
+    demand(is_known, f"there is no {run.attrs.get('activation')} in the kernel")
     if few is None:
-        raise Refused
+        raise Refused(f"there is no kernel for {QuantFormat.of(run.attrs)}")
     columns, outputs = x.shape[-1], weight.shape[0]
     rows = small_rows(x, columns, few.most)
     scale_dtype = None if scales is None else scales.dtype
-    demand(few.takes_scales(scale_dtype) and (zeros is not None) == few.has_zeros)
-    demand(all(t is None or t.dtype == torch.bfloat16 for t in (bias, added)))
-    demand(added is None or added.shape == (*x.shape[:-1], outputs))
+    demand(few.takes_scales(scale_dtype), f"scales are {scale_dtype}")
+    demand((zeros is not None) == few.has_zeros, "it has zero points that the format has not, or has none")
+    are_alike = all(t is None or t.dtype == torch.bfloat16 for t in (bias, added))
+    demand(are_alike, "bias and residual are not bfloat16")
+    demand(added is None or added.shape == (*x.shape[:-1], outputs), "the residual is broadcast")
     if is_gated:
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))

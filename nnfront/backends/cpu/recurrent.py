@@ -43,8 +43,9 @@ def delta_scale(run: Run, key_size: int) -> float:
 
 def _demand_step(x: Value, state: Value | None, *tokens: Value) -> None:
     """One token in bfloat16, beside a state in float32."""
-    demand(x.shape[1] == 1 and prod(x.shape) > 0 and all(t.dtype == torch.bfloat16 for t in (x, *tokens)))
-    demand(state is None or state.dtype == torch.float32)
+    demand(x.shape[1] == 1 and prod(x.shape) > 0, "there is more than one token of a sequence, or none")
+    demand(all(t.dtype == torch.bfloat16 for t in (x, *tokens)), "tokens are not bfloat16")
+    demand(state is None or state.dtype == torch.float32, "the state is not float32")
 
 
 @contextmanager
@@ -62,8 +63,11 @@ def _causal_conv1d(
 ) -> Sequence[Value]:
     _demand_step(x, None)
     kept = x.dtype if state is None else state.dtype
-    demand(bias is None or bias.dtype == weight.dtype)
-    demand({weight.dtype, kept} <= {torch.bfloat16, torch.float32})
+    demand(bias is None or bias.dtype == weight.dtype, "weight and bias differ in dtype")
+    demand(
+        {weight.dtype, kept} <= {torch.bfloat16, torch.float32},
+        f"weight and state are {weight.dtype} and {kept}",
+    )
     (batch, _, channels), width = x.shape, weight.shape[1]
     made = (
         builder.make(run.outputs[0], x.shape),
@@ -87,7 +91,7 @@ def _ssm_scan(
     state: Value | None,
 ) -> Sequence[Value]:
     _demand_step(x, state, b, c)
-    demand(prod(b.shape) > 0)
+    demand(prod(b.shape) > 0, "there is no state")
     (batch, _, heads, size), (groups, states) = x.shape, b.shape[2:]
     made = (
         builder.make(run.outputs[0], x.shape),
@@ -110,7 +114,7 @@ def _gated_delta_rule(
     state: Value | None,
 ) -> Sequence[Value]:
     _demand_step(q, state, k, v)
-    demand(q.shape[-1] <= MOST_KEYS)
+    demand(q.shape[-1] <= MOST_KEYS, f"keys have more than {MOST_KEYS} features")
     (batch, _, groups, key_size), (heads, value_size) = q.shape, v.shape[2:]
     made = (
         builder.make(run.outputs[0], v.shape),

@@ -113,7 +113,8 @@ def rope_rotated_bytes(run: Run, x: Layout, cos: Layout, sin: Layout) -> int:
 def _write(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
     batch, seq, heads, size = x.shape
     rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
-    demand(x.dtype == torch.bfloat16 and 0 < prod(x.shape) <= FEW)
+    demand(x.dtype == torch.bfloat16, f"x is {x.dtype}")
+    demand(0 < prod(x.shape) <= FEW, f"there are more than {FEW} elements, or none")
     next_table = table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     operands = (x.place, cos.place, sin.place, y.place)
@@ -123,7 +124,8 @@ def _write(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> 
 
 def table_step(table: Value, rows: int, size: int) -> int:
     """Elements from one row's table for heads of `size` features to the next one's."""
-    demand(table.dtype == torch.float32 and are_tables(table.shape, rows, size))
+    is_table = table.dtype == torch.float32 and are_tables(table.shape, rows, size)
+    demand(is_table, "tables are neither of each row nor of all rows, or not float32")
     return 0 if prod(table.shape) == table.shape[-1] else table.shape[-1]
 
 

@@ -25,11 +25,12 @@ def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     """Over one axis, or over several that follow one another."""
     axes, rank = attribute(run, "axis"), len(x.shape)
     axes = range(rank) if axes is None else [axes] if isinstance(axes, int) else sorted(axes)
-    demand(bool(axes))
-    demand(0 < prod(x.shape) <= SHORT and list(axes) == list(range(axes[0], axes[-1] + 1)))
+    is_one = bool(axes) and list(axes) == list(range(axes[0], axes[-1] + 1))
+    demand(is_one, "axes do not follow one another")
+    demand(0 < prod(x.shape) <= SHORT, f"there are more than {SHORT} elements, or none")
     before, size, after = x.shape[: axes[0]], x.shape[axes[0] : axes[-1] + 1], x.shape[axes[-1] + 1 :]
     dtype = torch.bool if run.op == "any" else x.dtype
-    demand(x.dtype in FLOATS or (run.op == "any" and x.dtype == torch.bool))
+    demand(x.dtype in FLOATS or (run.op == "any" and x.dtype == torch.bool), f"x is {x.dtype}")
     shape = (
         *before,
         *((1,) * len(size) if run.op != "softmax" and attribute(run, "keepdims") else ()),
@@ -44,8 +45,9 @@ def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
 def _topk(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     k, axis, largest, dtype = (attribute(run, name) for name in ("k", "axis", "largest", "dtype"))
     width, shape = x.shape[-1], (*x.shape[:-1], k)
-    demand(axis == len(x.shape) - 1 and largest and dtype == "int32" and x.dtype in FLOATS)
-    demand(0 < prod(x.shape) <= SHORT and 0 < k <= width)
+    demand(axis == len(x.shape) - 1 and largest, "it is not the largest over the last axis")
+    demand(dtype == "int32" and x.dtype in FLOATS, f"x is {x.dtype}, indices are {dtype}")
+    demand(0 < prod(x.shape) <= SHORT and 0 < k <= width, f"there are more than {SHORT} elements, or none")
     made = {
         kind: builder.make(slot, shape, dtype)
         for kind, slot, dtype in zip(_kinds(run), run.outputs, _dtypes(run, x), strict=True)
@@ -65,8 +67,11 @@ def _dtypes(run: Run, x: Value) -> Sequence[torch.dtype]:
 
 
 def _gather(builder: TapeBuilder, run: Run, x: Value, indices: Value) -> Sequence[Operand]:
-    demand(attribute(run, "axis") == len(x.shape) - 1 and x.shape[:-1] == indices.shape[:-1])
-    demand(x.dtype in FLOATS and indices.dtype == torch.int32 and 0 < prod(x.shape) <= SHORT)
+    is_last = attribute(run, "axis") == len(x.shape) - 1 and x.shape[:-1] == indices.shape[:-1]
+    demand(is_last, "it is not over the last axis alone")
+    are_read = x.dtype in FLOATS and indices.dtype == torch.int32
+    demand(are_read, f"x is {x.dtype}, indices are {indices.dtype}")
+    demand(0 < prod(x.shape) <= SHORT, f"there are more than {SHORT} elements, or none")
     y, width, k = builder.make(run.outputs[0], indices.shape, x.dtype), x.shape[-1], indices.shape[-1]
     kind = KINDS.index(x.dtype)
     builder.call("gather_elements", prod(x.shape) // width, width, k, kind, x.place, indices.place, y.place)

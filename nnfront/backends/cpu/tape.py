@@ -245,7 +245,7 @@ class _Planner:
         is_ready = self._room.issuperset(layers)
         self._room.difference_update(layers)  # there is room for the tokens of one instruction
         try:
-            demand(is_ready)
+            demand(is_ready, "a layer has no room for its tokens")
             self._write(builder, run, [self._operand(slot, MEMORY + 1) for slot in run.inputs])
         except Refused:
             return None
@@ -302,7 +302,7 @@ class _Planner:
 
     def _write(self, builder: TapeBuilder, run: Run, operands: Sequence[Operand]) -> Sequence[Operand]:
         if run.kernel not in self._step.writers:
-            raise Refused
+            raise Refused("it has no kernel in C")
         sized = {name: self._frame[slot] for name, slot in run.sized.items()}
         return self._step.writers[run.kernel](builder, run, *operands, **sized)
 
@@ -312,11 +312,12 @@ class _Planner:
         if isinstance(type, StateLayerType):
             return LayerValue(self._frame[self._step.layers.first(slot)], memory)
         if not isinstance(type, TensorType):
-            demand(held.kind in ("constant", "dim", "size"))
+            demand(held.kind in ("constant", "dim", "size"), "a number is computed")
             return self._frame[slot]
         x = self._frame[slot] if held.kind in ("weight", "constant") else None
-        demand(x is None or x.is_contiguous() or x.numel() <= FEW)
-        demand(all(symbol in self._known for dim in dims_in(type.shape) for symbol in dim.symbols))
+        demand(x is None or x.is_contiguous() or x.numel() <= FEW, "a weight is in pieces")
+        are_known = all(symbol in self._known for dim in dims_in(type.shape) for symbol in dim.symbols)
+        demand(are_known, "a size is computed")
         shape = tuple(evaluate(size, self._known) for size in type.shape)
         return Value(Place(memory), shape, getattr(torch, type.dtype))
 
@@ -332,7 +333,8 @@ class _States:
     def add(self, run: Run, frame: Frame) -> None:
         """Take an instruction. Raises Refused for what has been written already."""
         layer, name = self._layers.first(run.inputs[0]), run.attrs["name"]
-        demand(all((layer, name) != (kept.layer, kept.name) for kept in self.written))
+        is_first = all((layer, name) != (kept.layer, kept.name) for kept in self.written)
+        demand(is_first, "it has been written already")
         if run.kernel == READ:
             self.read.append(Kept(layer, name, run.outputs[0]))
             return

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from nnfront.backends.cpu.decode_attention import FEW, PLACES, Scores, are_for_c, bias_sizes
+from nnfront.backends.cpu.decode_attention import FEW, MOST_FEATURES, PLACES, Scores, bias_sizes
 from nnfront.backends.cpu.rope import is_interleaved, table_step
 from nnfront.backends.cpu.tape_builder import (
     LayerValue,
@@ -34,11 +34,10 @@ def write_attention(
     bias: Value | None = None,
 ) -> Sequence[Operand]:
     if k is None:
-        raise Refused
+        raise Refused("it appends nothing")
     batch, seq, heads, size = q.shape
     value_size = int(run.attrs["value_size"]) if v is None else v.shape[3]
-    demand(seq == 1 or run.attrs.get("is_causal", True))
-    demand(all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)))
+    demand(all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)), "tokens are not bfloat16")
     strides = tuple(0 if t is None else prod(t.shape[2:]) for t in (q, k, v))
     places, sizes = (q.place, k.place, place_of(v)), (batch, seq, heads, k.shape[2], size, value_size)
     return _append_and_attend(builder, run, layer, places, strides, sizes, sinks, bias)
@@ -58,7 +57,8 @@ def write_qkv_attention(
     batch, seq, width = qkv.shape
     size, kind = width // (heads + 2 * groups), (cos.shape[-1], is_interleaved(run))
     rows = batch * seq
-    demand(seq <= FEW and qkv.dtype == torch.bfloat16)
+    demand(qkv.dtype == torch.bfloat16, f"tokens are {qkv.dtype}")
+    demand(seq <= FEW, f"there are more than {FEW} tokens of a sequence")
     next_table = table_step(cos, rows, size)
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
     turned = builder.take(rows * turned_width * item)
@@ -85,9 +85,13 @@ def _append_and_attend(
     batch, seq, heads, groups, size, value_size = sizes
     scores, kinds = Scores.of(run), [None if given is None else given.dtype for given in (sinks, bias)]
     if layer is None:
-        raise Refused
-    demand(run.attrs.get("is_causal", True))
-    demand(prod(sizes) > 0 and are_for_c(seq, size + value_size, *kinds))
+        raise Refused("there is no cache")
+    demand(run.attrs.get("is_causal", True), "it sees later tokens too")
+    demand(0 < seq <= FEW and prod(sizes) > 0, f"there are more than {FEW} tokens of a sequence, or none")
+    demand(size + value_size <= MOST_FEATURES, f"a key and a value have more than {MOST_FEATURES} features")
+    floats = (torch.bfloat16, torch.float32)
+    are_read = kinds[0] in (None, *floats) and kinds[1] in (None, torch.bool, *floats)
+    demand(are_read, f"sinks and bias are {kinds[0]} and {kinds[1]}")
     y = builder.make(run.outputs[0], (batch, seq, heads, value_size))
     of_bias = (None, 0) if bias is None else (bias.shape, bias.dtype.itemsize)
     builder.call(

@@ -72,13 +72,13 @@ class LayerValue:
 
 
 class Refused(Exception):
-    """The kernels in C are not for these operands."""
+    """The kernels in C are not for these operands; its text says why."""
 
 
-def demand(is_right: bool) -> None:
+def demand(is_right: bool, why: str) -> None:
     """Refuse operands of which this is not right."""
     if not is_right:
-        raise Refused
+        raise Refused(why)
 
 
 @dataclass(frozen=True)

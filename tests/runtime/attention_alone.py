@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention by the kernels in C alone, by themselves: None for what they are not for, with nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from nnfront.backends.cpu.decode_attention import Scores
+from nnfront.backends.cpu.in_c import in_c
+from nnfront.backends.cpu.tape_attention import write_attention, write_qkv_attention
+from nnfront.backends.cpu.tape_builder import Write
+from nnfront.lower import Run, Structure
+from nnfront.state.layer import CacheLayer
+
+
+def _alone(write: Write, scores: Scores, **attrs: Any) -> Callable[..., Any]:
+    pair = Structure(fields=(Structure(0), Structure(1)))
+    known = {name: value for name, value in asdict(scores).items() if value is not None}
+    return in_c(write, lambda run: lambda *operands: (None, None))(
+        Run("attention", "attention", (), pair, {**known, **attrs})
+    )
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor | None,
+    layer: CacheLayer,
+    scores: Scores,
+    sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Store the tokens k and v and attend from q [batch, seq, heads, size]."""
+    y: torch.Tensor | None = _alone(write_attention, scores)(q, k, v, layer, sinks, bias)[0]
+    return y
+
+
+def attend_rotated(
+    qkv: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    heads: int,
+    groups: int,
+    layer: CacheLayer,
+    scores: Scores,
+    *,
+    is_interleaved: bool = False,
+) -> torch.Tensor | None:
+    """The same for a fused projection [batch, seq, (heads + 2 * groups) * size], q and k rotated before."""
+    attrs = {"heads": heads, "groups": groups, "interleaved": is_interleaved}
+    y: torch.Tensor | None = _alone(write_qkv_attention, scores, **attrs)(qkv, cos, sin, layer, None)[0]
+    return y
