@@ -16,22 +16,25 @@ import json
 import queue
 import random
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import torch
+import uvicorn
 
 import nnfront as nn
 from nnfront.engine.params import Params
 from nnfront.engine.runner import Event
 from nnfront.engine.schedule import Limits
+from nnfront.serve.app import app
 from nnfront.serve.engine import Engine
 
 ROOT = Path(__file__).parents[1]
@@ -171,8 +174,22 @@ class Nothing:
         return lambda ids, cache: self.logits[: len(ids)]
 
 
+async def stream(url: str, count: int, tokens: int) -> None:
+    """Have so many answers streamed at a time."""
+    body = {"prompt": [*range(20)], "max_tokens": tokens, "stream": True, "ignore_eos": True}
+
+    async def one(http: httpx2.AsyncClient) -> None:
+        async with http.stream("POST", "/v1/completions", json=body) as answer:
+            lines = [line async for line in answer.aiter_lines()]
+        assert lines[-2] == "data: [DONE]", lines[-3:]
+
+    limits = httpx2.Limits(max_connections=count)
+    async with httpx2.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
+        await asyncio.gather(*(one(http) for _ in range(count)))
+
+
 def overhead(folder: Path, tokens: int = 200) -> None:
-    """Print the processor time of the engine for a token, without a model, by how many requests it answers at a time."""
+    """Print the processor time of the engine for a token, without a model, by how many requests it answers at a time, and with the server around it."""
     llm = nn.LLM.load(folder)
     ends: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -184,18 +201,42 @@ def overhead(folder: Path, tokens: int = 200) -> None:
         llm, Limits(max_model_len=llm.context, pages=32 * 32, max_num_seqs=32, remembered=0)
     ) as engine:
         nothing = Nothing(llm.config.vocab_size)
-        engine.llm = SimpleNamespace(session=nothing, config=llm.config, eos_token_ids=())  # type: ignore[assignment]
-        engine._runner.session = nothing  # type: ignore[assignment]
-        for count in (1, 8, 32):
-            best = float("inf")
+        engine._runner.compute.session = nothing  # type: ignore[assignment]
+        params = Params(max_tokens=tokens, ignore_eos=True)
+
+        def answers(count: int) -> None:
+            for _ in range(count):
+                engine.submit(range(20), params, sink)
+            for _ in range(count):
+                ends.get()
+
+        def least(work: Callable[[], object]) -> float:
+            times = []
             for _ in range(3):
                 began = time.process_time()
-                for _ in range(count):
-                    engine.submit(range(20), Params(max_tokens=tokens), sink)
-                for _ in range(count):
-                    ends.get()
-                best = min(best, time.process_time() - began)
-            print(f"{count} requests: {best / tokens / count * 1e6:.1f} us of the engine for a token")
+                work()
+                times.append(time.process_time() - began)
+            return min(times)
+
+        for count in (1, 8, 32):
+            seconds = least(lambda count=count: answers(count))  # type: ignore[misc]
+            print(f"{count} requests: {seconds / tokens / count * 1e6:.1f} us of the engine for a token")
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            server = uvicorn.Server(
+                uvicorn.Config(app(engine, "nothing"), log_level="warning", access_log=False)
+            )
+            serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+            serving.start()
+            url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            for count in (1, 32):
+                asking = [sys.executable, __file__, "--stream", url, str(count), str(tokens)]
+                seconds = least(lambda asking=asking: subprocess.run(asking, check=True))  # type: ignore[misc]
+                print(
+                    f"{count} streams: {seconds / tokens / count * 1e6:.1f} us of engine and server for a token"
+                )
+            server.should_exit = True
+            serving.join()
 
 
 def alone(folder: Path, tokens: int = 128, rounds: int = 8) -> None:
@@ -264,8 +305,12 @@ def main() -> None:
     parser.add_argument(
         "--alone", action="store_true", help="one stream in this process, and what saves time there"
     )
-    parser.add_argument("--overhead", action="store_true", help="the engine without a model, and no server")
+    parser.add_argument("--overhead", action="store_true", help="the engine and the server without a model")
+    parser.add_argument("--stream", nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.stream:
+        asyncio.run(stream(args.stream[0], int(args.stream[1]), int(args.stream[2])))
+        return
     if args.alone:
         alone(args.folder)
         return

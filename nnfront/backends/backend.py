@@ -80,6 +80,9 @@ class Backend:
         """What it does to the IR before lowering, in order."""
         return ()
 
+    def end_threads(self) -> None:
+        """Have the threads that computed for the calling one end, where another is to compute from now on: they would count as at work."""
+
     def device(self, target: str) -> torch.device:
         """Where the tensors of a target's programs live. Raises LoadError if there is no such device here."""
         return torch.device("cpu")

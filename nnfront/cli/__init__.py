@@ -97,6 +97,9 @@ def _run_here(args: argparse.Namespace) -> int:
 
 def _import_torch() -> None:
     """Import torch and leave it out of what is looked through for garbage: it stays, and looking through it takes a tenth of the time of its import, again and again."""
+    # Threads of torch that wait for each other spin first, by default for as long as several tokens take: where cores have other work as well,
+    # a token then takes ten times as long. OpenMP reads this when it is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     gc.disable()
     import torch  # noqa: F401
 

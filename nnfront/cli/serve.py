@@ -70,9 +70,9 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chunk",
         type=int,
-        default=128,
+        default=256,
         metavar="N",
-        help="tokens of a prompt that are computed in one call; default 128",
+        help="tokens of prompts that are computed between two tokens of an answer; default 256",
     )
     parser.add_argument(
         "--reuse-answers",
@@ -127,7 +127,7 @@ def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
         max_queued=args.max_queued,
         page_size=args.page_size,
         chunk=args.chunk,
-        step_tokens=2 * args.chunk,
+        step_tokens=args.chunk,
         reuse_answers=args.reuse_answers,
         snapshot_bytes=args.snapshot_mb << 20,
     )

@@ -44,7 +44,7 @@ class Limits:
     max_num_seqs: int = 16
     max_queued: int = 256
     page_size: int = 16
-    chunk: int = 128
+    chunk: int = 256
     step_tokens: int = 256
     remembered: int = 32
     reuse_answers: bool = False

@@ -61,6 +61,7 @@ class Engine:
         if guesser is not None:
             self._runner.require_guesses()
         self._is_closing = self._is_draining = False
+        llm.session.backend.end_threads()
         self._thread = threading.Thread(target=self._run, name="nnfront-engine", daemon=True)
         self._thread.start()
 

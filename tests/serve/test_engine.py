@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,23 @@ def alone(llm: nn.LLM, wanted: list[tuple[list[int], Params]]) -> list[tuple[lis
     """Each request's answer when there is no other, and nothing of one before is left."""
     with Engine(llm, replace(LIMITS, remembered=0)) as engine:
         return [Answer(engine, prompt, params).wait() for prompt, params in wanted]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to count threads")
+def test_threads_that_computed_for_the_caller_end_when_the_engine_begins(llm: nn.LLM) -> None:
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    before, many = torch.get_num_threads(), torch.ones(1 << 20)
+    try:
+        torch.set_num_threads(3)
+        many.neg()
+        with_team = threads()
+        with Engine(llm, LIMITS):
+            assert threads() <= with_team + 1 - 2  # the engine's comes, the team of three is one again
+        assert many.neg()[0] == -1  # and the caller can compute as before
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_greedy_answer_is_that_of_generate(llm: nn.LLM, engine: Engine, text: list[int]) -> None:

@@ -26,7 +26,7 @@ from nnfront.backends.cpu import (
     tape,
     weight_layout,
 )
-from nnfront.backends.cpu.extension import NATIVE, instructions, say_what_is_missing
+from nnfront.backends.cpu.extension import NATIVE, end_threads, instructions, say_what_is_missing
 from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
 from nnfront.backends.cpu.in_c import refusal
 from nnfront.backends.cpu.quantized_gemv import find
@@ -63,6 +63,9 @@ class CpuBackend(Backend):
     kernels = KERNELS
     reads_experts = True
     adds_single_rows_otherwise = adds_single_rows_otherwise(SMALL_BATCH)
+
+    def end_threads(self) -> None:
+        end_threads()
 
     def passes(self, target: str) -> Sequence[Any]:
         return PIPELINES["cpu"]

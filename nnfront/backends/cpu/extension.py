@@ -34,6 +34,7 @@ except ImportError as error:
 VARIABLE = "NNFRONT_INSTRUCTIONS"
 TABLE = Path(__file__).parent / "c" / "kernels.def"
 _OPENMP = ("GOMP_parallel", "omp_get_num_threads")
+_PAUSE, _HARD = "omp_pause_resource_all", 2  # OpenMP 5.0
 
 
 def read_table(text: str) -> dict[str, str]:
@@ -46,6 +47,16 @@ def torch_library() -> ctypes.CDLL | None:
     """Return torch's library for CPUs, which is loaded already."""
     path = next((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"), None)
     return None if path is None else ctypes.CDLL(str(path))
+
+
+def end_threads() -> None:
+    """Have OpenMP's threads of the calling one end, until it computes again.
+
+    While there are more than the process has cores, those that compute sleep at each barrier instead of waiting for a moment: a wake-up each of a token's many calls.
+    """
+    torch_cpu = torch_library()
+    if torch_cpu is not None and hasattr(torch_cpu, _PAUSE):
+        torch_cpu[_PAUSE](_HARD)
 
 
 def find_native(
