@@ -2,17 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Tests on as many processes as there are cores, each of one thread: whichever has none left takes of another's.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs test-deploy test-vllm
 
 demo: $(READY)
 	$(BIN)/python examples/demo.py
 
-test: lint types tests
+test: lint
+	$(MAKE) --no-print-directory --jobs 2 types tests
 
-# What `test` leaves out for its time: kernels with deliberate mistakes, which a test must catch, and kernels compiled for every architecture.
+# What `test` leaves out for its time: further cases of its claims, and mistakes made on purpose, which a test must catch.
 test-matrix: $(READY)
-	$(BIN)/python -m pytest -m "matrix and not slow"
+	$(PYTEST) -m "matrix and not slow and not gpu and not browser"
 
 test-all: test test-matrix
 
@@ -26,24 +29,24 @@ types: $(READY)
 	$(BIN)/mypy
 
 tests: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # The long forms: every kernel configuration and every shape.
 test-kernels: $(READY)
-	$(BIN)/python -m pytest tests/kernels -m "slow or not slow"
+	$(PYTEST) tests/kernels -m "slow or not slow"
 
 # A thousand mutations of every file of an artefact, thousands of hostile folders, and many processes at once.
 test-artefacts: $(READY)
-	$(BIN)/python -m pytest tests/weights/test_artefact_fuzz.py tests/weights/test_hostile_folders.py \
+	$(PYTEST) tests/weights/test_artefact_fuzz.py tests/weights/test_hostile_folders.py \
 		tests/weights/test_several_processes.py -m "slow or not slow"
 
 # Texts changed by their grammar, and every attribute of every op forged.
 test-texts: $(READY)
-	$(BIN)/python -m pytest tests/test_fuzz_text.py tests/ops/test_op_forged_attributes.py -m "slow or not slow"
+	$(PYTEST) tests/test_fuzz_text.py tests/ops/test_op_forged_attributes.py -m "slow or not slow"
 
 # Thousands of random methods in random special cases.
 test-cases: $(READY)
-	$(BIN)/python -m pytest tests/passes/test_special_case_properties.py -m "slow or not slow"
+	$(PYTEST) tests/passes/test_special_case_properties.py -m "slow or not slow"
 
 # Replicas on a Ray of their own, one of which is killed; installs `.[distributed]`, which is large.
 test-deploy: $(READY)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_of import few_of
 
 import nnfront as nn
 
@@ -32,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in MODELS}
 
 
-@pytest.fixture(scope="session", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(scope="session", params=few_of([2, 4]), ids=["2 ranks", "4 ranks"])
 def ran(
     request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path_factory: Any
 ) -> list[dict[str, Any]]:

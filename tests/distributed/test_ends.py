@@ -88,22 +88,31 @@ class Started:
 
 def test_a_dead_and_a_hung_rank_end_all_within_10_seconds(tmp_path: Path) -> None:
     with ExitStack() as ends:
-        dead, hung, fine = (Started(name, tmp_path) for name in ("dead", "hung", "fine"))
-        for each in (dead, hung, fine):
+        dead, hung = (Started(name, tmp_path) for name in ("dead", "hung"))
+        for each in (dead, hung):
             ends.callback(each.end)
-        for each in (dead, hung, fine):
+        for each in (dead, hung):
             each.wait_until_loaded()
         os.kill(hung.ranks[1], signal.SIGSTOP)
         os.kill(dead.ranks[0], signal.SIGKILL)
         assert dead.error(10).startswith("rank 0 was killed by SIGKILL\n  process ")
         assert hung.error(10) == "rank 1 hangs: it gave no sign of life for 6 seconds\n"
-        out, _ = fine.process.communicate("def main():\n", timeout=20)
+
+
+@pytest.mark.matrix
+def test_ranks_write_what_one_process_does_and_leave_nothing(tmp_path: Path) -> None:
+    with ExitStack() as ends:
+        fine = Started("fine", tmp_path)
+        ends.callback(fine.end)
+        fine.wait_until_loaded()
+        out, _ = fine.process.communicate("def main():\n", timeout=60)
     alone = subprocess.run([*RUN[:-2]], input="def main():\n", capture_output=True, text=True, check=True)
     assert fine.process.returncode == 0
     assert out == alone.stdout
     assert ranks_of(fine.mark) == {}
 
 
+@pytest.mark.matrix
 def test_an_error_of_all_ranks_is_said_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [*RUN[:4], str(tmp_path), *RUN[5:]], capture_output=True, text=True, check=False, timeout=60

@@ -6,6 +6,4 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-CHECKPOINTS = Path(__file__).parents[2] / "examples" / "checkpoints"
-
-sys.path.insert(0, str(CHECKPOINTS / "pylib"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib"))

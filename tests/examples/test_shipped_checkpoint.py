@@ -8,10 +8,10 @@ import gzip
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import CHECKPOINTS
 from corpus import END_OF_TEXT, is_held_out
 from evaluate import bits_per_byte
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-FOLDER = CHECKPOINTS / "pylib-3m"
+FOLDER = Path(__file__).parents[2] / "examples" / "checkpoints" / "pylib-3m"
 README = (FOLDER / "README.md").read_text()
 HELD_OUT = (FOLDER / "heldout.txt").read_bytes().decode()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that run kernels for the tests. A module of its own: work is found by name in the process that does it."""
+"""The process that runs kernels for the tests. A module of its own: work is found by name in the process that does it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,24 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-WORKERS = min(os.cpu_count() or 1, 4)
-
-# pytest shows what these processes print, and torch's profiler tells of each run of it.
+# pytest shows what this process prints, and torch's profiler tells of each run of it.
 QUIET = {"KINETO_LOG_LEVEL": "6", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 @contextmanager
-def worker_pool(interpret: str) -> Iterator[ProcessPoolExecutor]:
+def worker(interpret: str) -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(
-        WORKERS, mp_context=multiprocessing.get_context("spawn"), initializer=_start
-    ) as pool:
-        # A process is started by the first work there is, and inherits the environment then.
+        1, mp_context=multiprocessing.get_context("spawn"), initializer=_start
+    ) as process:
+        # It is started by the first work there is, and inherits the environment then.
         with pytest.MonkeyPatch.context() as environment:
             for name, value in {**QUIET, "TRITON_INTERPRET": interpret}.items():
                 environment.setenv(name, value)
-            for started in [pool.submit(os.getpid) for _ in range(WORKERS)]:
-                started.result()
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
+            process.submit(os.getpid).result()
+        yield process
 
 
 def _start() -> None:
     torch.set_num_threads(1)
     # The interpreter computes what a mask throws away, infinities among it.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="triton.runtime.interpreter")
-    os.nice(5)  # tests that wait for nobody go first

@@ -81,7 +81,6 @@ def views_of_build(build: Build) -> list[Any]:
     return three_views_of_a_launch(plan_of(build), build.arch)
 
 
-@pytest.mark.ahead.with_args(views_of_build)
 @pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_a_launch_passes_what_the_machine_code_takes_and_what_triton_passes(compiled, build):
     ours, machine_codes, tritons = compiled(views_of_build, build)

@@ -131,8 +131,11 @@ def test_mutant_of_8_bits_is_caught(interpreted, mutant, run, case):
 
 
 @pytest.mark.parametrize(
-    ("run", "case"), [(append_mutant, APPEND), (decode_mutant, DECODE), (decode_mutant, SMALL)], ids=str
+    ("run", "case"),
+    [(append_mutant, APPEND), (decode_mutant, DECODE), (decode_mutant, SMALL)],
+    ids=["append", "decode", "decode small values"],
 )
+@pytest.mark.matrix
 def test_8_bits_without_the_mistake_pass(interpreted, run, case):
     interpreted(run, Mutant("none", "", "", ""), case)
 

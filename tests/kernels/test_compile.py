@@ -75,14 +75,12 @@ def complaints(build: Build, found: Report) -> list[str]:
     return broken_rules(build, found, known_spills) + over_budget(build, found, budgets)
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_machine_code_keeps_the_rules_and_the_budget(compiled, build):
     assert complaints(build, compiled(compile_build, build)) == []
 
 
 @pytest.mark.slow
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", [build for build in ALL if build not in FEW], ids=str)
 def test_machine_code_of_every_config_keeps_the_rules_and_the_budget(compiled, build):
     assert complaints(build, compiled(compile_build, build)) == []
@@ -103,7 +101,6 @@ def test_a_version_without_budgets_is_told_how_to_write_them(monkeypatch, tmp_pa
     assert over_budget(FEW[0], spilling, load()) == []
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", [b for b in FEW if b.kernel in ("matmul_tma", "matmul_fp8_tma")], ids=str)
 def test_tiles_are_moved_by_the_copy_engine(compiled, build):
     assert "UTMALDG" in compiled(compile_build, build).loads
@@ -116,7 +113,6 @@ def chosen(name: str, rows: int, group: int = 0) -> Build:
     return Build(name, "sm_90", kernel.choose(shape, "bfloat16", "sm_90"), shape)
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize(
     ("build", "barriers"),
     [
@@ -136,7 +132,6 @@ def test_a_step_of_k_waits_for_the_other_warps_no_more_often_than_it_must(compil
         assert not any(opcode.startswith(("LDS", "STS")) for opcode in found)
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", [chosen("matmul_small_m", 1), chosen("matmul_small_m", 64)], ids=str)
 def test_several_blocks_of_few_rows_are_on_an_sm_at_once(compiled, build):
     found, arch = compiled(compile_build, build), ARCHS[build.arch]
@@ -158,7 +153,6 @@ PAGED = [
 ]
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize(
     "build", [PAGED[0], replace(PAGED[0], shape=replace(PAGED[0].shape, page=16))], ids=str
 )
@@ -204,7 +198,6 @@ def test_what_is_left_out_for_its_spills_spills(compiled, spill):
     assert compiled(compile_build, build).spills > 0
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_choose_reckons_with_the_shared_memory_that_is_used(compiled, build):
     kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == build.kernel)
@@ -218,13 +211,11 @@ def routing_spills(arch: str) -> list[int]:
     return [report(plan, arch).spills for plan in plans]
 
 
-@pytest.mark.ahead.with_args(routing_spills)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_no_kernel_of_the_routing_spills(compiled, arch):
     assert compiled(routing_spills, arch) == [0, 0, 0]
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", FALLBACKS, ids=str)
 def test_what_the_budgets_leave_out_does_not_spill(compiled, build):
     assert compiled(compile_build, build).spills == 0
@@ -348,7 +339,6 @@ def inspected(name: str) -> str:
     return out.getvalue()
 
 
-@pytest.mark.ahead.with_args(inspected)
 @pytest.mark.parametrize(
     "name",
     [

@@ -8,13 +8,11 @@ from attention_runs import attend, converse, refuse_pages
 from latent_runs import attend_again, attend_to_latents
 
 
-@pytest.mark.ahead.with_args(converse)
 @pytest.mark.parametrize(("file", "page_size"), [("llama", None), ("qwen3_moe", 16)])
 def test_a_conversation_on_the_kernels_gives_the_logits_of_the_cpu(interpreted, file, page_size):
     interpreted(converse, file, page_size)
 
 
-@pytest.mark.ahead.with_args(attend)
 @pytest.mark.parametrize(
     ("options", "cache_window", "page_size", "stored_as"),
     [
@@ -35,7 +33,6 @@ def test_every_option_of_attention_means_on_the_kernels_what_it_means_on_the_cpu
     interpreted(attend, options, cache_window, page_size, stored_as)
 
 
-@pytest.mark.ahead.with_args(attend_to_latents)
 @pytest.mark.parametrize(
     ("options", "biased", "page_size", "stored_as"),
     [
@@ -52,7 +49,6 @@ def test_latents_that_are_stored_once_are_attended_to_on_the_kernel_as_on_the_cp
     interpreted(attend_to_latents, options, biased, page_size, stored_as)
 
 
-@pytest.mark.ahead.with_args(attend_again)
 @pytest.mark.parametrize(("biased", "page_size"), [(True, None), (True, 16), (False, None)])
 def test_keys_and_values_under_a_bias_and_those_of_another_layer_are_attended_to_on_the_kernels(
     interpreted, biased, page_size

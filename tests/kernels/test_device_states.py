@@ -18,7 +18,6 @@ EXPECTED = {
 }
 
 
-@pytest.mark.ahead.with_args(converse)
 @pytest.mark.parametrize("file", EXPECTED)
 def test_a_model_with_other_states_gives_on_the_kernels_the_logits_of_the_cpu(interpreted, file):
     worst, ran = interpreted(converse, file)

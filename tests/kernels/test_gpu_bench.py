@@ -40,7 +40,6 @@ def dry(parts: str, *only: str) -> tuple[subprocess.CompletedProcess[str], dict]
         return done, json.loads(kept.read_text()) if kept.exists() else {}
 
 
-@pytest.mark.ahead.with_args(dry)
 @pytest.mark.parametrize("parts", ["full,sanitizer,speed"])
 def test_every_kernel_runs_small_and_gets_a_line(compiled, parts):
     done, results = compiled(dry, parts)
@@ -55,7 +54,6 @@ def test_every_kernel_runs_small_and_gets_a_line(compiled, parts):
         assert f"| {row['kernel']} {row['dtype']} |" in done.stdout
 
 
-@pytest.mark.ahead.with_args(dry)
 @pytest.mark.parametrize("parts", ["runtime,architectures,model"])
 def test_models_and_the_runtime_are_looked_at_line_by_line(compiled, parts):
     done, results = compiled(dry, parts)

@@ -8,7 +8,6 @@ from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full
 
 
 @pytest.mark.parametrize(("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, 16, None)])
-@pytest.mark.ahead.with_args(decode)
 def test_decode_steps_that_are_replayed_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
     interpreted(decode, batch, page_size, stored_as)
 
@@ -18,7 +17,6 @@ def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):
 
 
 @pytest.mark.parametrize("page_size", [None, 16])
-@pytest.mark.ahead.with_args(live)
 def test_what_happens_to_a_cache_between_calls_is_seen_by_graphs(interpreted, page_size):
     interpreted(live, page_size)
 

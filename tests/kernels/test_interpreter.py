@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import nnfront_kernels
 import pytest
+from few_of import few_of
 from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, OPERANDS, SIZES, SPLIT, Case, grid, pairwise, run
 
 
@@ -51,14 +52,14 @@ def default_shapes(kernel: nnfront_kernels.Kernel) -> list[tuple[int, int, int]]
     return pairwise(SOME if kernel.groups == (0,) and "fp8" not in kernel.name else FEWER)
 
 
-@pytest.mark.ahead.with_args(run_one_of_three_again)
-@pytest.mark.parametrize(("name", "case"), [c for k in MATMULS for c in cases(k, default_shapes(k))])
+@pytest.mark.parametrize(
+    ("name", "case"), [c for k in MATMULS for c in few_of(cases(k, default_shapes(k)), 3)]
+)
 def test_kernel_matches_float64(interpreted, name, case):
     interpreted(run_one_of_three_again, name, case)
 
 
 @pytest.mark.slow
-@pytest.mark.ahead.with_args(run_here)
 @pytest.mark.parametrize(("name", "case"), [c for k in MATMULS for c in cases(k, grid(SIZES))])
 def test_kernel_matches_float64_on_the_full_grid(interpreted, name, case):
     interpreted(run_here, name, case)

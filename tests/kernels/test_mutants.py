@@ -88,7 +88,6 @@ def run_mutant(mutant: Mutant, name: str, case: Case) -> None:
     run(package(mutant), name, case)
 
 
-@pytest.mark.ahead.with_args(run_mutant)
 @pytest.mark.parametrize(("mutant", "name", "case"), MUTANTS, ids=[str(mutant) for mutant, _, _ in MUTANTS])
 @pytest.mark.matrix
 def test_mutant_is_caught(interpreted, mutant, name, case):
@@ -99,5 +98,6 @@ def test_mutant_is_caught(interpreted, mutant, name, case):
 @pytest.mark.parametrize(
     ("name", "case"), sorted({(name, case) for _, name, case in MUTANTS}, key=str), ids=str
 )
+@pytest.mark.matrix
 def test_the_kernel_without_the_mistake_passes(interpreted, name, case):
     interpreted(run_mutant, Mutant("none", "", "", ""), name, case)

@@ -10,6 +10,7 @@ from typing import Any
 import nnfront_kernels
 import pytest
 import torch
+from few_of import few_of
 from kernel_attention import normal
 from kernel_checks import EPS32, Guarded, assert_close, surrounded
 from kernel_launches import launched_twice
@@ -209,8 +210,7 @@ def run(name: str, case: Tokens) -> None:
     RUNS[name](nnfront_kernels, case)
 
 
-@pytest.mark.ahead.with_args(run)
-@pytest.mark.parametrize(("name", "case"), CASES, ids=str)
+@pytest.mark.parametrize(("name", "case"), few_of(CASES, 4), ids=str)
 def test_recurrence_matches_float64(interpreted, name, case):
     interpreted(run, name, case)
 
@@ -257,7 +257,6 @@ def mistakes() -> list[Any]:
     ]
 
 
-@pytest.mark.ahead.with_args(run_mutant)
 @pytest.mark.parametrize(("mutant", "name", "case"), mistakes())
 @pytest.mark.matrix
 def test_mutant_of_a_recurrence_is_caught(interpreted, mutant, name, case):
@@ -268,6 +267,7 @@ def test_mutant_of_a_recurrence_is_caught(interpreted, mutant, name, case):
 @pytest.mark.parametrize(
     ("name", "case"), sorted({(name, case) for name, case, *_ in MUTANTS}, key=str), ids=str
 )
+@pytest.mark.matrix
 def test_recurrence_without_the_mistake_passes(interpreted, name, case):
     interpreted(run_mutant, Mutant("none", "", "", ""), name, case)
 

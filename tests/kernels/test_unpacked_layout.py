@@ -17,7 +17,7 @@ from nnfront_kernels.inspect import plan_for
 BUILDS = [build for build in builds(matmul_int4.KERNEL) if not build.shape.gated and not build.wide]
 # Tiles for the tensor cores of a warp and of four, and a group that is smaller than what a warp loads.
 PLAIN = [b for b in BUILDS if b.arch == "sm_90" and b.shape.group in (32, 128) and not b.shape.zero_points]
-FEW = [b for b in PLAIN if (b.shape.group, b.config.block_m) in ((128, 16), (128, 64), (32, 16))]
+FEW = [b for b in PLAIN if (b.shape.group, b.config.block_m) in ((128, 64), (32, 16))]
 
 
 def neighbours_along_k(ttgir: str) -> list[int]:
@@ -40,7 +40,6 @@ def words_of(build: Build, kernels: ModuleType = nnfront_kernels) -> list[int]:
     return neighbours_along_k(compile_plan(plan, build.arch).asm["ttgir"])
 
 
-@pytest.mark.ahead.with_args(words_of)
 @pytest.mark.parametrize(
     "build", [pytest.param(b, marks=() if b in FEW else pytest.mark.matrix) for b in BUILDS], ids=str
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_of import few_of
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 from memory_checks import measured_peak
@@ -126,7 +127,7 @@ KERNEL_CALLS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", few_of(["bfloat16", "float32", "float16"]))
 @pytest.mark.parametrize("name", KERNEL_CALLS)
 def test_a_kernel_holds_what_the_table_says(name, dtype):
     params, call = (text.replace("D[", f"{dtype}[") for text in KERNEL_CALLS[name])
@@ -163,8 +164,8 @@ class Quantized(nn.Module):
         return op.silu(gate) * up
 
 
-@pytest.mark.parametrize(("rows", "dtype"), ROWS)
-@pytest.mark.parametrize("name", ["plain", "finished", "widened", "gated"])
+@pytest.mark.parametrize(("rows", "dtype"), few_of(ROWS, 2))
+@pytest.mark.parametrize("name", few_of(["plain", "finished", "widened", "gated"], 2))
 @pytest.mark.parametrize("quant", ["fp8", "int8", "int4", "mxfp4"])
 def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, rows, dtype, monkeypatch):
     monkeypatch.setattr(quantized_pieces, "PIECE", 3 << 18)  # pieces that do not divide the outputs
@@ -204,7 +205,9 @@ class Experts(nn.Module):
         return op.moe_mlp(x, *matrices, chosen, shares, **self.options)
 
 
-@pytest.mark.parametrize("options", [{}, {"limit": 1.0, "interleaved": True}, {"gated": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", few_of([{}, {"limit": 1.0, "interleaved": True}, {"gated": False}]), ids=str
+)
 @pytest.mark.parametrize("quant", [None, "int4", "mxfp4"])
 def test_experts_hold_what_the_table_says_when_one_has_all_tokens(quant, options):
     module = Experts(quant, **options)

@@ -11,6 +11,7 @@ import nnfront_models
 import pytest
 import torch
 from configurations import is_decoder
+from few_of import few_of
 
 import nnfront as nn
 from nnfront.backends.cpu import tape
@@ -69,7 +70,7 @@ def calls(session: Session) -> list[set[str]]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if is_decoder(name)])
+@pytest.mark.parametrize("name", few_of([name for name in FILES if is_decoder(name)], 15))
 def test_decoding_is_one_call_of_c_from_the_first_layer_on(name):
     session = decoding(name)
     found = calls(session)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from configurations import CONFIGS, TOKENS, configurations, is_decoder, with_random_weights
+from few_of import few_of
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import nnfront as nn
@@ -130,7 +131,7 @@ def test_keys_that_are_absent_mean_what_transformers_takes_them_for(model_type: 
             assert getattr(absent, name)(layer) == getattr(written, name)(layer), (name, layer)
 
 
-@pytest.mark.parametrize("model_type", [*known_architectures()])
+@pytest.mark.parametrize("model_type", few_of(known_architectures(), 15))
 def test_its_tiny_model_is_exported_the_same_way_twice(model_type: str) -> None:
     file = find_architecture(model_type).file
     first, second = (file.build(file.TINY).export(file.export_spec(file.TINY)) for _ in range(2))

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from few_of import few_of
 from nnfront_models import qwen3_moe
 from pass_checks import module
 from quantize_cases import D, F, Model, exported, stands_for, weights
@@ -213,7 +214,7 @@ class Embedded(nn.Module):
         return op.matmul(x, op.permute_dims(self.out.weight)) if self.by_matmul else self.out(x)
 
 
-@pytest.mark.parametrize("by_matmul", [False, True])
+@pytest.mark.parametrize("by_matmul", few_of([False, True]))
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     "head", ["int8", "int8:16", "int4", "uint4", "fp8", "mxfp4", "nvfp4", "nl4", "uint8"]
@@ -245,7 +246,7 @@ def test_a_head_and_an_embedding_are_stored_once_where_they_are_tied_and_compute
     torch.testing.assert_close(session["forward"](tokens), expected_y, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("scheme", ["int4", "int8", "uint4:16", "int8:16", "fp8", "mxfp4", "nl4"])
+@pytest.mark.parametrize("scheme", few_of(["int4", "int8", "uint4:16", "int8:16", "fp8", "mxfp4", "nl4"], 3))
 def test_experts_are_stored_in_few_bits_and_run_as_they_are_stored(scheme):
     model = qwen3_moe.build(qwen3_moe.TINY)
     ir = model.export(qwen3_moe.export_spec(qwen3_moe.TINY))
@@ -264,7 +265,7 @@ def test_experts_are_stored_in_few_bits_and_run_as_they_are_stored(scheme):
     torch.testing.assert_close(found, plain["logits"](tokens), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", few_of([math.nan, math.inf, -math.inf]))
 @pytest.mark.parametrize("scheme", ["int4", "uint4", "int8", "uint8", "fp8", "mxfp4", "nvfp4"])
 def test_weights_that_are_not_finite_are_refused_and_their_module_is_named(scheme, value):
     given = weights()

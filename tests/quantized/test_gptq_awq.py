@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few_of import few_of
 from folders import IDS, agrees, kinds, llama, logits, write
 
 import nnfront as nn
@@ -40,7 +41,7 @@ def quantized(
 
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("is_ordered", [False, True])
-@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, -1), (8, 64), (2, 32)])
+@pytest.mark.parametrize(("bits", "group"), few_of([(4, 32), (4, -1), (8, 64), (2, 32)]))
 def test_gptq_is_what_its_words_say(
     tmp_path: Path, version: str, is_ordered: bool, bits: int, group: int
 ) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from few_of import few_of
 
 from nnfront.backends.cpu.extension import NATIVE
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "kernels"))
 
 
-@pytest.fixture(scope="module", params=NATIVE.sets if NATIVE else ["none"])
+@pytest.fixture(scope="module", params=few_of(NATIVE.sets if NATIVE else ["none"], 2))
 def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs the tests of a module once for each set of instructions."""
     if NATIVE is not None:

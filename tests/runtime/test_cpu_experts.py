@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from few_of import few_of
 
 import nnfront as nn
 from nnfront import op, ops, spec
@@ -72,10 +73,10 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("tokens", [0, 1, 2, 9, 40])
+@pytest.mark.parametrize("tokens", few_of([0, 1, 9, 2, 40], 3))
 @pytest.mark.parametrize("by", ["few rows", "torch"])
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("lies", ["row by row", "column by column"])
+@pytest.mark.parametrize("lies", few_of(["row by row", "column by column"]))
 def test_chosen_experts_agree_with_a_loop_in_float64(lies, name, by, tokens, dtype, monkeypatch):
     if by == "torch":
         monkeypatch.setattr(linear, "SMALL_BATCH", None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,6 +178,11 @@ def call_by_row(kernel: str, sizes: dict[str, Any], operands: dict[str, Any], of
     NATIVE.run_sequence(torch.tensor(builder.rows, dtype=torch.int64), *memories)
 
 
+EACH_WAY = [(kernel, call) for kernel in ARGUMENTS] + few_of(
+    [(kernel, call_by_row) for kernel in ARGUMENTS], 6
+)
+
+
 def bits(operands: dict[str, torch.Tensor | None]) -> dict[str, bytes]:
     return {name: bytes(t.tolist()) for name, t in operands.items() if t is not None}
 
@@ -188,8 +194,7 @@ def test_the_table_is_read_as_c_reads_it():
         assert all(need for kind, _, need in arguments if kind in ("IN", "OUT"))
 
 
-@pytest.mark.parametrize("run", [call, call_by_row], ids=["alone", "in a sequence"])
-@pytest.mark.parametrize("kernel", ARGUMENTS)
+@pytest.mark.parametrize(("kernel", "run"), EACH_WAY)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_an_operand_that_is_a_byte_too_small_is_refused_and_nothing_is_written(kernel, run, seed):
@@ -213,8 +218,7 @@ def test_an_operand_that_is_a_byte_too_small_is_refused_and_nothing_is_written(k
     run(kernel, sizes, operands)
 
 
-@pytest.mark.parametrize("run", [call, call_by_row], ids=["alone", "in a sequence"])
-@pytest.mark.parametrize("kernel", ARGUMENTS)
+@pytest.mark.parametrize(("kernel", "run"), EACH_WAY)
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_sizes_that_are_negative_or_huge_are_refused(kernel, run, seed):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from answering import Answer
+from few_of import few_of
 from model_folders import random_folder
 from serving import LIMITS
 
@@ -83,8 +84,8 @@ class Guesser:
 
 @needs_native
 @pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.parametrize("pages", [160, 26])
-@pytest.mark.parametrize("snapshot_bytes", [1 << 20, 20_000])
+@pytest.mark.parametrize("pages", few_of([26, 160]))
+@pytest.mark.parametrize("snapshot_bytes", few_of([20_000, 1 << 20]))
 def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
     loaded: Any, model_type: str, pages: int, snapshot_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

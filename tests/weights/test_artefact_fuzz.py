@@ -17,6 +17,7 @@ import pytest
 import torch
 from artefact_cases import outputs, rehash, reseal, varied_session, write_folder
 from artefact_mutations import spoil_bytes, spoil_json, spoil_words
+from few_of import few_of
 from hostile import limits
 
 import nnfront as nn
@@ -121,11 +122,12 @@ def check_case(folder: Path, name: str, spoil: Spoil, is_forged: bool, count: in
     assert found["LoadError"] > (0.3 if is_forged else 0.8) * found.total()
 
 
+@pytest.mark.parametrize("count", few_of([20, 100]))
 @pytest.mark.parametrize(("name", "spoil", "is_forged"), CASES)
 def test_a_spoiled_artefact_is_refused_or_right(
-    small: Path, name: str, spoil: Spoil, is_forged: bool
+    small: Path, name: str, spoil: Spoil, is_forged: bool, count: int
 ) -> None:
-    check_case(small, name, spoil, is_forged, 100)
+    check_case(small, name, spoil, is_forged, count)
 
 
 @pytest.mark.slow

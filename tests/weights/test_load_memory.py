@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few_of import few_of
 from safetensors.torch import save_file
 
 import nnfront as nn
@@ -98,7 +99,7 @@ def folder(tmp_path_factory) -> Path:
 LAYERS = 16
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["kept in memory", "kept in a cache"])
+@pytest.mark.parametrize("cached", few_of([False, True]), ids=["kept in memory", "kept in a cache"])
 def test_a_load_takes_no_more_memory_than_was_printed_before(folder: Path, tmp_path: Path, cached: bool):
     cache = str(tmp_path / "cache") if cached else None
     script = textwrap.dedent(CHILD).format(
