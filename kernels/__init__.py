@@ -4,8 +4,9 @@
 common.py     the records (Kernel, Config, Cost, Plan), limits of the GPUs, checks
 tiles.py      how a tile is chosen;  spilled.py  what a version of Triton spills
 walk.py       in which order tiles are computed;  epilogue.py  what happens to a finished one
-split_k.py    how blocks share a tile
-quantized.py  how weights in 4 and 8 bits are stored
+split_k.py    how blocks share a tile;  row_norm.py  a norm of rows inside of a product
+dependent.py  launches that begin before those before them have ended
+quantized.py  how weights in 4 and 8 bits are stored;  nibbles.py  how those of 4 are unpacked
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
 attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence;  prefill_shape.py  sizes of many queries
 recurrence.py what recurrences share: checks, and what tokens of a chunk leave of one another;

@@ -52,7 +52,7 @@ ARCHS: dict[str, Arch] = {
 
 @dataclass(frozen=True)
 class Config:
-    """One way to tile a kernel. Sizes are elements; `split_k` blocks share one output tile; no thread has more than `registers`."""
+    """One way to tile a kernel. Sizes are elements; `split_k` blocks share one output tile; a thread has at most `registers`, unless a launch is out of the ordinary."""
 
     block_m: int
     block_n: int

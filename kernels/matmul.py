@@ -147,6 +147,8 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group:
         return f"weights are dense, got quantisation groups of {shape.group}"
+    if shape.norm:
+        return "it does not normalise rows"
     return None
 
 

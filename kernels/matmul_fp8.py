@@ -209,7 +209,7 @@ def matmul_fp8_kernel(
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
         acc, last = sum_splits(
-            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m[:, None], BLOCK_M, BLOCK_N
+            acc, None, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m[:, None], BLOCK_M, BLOCK_N
         )
     if last:
         write_tile(
@@ -230,6 +230,8 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"K must be a multiple of 16 and at least 16, got {shape.k}"
     if not shape.aligned:
         return "rows of x and w must start at multiples of 16 bytes, and so must both pointers"
+    if shape.norm:
+        return "it does not normalise rows"
     return None
 
 

@@ -7,10 +7,6 @@ None for 8 everywhere, all as `quantized.py` makes them; G is 32, 64 or 128 and 
 One step of the loop is one group. Nibbles become exact 16-bit integers in -8..7, are multiplied on the tensor cores, and
 the group's scale is applied to the float32 product: scaling the weights first would round each of them. A zero point
 adds (8 - zero) * sum(x over the group), also in float32.
-
-On NVIDIA a word of eight nibbles is unpacked by four lop3 that set the exponent bits around a nibble, and four
-subtractions of the exponent's value. Elsewhere, and in the interpreter, by shifts and conversions; both are tested
-against the same definition, the assembly by a small model of its instructions.
 """
 
 from __future__ import annotations
@@ -37,9 +33,11 @@ from nnfront_kernels.common import (
 )
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.nibbles import unpack
 from nnfront_kernels.quantized import GROUPS, dequantize_int4
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.row_norm import MOST_NORMALISED, add_squares, divided, normalised
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -51,13 +49,14 @@ def reference(
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
     *,
+    norm_eps: float | None = None,
     compute: torch.dtype = torch.float32,
     **epilogue: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
     group = x.shape[1] // scales.shape[0]
     dense = dequantize_int4(w, scales, zeros, group, compute)
-    return Epilogue(**epilogue).reference(x.to(compute) @ dense.T, x.dtype)
+    return Epilogue(**epilogue).reference(normalised(x.to(compute), norm_eps) @ dense.T, x.dtype)
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
@@ -107,64 +106,6 @@ def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     return smallest("matmul_int4", candidates(shape, arch), shape, arch, shared_bytes, 4)
 
 
-# Four bytes in, eight 16-bit numbers out. $0 and $1 are the low nibbles, $2 and $3 the high ones, minus 8.
-# 0x4300 is 128 in bfloat16 and 0x6400 is 1024 in float16: there the last mantissa bit is worth 1, so or-ing in a nibble
-# adds it. bfloat16 has no packed subtraction before sm_90, so 136 is subtracted by a multiply-add with 1.0.
-_UNPACK = """{{
-.reg .b32 a, b, c, d, w4, w8, w12;
-shr.u32 w4, $4, 4;
-shr.u32 w8, $4, 8;
-shr.u32 w12, $4, 12;
-lop3.b32 a, $4, 0x000F000F, {exponent}, 0xEA;
-lop3.b32 b, w8, 0x000F000F, {exponent}, 0xEA;
-lop3.b32 c, w4, 0x000F000F, {exponent}, 0xEA;
-lop3.b32 d, w12, 0x000F000F, {exponent}, 0xEA;
-{subtract}
-}}"""
-
-
-def _unpack(dtype: str) -> str:
-    if dtype == "bfloat16":
-        exponent, template = "0x43004300", "fma.rn.bf16x2 {}, {}, one, off;"
-        constants = (
-            ".reg .b32 one, off;\nmov.b32 one, 0x3F803F80;\nmov.b32 off, 0xC308C308;\n"  # 1.0 and -136
-        )
-    else:
-        exponent, template = "0x64006400", "sub.f16x2 {}, {}, off;"
-        constants = ".reg .b32 off;\nmov.b32 off, 0x64086408;\n"  # 1032
-    moves = "\n".join(template.format(f"${i}", name) for i, name in enumerate("abcd"))
-    return _UNPACK.format(exponent=exponent, subtract=constants + moves)
-
-
-UNPACK_BF16 = tl.constexpr(_unpack("bfloat16"))
-UNPACK_FP16 = tl.constexpr(_unpack("float16"))
-
-
-@triton.jit
-def unpack(w, DTYPE: tl.constexpr, LOP3: tl.constexpr, BLOCK_N: tl.constexpr, HALF: tl.constexpr):
-    """[HALF, BLOCK_N] bytes to two tiles of the same shape: the first and the second half of a group of K, minus 8."""
-    if LOP3:
-        if DTYPE == tl.bfloat16:
-            low, high = tl.inline_asm_elementwise(
-                UNPACK_BF16, "=r,=r,=r,=r,r", [w], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
-            )
-        else:
-            low, high = tl.inline_asm_elementwise(
-                UNPACK_FP16, "=r,=r,=r,=r,r", [w], dtype=(tl.float16, tl.float16), is_pure=True, pack=4
-            )
-    else:
-        low = ((w & 15).to(tl.int8) - 8).to(DTYPE)
-        high = ((w >> 4).to(tl.int8) - 8).to(DTYPE)
-        # Of four neighbours, bytes 1 and 2 are exchanged.
-        low = tl.reshape(
-            tl.permute(tl.reshape(low, (HALF // 4, 2, 2, BLOCK_N)), (0, 2, 1, 3)), (HALF, BLOCK_N)
-        )
-        high = tl.reshape(
-            tl.permute(tl.reshape(high, (HALF // 4, 2, 2, BLOCK_N)), (0, 2, 1, 3)), (HALF, BLOCK_N)
-        )
-    return low, high
-
-
 @triton.jit(do_not_specialize=["M"])
 def matmul_int4_kernel(
     x_ptr,
@@ -177,6 +118,7 @@ def matmul_int4_kernel(
     partial_ptr,
     arrived_ptr,
     scale,
+    norm_eps,
     M,
     N,
     K,
@@ -222,12 +164,17 @@ def matmul_int4_kernel(
         zeros_ptrs = zeros_ptr + offs_n
         zeros = tl.load(zeros_ptrs + at * stride_zg, mask=inside_n, other=8)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    squares = None
+    if norm_eps is not None:
+        squares = tl.zeros((BLOCK_M, HALF), dtype=tl.float32)
     for g in range(first, end):
         x_first = tl.load(x_ptrs + g * GROUP, mask=inside_m, other=0.0)
         x_second = tl.load(x_ptrs + g * GROUP + HALF, mask=inside_m, other=0.0)
         w = tl.load(w_ptrs + g * HALF, mask=inside_n[None, :], other=0, eviction_policy="evict_first")
         at = tl.minimum(g + 1, num_groups - 1).to(tl.int64)
         next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
+        if norm_eps is not None:
+            squares = add_squares(add_squares(squares, x_first), x_second)
         low, high = unpack(w, x_ptr.dtype.element_ty, LOP3, BLOCK_N, HALF)
         product = tl.dot(x_first, low)
         product = tl.dot(x_second, high, product)
@@ -239,13 +186,19 @@ def matmul_int4_kernel(
         scales = next_scales
 
     let_next_start(PDL)
+    if norm_eps is not None:
+        squares = tl.sum(squares, axis=1)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
         acc, last = sum_splits(
-            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
+            acc, squares, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
         )
     if last:
+        if norm_eps is not None:
+            if partial_ptr is not None:
+                squares = summed_squares(partial_ptr, tile, num_splits, BLOCK_M, BLOCK_N)
+            acc = divided(acc, squares, K, norm_eps)
         write_tile(
             acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
             M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
@@ -264,6 +217,8 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"K must be a multiple of the group {shape.group}, got {shape.k}"
     if not shape.aligned:
         return "rows of x must start at multiples of 16 elements and rows of w of 16 bytes, and so must both pointers"
+    if shape.norm and shape.m > MOST_NORMALISED:
+        return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {shape.m}"
     return None
 
 
@@ -278,6 +233,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    norm_eps: float | None = None,
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
@@ -294,7 +250,16 @@ def plan(
         require_matrix("zeros", zeros, k // group, n, torch.uint8)
     loads = {"x_ptr": x, "w_ptr": w, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
-    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=group, zero_points=zeros is not None)
+    shape = MatmulShape(
+        m,
+        n,
+        k,
+        gated=epi.gated,
+        norm=norm_eps is not None,
+        aligned=aligned,
+        group=group,
+        zero_points=zeros is not None,
+    )
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "matmul_int4")
     config = config or choose(shape, dtype_name(x), arch)
@@ -313,6 +278,7 @@ def plan(
             "scales_ptr": scales,
             "zeros_ptr": zeros,
             "stride_wn": w.stride(0),
+            "norm_eps": norm_eps,
             "stride_sg": row_stride(scales),
             "stride_zg": 0 if zeros is None else row_stride(zeros),
         },
@@ -356,7 +322,7 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
         torch.empty(groups, shape.n, dtype=kind, device=device),
         torch.empty(groups, shape.n, dtype=torch.uint8, device=device) if shape.zero_points else None,
     )
-    return tensors, {"gated": shape.gated}
+    return tensors, {"gated": shape.gated, "norm_eps": 1e-5 if shape.norm else None}
 
 
 KERNEL = Kernel(

@@ -31,7 +31,8 @@ from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earli
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int8
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.row_norm import MOST_NORMALISED, add_squares, divided, normalised
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -42,11 +43,13 @@ def reference(
     w: torch.Tensor,
     scales: torch.Tensor,
     *,
+    norm_eps: float | None = None,
     compute: torch.dtype = torch.float32,
     **epilogue: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    return Epilogue(**epilogue).reference(x.to(compute) @ dequantize_int8(w, scales, compute).T, x.dtype)
+    rows = normalised(x.to(compute), norm_eps)
+    return Epilogue(**epilogue).reference(rows @ dequantize_int8(w, scales, compute).T, x.dtype)
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
@@ -95,6 +98,7 @@ def matmul_int8_kernel(
     partial_ptr,
     arrived_ptr,
     scale,
+    norm_eps,
     M,
     N,
     K,
@@ -136,6 +140,9 @@ def matmul_int8_kernel(
     at = (tl.minimum(first, num_steps - 1) if GROUPED else first * 0).to(tl.int64)
     scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    squares = None
+    if norm_eps is not None:
+        squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for step in range(first, end):
         if EVEN_K:
             x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m, other=0.0)
@@ -147,6 +154,8 @@ def matmul_int8_kernel(
             x = tl.load(x_ptrs + step * BLOCK_K, mask=inside_m & (offs_k < left)[None, :], other=0.0)
             inside = inside_n[None, :] & (offs_k < left)[:, None]
             w = tl.load(w_ptrs + step * BLOCK_K, mask=inside, other=0, eviction_policy="evict_first")
+        if norm_eps is not None:
+            squares = add_squares(squares, x)
         if GROUPED:
             at = tl.minimum(step + 1, num_steps - 1).to(tl.int64)
             next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
@@ -158,13 +167,19 @@ def matmul_int8_kernel(
         acc = acc * scales.to(tl.float32)[None, :]
 
     let_next_start(PDL)
+    if norm_eps is not None:
+        squares = tl.sum(squares, axis=1)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
         acc, last = sum_splits(
-            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
+            acc, squares, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
         )
     if last:
+        if norm_eps is not None:
+            if partial_ptr is not None:
+                squares = summed_squares(partial_ptr, tile, num_splits, BLOCK_M, BLOCK_N)
+            acc = divided(acc, squares, K, norm_eps)
         write_tile(
             acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
             M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
@@ -185,6 +200,8 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"K must be a multiple of 16, got {shape.k}"
     if not shape.aligned:
         return "rows of x and w must start at multiples of 16 elements, and both pointers at multiples of 16 bytes"
+    if shape.norm and shape.m > MOST_NORMALISED:
+        return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {shape.m}"
     return None
 
 
@@ -198,6 +215,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    norm_eps: float | None = None,
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
@@ -213,7 +231,7 @@ def plan(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
     group = 0 if groups == 1 else k // groups
-    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=group)
+    shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned, group=group)
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "matmul_int8")
     config = config or choose(shape, dtype_name(x), arch)
@@ -231,6 +249,7 @@ def plan(
             "w_ptr": w,
             "scales_ptr": scales,
             "stride_wn": w.stride(0),
+            "norm_eps": norm_eps,
             "stride_sg": row_stride(scales),
         },
         constants={
@@ -270,7 +289,7 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
         torch.empty(shape.n, shape.k, dtype=torch.int8, device=device),
         torch.empty(shape.k // shape.group if shape.group else 1, shape.n, dtype=kind, device=device),
     )
-    return tensors, {"gated": shape.gated}
+    return tensors, {"gated": shape.gated, "norm_eps": 1e-5 if shape.norm else None}
 
 
 KERNEL = Kernel(

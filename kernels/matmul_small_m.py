@@ -29,12 +29,27 @@ from nnfront_kernels.common import (
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.row_norm import MOST_NORMALISED, add_squares, divided, normalised
+from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
 DTYPES = ("float16", "bfloat16")
 MOST_ROWS = 64
-reference = matmul.reference
+
+
+def reference(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    *,
+    norm_eps: float | None = None,
+    compute: torch.dtype = torch.float32,
+    **options: Any,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`. Takes what `launch` takes."""
+    rows = normalised(x.to(compute), norm_eps)
+    options["out_dtype"] = options.get("out_dtype") or x.dtype
+    return matmul.reference(rows, w, compute=compute, **options)
+
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
 # One row: each warp has whole rows of w, so that x needs no shared memory. 64 rows: two blocks or more of this size are on an SM at once.
@@ -53,7 +68,7 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(64, 64, 64, 4, 5, registers=80),
     ),
     "sm_100": (
-        Config(1, 8, 1024, 4, 2, registers=96),
+        Config(1, 4, 1024, 4, 2, registers=80),
         Config(16, 64, 128, 4, 4, registers=80),
         Config(32, 64, 128, 4, 4, registers=96),
         Config(64, 64, 64, 4, 5, registers=80),
@@ -84,6 +99,7 @@ def matmul_small_m_kernel(
     partial_ptr,
     arrived_ptr,
     scale,
+    norm_eps,
     M,
     N,
     K,
@@ -121,6 +137,9 @@ def matmul_small_m_kernel(
         products = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     else:
         acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    squares = None
+    if norm_eps is not None:
+        squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for k in range(first_k, end_k, BLOCK_K):
         at = (k + offs_k)[None, :]
         if EVEN_K:
@@ -131,6 +150,8 @@ def matmul_small_m_kernel(
         else:
             x = tl.load(x_rows + at, mask=inside_m & (at < K), other=0.0)
             w = tl.load(w_rows + at, mask=inside_n & (at < K), other=0.0, eviction_policy="evict_first")
+        if norm_eps is not None:
+            squares = add_squares(squares, x)
         if BLOCK_M == 1:
             products += w.to(tl.float32) * x.to(tl.float32)
         else:
@@ -139,13 +160,19 @@ def matmul_small_m_kernel(
         acc = tl.sum(products, axis=1)[None, :]
 
     let_next_start(PDL)
+    if norm_eps is not None:
+        squares = tl.sum(squares, axis=1)
     last = True
     if partial_ptr is not None:
         tile = pid_m * tl.num_programs(0) + pid_n
         acc, last = sum_splits(
-            acc, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
+            acc, squares, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
         )
     if last:
+        if norm_eps is not None:
+            if partial_ptr is not None:
+                squares = summed_squares(partial_ptr, tile, num_splits, BLOCK_M, BLOCK_N)
+            acc = divided(acc, squares, K, norm_eps)
         write_tile(
             acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
             M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
@@ -162,6 +189,8 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.m > MOST_ROWS:
         return f"M must be at most {MOST_ROWS}, got {shape.m}"
+    if shape.norm and shape.m > MOST_NORMALISED:
+        return f"rows are normalised in products of at most {MOST_NORMALISED} of them, got {shape.m}"
     return None
 
 
@@ -174,6 +203,7 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
     workspace: Workspace | None = None,
+    norm_eps: float | None = None,
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
@@ -184,7 +214,7 @@ def plan(
     (m, k), n = x.shape, w.shape[0]
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
-    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned)
+    shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned)
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "matmul_small_m")
     config = config or choose(shape, dtype_name(x), arch)
@@ -198,7 +228,7 @@ def plan(
         workspace,
         arch=arch,
         fetched_bits=16 if constant_weights else 0,
-        weights={"w_ptr": w, "stride_wn": w.stride(0)},
+        weights={"w_ptr": w, "stride_wn": w.stride(0), "norm_eps": norm_eps},
         constants={"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0},
         divisible=tuple(loads) if aligned else (),
     )
@@ -213,6 +243,12 @@ def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
     return plan(x, w, **options).launch()
 
 
+def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+    tensors, options = matmul.example(shape, dtype, device)
+    return tensors, options | {"norm_eps": 1e-5 if shape.norm else None}
+
+
 KERNEL = Kernel(
     name="matmul_small_m",
     op="matmul",
@@ -225,6 +261,6 @@ KERNEL = Kernel(
     launch=launch,
     reference=reference,
     cost=matmul.cost,
-    example=matmul.example,
+    example=example,
     typical=MatmulShape(16, 4096, 4096),
 )

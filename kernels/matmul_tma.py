@@ -134,6 +134,8 @@ def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.k == 0:
         return "K must be at least 1, got 0"
+    if shape.norm:
+        return "it does not normalise rows"
     return None
 
 

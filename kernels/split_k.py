@@ -65,12 +65,13 @@ def lender() -> Lender:
     return _LENDER.get()
 
 
-def needed(config: Config, m: int, n: int) -> Sizes | None:
-    """What a launch with this config needs, or None if no tile is shared."""
+def needed(config: Config, m: int, n: int, *, squares: bool = False) -> Sizes | None:
+    """What a launch with this config needs, one that also sums squares of rows or not, or None if no tile is shared."""
     if config.split_k == 1:
         return None
     tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
-    return Sizes(tiles * config.split_k * config.block_m * config.block_n, tiles)
+    rows = max(config.block_m, 16) if squares else 0  # so that each part begins where wide stores may
+    return Sizes(tiles * config.split_k * (config.block_m * config.block_n + rows), tiles)
 
 
 def pointers(
@@ -111,6 +112,7 @@ def plan_tiles(
     """
     epi.check(shape.m, shape.n)
     y = epi.output(out, x, shape.n)
+    squares = weights.get("norm_eps") is not None
     return Plan(
         kernel=kernel,
         grid=(cdiv(shape.n, config.block_n), cdiv(shape.m, config.block_m), config.split_k),
@@ -118,7 +120,7 @@ def plan_tiles(
             "x_ptr": x,
             **weights,
             **epi.arguments(y),
-            **pointers(given, needed(config, shape.m, shape.n), x.device),
+            **pointers(given, needed(config, shape.m, shape.n, squares=squares), x.device),
             "M": shape.m,
             "N": shape.n,
             "K": shape.k,
@@ -141,6 +143,7 @@ def plan_tiles(
 @triton.jit
 def sum_splits(
     acc,  # [BLOCK_M, BLOCK_N] float32
+    squares,  # [BLOCK_M] float32, or None
     partial_ptr,
     arrived_ptr,
     tile,
@@ -150,11 +153,15 @@ def sum_splits(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """The sum over all splits and True in the block that came last; anything and False in the others."""
-    SIZE: tl.constexpr = BLOCK_M * BLOCK_N
+    """The sum over all splits and True in the block that came last; anything and False in the others. Squares are left where `summed_squares` finds them."""
+    ROWS: tl.constexpr = 0 if squares is None else (BLOCK_M if BLOCK_M > 16 else 16)
+    SIZE: tl.constexpr = BLOCK_M * BLOCK_N + ROWS
     offsets = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     tile_ptrs = partial_ptr + tile.to(tl.int64) * num_splits * SIZE + offsets
     tl.store(tile_ptrs + split * SIZE, acc, mask=inside_m)
+    if squares is not None:
+        rows = partial_ptr + tile.to(tl.int64) * num_splits * SIZE + BLOCK_M * BLOCK_N + tl.arange(0, BLOCK_M)
+        tl.store(rows + split * SIZE, squares)
     # The atomic is issued by one thread: all threads of the block must have written before it.
     tl.debug_barrier()
     last = tl.atomic_add(arrived_ptr + tile, 1, sem="acq_rel", scope="gpu") == num_splits - 1
@@ -165,3 +172,14 @@ def sum_splits(
             acc += tl.load(tile_ptrs + s * SIZE, mask=inside_m, other=0.0, cache_modifier=".cg")
         tl.store(arrived_ptr + tile, 0)
     return acc, last
+
+
+@triton.jit
+def summed_squares(partial_ptr, tile, num_splits, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The squares of rows [BLOCK_M] over all splits, for the block that came last."""
+    SIZE: tl.constexpr = BLOCK_M * BLOCK_N + (BLOCK_M if BLOCK_M > 16 else 16)
+    rows = partial_ptr + tile.to(tl.int64) * num_splits * SIZE + BLOCK_M * BLOCK_N + tl.arange(0, BLOCK_M)
+    squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    for s in range(0, num_splits):
+        squares += tl.load(rows + s * SIZE, cache_modifier=".cg")
+    return squares

@@ -22,7 +22,7 @@ class MatmulShape:
 
     n counts the rows of the weight: with `gated` the output has n // 2 columns. `aligned` says that K and the row
     strides of x and w are multiples of 16 elements and their pointers of 16 bytes. `group` is the size of a
-    quantisation group along K, 0 for none or one per row.
+    quantisation group along K, 0 for none or one per row. With `norm` rows of x are divided by their root mean square first.
     """
 
     m: int
@@ -32,6 +32,7 @@ class MatmulShape:
     aligned: bool = True
     group: int = 0
     zero_points: bool = False
+    norm: bool = False
 
 
 def cdiv(a: int, b: int) -> int:

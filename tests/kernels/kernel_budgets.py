@@ -47,7 +47,7 @@ class Build:
         if not isinstance(s, MatmulShape):
             sizes = [f"{name}{int(value)}" for name, value in asdict(s).items()]
             return "-".join([self.kernel, self.arch, tile, self.dtype, *sizes])
-        flags = [f"k{s.k}", *(name for name in ("gated", "zero_points") if getattr(s, name))]
+        flags = [f"k{s.k}", *(name for name in ("gated", "zero_points", "norm") if getattr(s, name))]
         flags += ["wide"] * self.wide
         flags += [f"group{s.group}"] * bool(s.group) + ["unaligned"] * (not s.aligned)
         return "-".join([self.kernel, self.arch, tile, self.dtype, *flags])
@@ -70,8 +70,12 @@ def builds(kernel: Kernel) -> list[Build]:
             shapes.append(replace(plain, k=4096 + 16))
         if kernel.name == "matmul_int4":
             shapes.append(replace(plain, zero_points=True))
+        if kernel.accepts(replace(plain, m=1, norm=True), dtype, arch) is None:
+            shapes.append(replace(plain, m=16, norm=True))
         for shape in shapes:
             configs = kernel.candidates(shape, arch) if kernel.candidates else kernel.configs[arch]
+            if shape.norm:
+                configs = tuple(config for config in configs if config.block_m <= shape.m)
             facts = {"group": shape.group, "zero_points": shape.zero_points}
             configs = without_spills(kernel.name, configs, arch, **facts)
             if kernel.name in SPLIT:

@@ -18,6 +18,7 @@ from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.tiles import MatmulShape
 
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257)
+EPS = 0.01  # of norms, not far below the mean square of x
 POISONS = (0xFF, 0x5A)  # NaN in every float dtype; a plausible number
 
 
@@ -39,10 +40,11 @@ class Case:
     offset: int = 0  # elements before the first row, from an aligned address
     group: int = 0
     zero_points: bool = False
+    norm: bool = False
     config: int | None = None
 
     def __str__(self) -> str:
-        flags = [name for name in ("bias", "gated", "residual", "zero_points") if getattr(self, name)]
+        flags = [name for name in ("bias", "gated", "residual", "zero_points", "norm") if getattr(self, name)]
         flags += [
             f"{name}{value}"
             for name in ("gap", "offset", "group", "config")
@@ -101,7 +103,10 @@ def run(package: ModuleType, name: str, case: Case, arch: str | None = None, *, 
         "residual": place(normal(case.m, case.n, dtype=beside)) if case.residual else None,
         "scale": case.scale,
         "out_dtype": kind if kind != dtype else None,
+        **({"norm_eps": EPS} if case.norm else {}),
     }
+    if case.norm:
+        dense_x = dense_x / (dense_x.square().mean(1, keepdim=True) + EPS).sqrt()
     configs = [(a, config) for a, row in kernel.configs.items() if arch in (None, a) for config in row]
     arch, config = (configs[0][0], None) if case.config is None else configs[case.config % len(configs)]
     if config is not None and config.block_m == 1 and case.m > 2:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnfront_kernels import KernelError
-from nnfront_kernels.matmul_int4 import UNPACK_BF16, UNPACK_FP16
+from nnfront_kernels.nibbles import UNPACK_BF16, UNPACK_FP16
 from nnfront_kernels.quantized import (
     GROUPS,
     dequantize_int4,
