@@ -58,7 +58,6 @@ def wrong(name: str, order: tuple[str, ...]) -> str:
     return ""
 
 
-@pytest.mark.ahead.with_args(order_of)
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_100", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("name", PRODUCTS + ROWS)
 def test_only_weights_are_touched_before_earlier_launches_have_ended(compiled, name, arch):
