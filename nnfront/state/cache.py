@@ -93,7 +93,9 @@ class Cache(Sequence[CacheLayer]):
 
     @property
     def places(self) -> object:
-        """The same object for another cache only if its layers lie in the same memory in the same way, but for its tables of pages."""
+        """The same object for another cache only if its layers lie in the same memory in the same way, but for its tables of pages and which of
+        their rows are its sequences.
+        """
         if self._places is None:
             tensors = (t for layer in self for t in (*layer.placed.all, *layer.settled()))
             found = [(t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) for t in tensors]
@@ -101,7 +103,7 @@ class Cache(Sequence[CacheLayer]):
             order = [*tables]
             read = [None if layer.table_key is None else order.index(layer.table_key) for layer in self]
             columns = [table.shape[1] for table in tables.values()]
-            self._places = _interned_places((self.layout, self.batch, self.max_seq, *found, *read, *columns))
+            self._places = _interned_places((self.layout, self.max_seq, *found, *read, *columns))
         return self._places
 
     def page_tables(self) -> dict[Hashable, torch.Tensor]:

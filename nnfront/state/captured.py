@@ -8,6 +8,7 @@ that it computes of the lengths; it reads as many slots as the longest sequence 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 import torch
@@ -22,16 +23,22 @@ from nnfront.state.use import LayerState, Use
 
 
 class DeviceLengths(SequenceLengths):
-    """Lengths of which the host knows a bound; `counts` has them, int32 [batch]."""
+    """Lengths of which the host knows a bound; `counts` has them, int32 [rows]. A row that is no sequence has 0 in `is_there`, int32 [rows],
+    else 1: it stays empty.
+    """
 
-    __slots__ = ()
+    __slots__ = ("is_there",)
 
-    def __init__(self, values: tuple[int, ...], device: torch.device) -> None:
-        super().__init__(values, device)
+    def __init__(self, values: tuple[int, ...], is_there: torch.Tensor) -> None:
+        super().__init__(values, is_there.device)
         self.equal = None
+        self.is_there = is_there
 
     def like(self, values: tuple[int, ...]) -> DeviceLengths:
-        return DeviceLengths(values, self.device)
+        return DeviceLengths(values, self.is_there)
+
+    def _shifted(self, seq: int) -> torch.Tensor:
+        return torch.add(self.counts(), self.is_there, alpha=seq)
 
 
 class CapturedState(FixedStorage):
@@ -64,7 +71,8 @@ class CapturedLayer(CacheLayer):
 
     def __init__(self, layer: CacheLayer, lengths: SequenceLengths, pages: torch.Tensor | None) -> None:
         fixed = {name: CapturedState(each.settled(), lengths) for name, each in layer.fixed.items()}
-        super().__init__(layer.type, LayerState(lengths, Use()), 0, fixed)
+        type = replace(layer.type, batch=len(lengths.values))
+        super().__init__(type, LayerState(lengths, Use()), 0, fixed)
         self.states = (*fixed.values(),)
         self._placed = layer.placed
         self._pages = pages
@@ -144,11 +152,16 @@ class CapturedLayer(CacheLayer):
 
 
 def still(
-    cache: Cache, counts: torch.Tensor, longest: int, tables: Mapping[object, torch.Tensor]
+    cache: Cache,
+    counts: torch.Tensor,
+    is_there: torch.Tensor,
+    longest: int,
+    tables: Mapping[object, torch.Tensor],
 ) -> tuple[CapturedLayer, ...]:
-    """The layers of a cache whose lengths are what `counts`, int32 [batch], holds when the work is done; `longest` bounds them. `tables`
-    are to be read in the place of its tables of pages, by their keys.
+    """The layers of a cache whose lengths are what `counts`, int32 [rows], holds when the work is done; `longest` bounds them. `tables`,
+    [rows, pages at most], are to be read in the place of its tables of pages, by their keys. There may be more rows than the cache has
+    sequences, where it has pages: `is_there` as for `DeviceLengths`.
     """
-    lengths = DeviceLengths((longest,) * cache.batch, counts.device)
+    lengths = DeviceLengths((longest,) * len(counts), is_there)
     lengths.remember("counts", lambda: counts)
     return tuple(CapturedLayer(layer, lengths, tables.get(layer.table_key)) for layer in cache)

@@ -63,8 +63,12 @@ class SequenceLengths:
             values = [n + seq if first <= i < first + count else n for i, n in enumerate(self.values)]
             found = self._memo[first, count, seq] = self.like(tuple(values))
             if "counts" in self._memo and count == len(values):
-                found._memo["counts"] = self.counts() + seq
+                found._memo["counts"] = self._shifted(seq)
         return found
+
+    def _shifted(self, seq: int) -> torch.Tensor:
+        """The counts with so many more tokens in each sequence."""
+        return self.counts() + seq
 
     def back(self, seq: int) -> SequenceLengths:
         """The lengths before the last `seq` tokens of each sequence."""
@@ -72,7 +76,7 @@ class SequenceLengths:
         def make() -> SequenceLengths:
             found = self.like(tuple(n - seq for n in self.values))
             if "counts" in self._memo:
-                found._memo["counts"] = self.counts() - seq
+                found._memo["counts"] = self._shifted(-seq)
             return found
 
         return self.remember(("back", seq), make)

@@ -126,6 +126,25 @@ def decode(batch: int, page_size: int | None, stored_as: str | None) -> None:
     assert all("attention_decode_kernel" in tape.names for tape in capturer.tapes)
 
 
+def pad() -> None:
+    """Batches of other sizes, and of other rows, in the rows of one graph: results and pages are those of calls that run as usual."""
+    one, other, _ = pair()
+    run = both(one, other, batch=8, max_seq=32, page_size=16)
+    for i in range(8):
+        run.map("rows", i)("prefill", tokens(1, 16 - i % 3))
+    found = one["decode"].graphs
+    for first, stop in ((0, 5), (0, 7), (0, 8), (2, 8), (1, 6), (0, 8)):
+        run.map("rows", first, stop)("decode", tokens(stop - first, 1))
+    assert found.replays == 5
+    assert len(found) == 1
+    pools = [cache.tables[0].pool for cache in run.caches]
+    assert all(map(torch.equal, pools[0].buffers, pools[1].buffers))  # a row that is nobody's writes nothing
+    run.map("rows", 0, 3)("decode", tokens(3, 1))
+    run.map("rows", 0, 4)("decode", tokens(4, 1))
+    assert found.replays == 6
+    assert len(found) == 2
+
+
 def chunks() -> None:
     """Several tokens at a time, behind sequences of different lengths."""
     one, other, capturer = pair()
@@ -200,7 +219,7 @@ def whole() -> None:
 def bake() -> None:
     """A cache that tells a graph on the host how many tokens it holds: the tape must show that this is wrong."""
 
-    def told(cache: Any, counts: torch.Tensor, longest: int, tables: Any) -> Any:
+    def told(cache: Any, counts: torch.Tensor, is_there: torch.Tensor, longest: int, tables: Any) -> Any:
         known = SequenceLengths((cache[0].lengths.values[0] - 1,) * cache.batch)
         with _disable_current_modes():  # or the tape would refuse it at once
             known.counts()

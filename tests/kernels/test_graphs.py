@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import pytest
-from graph_runs import bake, bound, chunks, decode, fail, live, refuse_when_full, wander, whole
+from graph_runs import bake, bound, chunks, decode, fail, live, pad, refuse_when_full, wander, whole
 
 
 @pytest.mark.parametrize(("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, 16, None)])
 def test_decode_steps_that_are_replayed_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
     interpreted(decode, batch, page_size, stored_as)
+
+
+def test_batches_of_other_sizes_are_replayed_in_the_rows_of_one_graph(interpreted):
+    interpreted(pad)
 
 
 def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):

@@ -2,8 +2,9 @@
 """Calls of a method that are captured once and replayed again: one launch for a decode step, and no Python of the method.
 
 A call is known by its key: shapes, dtypes and numbers of its arguments, where the tokens and states of its caches lie, and the length class
-of each (the power of two up to which their longest sequence goes). The first call with a key runs as usual, which compiles what has to be;
-the second is captured; from then on a call
+of each (the power of two up to which their longest sequence goes). Where a method computes for each sequence what it would for it alone, over
+caches with pages, a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty.
+The first call with a key runs as usual, which compiles what has to be; the second is captured; from then on a call
 
     reserves places in its caches on the host, which raises what there is to raise before anything runs,
     copies its tensors to where the graph reads them, and of lengths and tables of pages what is not there yet: a graph adds to its lengths,
@@ -18,7 +19,6 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from math import prod
 from threading import Lock
 from typing import Any
@@ -27,8 +27,10 @@ import torch
 
 from nnfront.backends.backend import After
 from nnfront.backends.cuda.attention import length_bucket
+from nnfront.backends.cuda.captured_call import Call, CapturedGraph, Padding
 from nnfront.backends.cuda.graph_capture import GraphCapture
 from nnfront.backends.cuda.graph_safety import ROWS
+from nnfront.backends.cuda.independent_rows import BATCHES, Rows, independent_rows
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
 from nnfront.state.cache import Cache
@@ -40,52 +42,6 @@ MAX_GRAPHS = 64
 SEEN = 256
 # Calls that run as usual after a capture that failed: it may have been for want of memory.
 REST = 100
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The arguments of a call, by slot."""
-
-    key: Hashable
-    tensors: dict[int, torch.Tensor]
-    caches: dict[int, Cache]
-    lengths: dict[int, SequenceLengths]
-
-
-@dataclass(slots=True)
-class _CapturedGraph:
-    """Where it reads tensors, how many tokens caches hold and tables of pages, what it writes, and the frame of all else that a result is
-    made of. `counted` and `tables_read` are what lies in counts and tables now.
-    """
-
-    tensors: dict[int, torch.Tensor]
-    counts: dict[int, torch.Tensor]
-    tables: dict[int, list[torch.Tensor]]
-    frame: Frame
-    made: torch.Tensor | None = None
-    replay: Callable[[], None] = lambda: None
-    counted: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    tables_read: dict[int, list[Hashable]] = field(default_factory=dict)
-
-    def fill(self, call: _Call) -> None:
-        """Copy what has changed since the last call to where the graph reads it."""
-        for slot, static in self.tensors.items():
-            static.copy_(call.tensors[slot], non_blocking=True)
-        for slot, static in self.counts.items():
-            found = call.lengths[slot]
-            if self.counted.get(slot) != found.values:
-                static.copy_(found.counts(), non_blocking=True)
-        for slot, statics in self.tables.items():
-            found_tables, read = call.caches[slot].page_tables(), self.tables_read.get(slot)
-            for i, (key, table) in enumerate(found_tables.items()):
-                if read is None or read[i] != key:
-                    statics[i].copy_(table, non_blocking=True)
-            self.tables_read[slot] = [*found_tables]
-
-    def grown(self, call: _Call, growth: dict[int, int]) -> None:
-        """Note what the graph has added to the lengths."""
-        for slot, count in growth.items():
-            self.counted[slot] = tuple(n + count for n in call.lengths[slot].values)
 
 
 class Graphs:
@@ -108,7 +64,10 @@ class Graphs:
         self._results = [*dict.fromkeys(program.result.leaves())] if after is None else []
         self._lock = Lock()
         self._loaded: weakref.ref[Any] | None = None
-        self._graphs: OrderedDict[Hashable, _CapturedGraph] = OrderedDict()
+        self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        # A sampler behind it has buffers for its own batch.
+        found = independent_rows(program) if after is None else ""
+        self._where = found if isinstance(found, Rows) else None
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
         self._rest = 0
@@ -163,33 +122,47 @@ class Graphs:
             found = result(frame)
             return found if self._after is None else self._after(found)
 
-    def _call_of(self, frame: Frame) -> _Call | None:
+    def _call_of(self, frame: Frame) -> Call | None:
         """Take the arguments from a frame; None for a call that is not to be captured."""
         tensors: dict[int, torch.Tensor] = {}
         caches: dict[int, Cache] = {}
         lengths: dict[int, SequenceLengths] = {}
-        key: list[Hashable] = []
+        padding = self._padding_of(frame)
+        key: list[Hashable] = [None if padding is None else padding.rows]
         for slot in self._slots:
             value = frame[slot]
             if isinstance(value, torch.Tensor):
                 if _rows(value) > ROWS:
                     return None
                 tensors[slot] = value
-                key += [value.shape, value.dtype]
+                key += [value.shape if padding is None else padding.padded(slot, value.shape), value.dtype]
             elif isinstance(value, Cache):
                 found = value[0].lengths if len(value) else None
                 if found is None or any(layer.lengths is not found for layer in value):
                     return None
                 caches[slot], lengths[slot] = value, found
                 key += [value.places, length_bucket(found.longest + 1)]
+                key += [value.batch] if padding is None else []
             elif isinstance(value, (int, float, bool)):
                 key += [type(value).__name__, value]
             else:
                 return None
-        return _Call(tuple(key), tensors, caches, lengths)
+        return Call(tuple(key), tensors, caches, lengths, padding)
+
+    def _padding_of(self, frame: Frame) -> Padding | None:
+        """How a call is padded; None for one that is captured for its own batch."""
+        if self._where is None:
+            return None
+        batch = frame[self._where.dim]
+        rows = next((rows for rows in BATCHES if rows >= batch), None) if batch else None
+        caches = [value for slot in self._slots if isinstance(value := frame[slot], Cache)]
+        has_pages = all(
+            layer.table_key is not None and not layer.fixed for cache in caches for layer in cache
+        )
+        return Padding(batch, rows, self._where) if rows is not None and has_pages else None
 
     def _replayed(
-        self, call: _Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
+        self, call: Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
     ) -> tuple[Frame, torch.Tensor | None] | None:
         """Replay the graph of a call, made now if there is none; None, with nothing done, if it cannot be made."""
         marks = [cache.mark() for cache in call.caches.values()]
@@ -215,8 +188,9 @@ class Graphs:
             # Memory is had before anything is written that could not be taken back.
             replayed, copies = graph.frame.copy(), []
             for slot in self._results:
-                if isinstance(replayed[slot], torch.Tensor):
-                    copies.append((replayed[slot], torch.empty_like(replayed[slot])))
+                if isinstance(written := replayed[slot], torch.Tensor):
+                    theirs = written if call.padding is None else call.padding.theirs(slot, written)
+                    copies.append((theirs, torch.empty_like(theirs)))
                     replayed[slot] = copies[-1][1]
             made = None if graph.made is None else torch.empty_like(graph.made)
             if graph.made is not None and made is not None:
@@ -229,18 +203,29 @@ class Graphs:
         return replayed, made
 
     def _captured(
-        self, call: _Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
-    ) -> _CapturedGraph | None:
+        self, call: Call, frame: Frame, growth: dict[int, int], result: Callable[[Frame], Any]
+    ) -> CapturedGraph | None:
         """Capture a call. Says once, as a warning, why it cannot be."""
-        given = frame.copy()
-        graph = _CapturedGraph(
+        given, padding = frame.copy(), call.padding
+        if padding is not None:
+            given[padding.where.dim] = padding.rows
+        graph = CapturedGraph(
             {
-                slot: torch.empty_like(t, memory_format=torch.contiguous_format)
+                # What a row that is nobody's holds is any token.
+                slot: t.new_zeros(t.shape if padding is None else padding.padded(slot, t.shape))
                 for slot, t in call.tensors.items()
             },
-            {slot: torch.empty_like(found.counts()) for slot, found in call.lengths.items()},
             {
-                slot: [torch.empty_like(t, memory_format=torch.contiguous_format) for t in tables]
+                slot: torch.zeros(
+                    2,
+                    padding.rows if padding else cache.batch,
+                    dtype=torch.int32,
+                    device=cache[0].lengths.device,
+                )
+                for slot, cache in call.caches.items()
+            },
+            {
+                slot: [t.new_empty(padding.rows if padding else len(t), t.shape[1]) for t in tables]
                 for slot, cache in call.caches.items()
                 if (tables := cache.page_tables().values())
             },
@@ -259,7 +244,8 @@ class Graphs:
             for slot, cache in call.caches.items():
                 longest = length_bucket(call.lengths[slot].longest + 1)
                 tables = dict(zip(cache.page_tables(), graph.tables.get(slot, ()), strict=True))
-                inside[slot] = still(cache, graph.counts[slot], longest - 1, tables)
+                counts, is_there = graph.counts[slot]
+                inside[slot] = still(cache, counts, is_there, longest - 1, tables)
                 layers += inside[slot]
             self._run(inside)
             if self._after is not None:
@@ -268,7 +254,8 @@ class Graphs:
                 graph.frame[slot] = inside[slot]
             self._write_states(graph, layers)
             for slot, count in growth.items():
-                graph.counts[slot].add_(count)
+                counts, is_there = graph.counts[slot]
+                counts.add_(is_there, alpha=count)
 
         try:
             graph.replay = self._capturer.capture(run)
@@ -287,7 +274,7 @@ class Graphs:
         self._rest, self.error = 0, ""
         return graph
 
-    def _write_states(self, graph: _CapturedGraph, layers: Sequence[CapturedLayer]) -> None:
+    def _write_states(self, graph: CapturedGraph, layers: Sequence[CapturedLayer]) -> None:
         """Write what is kept of whole sequences, when nothing reads what was there before."""
         states = [state for layer in layers for state in layer.states]
         places = {state.rows.untyped_storage().data_ptr() for state in states}
@@ -315,7 +302,7 @@ def _rows(value: torch.Tensor) -> int:
     return prod(value.shape[:-1] if value.is_floating_point() else value.shape)
 
 
-def _growth(call: _Call) -> dict[int, int] | None:
+def _growth(call: Call) -> dict[int, int] | None:
     """How many tokens a call has appended to each of its caches; None if that is not one number for all sequences and layers."""
     found: dict[int, int] = {}
     for slot, cache in call.caches.items():

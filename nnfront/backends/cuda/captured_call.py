@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call that may be captured, and what of it a graph reads and writes: memory that stays where it is, filled before each replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from nnfront.backends.cuda.independent_rows import Rows
+from nnfront.backends.device import sent
+from nnfront.runtime.execute import Frame
+from nnfront.state.cache import Cache
+from nnfront.state.lengths import SequenceLengths
+from nnfront.state.page_table import GONE
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of a call, by slot."""
+
+    key: Hashable
+    tensors: dict[int, torch.Tensor]
+    caches: dict[int, Cache]
+    lengths: dict[int, SequenceLengths]
+    padding: Padding | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """A batch of `batch` sequences in `rows` rows: tensors in the slots of `where` have them along axis 0."""
+
+    batch: int
+    rows: int
+    where: Rows
+
+    def padded(self, slot: int, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a tensor for all rows."""
+        return (shape[0] // self.batch * self.rows, *shape[1:]) if slot in self.where.tensors else (*shape,)
+
+    def theirs(self, slot: int, value: torch.Tensor) -> torch.Tensor:
+        """The part of a tensor that is the batch's."""
+        if slot not in self.where.tensors:
+            return value
+        return value.narrow(0, 0, value.shape[0] // self.rows * self.batch)
+
+
+@dataclass(slots=True)
+class CapturedGraph:
+    """Where it reads tensors, how many tokens caches hold and tables of pages, what it writes, and the frame of all else that a result is
+    made of. `counted` and `tables_read` are what lies in counts and tables now. `counts` are int32 [2, rows]: the second row says which of
+    them are sequences.
+    """
+
+    tensors: dict[int, torch.Tensor]
+    counts: dict[int, torch.Tensor]
+    tables: dict[int, list[torch.Tensor]]
+    frame: Frame
+    made: torch.Tensor | None = None
+    replay: Callable[[], None] = lambda: None
+    counted: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    tables_read: dict[int, list[tuple[Hashable, int]]] = field(default_factory=dict)
+
+    def fill(self, call: Call) -> None:
+        """Copy what has changed since the last call to where the graph reads it."""
+        for slot, static in self.tensors.items():
+            given = call.tensors[slot]
+            _head(static, given).copy_(given, non_blocking=True)
+        for slot, static in self.counts.items():
+            found = call.lengths[slot].values
+            if self.counted.get(slot) != found:
+                empty = (0,) * (static.shape[1] - len(found))
+                lengths = [(*found, *empty), (*(1 for _ in found), *empty)]
+                static.copy_(sent(lengths, torch.int32, static.device), non_blocking=True)
+        for slot, statics in self.tables.items():
+            found_tables, read = call.caches[slot].page_tables(), self.tables_read.get(slot)
+            keys = [(key, len(table)) for key, table in found_tables.items()]
+            for i, table in enumerate(found_tables.values()):
+                if read is None or read[i] != keys[i]:
+                    _head(statics[i], table).copy_(table, non_blocking=True)
+                    statics[i].narrow(0, len(table), len(statics[i]) - len(table)).fill_(GONE)
+            self.tables_read[slot] = keys
+
+    def grown(self, call: Call, growth: dict[int, int]) -> None:
+        """Note what the graph has added to the lengths."""
+        for slot, count in growth.items():
+            self.counted[slot] = tuple(n + count for n in call.lengths[slot].values)
+
+
+def _head(static: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that another one fills."""
+    return static if static.shape == given.shape else static.narrow(0, 0, len(given))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which methods may be given rows that are nobody's: those of which each instruction keeps to the rows of a sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from nnfront_models import llama, mamba2, qwen3_moe
+
+import nnfront as nn
+from nnfront import op
+from nnfront.backends.cuda.independent_rows import Rows, independent_rows
+
+CONFIG = dataclasses.replace(llama.TINY, dtype="bfloat16", head_dim=64, num_hidden_layers=1)
+
+
+def decode_of(model, config, quant=None, export_spec=llama.export_spec):
+    ir = model.export(export_spec(config))
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    return nn.compile(ir, target="cuda:sm_90").program.methods
+
+
+@pytest.mark.parametrize("quant", [None, "int8", "int4", "fp8"])
+def test_a_decode_step_keeps_to_the_rows_of_each_sequence(quant):
+    methods = decode_of(llama.build(CONFIG), CONFIG, quant)
+    found = independent_rows(methods["decode"])
+    assert isinstance(found, Rows)
+    slots = methods["decode"].slots
+    assert slots[found.dim].name == "batch"
+    assert {*methods["decode"].result.leaves()} <= found.tensors
+    # Of a row that is nobody's a prompt would be read where there is none.
+    assert "cache_positions at model may not keep" in str(independent_rows(methods["prefill"]))
+
+
+def test_experts_keep_to_rows_as_well():
+    config = dataclasses.replace(qwen3_moe.TINY, dtype="bfloat16", head_dim=64)
+    methods = decode_of(qwen3_moe.build(config), config, export_spec=qwen3_moe.export_spec)
+    assert isinstance(independent_rows(methods["decode"]), Rows)
+
+
+def test_states_of_whole_sequences_are_not_padded():
+    methods = decode_of(mamba2.build(mamba2.TINY), mamba2.TINY, export_spec=mamba2.export_spec)
+    assert "cache_read" in str(independent_rows(methods["decode"]))
+
+
+MIXED = {
+    "mean": lambda x: x - op.mean(x, axis=0, keepdims=True),
+    "all of them": lambda x: x / op.sum(x),
+    "order": lambda x: x + op.flip(x, axis=0),
+    "running sum": lambda x: op.cumsum(x, axis=0),
+    "how many": lambda x: x * op.astype(op.dim_value(x.shape[0]), "bfloat16"),
+    "one of them": lambda x: x + x[0],
+    "pairs": lambda x: op.matmul(op.reshape(x, [-1, 64]), op.permute_dims(op.reshape(x, [-1, 64])))[:, :1, None] * x,
+    "axes turned": lambda x: op.permute_dims(op.softmax(op.permute_dims(x, [1, 0, 2]), axis=1), [1, 0, 2]),
+    "shapes": lambda x: op.reshape(op.exp(op.reshape(x, [1, x.shape[0], 64])), [x.shape[0], 1, 64]),
+}  # fmt: skip
+
+
+def rows_beside(compute):
+    """Whether a decode step keeps to rows that computes something of its tokens besides."""
+
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            self.model = llama.build(CONFIG)
+
+        def decode(self, tokens, cache):
+            return compute(self.model.model.embed_tokens(tokens)), self.model.decode(tokens, cache)
+
+    spec = {"decode": llama.export_spec(CONFIG)["decode"]}
+    ir = nn.passes.lift_transform_params(Beside().export(spec), shared_transform=True)
+    return independent_rows(nn.compile(ir, target="cuda:sm_90").program.methods["decode"])
+
+
+@pytest.mark.parametrize("mixed", MIXED)
+def test_what_looks_at_other_sequences_is_found(mixed):
+    assert isinstance(rows_beside(MIXED[mixed]), str)
+
+
+def test_what_looks_at_its_own_sequence_alone_is_not_refused():
+    inside = rows_beside(
+        lambda x: (
+            op.softmax(op.permute_dims(x, [0, 2, 1]), axis=1) * op.full([x.shape[0], 1, 1], 2, "bfloat16")
+        )
+    )
+    assert isinstance(inside, Rows)
