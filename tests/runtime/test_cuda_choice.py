@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of cuBLAS and the Triton kernels a dense product on a GPU goes to."""
+"""Which of cuBLAS and the Triton kernels a product on a GPU goes to, planned on tensors without data, and that what is computed there is right."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from nnfront_kernels import quantized
+from nnfront_kernels.common import launched_by, planning_for
 
-from nnfront.backends.cuda.linear import takes_cublas
+from nnfront.backends.cuda import many_rows
+from nnfront.backends.cuda.many_rows import takes_cublas
 
 
 @pytest.mark.parametrize(
-    ("is_cuda", "rows", "has_end", "expected"),
+    ("is_gpu", "rows", "has_end", "expected"),
     [
         (True, 65, False, True),
         (True, 64, False, False),  # the kernel that splits K
@@ -17,5 +21,107 @@ from nnfront.backends.cuda.linear import takes_cublas
         (False, 4096, False, False),  # the interpreter is to run the kernels
     ],
 )
-def test_cublas_takes_plain_products_of_many_rows(is_cuda, rows, has_end, expected):
-    assert takes_cublas(is_cuda=is_cuda, rows=rows, has_end=has_end) is expected
+def test_cublas_takes_plain_products_of_many_rows(is_gpu, rows, has_end, expected):
+    assert takes_cublas(is_gpu=is_gpu, rows=rows, has_end=has_end) is expected
+
+
+def launched(arch: str, rows: int, n: int = 256, k: int = 128, **options) -> list[str]:
+    """The kernels that a product of so many rows launches on an architecture; cuBLAS is none of them."""
+    made: list[str] = []
+    for name in ("bias", "residual"):
+        if name in options:
+            shape = (n,) if name == "bias" else (rows, n)
+            options[name] = torch.empty(shape, dtype=options[name], device="meta")
+    x, w = (torch.empty(m, k, dtype=torch.bfloat16, device="meta") for m in (rows, n))
+    with planning_for(arch), launched_by(lambda plan: made.append(plan.kernel.__name__)):
+        y = many_rows.product(x, w, **options)
+    assert y.shape == (rows, n // 2 if options.get("gated") else n)
+    return made
+
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "options", "expected"),
+    [
+        ("sm_90", 64, {}, ["matmul_small_m_kernel"]),
+        ("sm_90", 65, {}, []),
+        ("sm_90", 65, {"bias": BF16}, []),
+        ("sm_90", 65, {"residual": BF16}, []),  # cuBLAS adds to it
+        ("sm_90", 65, {"residual": torch.float32}, ["matmul_tma_kernel"]),
+        ("sm_90", 65, {"residual": BF16, "bias": BF16}, ["matmul_tma_kernel"]),
+        ("sm_90", 65, {"gated": True, "activation": "silu"}, ["matmul_tma_kernel"]),
+        ("sm_100", 65, {"gated": True, "activation": "silu"}, ["matmul_tma_kernel"]),
+        ("sm_80", 65, {"gated": True, "activation": "silu"}, ["matmul_kernel"]),
+        ("sm_90", 65, {"gated": True, "activation": "silu", "k": 132}, ["matmul_kernel"]),
+        ("sm_90", 65, {"gated": True, "activation": "silu", "n": 248}, ["matmul_kernel"]),
+        ("sm_90", 4, {"gated": True, "activation": "silu"}, ["matmul_small_m_kernel"]),
+    ],
+)
+def test_a_product_goes_where_its_rows_and_its_end_say(arch, rows, options, expected):
+    assert launched(arch, rows, **options) == expected
+
+
+def test_a_residual_is_added_before_the_only_rounding(monkeypatch):
+    monkeypatch.setattr(many_rows, "on_gpu", lambda x: True)
+    x, w, r = (torch.randn(*s).bfloat16() for s in ((65, 96), (80, 96), (65, 80)))
+    found = many_rows.product(x, w, residual=r)
+    exact = x.double() @ w.double().t() + r.double()
+    assert (
+        torch.equal(found, exact.bfloat16())
+        or (found.double() - exact).abs().max() <= 2**-8 * exact.abs().max()
+    )
+    assert found.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("zero_points", [False, True])
+def test_int4_is_unpacked_as_it_is_defined(group, zero_points):
+    w = torch.randn(24, 256)
+    packed, scales, zeros = quantized.quantize_int4(w, group, zero_points=zero_points, dtype=torch.bfloat16)
+    found = many_rows.unpacked("matmul_int4", torch.bfloat16, packed, scales, zeros)
+    assert torch.equal(found, quantized.dequantize_int4(packed, scales, zeros, group).bfloat16())
+
+
+@pytest.mark.parametrize("group", [0, 32, 128])
+def test_int8_is_unpacked_as_it_is_defined(group):
+    codes, scales = quantized.quantize_int8(torch.randn(24, 256), group, torch.bfloat16)
+    found = many_rows.unpacked("matmul_int8", torch.bfloat16, codes, scales, None)
+    assert torch.equal(found, quantized.dequantize_int8(codes, scales).bfloat16())
+
+
+def test_weights_in_few_bits_are_unpacked_for_so_many_rows_that_tiles_would_wait_for_it():
+    def x(rows: int, device: str = "meta") -> torch.Tensor:
+        return torch.empty(rows, 8, device=device)
+
+    assert [many_rows.unpacks("matmul_int8", x(rows)) for rows in (511, 512)] == [False, True]
+    assert [many_rows.unpacks("matmul_int4", x(rows)) for rows in (1023, 1024)] == [False, True]
+    assert not many_rows.unpacks("matmul_int8", x(512, "cpu"))
+
+
+def test_products_in_float8_of_many_rows_are_those_of_the_scaled_codes():
+    x, w = torch.randn(80, 64), torch.randn(32, 64)
+    (codes, x_scales), (weight, scales) = (quantized.quantize_fp8(part, 1, 64) for part in (x, w))
+    bias = torch.randn(32).bfloat16()
+    found = many_rows.scaled(codes, weight, x_scales, scales, bias)
+    dense = [quantized.dequantize_fp8(*part, 1, 64) for part in ((codes, x_scales), (weight, scales))]
+    expected = dense[0] @ dense[1].t() + bias.float()
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).abs().max() <= 2**-7 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("arch", "rows", "dtype", "k", "expected"),
+    [
+        ("sm_90", 65, torch.bfloat16, 64, True),
+        ("sm_90", 64, torch.bfloat16, 64, False),
+        ("sm_90", 65, torch.float16, 64, False),  # scales by row give bfloat16 alone
+        ("sm_90", 65, torch.bfloat16, 72, False),
+        ("sm_80", 65, torch.bfloat16, 64, False),
+    ],
+)
+def test_scaled_products_go_to_torch_where_it_has_them(arch, rows, dtype, k, expected):
+    x, codes = (torch.empty(rows, k, dtype=each, device="meta") for each in (dtype, torch.float8_e4m3fn))
+    with planning_for(arch):
+        assert many_rows.takes_scaled(x, codes, torch.empty(32, k, device="meta"), None) is expected

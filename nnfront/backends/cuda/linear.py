@@ -2,7 +2,7 @@
 """Linear layers and experts on CUDA: launches of `nnfront_kernels`.
 
 Whether a kernel takes a call is the kernel's own `accepts`, asked for the weight's sizes and the target's architecture. How many rows there
-are is known on a call only: then the kernel for few rows is taken, that for many, or cuBLAS. All of them run in Triton's interpreter as well
+are is known on a call only: `many_rows` takes the kernel for few rows, one for many, or cuBLAS. All of them run in Triton's interpreter as well
 (TRITON_INTERPRET=1), on tensors on the CPU.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.linear import as_linear
+from nnfront.backends.cuda import many_rows
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.ir import TensorType
@@ -219,18 +220,6 @@ _FLOAT8 = "activations rounded to float8 on the device, a scale for each row; sc
 _DECODED = "activations rounded to float8, a scale for each row; codes decoded in registers and multiplied as float16"
 
 
-# Rows up to which the kernel that splits K is taken; it takes no more.
-SMALL_BATCH = 64
-
-
-def takes_cublas(*, is_cuda: bool, rows: int, has_end: bool) -> bool:
-    """Whether a dense product goes to cuBLAS (torch's `linear`): for many rows, where a bias is all that comes after it.
-
-    No measurement says yet where the Triton kernel is the faster one; where it saves a pass over the result it is taken all the same.
-    """
-    return is_cuda and rows > SMALL_BATCH and not has_end
-
-
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """x as a matrix whose rows have adjacent elements."""
     return _adjacent(x.reshape(-1, x.shape[-1]))
@@ -255,11 +244,8 @@ def _epilogue(run: Run) -> dict[str, Any]:
 
 
 def _added(x: torch.Tensor, residual: torch.Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The kernel's options with a residual, in rows: the sum is of the wider dtype of the two, as elsewhere."""
-    if residual is None:
-        return options
-    dtype = torch.promote_types(options.get("out_dtype", x.dtype), residual.dtype)
-    return {**options, "residual": _rows(residual), "out_dtype": dtype}
+    """The kernel's options with a residual, in rows."""
+    return many_rows.added(x, None if residual is None else _rows(residual), options)
 
 
 def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -268,7 +254,7 @@ def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _product(run: Run) -> Callable[..., Any]:
-    few, many, options = kernel_module("matmul_small_m"), kernel_module("matmul"), _epilogue(run)
+    options = _epilogue(run)
 
     def triton_product(
         x: torch.Tensor,
@@ -277,31 +263,24 @@ def _product(run: Run) -> Callable[..., Any]:
         scale: None,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        rows = _rows(x)
-        if takes_cublas(
-            is_cuda=x.is_cuda or x.is_meta, rows=len(rows), has_end=bool(options) or residual is not None
-        ):
-            return _like(x, torch.nn.functional.linear(rows, weight, bias))
-        kernel = few if len(rows) <= SMALL_BATCH and x.dtype != torch.float32 else many
-        return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, **_added(x, residual, options)))
+        more = {} if residual is None else {"residual": _rows(residual)}
+        return _like(x, many_rows.product(_rows(x), _adjacent(weight), bias=bias, **more, **options))
 
     return triton_product
 
 
 def _gated(run: Run) -> Callable[..., Any]:
-    few, many, options = kernel_module("matmul_small_m"), kernel_module("matmul"), _epilogue(run)
+    options = _epilogue(run)
 
     def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        rows = _rows(x)
-        kernel = few if len(rows) <= SMALL_BATCH and x.dtype != torch.float32 else many
-        return _like(x, kernel.launch(rows, _adjacent(weight), bias=bias, gated=True, **options))
+        return _like(x, many_rows.product(_rows(x), _adjacent(weight), bias=bias, gated=True, **options))
 
     return triton_gated
 
 
 def _quantized(name: str) -> Bind:
     def make(run: Run) -> Callable[..., Any]:
-        kernel, options = kernel_module(name), {**_epilogue(run), "gated": run.op in GATED}
+        kernel, options, gated = kernel_module(name), _epilogue(run), run.op in GATED
 
         def triton_quantized(
             x: torch.Tensor,
@@ -312,8 +291,13 @@ def _quantized(name: str) -> Bind:
             scale: None = None,
             residual: torch.Tensor | None = None,
         ) -> torch.Tensor:
+            rows, more = _rows(x), {} if residual is None else {"residual": _rows(residual)}
+            if many_rows.unpacks(name, rows):
+                dense = many_rows.unpacked(name, x.dtype, weight, scales, zeros)
+                return _like(x, many_rows.product(rows, dense, bias=bias, gated=gated, **more, **options))
             stored = (weight, scales) if zeros is None else (weight, scales, zeros)
-            return _like(x, kernel.launch(_rows(x), *stored, bias=bias, **_added(x, residual, options)))
+            more = many_rows.added(x, more.get("residual"), options)
+            return _like(x, kernel.launch(rows, *stored, bias=bias, gated=gated, **more))
 
         return triton_quantized
 
@@ -322,6 +306,7 @@ def _quantized(name: str) -> Bind:
 
 def _fp8(run: Run) -> Callable[..., Any]:
     kernel, rounding, options = kernel_module("matmul_fp8"), kernel_module("quantize_fp8"), _epilogue(run)
+    plain = not options and run.op not in GATED
     options["gated"] = run.op in GATED
 
     def triton_fp8(
@@ -334,6 +319,9 @@ def _fp8(run: Run) -> Callable[..., Any]:
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
         codes, x_scales = rounding.launch(_rows(x))
+        if plain and many_rows.takes_scaled(x, codes, weight, bias):
+            y = _like(x, many_rows.scaled(codes, weight, x_scales, scales, bias))
+            return y if residual is None else y + residual
         more = {"out_dtype": x.dtype, **_added(x, residual, options)}
         return _like(x, kernel.launch(codes, weight, x_scales, scales, bias=bias, **more))
 

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products whose weight is dense, or made dense for the call: by how many rows there are, and by what comes after them.
+
+    up to 64 rows       the kernel that splits K
+    more                cuBLAS where nothing or a bias comes after, or a residual of x's dtype, which it adds to before it rounds
+    another end, gated  tiles that the copy engine moves, on GPUs that have one and where each row begins at 16 bytes; else tiles of pointers
+
+Weights in few bits are unpacked by each tile that reads them: for so many rows that tiles wait for that, once for the call is less work, though
+it writes the weight and reads it back. From how many rows on is arithmetic, not measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nnfront.backends.cuda.kernel_package import kernel_module
+
+# Rows up to which the kernel that splits K is taken; it takes no more.
+SMALL_BATCH = 64
+# Rows from which on weights are unpacked once; of int4 torch does it in several passes.
+UNPACKED = {"matmul_int8": 512, "matmul_int4": 1024}
+
+
+def on_gpu(x: torch.Tensor) -> bool:
+    """Whether this runs on a GPU, or is planned for one; in the interpreter kernels are to run, not what stands in for them."""
+    return x.is_cuda or x.is_meta
+
+
+def takes_cublas(*, is_gpu: bool, rows: int, has_end: bool) -> bool:
+    """Whether a dense product goes to cuBLAS: for many rows, where nothing comes after that it does not do itself.
+
+    No measurement says yet where the Triton kernel is the faster one; where it saves a pass over the result it is taken all the same.
+    """
+    return is_gpu and rows > SMALL_BATCH and not has_end
+
+
+def product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    gated: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """x [rows, K], weight [N, K] of one dtype, residual [rows, N]; options as for the kernels' `launch`."""
+    adds = residual is not None and bias is None and residual.dtype == x.dtype
+    has_end = gated or bool(options) or not (residual is None or adds)
+    if takes_cublas(is_gpu=on_gpu(x), rows=len(x), has_end=has_end):
+        if residual is None:
+            return torch.nn.functional.linear(x, weight, bias)
+        return torch.addmm(residual, x, weight.t())
+    return _kernel(x, weight, residual, gated, options).launch(  # type: ignore[no-any-return]
+        x, weight, bias=bias, **({"gated": True} if gated else {}), **added(x, residual, options)
+    )
+
+
+def added(x: torch.Tensor, residual: torch.Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
+    """A kernel's options with a residual: the sum is of the wider dtype of the two, as elsewhere."""
+    if residual is None:
+        return options
+    dtype = torch.promote_types(options.get("out_dtype", x.dtype), residual.dtype)
+    return {**options, "residual": residual, "out_dtype": dtype}
+
+
+def _kernel(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    residual: torch.Tensor | None,
+    gated: bool,
+    options: dict[str, Any],
+) -> Any:
+    """The kernel for a dense product."""
+    if len(x) <= SMALL_BATCH and x.dtype != torch.float32:
+        return kernel_module("matmul_small_m")
+    tma, common = kernel_module("matmul_tma"), kernel_module("common")
+    columns, out = len(weight) // (2 if gated else 1), added(x, residual, options).get("out_dtype", x.dtype)
+    begins = [columns * out.itemsize % 16]
+    begins += [_rows_begin(part) for part in (x, weight, residual) if part is not None]
+    dtype = common.dtype_name(x)
+    if on_gpu(x) and dtype in tma.DTYPES and common.arch_of(x.device) in tma.CONFIGS and not any(begins):
+        return tma
+    return kernel_module("matmul")
+
+
+def _rows_begin(matrix: torch.Tensor) -> int:
+    """0 if each row begins at a multiple of 16 bytes, as the copy engine wants it."""
+    return (matrix.data_ptr() | (matrix.stride(0) * matrix.element_size() if len(matrix) > 1 else 0)) % 16
+
+
+def unpacks(kernel: str, x: torch.Tensor) -> bool:
+    """Whether a weight in few bits is unpacked once for all rows of x."""
+    return on_gpu(x) and len(x) >= UNPACKED[kernel]
+
+
+def unpacked(
+    kernel: str, dtype: torch.dtype, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
+) -> torch.Tensor:
+    """The weight [N, K] that int8 or packed int4 elements stand for, scales [K // group, N], in a dtype of 16 bits: rounded once."""
+    if kernel == "matmul_int8":
+        groups = weight.unflatten(1, (len(scales), -1))
+        return torch.mul(groups, scales.to(dtype).t()[:, :, None]).flatten(1)
+    half = weight.shape[1] // len(scales)
+    made = weight.new_empty(len(weight), len(scales), 2, half, dtype=dtype)
+    stored = weight.unflatten(1, (len(scales), half))
+    by = scales.to(dtype).t()[:, :, None, None, None]
+    offset = 8 if zeros is None else zeros.t().to(torch.int8)[:, :, None]
+    for place, nibbles in zip(made.unbind(2), (stored & 15, stored >> 4), strict=True):
+        # Of four neighbours the second and the third have changed places.
+        quads = nibbles.view(torch.int8).sub_(offset).unflatten(2, (-1, 2, 2)).transpose(3, 4)
+        torch.mul(quads, by, out=place.unflatten(2, (-1, 2, 2)))
+    return made.flatten(1)
+
+
+def takes_scaled(
+    x: torch.Tensor, codes: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> bool:
+    """Whether a product in float8 goes to torch's kernel with scales by row: of many rows, to bfloat16, in multiples of 16, where tensor
+    cores multiply float8.
+    """
+    arch = kernel_module("common").arch_of(x.device) if on_gpu(x) else ""
+    aligned = not (codes.shape[1] % 16 or len(weight) % 16)
+    ends = bias is None or bias.dtype == torch.bfloat16
+    many = len(codes) > SMALL_BATCH and arch in kernel_module("matmul_fp8").NATIVE
+    return many and x.dtype == torch.bfloat16 and aligned and ends
+
+
+def scaled(
+    codes: torch.Tensor,
+    weight: torch.Tensor,
+    x_scales: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """The product of float8 codes [rows, K] and [N, K] with a scale for each of their rows, in bfloat16."""
+    return torch._scaled_mm(
+        codes,
+        weight.t(),
+        scale_a=x_scales,
+        scale_b=scales.t().contiguous(),
+        bias=bias,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=False,
+    )
