@@ -105,6 +105,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
             "SiLU",
             "Sigmoid",
             "Softmax",
+            "StackedExperts",
             "Tanh",
             "Tensor",
             "USUALLY_DIVIDED",

@@ -19,7 +19,7 @@ from nnfront import op, spec
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
-    divided: ClassVar = nn.USUALLY_DIVIDED
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "mamba_n_heads", "mamba_n_groups")
     model_types: ClassVar = {"bamba": {}}
     only: ClassVar = {"hidden_act": ("silu", "swish")}
     unused: ClassVar = {
@@ -49,6 +49,12 @@ class Config(nn.DecoderConfig):
     mamba_proj_bias: bool = False
     time_step_limit: Any = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.mamba_d_head, str):
+            size = self.mamba_expand * self.hidden_size // self.mamba_n_heads
+            object.__setattr__(self, "mamba_d_head", size)
+
     def attends(self, layer: int) -> bool:
         """Whether a layer is one of attention."""
         return layer in (self.attn_layer_indices or ())
@@ -61,7 +67,6 @@ class Config(nn.DecoderConfig):
     @property
     def sizes(self) -> nn.Mamba2Sizes:
         heads, size = self.mamba_n_heads, self.mamba_d_head
-        size = self.mamba_expand * self.hidden_size // heads if isinstance(size, str) else size
         return nn.Mamba2Sizes(heads, size, self.mamba_n_groups, self.mamba_d_state, self.mamba_d_conv)
 
 

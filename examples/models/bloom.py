@@ -22,6 +22,7 @@ PREFIXES = {"": "transformer."}  # the first checkpoints hold the decoder alone
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"bloom": {}}
     aliases: ClassVar = {
         "n_embed": "hidden_size",
@@ -50,21 +51,27 @@ class Config(nn.DecoderConfig):
 
     vocab_size: int = 250880
     hidden_size: int = 64
+    intermediate_size: int | None = None
     num_hidden_layers: int = 2
     num_attention_heads: int = 8
     layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = True
     apply_residual_connection_post_layernorm: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.intermediate_size is None:
+            object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
+
 
 class BloomAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
-        d, h = config.hidden_size, config.num_attention_heads
-        self.query_key_value = nn.Linear(d, 3 * d)
-        self.dense = nn.Linear(d, d)
+        d, h, k = config.hidden_size, config.num_attention_heads, config.head_size
+        self.query_key_value = nn.Linear(d, 3 * h * k)
+        self.dense = nn.Linear(h * k, d)
         self.weight = nn.part_by_part(self.query_key_value.weight, h)
         self.bias = nn.part_by_part(self.query_key_value.bias, h)
-        self.head_size, self.splits = config.head_size, (d, 2 * d)
+        self.head_size, self.splits = k, (h * k, 2 * h * k)
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
         parts = op.split(op.linear(x_BSD, self.weight, self.bias), self.splits, -1)
@@ -81,7 +88,7 @@ class BloomBlock(nn.Module):
         self.input_layernorm = nn.LayerNorm(d, config.layer_norm_epsilon)
         self.self_attention = BloomAttention(config)
         self.post_attention_layernorm = nn.LayerNorm(d, config.layer_norm_epsilon)
-        self.mlp = nn.MLP(d, 4 * d, "gelu_pytorch_tanh", names=names)
+        self.mlp = nn.MLP(d, config.intermediate_size, "gelu_pytorch_tanh", names=names)
         self.adds_norms = config.apply_residual_connection_post_layernorm
 
     def forward(self, x_BSD: nn.Tensor, alibi_1H1T: nn.Tensor, cache: nn.CacheLayer | None) -> nn.Tensor:

@@ -7,8 +7,9 @@ these are rotated; heads are not normalised.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import nnfront as nn
 
@@ -17,6 +18,7 @@ import nnfront as nn
 class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"cohere2": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     unused: ClassVar = {
@@ -43,9 +45,10 @@ class Config(nn.WindowedConfig):
     logit_scale: float = 0.0625
     sliding_window_pattern: int = 4
 
-    @property
-    def head_size(self) -> int:
-        return self.hidden_size // self.num_attention_heads  # as transformers has it, whatever head_dim says
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+        """Read a config.json; heads are as large as transformers has them, whatever head_dim says."""
+        return super().from_hf({key: value for key, value in config.items() if key != "head_dim"})
 
     def is_sliding(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern != 0

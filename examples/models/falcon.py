@@ -20,6 +20,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "num_kv_heads", "ffn_hidden_size")
     model_types: ClassVar = {"falcon": {}}
     aliases: ClassVar = {
         "n_head": "num_attention_heads",
@@ -46,6 +47,11 @@ class Config(nn.DecoderConfig):
     parallel_attn: bool = True
     num_ln_in_parallel_attn: int | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ffn_hidden_size is None:
+            object.__setattr__(self, "ffn_hidden_size", 4 * self.hidden_size)
+
     @property
     def kv_heads(self) -> int:
         if self.multi_query and not self.new_decoder_architecture:
@@ -63,7 +69,9 @@ class FalconAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
         d, h, g, k = config.hidden_size, config.num_attention_heads, config.kv_heads, config.head_size
         self.query_key_value = nn.Linear(d, (h + 2 * g) * k, config.bias)
-        self.dense = nn.Linear(d, d, config.bias)
+        self.dense = nn.Linear(h * k, d, config.bias)
+        if config.multi_query and not config.new_decoder_architecture:
+            nn.joined((h * k, k, k), self.query_key_value.weight, self.query_key_value.bias)
         # Stored group by group: its heads of q, its key, its value.
         groups, self.biases = (g, h // g + 2, k), None
         self.weights = self.by_kind(op.reshape(self.query_key_value.weight, (*groups, d)))
@@ -95,9 +103,12 @@ class FalconAttention(nn.Attention):
 class FalconDecoderLayer(nn.Module):
     def __init__(self, config: Config) -> None:
         self.self_attention = FalconAttention(config)
-        inner = config.ffn_hidden_size or 4 * config.hidden_size
         self.mlp = nn.MLP(
-            config.hidden_size, inner, config.activation, config.bias, ("dense_h_to_4h", "dense_4h_to_h")
+            config.hidden_size,
+            config.ffn_hidden_size,
+            config.activation,
+            config.bias,
+            ("dense_h_to_4h", "dense_4h_to_h"),
         )
         self.num_norms = config.num_norms
         if self.num_norms == 2:

@@ -20,7 +20,7 @@ from nnfront import op, spec
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
-    divided: ClassVar = nn.USUALLY_DIVIDED
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "mamba_n_heads", "mamba_n_groups")
     model_types: ClassVar = {"falcon_h1": {}}
     only: ClassVar = {"hidden_act": ("silu", "swish"), "mamba_use_mlp": (True,)}
     unused: ClassVar = {
@@ -65,6 +65,12 @@ class Config(nn.DecoderConfig):
     ssm_in_multiplier: float = 1.0
     ssm_out_multiplier: float = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.mamba_d_head, str):
+            inner = self.mamba_expand * self.hidden_size if self.mamba_d_ssm is None else self.mamba_d_ssm
+            object.__setattr__(self, "mamba_d_head", inner // self.mamba_n_heads)
+
     @property
     def limits(self) -> tuple[float, float]:
         """Of the steps."""
@@ -72,10 +78,8 @@ class Config(nn.DecoderConfig):
 
     @property
     def sizes(self) -> nn.Mamba2Sizes:
-        inner = self.mamba_expand * self.hidden_size if self.mamba_d_ssm is None else self.mamba_d_ssm
-        size = inner // self.mamba_n_heads if isinstance(self.mamba_d_head, str) else self.mamba_d_head
         return nn.Mamba2Sizes(
-            self.mamba_n_heads, size, self.mamba_n_groups, self.mamba_d_state, self.mamba_d_conv
+            self.mamba_n_heads, self.mamba_d_head, self.mamba_n_groups, self.mamba_d_state, self.mamba_d_conv
         )
 
 

@@ -22,6 +22,7 @@ IGNORED = ("*.attn.attention.bias", "*.attn.attention.masked_bias")  # masks
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"gpt_neo": {}}
     aliases: ClassVar = {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"}
     lacks: ClassVar = {"gpt_neo": (*nn.ROPE_KEYS, "head_dim", "num_key_value_heads")}
@@ -52,6 +53,11 @@ class Config(nn.DecoderConfig):
     attention_types: tuple[Any, ...] = ([["global", "local"], 12],)
     attention_layers: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.intermediate_size is None:
+            object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
+
     def window(self, layer: int) -> int | None:
         types = [kind for kinds, count in self.attention_types for _ in range(count) for kind in kinds]
         return self.window_size if (self.attention_layers or types)[layer] == "local" else None
@@ -61,11 +67,11 @@ class NeoSelfAttention(nn.Attention):
     scale = 1.0
 
     def __init__(self, config: Config, window: int | None) -> None:
-        d = config.hidden_size
-        self.k_proj = nn.Linear(d, d, bias=False)
-        self.v_proj = nn.Linear(d, d, bias=False)
-        self.q_proj = nn.Linear(d, d, bias=False)
-        self.out_proj = nn.Linear(d, d)
+        d, inner = config.hidden_size, config.num_attention_heads * config.head_size
+        self.k_proj = nn.Linear(d, inner, bias=False)
+        self.v_proj = nn.Linear(d, inner, bias=False)
+        self.q_proj = nn.Linear(d, inner, bias=False)
+        self.out_proj = nn.Linear(inner, d)
         self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj)
         self.head_size, self.window = config.head_size, window
 
@@ -86,8 +92,9 @@ class NeoBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn = NeoAttention(config, index)
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.mlp = nn.MLP(config.hidden_size, inner, config.activation_function, names=("c_fc", "c_proj"))
+        self.mlp = nn.MLP(
+            config.hidden_size, config.intermediate_size, config.activation_function, names=("c_fc", "c_proj")
+        )
 
     def forward(self, x_BSD: nn.Tensor, cache: nn.CacheLayer | None) -> nn.Tensor:
         x_BSD = x_BSD + self.attn(self.ln_1(x_BSD), None, cache)

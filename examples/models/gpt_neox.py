@@ -27,6 +27,7 @@ PREFIXES = {"lm_head.": "embed_out."}  # transformers' name of the head in memor
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"gpt_neox": {}}
     aliases: ClassVar = {"rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     lacks: ClassVar = {"gpt_neox": ("head_dim", "num_key_value_heads")}
@@ -53,11 +54,11 @@ class NeoXAttention(nn.Attention):
             config.head_size,
             config.attention_bias,
         )
-        self.query_key_value = nn.Linear(d, 3 * d, bias)
-        self.dense = nn.Linear(d, d, bias)
+        self.query_key_value = nn.Linear(d, 3 * h * k, bias)
+        self.dense = nn.Linear(h * k, d, bias)
         self.weight = nn.part_by_part(self.query_key_value.weight, h)
         self.bias = nn.part_by_part(self.query_key_value.bias, h) if bias else None
-        self.head_size, self.splits = k, (d, 2 * d)
+        self.head_size, self.splits = k, (h * k, 2 * h * k)
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
         parts = op.split(op.linear(x_BSD, self.weight, self.bias), self.splits, -1)

@@ -20,6 +20,7 @@ from nnfront import op
 class Config(nn.WindowedConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = ("num_attention_heads", "num_key_value_heads", "vocab_size")
     model_types: ClassVar = {"gpt_oss": {}}
     aliases: ClassVar = {
         "num_experts": "num_local_experts",
@@ -68,7 +69,7 @@ class GptOssAttention(nn.Attention):
         self.sinks = nn.Parameter([config.num_attention_heads])
 
 
-class GptOssExperts(nn.Module):
+class GptOssExperts(nn.StackedExperts):
     def __init__(self, config: Config) -> None:
         e, d, i = config.num_local_experts, config.hidden_size, config.intermediate_size
         self.gate_up_proj, self.gate_up_proj_bias = nn.Parameter([e, d, 2 * i]), nn.Parameter([e, 2 * i])

@@ -22,6 +22,7 @@ IGNORED = ("*.attn.bias", "*.attn.masked_bias")  # masks
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"gptj": {}}
     aliases: ClassVar = {
         "n_embd": "hidden_size",
@@ -56,14 +57,19 @@ class Config(nn.DecoderConfig):
     layer_norm_epsilon: float = 1e-5
     rotary_dim: int = 64
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.intermediate_size is None:
+            object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
+
 
 class GPTJAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
-        d = config.hidden_size
-        self.k_proj = nn.Linear(d, d, bias=False)
-        self.v_proj = nn.Linear(d, d, bias=False)
-        self.q_proj = nn.Linear(d, d, bias=False)
-        self.out_proj = nn.Linear(d, d, bias=False)
+        d, inner = config.hidden_size, config.num_attention_heads * config.head_size
+        self.k_proj = nn.Linear(d, inner, bias=False)
+        self.v_proj = nn.Linear(d, inner, bias=False)
+        self.q_proj = nn.Linear(d, inner, bias=False)
+        self.out_proj = nn.Linear(inner, d, bias=False)
         order = nn.pairs_as_halves(config.head_size, config.rotary_dim)
         self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj, orders=(order, order))
         self.head_size = config.head_size
@@ -76,8 +82,12 @@ class GPTJBlock(nn.Module):
     def __init__(self, config: Config) -> None:
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn = GPTJAttention(config)
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.mlp = nn.MLP(config.hidden_size, inner, config.activation_function, names=("fc_in", "fc_out"))
+        self.mlp = nn.MLP(
+            config.hidden_size,
+            config.intermediate_size,
+            config.activation_function,
+            names=("fc_in", "fc_out"),
+        )
 
     def forward(self, x_BSD: nn.Tensor, rope: nn.Rotation, cache: nn.CacheLayer | None) -> nn.Tensor:
         y_BSD = self.ln_1(x_BSD)

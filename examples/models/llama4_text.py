@@ -19,6 +19,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = (*nn.USUALLY_DIVIDED, "intermediate_size_mlp")
     model_types: ClassVar = {"llama4_text": {}}
     aliases: ClassVar = {"num_experts": "num_local_experts"}
     only: ClassVar = {
@@ -106,7 +107,7 @@ class Llama4TextAttention(nn.Attention):
         return self.o_proj(op.merge_heads(y_BSHK))
 
 
-class Llama4TextExperts(nn.Module):
+class Llama4TextExperts(nn.StackedExperts):
     def __init__(self, config: Config) -> None:
         e, d, i = config.num_local_experts, config.hidden_size, config.intermediate_size
         self.gate_up_proj, self.down_proj = nn.Parameter([e, d, 2 * i]), nn.Parameter([e, i, d])

@@ -19,6 +19,7 @@ from nnfront import op, spec
 class Config(nn.Config):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = ("num_heads", "n_groups", "vocab_size")
     model_types: ClassVar = {"mamba2": {}}
     only: ClassVar = {"hidden_act": ("silu", "swish")}
     unused: ClassVar = {

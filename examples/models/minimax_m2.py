@@ -20,6 +20,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = ("num_attention_heads", "num_key_value_heads", "vocab_size")
     model_types: ClassVar = {"minimax_m2": {}}
     aliases: ClassVar = {"num_experts": "num_local_experts"}
     only: ClassVar = {

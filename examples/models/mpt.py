@@ -22,6 +22,7 @@ _ATTENTION = {"alibi": True, "attn_type": "multihead_attention", "prefix_lm": Fa
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"mpt": {}}
     aliases: ClassVar = {
         "d_model": "hidden_size",
@@ -42,6 +43,7 @@ class Config(nn.DecoderConfig):
 
     vocab_size: int = 50368
     hidden_size: int = 2048
+    intermediate_size: int | None = None
     num_hidden_layers: int = 24
     num_attention_heads: int = 16
     layer_norm_epsilon: float = 1e-5
@@ -50,6 +52,8 @@ class Config(nn.DecoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.intermediate_size is None:
+            object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
         for key, value in _ATTENTION.items():
             if self.attn_config.get(key, value) != value:
                 raise nn.errors.LoadError(
@@ -59,11 +63,12 @@ class Config(nn.DecoderConfig):
 
 class MptAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
-        d = config.hidden_size
-        self.Wqkv = nn.Linear(d, 3 * d, bias=False)
-        self.out_proj = nn.Linear(d, d, bias=False)
+        d, inner = config.hidden_size, config.num_attention_heads * config.head_size
+        self.Wqkv = nn.Linear(d, 3 * inner, bias=False)
+        nn.joined((inner, inner, inner), self.Wqkv.weight)
+        self.out_proj = nn.Linear(inner, d, bias=False)
         self.clip, self.scale = config.attn_config.get("clip_qkv"), config.attn_config.get("softmax_scale")
-        self.head_size, self.splits = config.head_size, (d, 2 * d)
+        self.head_size, self.splits = config.head_size, (inner, 2 * inner)
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
         qkv = self.Wqkv(x_BSD)
@@ -81,7 +86,7 @@ class MptBlock(nn.Module):
         self.norm_1 = nn.LayerNorm(d, eps, bias=False)
         self.attn = MptAttention(config)
         self.norm_2 = nn.LayerNorm(d, eps, bias=False)
-        self.ffn = nn.MLP(d, 4 * d, "gelu", bias=False)
+        self.ffn = nn.MLP(d, config.intermediate_size, "gelu", bias=False)
 
     def forward(self, x_BSD: nn.Tensor, alibi_1H1T: nn.Tensor, cache: nn.CacheLayer | None) -> nn.Tensor:
         x_BSD = x_BSD + self.attn(self.norm_1(x_BSD), alibi_1H1T, cache)

@@ -24,6 +24,12 @@ KINDS |= {"mamba": "linear_attention", "attention": "full_attention"}  # in olde
 class Config(nn.Config):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = (
+        *nn.USUALLY_DIVIDED,
+        "mamba_num_heads",
+        "n_groups",
+        "moe_shared_expert_intermediate_size",
+    )
     model_types: ClassVar = {"nemotron_h": {}}
     aliases: ClassVar = {
         "layer_types": "layers_block_type",
@@ -126,16 +132,16 @@ class NemotronHMLP(nn.Module):
         return self.down_proj(self.activation(self.up_proj(x_BSD)))
 
 
-class NemotronHExperts(nn.ModuleList):
+class NemotronHExperts(nn.Experts):
     def __init__(self, config: Config, size: int) -> None:
         inner, act = config.moe_intermediate_size, config.mlp_hidden_act
-        super().__init__([NemotronHMLP(size, inner, act, False) for _ in range(config.n_routed_experts)])
-        self.up_weight = op.stack([each.up_proj.weight for each in self], 0)
-        self.down_weight = op.stack([each.down_proj.weight for each in self], 0)
+        self.items_ = [NemotronHMLP(size, inner, act, False) for _ in range(config.n_routed_experts)]
+        self.gate_up_weight = op.stack([each.up_proj.weight for each in self.items_], 0)
+        self.down_weight = op.stack([each.down_proj.weight for each in self.items_], 0)
         self.activation = nn.EXPERT_ACTIVATIONS[act]
 
     def forward(self, x_TD: nn.Tensor, chosen_TC: nn.Tensor, weights_TC: nn.Tensor) -> nn.Tensor:
-        up, down, act = self.up_weight, self.down_weight, self.activation
+        up, down, act = self.gate_up_weight, self.down_weight, self.activation
         return op.moe_mlp(x_TD, up, down, chosen_TC, weights_TC, activation=act, gated=False)
 
 

@@ -19,6 +19,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = ("num_attention_heads", "num_key_value_heads", "vocab_size")
     model_types: ClassVar = {"olmoe": {}}
     aliases: ClassVar = {"num_local_experts": "num_experts"}
     only: ClassVar = {"hidden_act": nn.EXPERT_ACTIVATIONS}

@@ -22,6 +22,7 @@ PREFIXES = {"decoder.": "model.decoder."}  # some checkpoints hold the decoder a
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"opt": {}}
     aliases: ClassVar = {"ffn_dim": "intermediate_size"}
     lacks: ClassVar = {"opt": (*nn.ROPE_KEYS, "head_dim", "num_key_value_heads")}
@@ -44,11 +45,11 @@ class Config(nn.DecoderConfig):
 
 class OPTAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
-        d, bias = config.hidden_size, config.enable_bias
-        self.k_proj = nn.Linear(d, d, bias)
-        self.v_proj = nn.Linear(d, d, bias)
-        self.q_proj = nn.Linear(d, d, bias)
-        self.out_proj = nn.Linear(d, d, bias)
+        d, inner, bias = config.hidden_size, config.num_attention_heads * config.head_size, config.enable_bias
+        self.k_proj = nn.Linear(d, inner, bias)
+        self.v_proj = nn.Linear(d, inner, bias)
+        self.q_proj = nn.Linear(d, inner, bias)
+        self.out_proj = nn.Linear(inner, d, bias)
         self.qkv = nn.Fused(self.q_proj, self.k_proj, self.v_proj)
         self.head_size = config.head_size
 

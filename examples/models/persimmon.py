@@ -20,6 +20,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"persimmon": {}}
     lacks: ClassVar = {"persimmon": ("head_dim", "num_key_value_heads")}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
@@ -38,13 +39,13 @@ class Config(nn.DecoderConfig):
 class PersimmonAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
         d, h, k, eps = config.hidden_size, config.num_attention_heads, config.head_size, config.layer_norm_eps
-        self.query_key_value = nn.Linear(d, 3 * d)
-        self.dense = nn.Linear(d, d)
+        self.query_key_value = nn.Linear(d, 3 * h * k)
+        self.dense = nn.Linear(h * k, d)
         self.q_layernorm = nn.LayerNorm(k, eps) if config.qk_layernorm else nn.Identity()
         self.k_layernorm = nn.LayerNorm(k, eps) if config.qk_layernorm else nn.Identity()
         self.weight = nn.part_by_part(self.query_key_value.weight, h)
         self.bias = nn.part_by_part(self.query_key_value.bias, h)
-        self.head_size, self.splits = k, (d, 2 * d)
+        self.head_size, self.splits = k, (h * k, 2 * h * k)
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
         parts = op.split(op.linear(x_BSD, self.weight, self.bias), self.splits, -1)

@@ -20,6 +20,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"phi3": {}}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}
     unused: ClassVar = {"attention_bias": "transformers has none", "embd_layer": "how it was trained"}
@@ -42,6 +43,7 @@ class Phi3Attention(nn.Attention):
         d, k = config.hidden_size, config.head_size
         q, kv = config.num_attention_heads * k, config.kv_heads * k
         self.qkv_proj = nn.Linear(d, q + 2 * kv, bias=False)
+        nn.joined((q, kv, kv), self.qkv_proj.weight)
         self.o_proj = nn.Linear(q, d, bias=False)
         self.head_size, self.window, self.splits = k, config.sliding_window, (q, q + kv)
 

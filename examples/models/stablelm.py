@@ -20,6 +20,7 @@ from nnfront import op
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
+    divided: ClassVar = nn.USUALLY_DIVIDED
     model_types: ClassVar = {"stablelm": {}}
     lacks: ClassVar = {"stablelm": ("head_dim",)}
     only: ClassVar = {"hidden_act": nn.ACTIVATIONS}

@@ -37,7 +37,14 @@ from nnfront.nn.encoder_decoder import (
     cross_attention,
     encoder_decoder_spec,
 )
-from nnfront.nn.experts import EXPERT_ACTIVATIONS, Experts, MixtureOfExperts, Router, top_experts
+from nnfront.nn.experts import (
+    EXPERT_ACTIVATIONS,
+    Experts,
+    MixtureOfExperts,
+    Router,
+    StackedExperts,
+    top_experts,
+)
 from nnfront.nn.gated import GatedAttention, GatedRMSNorm
 from nnfront.nn.latent_attention import LatentAttention
 from nnfront.nn.layers import (
@@ -142,6 +149,7 @@ __all__ = [
     "SiLU",
     "Sigmoid",
     "Softmax",
+    "StackedExperts",
     "Tanh",
     "Tensor",
     "WindowedConfig",

@@ -93,7 +93,7 @@ USUALLY_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_s
 """What ranks divide of most decoders, for `Config.divided`."""
 ROUNDED = frozenset({"vocab_size"})
 """Fields that ranks divide with a remainder: the last one fills up with zeros."""
-REPEATED = frozenset({"num_key_value_heads"})
+REPEATED = frozenset({"num_key_value_heads", "n_groups", "mamba_n_groups"})
 """Fields of which several ranks may have the same one."""
 
 _UNUSED = frozenset(key for keys in UNUSED.values() for key in keys)
@@ -170,10 +170,11 @@ class Config:
                 details=problems,
                 help=f"take a number of ranks that divides {'it' if len(problems) == 1 else 'them'}",
             )
-        if "head_dim" in {f.name for f in fields(cast(Any, self))}:
-            shares["head_dim"] = cast(Any, self).head_size  # which is else made of what is divided
+        own = getattr(self, "head_size", None)
+        if own is not None and "head_dim" in {f.name for f in fields(cast(Any, self))}:
+            shares["head_dim"] = own  # which is else made of what is divided
         share = replace(cast(Any, self), **shares)
-        sizes = [getattr(each, "head_size", None) for each in (self, share)]
+        sizes = [own, getattr(share, "head_size", None)]
         if sizes[0] != sizes[1]:
             raise LoadError(
                 f"the model does not divide among {world} ranks",

@@ -59,12 +59,38 @@ class Experts(Container):
         self.gate_up_weight = op.stack([each.gate_up_weight for each in self.items_], 0)
         self.down_weight = op.stack([getattr(each, names[2]).weight for each in self.items_], 0)
 
+    @property
+    def count(self) -> int:
+        """How many experts there are."""
+        return len(self.items_)
+
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
         y: Tensor = op.moe_mlp(
             x, self.gate_up_weight, self.down_weight, experts, weights, activation=self.activation
         )
         return y
+
+
+class StackedExperts(Module):
+    """Experts whose matrices a checkpoint has as stacks: the first axis of each of the module's own parameters counts experts.
+
+    `forward` takes what that of `Experts` does; ranks that divide a model cut the stacks between experts.
+    """
+
+    @property
+    def stacks(self) -> dict[str, Parameter]:
+        """The parameters by name."""
+        return {name: each for name, each in vars(self).items() if isinstance(each, Parameter)}
+
+    @property
+    def count(self) -> int:
+        """How many experts there are."""
+        return int(next(iter(self.stacks.values())).shape[0])
+
+    def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
+        raise NotImplementedError
 
 
 @names_place

@@ -34,8 +34,13 @@ class GatedRMSNorm(Module):
             apart = op.reshape(wide, (*x.shape[:-1], self.groups, x.shape[-1] // self.groups))
             wide = op.reshape(op.rms_norm(apart, None, -1, self.epsilon), x.shape) * self.weight
         else:
-            wide = op.rms_norm(wide, self.weight, -1, self.epsilon)
+            wide = self.normed(wide)
         y: Tensor = op.astype(wide if self.gate_first else wide * factor, x.dtype)
+        return y
+
+    def normed(self, x: Tensor) -> Tensor:
+        """All features as one group, in float32: [..., size] to the same."""
+        y: Tensor = op.rms_norm(x, self.weight, -1, self.epsilon)
         return y
 
 

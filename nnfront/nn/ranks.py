@@ -22,7 +22,8 @@ from typing import Any, Literal, TypeAlias
 from nnfront.dims import Size
 from nnfront.errors import SpecError
 from nnfront.ir import TensorType, type_text
-from nnfront.nn.experts import Experts
+from nnfront.nn.alibi import ALiBi
+from nnfront.nn.experts import Experts, StackedExperts
 from nnfront.nn.functional import op
 from nnfront.nn.gated import GatedRMSNorm
 from nnfront.nn.layers import Embedding, GroupNorm, LayerNorm, Linear, RMSNorm
@@ -120,14 +121,25 @@ class RankEmbedding(Embedding):
         return found
 
 
-class RankExperts(Experts):
+class RankExperts(Module):
     """A rank's experts of all; ranks add up what theirs give."""
 
-    def __init__(self, whole: Experts, rank: Parameter, world: int) -> None:
-        vars(self).update(vars(whole))
-        self.first, self.world = op.multiply(rank, len(whole.items_) // world), world
-        self.gate_up_weight = op.shard(whole.gate_up_weight, rank, 0, world)
-        self.down_weight = op.shard(whole.down_weight, rank, 0, world)
+    first: Tensor
+    world: int
+
+    @staticmethod
+    def of(whole: Experts | StackedExperts, rank: Parameter, world: int) -> RankExperts:
+        """Return it for experts of any class, which says what is computed with them."""
+        kind = type(f"Rank{type(whole).__name__}", (RankExperts, type(whole)), {})
+        made: RankExperts = object.__new__(kind)
+        vars(made).update({**vars(whole), "first": op.multiply(rank, whole.count // world), "world": world})
+        if isinstance(whole, Experts):  # stored one by one: each goes to one rank as it is
+            for name in ("gate_up_weight", "down_weight"):
+                setattr(made, name, op.shard(getattr(whole, name), rank, 0, world))
+        else:
+            for name, stack in whole.stacks.items():
+                setattr(made, name, Parameter([whole.count // world, *stack.shape[1:]], stack.dtype))
+        return made
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
@@ -135,11 +147,52 @@ class RankExperts(Experts):
         return y
 
 
+class RankRMSNorm(RMSNorm):
+    """The norm over features of which a rank has a part: ranks add up the means of their squares. weight and bias [part of hidden_size]."""
+
+    def __init__(self, part: RMSNorm, world: int) -> None:
+        vars(self).update(vars(part))
+        self.world = world
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The shape stays."""
+        weight = self.weight if self.factor is None else self.factor
+        y = op.multiply(_over_all(op.astype(x, "float32"), self.epsilon, self.world), weight)
+        return op.astype(y if self.bias is None else op.add(y, self.bias), x.dtype)
+
+
+class RankGatedRMSNorm(GatedRMSNorm):
+    """As `RankRMSNorm`, with a gate. weight [part of size]."""
+
+    def __init__(self, part: GatedRMSNorm, world: int) -> None:
+        vars(self).update(vars(part))
+        self.world = world
+
+    def normed(self, x: Tensor) -> Tensor:
+        y: Tensor = op.multiply(_over_all(x, self.epsilon, self.world), self.weight)
+        return y
+
+
+def _over_all(x: Tensor, epsilon: float, world: int) -> Tensor:
+    """x by the root of the mean square of all ranks' features."""
+    mine = op.mean(op.square(x), -1, keepdims=True)
+    all_ = op.multiply(op.all_reduce(mine, world), 1 / world)
+    y: Tensor = op.multiply(x, op.rsqrt(op.add(all_, epsilon)))
+    return y
+
+
+class RankALiBi(ALiBi):
+    """The slopes of a rank's heads."""
+
+    def __init__(self, whole: ALiBi, rank: Parameter, world: int) -> None:
+        self.slopes = op.shard(whole.slopes, rank, 0, world)
+
+
 def divide(part: Module, whole: Module, world: int) -> tuple[Module, Plan]:
     """Return the model that each of `world` ranks computes, and what becomes of each weight.
 
     part: the model as it is built with what a rank has of heads, features and vocabulary; whole: as the checkpoint has it. Both are used up.
-    Raises SpecError where this is not the same computation: for a norm over features that ranks divide, for sizes that do not divide.
+    Raises SpecError where this is not the same computation: for a layer norm over features that ranks divide, for sizes that do not divide.
     """
     if RANK in dict(whole.named_parameters()):
         raise SpecError(
@@ -153,6 +206,12 @@ def divide(part: Module, whole: Module, world: int) -> tuple[Module, Plan]:
     vars(model).update({RANK: rank, **own})  # the first under its name: formulas of others read it
     weights = {}
     stored = dict(whole.named_parameters())
+    if missing := stored.keys() - dict(model.named_parameters()).keys():
+        raise SpecError(
+            f"{min(missing)} is in no rank's part of the model",
+            details=[f"ranks would lack {len(missing)} weights"] if len(missing) > 1 else [],
+            help="build the same modules for fewer heads: nnfront.divide compares them by their names",
+        )
     for name, parameter in model.named_parameters():
         if parameter is not rank:
             weights[name] = dividing.planned(name, parameter, stored[name])
@@ -168,8 +227,16 @@ class _Dividing(Mutator):
         whole = self.whole.get(name)
         assert whole is not None, f"{name} is in the part of a rank only"
         match node, whole:
-            case Experts(), Experts():
+            case ((Experts() | StackedExperts()), (Experts() | StackedExperts())):
                 return self.experts(name, whole)
+            case ALiBi(), ALiBi() if len(node.slopes) != len(whole.slopes):
+                return RankALiBi(whole, self.rank, self.world)
+            case RMSNorm(), RMSNorm() if _normalised(node) != _normalised(whole):
+                return RankRMSNorm(node, self.world)
+            case GatedRMSNorm(), GatedRMSNorm() if whole.groups == 1 and _normalised(node) != _normalised(
+                whole
+            ):
+                return RankGatedRMSNorm(node, self.world)
             case Embedding(), Embedding() if node.num != whole.num:
                 self.styles[name] = "vocabulary"
                 return RankEmbedding.of(node, self.rank, self.world)
@@ -181,9 +248,7 @@ class _Dividing(Mutator):
             ):
                 self.styles[name] = "vocabulary"
                 return GatheredLinear(node, whole.out_features, self.world)
-            case ((RMSNorm() | LayerNorm() | GroupNorm() | GatedRMSNorm()), _) if _normalised(
-                node
-            ) != _normalised(whole):
+            case ((LayerNorm() | GroupNorm() | GatedRMSNorm()), _) if _normalised(node) != _normalised(whole):
                 raise SpecError(
                     f"{name} normalises over features that ranks divide among them",
                     details=[
@@ -193,12 +258,11 @@ class _Dividing(Mutator):
                 )
         return super().visit_module(name, node)
 
-    def experts(self, name: str, whole: Experts) -> Module:
-        count = len(whole.items_)
-        if count % self.world:
-            raise SpecError(f"{name}: {count} experts do not divide among {self.world} ranks")
+    def experts(self, name: str, whole: Experts | StackedExperts) -> Module:
+        if whole.count % self.world:
+            raise SpecError(f"{name}: {whole.count} experts do not divide among {self.world} ranks")
         self.styles[name] = "expert"
-        return RankExperts(whole, self.rank, self.world)
+        return RankExperts.of(whole, self.rank, self.world)
 
     def planned(self, name: str, part: Parameter, whole: Parameter) -> PlannedWeight:
         """What becomes of a weight, by what it is in both models."""

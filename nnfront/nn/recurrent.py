@@ -94,6 +94,9 @@ class Mamba2Mixer(Module):
     ) -> None:
         self.in_proj = Linear(size, sizes.inner + sizes.channels + sizes.heads, bias)
         self.conv1d = CausalConv(sizes.channels, sizes.width, conv_bias)
+        mixed = sizes.inner, sizes.groups * sizes.states, sizes.groups * sizes.states
+        joined((sizes.inner, *mixed, sizes.heads), self.in_proj.weight, self.in_proj.bias)
+        joined(mixed, self.conv1d.weight, self.conv1d.bias)
         self.dt_bias, self.A_log, self.D = (Parameter([sizes.heads]) for _ in range(3))
         self.norm: Module = GatedRMSNorm(sizes.inner, epsilon, sizes.groups)
         self.out_proj = Linear(sizes.inner, size, bias if out_bias is None else out_bias)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import nnfront as nn
 from nnfront.errors import LoadError, SpecError
 from nnfront.llm.model_files import find_architecture, known_architectures
+from nnfront.nn.ranks import RankRMSNorm
 
 DIVIDED = [
     name for name in known_architectures() if getattr(find_architecture(name).file.Config, "divided", ())
@@ -28,10 +31,24 @@ STYLES = {"colwise": {"column", "vocabulary"}, "rowwise": {"row", "vocabulary"}}
 def sizes_of(name: str) -> dict[str, Any]:
     given = json.loads((CONFIGS / f"{name}.json").read_text())
     sizes = {**given.get("sizes", SIZES), **next(iter(given["configs"].values()))}
+    sizes |= {"qk_layernorm": False} if name == "stablelm" else {}  # a norm for each head is refused
     return sizes | {key: 6 for key in ("num_experts", "num_local_experts") if key in sizes}
 
 
-ALWAYS = ("deepseek_v3", "gemma2", "llama", "mixtral", "phi", "qwen2_moe", "qwen3_next")
+ALWAYS = (
+    "bloom",
+    "deepseek_v3",
+    "gemma2",
+    "gpt_oss",
+    "llama",
+    "mamba2",
+    "mixtral",
+    "olmo2",
+    "phi",
+    "phi3",
+    "qwen2_moe",
+    "qwen3_next",
+)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,7 @@ class Normed(nn.Module):
 
     def __init__(self, size: int) -> None:
         self.up = nn.Linear(8, size, bias=False)
-        self.norm = nn.RMSNorm(size, bias=False)
+        self.norm = nn.LayerNorm(size)
 
 
 class Raw(nn.Module):
@@ -149,7 +166,7 @@ def test_explain_counts_what_ranks_send(tmp_path: Path) -> None:
 
 def test_a_weight_of_several_matrices_that_nobody_named_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     architecture = find_architecture("phi3")
-    monkeypatch.setattr(architecture.file.Config, "divided", nn.USUALLY_DIVIDED)
+    monkeypatch.setattr(nn, "joined", lambda sizes, *parameters: None)
     with pytest.raises(SpecError) as error:
         architecture.export(architecture.file.TINY, ranks=2)
     assert error.value.what == (
@@ -159,10 +176,57 @@ def test_a_weight_of_several_matrices_that_nobody_named_is_refused(monkeypatch: 
     assert error.value.help == "say what it holds: nnfront.joined(sizes, weight)"
 
 
-def test_heads_that_grow_where_there_are_fewer_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = find_architecture("cohere2").file.TINY
-    monkeypatch.setattr(type(config), "divided", nn.USUALLY_DIVIDED)
+@dataclass(frozen=True)
+class OfHeads(nn.DecoderConfig):
+    """Its heads are as large as their number makes them."""
+
+    divided: ClassVar = nn.USUALLY_DIVIDED
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+
+def test_heads_that_grow_where_there_are_fewer_are_refused() -> None:
     with pytest.raises(LoadError) as error:
-        config.of_ranks(2)
-    size = config.head_size
-    assert error.value.details == (f"head_size is {size}, and {2 * size} where heads are divided",)
+        OfHeads().of_ranks(2)
+    assert error.value.details == ("head_size is 128, and 256 where heads are divided",)
+
+
+def test_weights_that_no_rank_would_have_are_refused() -> None:
+    architecture = find_architecture("stablelm")
+    config = dataclasses.replace(architecture.file.TINY, qk_layernorm=True, num_hidden_layers=1)
+    with pytest.raises(SpecError) as error:
+        architecture.divided(config, 2)
+    assert str(error.value) == (
+        "model.layers.0.self_attn.k_layernorm.norms.1.weight is in no rank's part of the model\n"
+        "  ranks would lack 3 weights\n"
+        "  help: build the same modules for fewer heads: nnfront.divide compares them by their names"
+    )
+
+
+@pytest.mark.parametrize(("offset", "bias"), [(0.0, False), (1.0, True)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_of_all_ranks_features_is_torch_s(
+    offset: float, bias: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    weights = {name: torch.randn(12) for name in (["weight", "bias"] if bias else ["weight"])}
+    x = torch.randn(5, 12).to(getattr(torch, dtype))
+    wide = x.double()
+    expected = wide * (wide.square().mean(-1, keepdim=True) + 1e-3).rsqrt()
+    expected = expected * (weights["weight"] + offset) + weights.get("bias", 0.0)
+    threads = Threads(3, monkeypatch)
+
+    def one(rank: int) -> torch.Tensor:
+        norm = RankRMSNorm(nn.RMSNorm(4, -1, 1e-3, bias, "float32", offset), 3)
+        ir = norm.export({"forward": {"x": nn.spec.Tensor(["n", 4], dtype)}})
+        mine = slice(4 * rank, 4 * rank + 4)
+        session = nn.compile(ir).load({name: value[mine] for name, value in weights.items()})
+        return session["forward"](x[:, mine])
+
+    found = torch.cat(threads.run(one), 1)
+    assert found.dtype == x.dtype
+    torch.testing.assert_close(
+        found.double(), expected, rtol=1e-5 if dtype == "float32" else 2**-7, atol=1e-5
+    )
