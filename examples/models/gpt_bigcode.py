@@ -70,6 +70,11 @@ class Config(nn.DecoderConfig):
     scale_attn_weights: bool = True
     multi_query: bool = True
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.intermediate_size is None:
+            object.__setattr__(self, "intermediate_size", 4 * self.hidden_size)
+
     @property
     def kv_heads(self) -> int:
         return 1 if self.multi_query else self.num_attention_heads
@@ -78,13 +83,15 @@ class Config(nn.DecoderConfig):
 class BigCodeAttention(nn.Attention):
     def __init__(self, config: Config) -> None:
         d, h, k = config.hidden_size, config.num_attention_heads, config.head_size
-        kv = config.kv_heads * k
-        self.c_attn = nn.Linear(d, d + 2 * kv)
-        self.c_proj = nn.Linear(d, d)
+        inner, kv = h * k, config.kv_heads * k
+        self.c_attn = nn.Linear(d, inner + 2 * kv)
+        self.c_proj = nn.Linear(inner, d)
+        if config.multi_query:
+            nn.joined((inner, kv, kv), self.c_attn.weight, self.c_attn.bias)
         self.ordered = None
         if not config.multi_query:  # stored head by head: q, k and v of the first, of the second ...
             self.ordered = [nn.part_by_part(x, h) for x in (self.c_attn.weight, self.c_attn.bias)]
-        self.head_size, self.splits = k, (d, d + kv)
+        self.head_size, self.splits = k, (inner, inner + kv)
         self.scale = k**-0.5 if config.scale_attn_weights else 1.0
 
     def project(self, x_BSD: nn.Tensor) -> tuple[nn.Tensor, nn.Tensor, nn.Tensor]:
@@ -102,8 +109,9 @@ class BigCodeBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
         self.attn = BigCodeAttention(config)
         self.ln_2 = nn.LayerNorm(config.hidden_size, config.layer_norm_epsilon)
-        inner = config.intermediate_size or 4 * config.hidden_size
-        self.mlp = nn.MLP(config.hidden_size, inner, config.activation_function, names=("c_fc", "c_proj"))
+        self.mlp = nn.MLP(
+            config.hidden_size, config.intermediate_size, config.activation_function, names=("c_fc", "c_proj")
+        )
 
     def forward(self, x_BSD: nn.Tensor, cache: nn.CacheLayer | None) -> nn.Tensor:
         x_BSD = x_BSD + self.attn(self.ln_1(x_BSD), None, cache)

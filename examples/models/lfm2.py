@@ -19,7 +19,7 @@ from nnfront import op, spec
 class Config(nn.DecoderConfig):
     """The fields of config.json that matter, under its own names."""
 
-    divided: ClassVar = nn.USUALLY_DIVIDED
+    divided: ClassVar = ("num_attention_heads", "num_key_value_heads", "inner", "vocab_size")
     model_types: ClassVar = {"lfm2": {}}
     aliases: ClassVar = {"block_ff_dim": "intermediate_size", "tie_embedding": "tie_word_embeddings"}
     only: ClassVar = {"layer_types": ("conv", "full_attention")}
@@ -52,6 +52,13 @@ class Config(nn.DecoderConfig):
     block_auto_adjust_ff_dim: bool = True
     full_attn_idxs: tuple[int, ...] | None = None
     layer_types: tuple[str, ...] | None = None
+    inner: int | None = None
+    """Features inside a feed-forward layer: what config.json says, rounded."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner is None:
+            object.__setattr__(self, "inner", self.rounded_inner())
 
     def attends(self, layer: int) -> bool:
         """Whether a layer is one of attention."""
@@ -59,9 +66,8 @@ class Config(nn.DecoderConfig):
             return self.layer_types[layer] != "conv"
         return self.full_attn_idxs is None or layer in self.full_attn_idxs
 
-    @property
-    def inner(self) -> int:
-        """Features inside a feed-forward layer."""
+    def rounded_inner(self) -> int:
+        """Of `intermediate_size`, which is two thirds too large where it is adjusted."""
         if not self.block_auto_adjust_ff_dim:
             return self.intermediate_size
         size, step = int(2 * self.intermediate_size / 3), self.block_multiple_of

@@ -294,6 +294,12 @@ class _Dividing(Mutator):
                 details=[f"a rank would have {type_text(part.type)} of {type_text(whole.type)}"],
             )
         is_even = [parts for _, parts in blocks] == [self.world]
+        if style == "row" and not is_even:
+            raise SpecError(
+                f"{name} takes features of which several ranks have the same, and they would be added up more than once",
+                details=[f"a rank has {type_text(part.type)} of {type_text(whole.type)}"],
+                help=f"let a rank have one of {self.world} parts of them",
+            )
         return PlannedWeight(
             style or "column", whole.type, part.type, axes[0], None if is_even else tuple(blocks)
         )

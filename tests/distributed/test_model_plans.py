@@ -230,3 +230,16 @@ def test_a_norm_of_all_ranks_features_is_torch_s(
     torch.testing.assert_close(
         found.double(), expected, rtol=1e-5 if dtype == "float32" else 2**-7, atol=1e-5
     )
+
+
+def test_features_that_several_ranks_have_are_not_added_up() -> None:
+    class Rounded(nn.Module):
+        def __init__(self, size: int) -> None:
+            self.up, self.down = nn.Linear(8, size, bias=False), nn.Linear(size, 8, bias=False)
+
+    with pytest.raises(SpecError) as error:
+        nn.divide(Rounded(16), Rounded(32), 4)
+    assert str(error.value) == (
+        "down.weight takes features of which several ranks have the same, and they would be added up more than once\n"
+        "  a rank has float32[8, 16] of float32[8, 32]\n  help: let a rank have one of 4 parts of them"
+    )
