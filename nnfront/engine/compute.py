@@ -60,7 +60,7 @@ class Compute:
         Raises RunError where it does not fit into memory, or the model cannot have one with pages.
         """
         self.session, self.decode_rows, self._ranks = session, decode_rows, ranks
-        self._has_adapters, self._hidden = has_adapters, hidden
+        self._has_adapters, self.gives_hidden = has_adapters, hidden
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
 
@@ -103,12 +103,12 @@ class Compute:
 
     def _call(self, method: str, sequences: Sequence[int], tokens: list[list[int]], rows: Cache) -> Computed:
         began = time.perf_counter()
-        compute = self.session[WITH_HIDDEN[method] if self._hidden else method]
+        compute = self.session[WITH_HIDDEN[method] if self.gives_hidden else method]
         device = self.session.device
         chosen = [*map(self.pool.adapter, sequences)] if self._has_adapters else None
         more = [] if chosen is None else [torch.tensor(chosen, dtype=torch.int32, device=device)]
         result = compute(torch.tensor(tokens, device=device), rows, *more)
-        logits, hidden = result if self._hidden else (result, None)
+        logits, hidden = result if self.gives_hidden else (result, None)
         seconds = time.perf_counter() - began
         wanted = logits[:, -1:] if method == "prefill" else logits
         return Computed(sequences, wanted.cpu().numpy(), seconds, hidden)

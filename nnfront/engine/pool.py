@@ -43,9 +43,17 @@ class Pool:
     """
 
     def __init__(
-        self, session: Session, limits: Limits, stored_as: str | None = None, given: Cache | None = None
+        self,
+        session: Session,
+        limits: Limits,
+        stored_as: str | None = None,
+        given: Cache | None = None,
+        *,
+        argument: str | None = None,
     ) -> None:
+        """`argument`: of the methods that take the cache; that of the texts themselves unless another is named."""
         self._session, self._limits, self._stored_as, self._given = session, limits, stored_as, given
+        self._argument = argument or text_cache(session)
         self.reset()
 
     def reset(self) -> None:
@@ -64,7 +72,7 @@ class Pool:
             self._given.reset()
             return
         self._cache = self._session.make_cache(
-            text_cache(self._session),
+            self._argument,
             batch=batch,
             max_seq=limits.max_model_len,
             pages=limits.pages + 1,  # the filler's

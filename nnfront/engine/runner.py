@@ -13,7 +13,7 @@ import torch
 
 from nnfront.engine.compute import DECODE_ROWS, Compute, Work
 from nnfront.engine.draw import Draw, Logprobs, Row
-from nnfront.engine.multi_token import MultiTokenHead
+from nnfront.engine.multi_token import Heads, MultiTokenHead, Wish
 from nnfront.engine.schedule import Scheduler, Sequence, Step
 from nnfront.engine.speculate import MOST_GUESSED, Clock, Guesser, Pay
 from nnfront.errors import RunError
@@ -42,7 +42,7 @@ class Answer:
     sequence: Sequence
     draw: Draw
     ends: frozenset[int]
-    guesser: Guesser | None = None
+    guesser: Guesser | MultiTokenHead | None = None
     pay: Pay = field(default_factory=Pay)
 
 
@@ -66,6 +66,7 @@ class Runner:
         self._agreed = agreed or (lambda guesses: guesses)
         self._clock = Clock()
         self._guessing = 0.0
+        self._heads = self._new_heads()
 
     @property
     def guesses(self) -> bool:
@@ -92,6 +93,7 @@ class Runner:
         self.scheduler = Scheduler(before.limits, shares=before.shares, snapshots=before.snapshots)
         self.scheduler.waiting = before.waiting
         self.pool.reset()
+        self._heads = self._new_heads()
         return [self.answers.pop(s.arrival) for s in before.running if s.arrival in self.answers]
 
     def plan(self) -> Step:
@@ -117,6 +119,12 @@ class Runner:
         with self._lock:
             self.scheduler.finish(answer.sequence)
             del self.answers[answer.sequence.arrival]
+        if self._heads is not None:
+            self._heads.end(answer.sequence.arrival)
+
+    def _new_heads(self) -> Heads | None:
+        compute = self.compute
+        return Heads(compute.session, self.scheduler.limits) if compute.gives_hidden else None
 
     def _guess(self) -> None:
         """Say which tokens may come behind those that are computed next: as many of each sequence, so that one call computes them."""
@@ -127,22 +135,33 @@ class Runner:
         if most < 1:
             return
         began = time.perf_counter()
-        found = self._agreed([self._guess_of(answer, most) for answer in answers])
+        found = self._agreed(self._guesses_of(answers, most))
         self._guessing = time.perf_counter() - began
         width = max(map(len, found))
         for answer, guess in zip(answers, found, strict=True):
             answer.sequence.drafts = guess + [0] * (width - len(guess))
 
-    def _guess_of(self, answer: Answer, most: int) -> list[int]:
-        sequence = answer.sequence
-        drawn = sequence.tokens[sequence.computed + 1 :][:most]  # already, and not computed
-        left = most - len(drawn)
-        if not left:
-            return drawn
-        guess = answer.draw.forced(left)
-        if not guess and answer.guesser is not None and answer.pay.is_due(self._clock.cost):
-            guess = answer.guesser.guess(sequence.tokens, left)
-        return drawn + guess
+    def _guesses_of(self, answers: Several[Answer], most: int) -> list[list[int]]:
+        """Up to so many tokens behind the next one of each, those first that are drawn already and not computed."""
+        found, wishes = [], {}
+        for answer in answers:
+            sequence, guesser = answer.sequence, answer.guesser
+            drawn = sequence.tokens[sequence.computed + 1 :][:most]
+            found.append(drawn)
+            if not (left := most - len(drawn)):
+                continue
+            if forced := answer.draw.forced(left):
+                drawn += forced
+            elif guesser is not None and answer.pay.is_due(self._clock.cost):
+                if isinstance(guesser, MultiTokenHead):
+                    wishes[sequence.arrival] = Wish(guesser, sequence.tokens, left)
+                else:
+                    drawn += guesser.guess(sequence.tokens, left)
+        if self._heads is not None and wishes:
+            together = self._heads.guess(wishes)
+            for answer, guess in zip(answers, found, strict=True):
+                guess += together.get(answer.sequence.arrival, [])
+        return found
 
     def _calls(self, step: Step) -> Iterator[tuple[Sequence, int, Several[Row]]]:
         """Compute what a step says; for each sequence how many tokens, and the logits that follow the last of them: [1 or more, vocab]."""

@@ -114,7 +114,7 @@ class Generation(Coming):
         sampling: Sampling,
         count: int,
         ends: Sequence[int],
-        guessers: Sequence[Guesser | None],
+        guessers: Sequence[Guesser | MultiTokenHead | None],
         adapters: Sequence[int],
         has_adapters: bool,
         stored_as: str | None,

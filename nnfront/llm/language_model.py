@@ -14,7 +14,7 @@ import torch
 from nnfront.artefact.manifest import TextModel
 from nnfront.backends.device import current, fetching
 from nnfront.distributed.ranks import ALONE, Ranks
-from nnfront.engine.multi_token import head_of
+from nnfront.engine.multi_token import MultiTokenHead, head_of
 from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
@@ -170,7 +170,7 @@ class LLM:
         """How many tokens a text may have, prompt included."""
         return int(self.config.max_position_embeddings)
 
-    def guesser(self, how: str, longest: int) -> Guesser:
+    def guesser(self, how: str, longest: int) -> Guesser | MultiTokenHead:
         """What guesses tokens of one text of up to `longest`: as `guesser_of` has it, `draft:DIR`, a model that is loaded once, or the model's own head,
         as `head_of` has it.
 
@@ -178,7 +178,7 @@ class LLM:
         """
         kind, _, where = how.partition(":")
         if kind == "mtp":
-            return head_of(self.session, how, longest)
+            return head_of(self.session, how)
         if kind != "draft" or not where:
             return guesser_of(how)
         if where not in self._drafts:

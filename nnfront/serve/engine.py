@@ -182,22 +182,20 @@ class Engine:
                 for reason in ["cancelled"] if self._is_closing else []:
                     self._cancelled.update(dict.fromkeys(self._runner.answers, reason))
                 ended = self._end_cancelled()
-                if self._scheduler.is_idle and self._is_draining:
-                    step = None
-                else:
-                    step = self._runner.plan()
             for request, event in ended:
                 self._tell(request, event)
-            if step is None:
-                self._runner.compute.close()
-                return
-            self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
             try:
+                with self._changed:
+                    if self._scheduler.is_idle and self._is_draining:
+                        break
+                    step = self._runner.plan()
+                self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
                 for answer, event in self._runner.run(step):
                     assert isinstance(answer, _Request)
                     self._came(answer, event)
             except Exception as error:  # whatever it is, who waits for an answer must hear of it
                 self._fail(error)
+        self._runner.compute.close()
 
     def _end_cancelled(self) -> list[tuple[_Request, Event]]:
         """Take out the requests that are not wanted any more."""

@@ -20,6 +20,7 @@ from serving import FOLDER, LIMITS
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.cli import main
+from nnfront.engine.multi_token import Heads
 from nnfront.engine.params import Params
 from nnfront.engine.speculate import Pay
 from nnfront.errors import LoadError, RunError
@@ -156,12 +157,9 @@ def test_texts_are_the_same_with_a_head(
         assert engine.counts()["drafted"] > 20
 
 
-@pytest.mark.parametrize("count", [1, 4])
-def test_what_a_head_guesses_right_is_accepted_and_counted(
-    tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def knowing(path: Path) -> Path:
     """A model whose layers add nothing, so that a token says the next; and a head that passes the embedding on."""
-    path = with_head(tmp_path / "model", "glm4_moe", "bfloat16")
+    path = with_head(path, "glm4_moe", "bfloat16")
     stored = load_file(path / "model.safetensors")
     for name, value in stored.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -171,12 +169,80 @@ def test_what_a_head_guesses_right_is_accepted_and_counted(
     size = stored["lm_head.weight"].shape[1]
     stored["model.layers.3.eh_proj.weight"] = torch.eye(size, 2 * size, dtype=torch.bfloat16)
     save_file(stored, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_what_a_head_guesses_right_is_accepted_and_counted(
+    tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
-    llm = nn.LLM.load(path, mtp=True)
+    llm = nn.LLM.load(knowing(tmp_path / "model"), mtp=True)
     with Engine(llm, LIMITS, spec=f"mtp:{count}") as engine:
         Answer(engine, [5, 6, 7], Params(max_tokens=1 + 4 * (1 + count))).wait()
         counts = engine.counts()
     assert counts["accepted"] == counts["drafted"] == 4 * count
+
+
+def test_a_head_guesses_for_all_texts_of_a_batch_in_one_call_each_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rights, rows, random_ = [], [], random.Random(1)
+    guess, call = Heads.guess, Heads._call
+
+    def sometimes_wrong(self: Heads, wishes: Any) -> dict[int, list[int]]:
+        rows.append([])
+        found = guess(self, wishes)
+        rights.append([random_.random() < 0.7 for _ in found])
+        return {
+            number: tokens if is_right else [0] * len(tokens)
+            for (number, tokens), is_right in zip(found.items(), rights[-1], strict=True)
+        }
+
+    def counted(self: Heads, given: Any, *more: Any) -> None:
+        rows[-1].append(len(given))
+        call(self, given, *more)
+
+    monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
+    monkeypatch.setattr(Heads, "guess", sometimes_wrong)
+    monkeypatch.setattr(Heads, "_call", counted)
+    llm = nn.LLM.load(knowing(tmp_path / "model"), mtp=True)
+    prompts = [[*range(5, 9 + i)] for i in range(4)]
+    expected = [row.tolist() for row in llm.generate_ids([torch.tensor(p) for p in prompts], 41)]
+    limits = replace(LIMITS, step_tokens=256)
+    with Engine(llm, limits, spec="mtp:3") as engine:
+        answers = [Answer(engine, p, Params(max_tokens=41, ignore_eos=True)) for p in prompts]
+        assert [answer.wait()[0] for answer in answers] == expected
+        counts = engine.counts()
+    assert len({sum(each) for each in rights}) > 2  # texts had different numbers of tokens to be told of
+    together = [calls for calls in rows if calls and calls[0] == 4]
+    assert len(together) > 5  # steps in which all four were guessed for
+    assert max(map(len, together)) <= 3  # a call for each token, whatever each text lacked
+    assert counts["accepted"] > counts["drafted"] / 3
+
+
+def test_a_head_sees_all_chunks_of_a_prompt(loaded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, guess = [], Heads.guess
+
+    def watched(self: Heads, wishes: Any) -> dict[int, list[int]]:
+        seen.extend((wish.head.first, sorted(wish.head.made)) for wish in wishes.values())
+        return guess(self, wishes)
+
+    monkeypatch.setattr(Heads, "guess", watched)
+    with Engine(loaded("glm4_moe"), LIMITS, spec="mtp") as engine:
+        Answer(engine, [*range(2, 75)], Params(max_tokens=3, ignore_eos=True)).wait()
+    assert seen[0] == (0, [*range(73)])
+
+
+def test_a_guess_that_fails_is_an_error_of_who_runs_and_the_engine_goes_on(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Heads, "guess", lambda self, wishes: 1 / 0)
+    with Engine(loaded("glm4_moe"), LIMITS, spec="mtp") as engine:
+        params = Params(max_tokens=4, ignore_eos=True)
+        assert Answer(engine, [3, 4], params).wait()[1] == "errordivision by zero"
+        monkeypatch.undo()
+        assert len(Answer(engine, [3, 4], params).wait()[0]) == 4
 
 
 def test_an_artefact_keeps_a_head_that_is_asked_for(loaded: Any, tmp_path: Path) -> None:
@@ -184,7 +250,7 @@ def test_an_artefact_keeps_a_head_that_is_asked_for(loaded: Any, tmp_path: Path)
     assert main(["export", str(llm.path), "-o", str(out), "--mtp"]) == 0
     made, prompt = nn.LLM.load(out), torch.arange(1, 20)
     assert torch.equal(made.generate_ids([prompt], 15, spec="mtp")[0], llm.generate_ids([prompt], 15)[0])
-    assert made.guesser("mtp:2", 60) is not None
+    assert made.guesser("mtp:2", 60).count == 2
 
 
 def test_where_there_is_no_head_none_is_promised(loaded: Any, tmp_path: Path) -> None:
