@@ -129,9 +129,10 @@ _SIZES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_SIZES, *(-size for size in _SIZES))
 E8M0 = (*(2.0 ** (exponent - 127) for exponent in range(255)), float("nan"))
 
-# Values of normally distributed groups lie closer together in the middle. The largest of a group is -1, by a scale that may be negative.
+# Values of normally distributed groups lie closer together in the middle. The largest of a group is -1, by a scale that may be negative. They are multiples of 2^-7,
+# so that kernels hold each of them in a byte.
 _BEND = 1.35
-NON_LINEAR = tuple(sinh(_BEND * place / 8) / sinh(_BEND) for place in range(-8, 8))
+NON_LINEAR = tuple(round(128 * sinh(_BEND * place / 8) / sinh(_BEND)) / 128 for place in range(-8, 8))
 
 FORMATS: dict[str, QuantFormat] = {
     format.name: format

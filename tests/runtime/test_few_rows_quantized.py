@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import GATES
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.quantized_gemv import GROUPS, find
+from nnfront.backends.cpu.quantized_gemv import GROUPS, find, find_dequantizer, table_of
 from nnfront.ir import OPS
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
@@ -23,6 +23,10 @@ pytestmark = pytest.mark.usefixtures("instructions")
 native_only = pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 BLOCKS = [(name, FORMATS[name].group_size) for name in BLOCK_FORMATS]
 WAYS = [("int8", None), ("fp8", None)] + [(s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS]
+TABLES = [(name, FORMATS[name].group_size) for name in ("mxfp4", "nvfp4", "nl4")]
+NO_VALUES = (0, 0, 0, 0)
+# Rows from which tiles take what codes of these stand for, rounded to bfloat16, where there are tiles.
+BY_TILES = 6
 GUARD = 64
 
 
@@ -43,14 +47,15 @@ def meaning(stored: str, codes: torch.Tensor) -> torch.Tensor:
     if stored == "fp8":
         return codes.view(torch.float8_e4m3fn).double()
     values = torch.stack([codes % 16, codes // 16], -1).flatten(1).double()
+    if table := FORMATS[stored].values:
+        return torch.tensor(table, dtype=torch.float64)[values.long()]
     return values if stored == "uint4" else (values + 8) % 16 - 8
 
 
 def as_stored(stored: str, codes: torch.Tensor) -> torch.Tensor:
     """Bytes in the type that the weight has."""
-    return codes.view(
-        {"fp8": torch.float8_e4m3fn, "int4": torch.uint8, "uint4": torch.uint8}.get(stored, torch.int8)
-    )
+    dtypes = {"fp8": torch.float8_e4m3fn, "int8": torch.int8, "int8_groups": torch.int8}
+    return codes.view(dtypes.get(stored, torch.uint8))
 
 
 class Case:
@@ -69,6 +74,9 @@ class Case:
         are_wide: bool = False,
     ) -> None:
         self.kernel = find(NATIVE, format_of(stored, group), with_tiles=with_tiles)
+        self.dequantize = find_dequantizer(NATIVE, format_of(stored, group))
+        is_rounded = stored in BLOCK_FORMATS or (stored, group) in TABLES
+        self.is_rounded = is_rounded and with_tiles and rows >= BY_TILES and NATIVE.has_tiles()
         self.x = inside(torch.randn(rows, columns).bfloat16(), offset, torch.nan)
         self.bias = inside(torch.randn(outputs).bfloat16(), offset, torch.nan)
         self.scales = self.zeros = None
@@ -79,14 +87,17 @@ class Case:
             self.dense = OPS["dequantize_blocks"].run((blocks,), back)
             return
         groups = 1 if group is None else columns // group
-        per_byte = 2 if stored.endswith("int4") else 1
+        per_byte = 2 if stored.endswith("4") else 1
         codes = torch.randint(0, 256, (outputs, columns // per_byte), dtype=torch.uint8)
         if stored == "fp8":
             codes[codes % 128 == 127] -= 1
         scales = torch.rand(outputs, groups) / 8 + 0.01
-        scales = scales if stored == "fp8" or are_wide else scales.bfloat16()
+        scales = scales if stored in ("fp8", "nvfp4", "nl4") or are_wide else scales.bfloat16()
         self.weight = as_stored(stored, inside(codes, offset, 0x7F))
         self.scales = inside(scales, offset % 8, torch.nan)
+        if stored == "mxfp4":
+            exponents = torch.randint(120, 130, (outputs, groups), dtype=torch.uint8)
+            self.scales, scales = inside(exponents, offset, 255), 2.0 ** (exponents.double() - 127)
         values = meaning(stored, codes)
         if stored == "uint4":
             self.zeros = inside(
@@ -100,11 +111,19 @@ class Case:
         assert self.kernel.takes(*operands)
         return self.kernel.multiply(*operands)
 
+    def rounded(self) -> torch.Tensor:
+        """What the kernel dequantises the weight to, which must be what it stands for to half of the last bit of bfloat16, and what float32 rounds of scales and minima."""
+        y = self.dequantize(self.weight, self.scales, self.zeros, self.dense.shape[1]).double()
+        most = self.dense.abs().amax(1, keepdim=True)
+        assert ((y - self.dense).abs() <= self.dense.abs() * 2.0**-8 * 1.0001 + most * 2.0**-22).all()
+        return y
+
     def check(self, y: torch.Tensor, bias: bool = True) -> None:
-        """Within the rounding of the result and of a float32 sum of so many products with codes."""
+        """Within the rounding of the result and of a float32 sum of so many products with codes, or with what they stand for in bfloat16."""
         b = self.bias.double() if bias else torch.zeros(len(self.bias)).double()
-        exact = self.x.double() @ self.dense.T + b
-        sizes = self.x.double().abs() @ self.dense.abs().T + b.abs()
+        dense = self.rounded() if self.is_rounded else self.dense
+        exact = self.x.double() @ dense.T + b
+        sizes = self.x.double().abs() @ dense.abs().T + b.abs()
         assert y.dtype == torch.bfloat16
         assert y.shape == exact.shape
         assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + sizes * 2.0**-20).all()
@@ -114,7 +133,7 @@ class Case:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
-    stored, group = data.draw(st.sampled_from(WAYS + BLOCKS))
+    stored, group = data.draw(st.sampled_from(WAYS + TABLES + BLOCKS))
     columns = data.draw(
         st.sampled_from([128, 256, 384, 1024, 4224])
         if stored in BLOCK_FORMATS
@@ -134,15 +153,20 @@ def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
 
 
 @native_only
-@pytest.mark.parametrize(("stored", "group"), WAYS, ids=str)
+@pytest.mark.parametrize(("stored", "group"), WAYS + TABLES, ids=str)
 def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
     columns = 2 * (group or 64) + (group or 40)  # vectors as a whole and a part of one
-    kinds, per_byte = (16, 2) if stored.endswith("int4") else (256, 1)
+    kinds, per_byte = (16, 2) if stored.endswith("4") else (256, 1)
     codes = torch.arange(kinds, dtype=torch.uint8) * (17 if per_byte == 2 else 1)
     rows = codes.unsqueeze(1).expand(kinds, columns // per_byte)
     weight = as_stored(stored, rows.contiguous())
     groups = 1 if group is None else columns // group
-    scales = torch.ones(kinds, groups, dtype=torch.float32 if stored == "fp8" else torch.bfloat16)
+    scales = torch.ones(
+        kinds,
+        groups,
+        dtype=torch.float32 if FORMATS.get(stored, FORMATS["int8"]).read_scales else torch.bfloat16,
+    )
+    scales = torch.full((kinds, groups), 127, dtype=torch.uint8) if stored == "mxfp4" else scales
     zeros = torch.zeros(kinds, groups, dtype=torch.uint8) if stored == "uint4" else None
     expected = meaning(stored, rows)[:, :1].T.bfloat16()
     units = torch.eye(columns).bfloat16()
@@ -159,7 +183,8 @@ def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case = Case(stored, group or None, 2, 96, outputs)
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
     given = case.weight, case.scales, None, case.x, case.bias, None, y[GUARD:]
-    NATIVE.multiply_quantized(index, 2, 96, outputs, 96 // group if group else 1, 0, 1, 1, *given)
+    groups = 96 // group if group else 1
+    NATIVE.multiply_quantized(index, 2, 96, outputs, groups, 0, *NO_VALUES, 1, 1, 1.0, *given)
     case.check(y[GUARD:-GUARD].view(2, outputs))
     assert y[:GUARD].isnan().all()
     assert y[-GUARD:].isnan().all()
@@ -184,7 +209,7 @@ class Fenced:
 
 @native_only
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a call of Linux")
-@pytest.mark.parametrize(("stored", "group"), WAYS + BLOCKS, ids=str)
+@pytest.mark.parametrize(("stored", "group"), WAYS + TABLES + BLOCKS, ids=str)
 def test_nothing_is_read_behind_an_operand(stored, group):
     """A read there ends the process."""
     sizes = [1, 15, 20, 40, 50, 64, 100] if group is None else [group, 3 * group, 5 * group]
@@ -214,7 +239,7 @@ def test_any_zero_point_is_subtracted(group, most):
 
 
 @native_only
-@pytest.mark.parametrize(("stored", "group"), WAYS + BLOCKS, ids=str)
+@pytest.mark.parametrize(("stored", "group"), WAYS + TABLES + BLOCKS, ids=str)
 @pytest.mark.parametrize(("rows", "columns"), few_of([(5, 2176), (1, 384), (2, 8192), (8, 8192), (19, 640)]))
 def test_threads_share_the_outputs_and_change_nothing(stored, group, rows, columns):
     case = Case(stored, group, rows, columns, 203, most_zero=17)
@@ -227,6 +252,35 @@ def test_threads_share_the_outputs_and_change_nothing(stored, group, rows, colum
         torch.set_num_threads(before)
     case.check(results[0])
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+@native_only
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_weight_is_dequantised_to_what_it_stands_for_rounded_once(data: st.DataObject):
+    stored, group = data.draw(st.sampled_from(WAYS + TABLES + BLOCKS))
+    columns = data.draw(
+        st.sampled_from([128, 256, 384, 1024])
+        if stored in BLOCK_FORMATS
+        else st.integers(1, 300)
+        if group is None
+        else st.integers(1, 17).map(lambda n: n * group)
+    )
+    outputs, offset = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 63))
+    case = Case(stored, group, 1, columns, outputs, offset, most_zero=255, are_wide=data.draw(st.booleans()))
+    assert case.rounded().shape == (outputs, columns)
+
+
+@native_only
+@pytest.mark.parametrize("name", [name for name, f in FORMATS.items() if f.values])
+def test_a_table_of_values_lies_in_bytes_as_it_is(name):
+    numbers, unit = table_of(FORMATS[name])
+    found = [
+        torch.tensor(n >> 8 * i & 255, dtype=torch.uint8).view(torch.int8).item()
+        for n in numbers
+        for i in range(4)
+    ]
+    assert tuple(value * unit for value in found) == FORMATS[name].values
 
 
 @native_only
@@ -304,6 +358,8 @@ def test_without_the_extension_or_for_other_groups_there_is_no_kernel():
     assert find(NATIVE, replace(FORMATS["int8"], symmetric=False)) is None
     assert find(NATIVE, replace(FORMATS["int4"], axis=0)) is None
     assert find(NATIVE, FORMATS["uint8"]) is None
+    assert find_dequantizer(None, FORMATS["int8"]) is None
+    assert find_dequantizer(NATIVE, FORMATS["uint8"]) is None
 
 
 @native_only
@@ -322,22 +378,25 @@ def test_a_weight_without_outputs_gives_none():
 def test_wrong_numbers_are_refused_before_memory_is_touched():
     y = torch.full((512,), torch.nan)
 
-    def call(stored: int, columns: int, groups: int) -> None:
+    def call(stored: int, columns: int, groups: int, kind: int = 0) -> None:
         operands = [torch.zeros(512)] * 4
-        NATIVE.multiply_quantized(stored, 1, columns, 4, groups, 0, 1, 1, *operands, None, None, y)
+        sizes = stored, 1, columns, 4, groups, kind, *NO_VALUES, 1, 1, 1.0
+        NATIVE.multiply_quantized(*sizes, *operands, None, None, y)
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
         call(-1, 64, 1)
-    with pytest.raises(ValueError, match="0 to 7 for how codes are stored, got 8"):
-        call(8, 64, 1)
+    with pytest.raises(ValueError, match="0 to 8 for how codes are stored, got 9"):
+        call(9, 64, 1)
+    with pytest.raises(ValueError, match="0 to 2 for what scales are, got 3"):
+        call(0, 64, 1, 3)
     with pytest.raises(ValueError, match="columns that 128 divides, got 64"):
-        call(5, 64, 1)
+        call(6, 64, 1)
     for columns, groups in ((64, 0), (64, 4), (96, 2), (96, 1), (100, 3)):
         with pytest.raises(ValueError, match=f"groups of 32, 64 or 128, got {groups} of {columns} columns"):
             call(3, columns, groups)
     with pytest.raises(ValueError, match="groups of all columns, got 2 of 64 columns"):
         call(0, 64, 2)
-    with pytest.raises(TypeError, match="multiply_quantized takes 15 arguments, got 1"):
+    with pytest.raises(TypeError, match="multiply_quantized takes 20 arguments, got 1"):
         NATIVE.multiply_quantized(0)
     assert y.isnan().all()
 

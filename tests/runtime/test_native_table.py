@@ -37,7 +37,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(8), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(9), "scale_kind": range(3), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -56,7 +56,7 @@ def reach(*sizes_and_steps: int) -> int:
 
 
 def blocks(stored: int, columns: int) -> int:
-    whole, half = {5: (144, 80), 6: (176, 112)}.get(stored, (210, 106))
+    whole, half = {6: (144, 80), 7: (176, 112)}.get(stored, (210, 106))
     return columns // 256 * whole + (columns % 256 > 0) * half
 
 
@@ -100,11 +100,11 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["k"] = pick.randint(1, found["size"])
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
-    if kernel == "multiply_quantized":
-        is_grouped = found["stored"] in (1, 3, 4)
+    if kernel in ("multiply_quantized", "dequantize"):
+        is_grouped = found["stored"] in (1, 3, 4, 5)
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
         found["columns"] = found["groups"] * pick.choice([32, 64, 128]) if is_grouped else found["columns"]
-        found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 4 else found["columns"]
+        found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 5 else found["columns"]
     return found
 
 
@@ -136,7 +136,7 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return torch.randint(0, most, (count // 4,), dtype=torch.int32).view(torch.uint8)
     if {"kind", "x_kind"} & sizes.keys():
         return torch.randint(0, 255, (count,), dtype=torch.uint8)
-    if name in ("codes", "zeros"):
+    if name in ("codes", "zeros") or (name == "scales" and sizes["scale_kind"] == 2):
         return torch.randint(0, 16, (count,), dtype=torch.uint8)
     if name in ("g", "dt", "a", "beta", "d") or (name == "state" and sizes.get("is_wide_state", True)):
         return torch.randn(count // 4).view(torch.uint8)
@@ -146,7 +146,7 @@ def filled(name: str, count: int, sizes: dict[str, Any]) -> torch.Tensor:
         return torch.randn(count // 4).view(torch.uint8)
     is_sink = name == "sinks" and sizes["has_wide_sinks"]
     is_vector = name in ("weight", "bias") and "is_centered" in sizes and sizes["is_wide"]
-    wide = name in ("cos", "sin") or (name == "scales" and sizes["is_wide"]) or is_vector or is_sink
+    wide = name in ("cos", "sin") or (name == "scales" and sizes["scale_kind"] == 1) or is_vector or is_sink
     return (
         torch.randn(count // (4 if wide else 2))
         .to(torch.float32 if wide else torch.bfloat16)

@@ -253,7 +253,7 @@ def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
         few = find(NATIVE, format)
         is_few = few is not None and x.dtype == "bfloat16" and 0 < x.shape[0] <= few.most
         of_one = None if scales is None else contiguous(scales.shape[1:], scales.dtype)
-        pieces = (_decoding(format) or BY_OPS).held(format, rows, of_one, matrix.shape[1])
+        pieces = (_decoding(format) or BY_OPS).most_held(format, rows, of_one, matrix.shape[1])
         held.append(0 if is_few else pieces)
     return _moe_mlp_bytes(
         run, x, gate_up, contiguous((*down.shape[:2], columns), x.dtype), *rest, held=(held[0], held[1])

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of a few rows of bfloat16 with a weight in 8 or 4 bits, at the speed of memory: `c/quantized.c`, where it was built and can run."""
+"""Products of a few rows of bfloat16 with a weight in few bits, at the speed of memory, and its pieces dequantised for those of many rows: `c/quantized.c`
+and `c/dequantize.c`, where they were built and can run."""
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.gemv import TILES
-from nnfront.backends.cpu.quantized_pieces import Multiply
+from nnfront.backends.cpu.gemv import TILES, Multiply
 from nnfront.quant_format import FORMATS, QuantFormat
 
 GROUPS = (32, 64, 128)
@@ -32,12 +35,72 @@ _READS = (
     _Reads(2, "fp8", (None,), 64),
     _Reads(3, "int4", GROUPS, 64),
     _Reads(4, "uint4", GROUPS, 64),
-    _Reads(5, "q4_k", (32,), 64),
-    _Reads(6, "q5_k", (32,), 64),
-    _Reads(7, "q6_k", (16,), 64),
+    _Reads(5, "mxfp4", (32,), 64),
+    _Reads(5, "nvfp4", (16,), 64),
+    _Reads(5, "nl4", (16,), 64),
+    _Reads(6, "q4_k", (32,), 64),
+    _Reads(7, "q5_k", (32,), 64),
+    _Reads(8, "q6_k", (16,), 64),
 )
 
 FORMATS_READ = frozenset(reads.format for reads in _READS)
+
+
+# What scales are, by their numbers in C; bytes are powers of two.
+SCALE_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
+
+
+def takes_scales(format: QuantFormat, dtype: torch.dtype | None) -> bool:
+    """Whether kernels in C read a format with scales of a dtype; None where they lie in blocks."""
+    if format.block is not None or dtype is None:
+        return format.block is not None and dtype is None
+    if dtype == torch.uint8:
+        return bool(format.scale_values)
+    return not format.scale_values and (
+        dtype == torch.float32 or (dtype == torch.bfloat16 and format.scale_dtype is None)
+    )
+
+
+@cache
+def table_of(format: QuantFormat) -> tuple[tuple[int, ...], float]:
+    """What elements stand for, if not for themselves, as C takes it: 16 signed bytes, four to a number, and the unit that these are multiples of."""
+    if not format.values:
+        return (0, 0, 0, 0), 1.0
+    unit = next(u for u in (0.5**i for i in range(8)) if all((v / u).is_integer() for v in format.values))
+    return struct.unpack("<4I", struct.pack("<16b", *(int(v / unit) for v in format.values))), unit
+
+
+def _reads(format: QuantFormat) -> _Reads | None:
+    known = FORMATS[format.name]
+    if replace(format, group_size=known.group_size) != known:
+        return None
+    return next((r for r in _READS if r.format == format.name and format.group_size in r.groups), None)
+
+
+Dequantize: TypeAlias = Callable[
+    [torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", int], torch.Tensor
+]
+"""(weight, scales, zeros, columns) -> what they stand for, bfloat16 [outputs, columns], each number rounded once; operands in one piece."""
+
+
+def find_dequantizer(module: ModuleType | None, format: QuantFormat) -> Dequantize | None:
+    """Return the kernel that dequantises weights in a format, if there is one."""
+    reads = _reads(format)
+    if module is None or reads is None:
+        return None
+    run, threads, how, group = module.dequantize, torch.get_num_threads, reads.stored, format.group_size
+    values, unit = table_of(format)
+
+    def dequantize(
+        weight: torch.Tensor, scales: torch.Tensor | None, zeros: torch.Tensor | None, columns: int
+    ) -> torch.Tensor:
+        y = torch.empty((len(weight), columns), dtype=torch.bfloat16)
+        kind = 0 if scales is None else SCALE_KINDS[scales.dtype]
+        groups = columns // group if group else 1
+        run(how, len(weight), columns, groups, kind, *values, threads(), unit, weight, scales, zeros, y)
+        return y
+
+    return dequantize
 
 
 @dataclass(frozen=True)
@@ -58,9 +121,7 @@ class SmallBatchQuantized:
 
     def takes_scales(self, dtype: torch.dtype | None) -> bool:
         """Whether scales may be of a dtype; None where they lie in blocks."""
-        if self.format.block is not None or dtype is None:
-            return self.format.block is not None and dtype is None
-        return dtype == torch.float32 or (dtype == torch.bfloat16 and self.format.scale_dtype is None)
+        return takes_scales(self.format, dtype)
 
     @property
     def has_zeros(self) -> bool:
@@ -100,10 +161,10 @@ def find(
     module: ModuleType | None, format: QuantFormat, *, with_tiles: bool = TILES
 ) -> SmallBatchQuantized | None:
     """Return the kernel for weights in a format, if there is one."""
-    group, known = format.group_size, FORMATS[format.name]
-    reads = next((r for r in _READS if r.format == format.name and group in r.groups), None)
-    if module is None or reads is None or replace(format, group_size=known.group_size) != known:
+    group, reads = format.group_size, _reads(format)
+    if module is None or reads is None:
         return None
+    values, unit = table_of(format)
     product, threads, how = module.multiply_quantized, torch.get_num_threads, reads.stored
 
     def multiply(
@@ -123,9 +184,11 @@ def find(
             columns,
             outputs,
             groups,
-            scales is not None and scales.dtype == torch.float32,
+            0 if scales is None else SCALE_KINDS[scales.dtype],
+            *values,
             with_tiles,
             threads(),
+            unit,
             weight,
             scales,
             zeros,

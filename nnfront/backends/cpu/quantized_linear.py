@@ -21,7 +21,7 @@ from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import TILES
 from nnfront.backends.cpu.in_c import in_c
 from nnfront.backends.cpu.linear import small_rows
-from nnfront.backends.cpu.quantized_gemv import SmallBatchQuantized, find
+from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, SmallBatchQuantized, find, table_of
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
@@ -165,7 +165,7 @@ def _runs_in_c(run: Run, x: Layout) -> bool:
 
 def _held(decoding: Decoding, run: Run, x: Layout, scales: Layout | None, outputs: int) -> int:
     """The most that is held for pieces of so many outputs; nothing in C."""
-    return 0 if _runs_in_c(run, x) else decoding.held(QuantFormat.of(run.attrs), x, scales, outputs)
+    return 0 if _runs_in_c(run, x) else decoding.most_held(QuantFormat.of(run.attrs), x, scales, outputs)
 
 
 def _product_bytes(
@@ -248,8 +248,10 @@ def _write(
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
     to = both.place if is_gated else y.place
     operands = (weight.place, place_of(scales), place_of(zeros), x.place, place_of(bias), place_of(added), to)
-    sizes = (rows, columns, outputs, few.groups(columns), int(scale_dtype == torch.float32))
-    builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, *operands)
+    kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
+    values, unit = table_of(few.format)
+    sizes = rows, columns, outputs, few.groups(columns), kind, *values
+    builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, unit, *operands)
     if is_gated:
         builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
         builder.release(to)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with a quantised weight by pieces of it, on a CPU: each is decoded, multiplied and dropped, so the whole weight is never there.
 
-A `Decoding` is how that is done for some formats, and what memory it takes; `DECODINGS` are all that there are.
+A kernel in C decodes pieces that stay in a near cache, where it was built. A `Decoding` is how that is done by torch for some formats, and what memory it takes;
+`DECODINGS` are all that there are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu import float8
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.quantized_gemv import find_dequantizer, takes_scales
 from nnfront.ir import OPS
 from nnfront.memory.layout import Layout
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
@@ -25,6 +28,8 @@ Multiply: TypeAlias = Callable[..., torch.Tensor]
 # Elements of a weight that are decoded at a time, 8 MiB of bfloat16. 512 rows with 2048 x 8192 in 4 bits, two threads: 49 ms, and 66 with a
 # quarter of it, since a product with few outputs is a slow one; the whole weight in bfloat16 takes 43.
 PIECE = 1 << 22
+# The same in C, 2 MiB: smaller ones are nearer, but products with fewer outputs slower.
+NEAR_PIECE = 1 << 20
 # Rows up to which torch's product with int8 weights is the faster way.
 INT8_ROWS = 8
 
@@ -36,14 +41,14 @@ class Decoding:
     name        as the names of its kernels begin
     formats     the names of the formats; in any groups, with and without zero points, if `any_groups`
     why         for `explain`
-    multiply    gives the product with a weight of a format
-    held        the most bytes that it holds besides its result, from the format, the layouts of x and scales, and how many outputs there are
+    by_torch    gives the product with a weight of a format
+    held        the most bytes that this holds besides its result, from the format, the layouts of x and scales, and how many outputs there are
     """
 
     name: str
     formats: tuple[str, ...]
     why: str
-    multiply: Callable[[QuantFormat], Multiply]
+    by_torch: Callable[[QuantFormat], Multiply]
     held: Callable[[QuantFormat, Layout, Any, int], int]
     any_groups: bool = False
 
@@ -55,10 +60,43 @@ class Decoding:
         groups = " in any groups along the input axis" if self.any_groups else ""
         return f"the format is {format}, it takes {' or '.join(self.formats)}{groups}"
 
+    def multiply(self, format: QuantFormat) -> Multiply:
+        """Return the product with a weight of a format: in C for what it takes, by torch for what it does not."""
+        others, dequantize = self.by_torch(format), find_dequantizer(NATIVE, format)
+        if dequantize is None:
+            return others
+        in_c = in_pieces(
+            lambda weight, scales, zeros, x: dequantize(weight, scales, zeros, x.shape[-1]), NEAR_PIECE
+        )
 
-def step_of(columns: int) -> int:
-    """Return how many outputs a piece has."""
-    return max(PIECE // max(columns, 1), 1)
+        def multiply(
+            x: torch.Tensor,
+            weight: torch.Tensor,
+            scales: torch.Tensor | None,
+            zeros: torch.Tensor | None,
+            bias: torch.Tensor | None,
+        ) -> torch.Tensor:
+            is_known = x.dtype == torch.bfloat16 and takes_scales(
+                format, scales.dtype if scales is not None else None
+            )
+            are_whole = is_known and all(t is None or t.is_contiguous() for t in (weight, scales, zeros))
+            return (in_c if are_whole else others)(x, weight, scales, zeros, bias)
+
+        return multiply
+
+    def most_held(self, format: QuantFormat, x: Layout, scales: Layout | None, outputs: int) -> int:
+        """Return the most bytes that `multiply` holds besides its result."""
+        dtype = None if scales is None else getattr(torch, scales.dtype)
+        is_in_c = x.dtype == "bfloat16" and takes_scales(format, dtype)
+        if not is_in_c or find_dequantizer(NATIVE, format) is None:
+            return self.held(format, x, scales, outputs)
+        decoded, product = _piece_elements(x, outputs, NEAR_PIECE)
+        return x.item * (decoded + product)
+
+
+def step_of(columns: int, piece: int = PIECE) -> int:
+    """Return how many outputs a piece of so many elements has."""
+    return max(piece // max(columns, 1), 1)
 
 
 def scaled(decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Multiply:
@@ -120,8 +158,8 @@ def _grouped(format: QuantFormat) -> Multiply:
     return in_pieces(partial(dequantized, format))
 
 
-def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
-    """A product with a weight of which `dequantized(weight, scales, zeros, dtype)` makes some outputs at a time, in the dtype of x."""
+def in_pieces(dequantized: Callable[..., torch.Tensor], piece: int = PIECE) -> Multiply:
+    """A product with a weight of which `dequantized(weight, scales, zeros, x)` makes some outputs at a time, in the dtype of x."""
 
     def multiply(
         x: torch.Tensor,
@@ -131,13 +169,13 @@ def in_pieces(dequantized: Callable[..., torch.Tensor]) -> Multiply:
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         outputs, columns = len(weight), x.shape[-1]
-        y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns)
+        y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns, piece)
         for first in range(0, outputs, step):
             some = slice(first, first + step)
             others = (None if part is None else part[some] for part in (scales, zeros))
             # No names for what is made: they would keep one piece while the next is made.
             y.narrow(-1, first, min(step, outputs - first)).copy_(
-                F.linear(x, dequantized(weight[some], *others, x.dtype))
+                F.linear(x, dequantized(weight[some], *others, x))
             )
         return y if bias is None else y.add_(bias)
 
@@ -149,7 +187,7 @@ def dequantized(
     weight: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
-    dtype: torch.dtype,
+    x: torch.Tensor,
 ) -> torch.Tensor:
     """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of codes is exact there."""
     codes = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
@@ -159,7 +197,7 @@ def dequantized(
     if zeros is not None:
         groups.sub_(zeros.to(scales.dtype).unsqueeze(-1))
     groups.mul_(scales.unsqueeze(-1))
-    return wide.to(dtype)
+    return wide.to(x.dtype)
 
 
 def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
@@ -176,9 +214,10 @@ def dequantized_by_ops(
     weight: torch.Tensor,
     scales: torch.Tensor | None,
     zeros: torch.Tensor | None,
-    dtype: torch.dtype,
+    x: torch.Tensor,
 ) -> torch.Tensor:
     """What the ops' references give, for any format, scales of any dtype, on any device."""
+    dtype = x.dtype
     if format.block is not None:
         dense: torch.Tensor = OPS["dequantize_blocks"].run(
             (weight,), {"format": format.name, "dtype": str(dtype).removeprefix("torch.")}
@@ -207,17 +246,17 @@ def _from_tables(format: QuantFormat) -> Multiply:
 
 
 def looked_up(
-    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, dtype: torch.dtype
+    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, x: torch.Tensor
 ) -> torch.Tensor:
     """values[weight] * scale_values[scales], or values[weight] * scales; made in float32 and rounded once where it is not exact in the dtype."""
-    wide = torch.float32 if _is_rounded(format, dtype) else dtype
+    wide = torch.float32 if _is_rounded(format, x.dtype) else x.dtype
     pairs, powers = _tables(format, wide)
     # Both values of a byte are moved at once.
     found = pairs.index_select(0, weight.flatten().to(torch.int32)).view(wide)
     by = powers.index_select(0, scales.flatten().to(torch.int32)) if format.scale_values else scales
     found.view(*scales.shape, -1).mul_(by.view(*scales.shape, 1))
     del by
-    return found.view(len(weight), -1).to(dtype)
+    return found.view(len(weight), -1).to(x.dtype)
 
 
 def _is_rounded(format: QuantFormat, dtype: torch.dtype) -> bool:
@@ -257,10 +296,10 @@ def _grouped_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int
     return max(2 * unpacked, unpacked + scales.item * decoded, scaled, x.item * (decoded + product))
 
 
-def _piece_elements(x: Layout, outputs: int) -> tuple[int, int]:
+def _piece_elements(x: Layout, outputs: int, most: int = PIECE) -> tuple[int, int]:
     """The elements of a piece of the weight, and of its product."""
     columns = x.shape[-1]
-    piece = min(step_of(columns), outputs)
+    piece = min(step_of(columns, most), outputs)
     return piece * columns, x.count // max(columns, 1) * piece
 
 

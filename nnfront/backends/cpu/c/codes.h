@@ -13,10 +13,14 @@ typedef enum {
     FLOAT8,          // e4m3fn, a scale for each output
     INT4_GROUPS,     // two to a byte, the first one low, in [-8, 7], a scale for each group
     UINT4_GROUPS,    // the same in [0, 15], with a zero point for each group
+    VALUES4,         // two to a byte, places in a table of 16 values, a scale for each group
     Q4_K,            // blocks of 256 columns with all that belongs to them (blocks.h), the last one of a row maybe half as long
     Q5_K,
     Q6_K,
 } Stored;
+
+// What scales are: bfloat16, float, or powers of two by their exponents (e8m0).
+typedef enum { BFLOAT16_SCALES, FLOAT_SCALES, POWERS } Scales;
 
 INLINE bool in_blocks(const Stored how) { return how >= Q4_K; }
 
@@ -41,7 +45,7 @@ typedef float Element;
 
 typedef struct {
     const uint8_t *codes;   // [outputs, bytes]
-    const void *scales;     // [outputs, groups], float if `are_wide`, else bfloat16
+    const void *scales;     // [outputs, groups]
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
     const Element *x;       // [rows, stride], in the order of the codes
     const uint16_t *plain;  // x as it was given, [rows, columns]
@@ -52,12 +56,32 @@ typedef struct {
     Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from codes to those that are needed CODES_AHEAD later
     int shift;              // a group has 1 << shift columns
-    bool are_wide;          // whether scales are float
+    Scales kind;            // of scales
+    float unit;             // of which values are multiples
+    int8_t values[16];      // for VALUES4
     bool is_arranged;       // whether all of x may be multiplied in the order of the codes
 } Quantized;
 
 // What the lanes of sums are for each row of x.
 typedef Floats Sums[CODED_ROWS][OUTPUTS_TOGETHER];
+
+// Of how many bits the size of a group is a power.
+INLINE int shift_of(Py_ssize_t columns, Py_ssize_t groups) {
+    const Py_ssize_t group = groups ? columns / groups : 0;
+    return group == 16 ? 4 : group == 32 ? 5 : group == 64 ? 6 : 7;
+}
+
+// Why numbers are not those of a weight; NULL if they are.
+static const char *unlike(const Stored how, Py_ssize_t stored, Py_ssize_t columns, Py_ssize_t groups, Py_ssize_t kind) {
+    const Py_ssize_t group = groups ? columns / groups : 0;
+    if (stored > Q6_K) return refused("0 to %d for how codes are stored, got %zd", Q6_K, stored);
+    if (kind > POWERS) return refused("0 to %d for what scales are, got %zd", POWERS, kind);
+    if (in_blocks(how)) return columns % (BLOCK / 2) ? refused("columns that %d divides, got %zd", BLOCK / 2, columns) : NULL;
+    const bool is_known = group == 32 || group == 64 || group == 128 || (group == 16 && how == VALUES4);
+    if (is_grouped(how) ? !is_known || columns % groups : groups != 1)
+        return refused("groups of %s, got %zd of %zd columns", is_grouped(how) ? "32, 64 or 128" : "all columns", groups, columns);
+    return NULL;
+}
 
 // The bytes of an output.
 INLINE Py_ssize_t bytes_of(const Stored how, Py_ssize_t columns) {
@@ -66,10 +90,36 @@ INLINE Py_ssize_t bytes_of(const Stored how, Py_ssize_t columns) {
     return how >= INT4_GROUPS ? columns / 2 : columns;
 }
 
-// The scale in a place of all, of either width.
-INLINE float scale_at(const void *scales, const bool are_wide, Py_ssize_t at) {
-    return are_wide ? ((const float *)scales)[at] : widened(((const uint16_t *)scales)[at]);
+// 2^(exponent - 127), NaN of 255.
+INLINE float power(uint8_t exponent) {
+    const uint32_t bits = exponent == 255 ? 0x7FC00000 : exponent ? (uint32_t)exponent << 23 : 1u << 22;
+    float found;
+    memcpy(&found, &bits, sizeof found);
+    return found;
 }
+
+// The scale in a place of all.
+INLINE float scale_at(const void *scales, const Scales kind, Py_ssize_t at) {
+    if (kind == POWERS) return power(((const uint8_t *)scales)[at]);
+    return kind == FLOAT_SCALES ? ((const float *)scales)[at] : widened(((const uint16_t *)scales)[at]);
+}
+
+// FLOATS of them, or the first of them that `there` marks.
+FAST INLINE Floats scales_there(const void *scales, const Scales kind, Py_ssize_t at, Lanes there) {
+    if (kind != POWERS) return elements(scales, kind == FLOAT_SCALES, at, there);
+    const Bits exponents = bytes_there((const uint8_t *)scales + at, there), is_least = (Bits)(exponents == 0), is_nan = (Bits)(exponents == 255);
+    return (Floats)((exponents << 23 & ~is_nan) | (is_least & (1u << 22)) | (is_nan & 0x7FC00000));
+}
+
+// The weight that a call names, without what is multiplied with it.
+#define WEIGHT_OF(n, count) \
+    { \
+        .codes = (n)->codes, .scales = (n)->scales, .zeros = (n)->zeros, .columns = (n)->columns, .outputs = (count), \
+        .bytes = bytes_of((Stored)(n)->stored, (n)->columns), .groups = (n)->groups, .shift = shift_of((n)->columns, (n)->groups), \
+        .kind = (Scales)(n)->scale_kind, .unit = (float)(n)->unit, \
+        .values = {FOUR_BYTES((n)->values0), FOUR_BYTES((n)->values1), FOUR_BYTES((n)->values2), FOUR_BYTES((n)->values3)}, \
+    }
+#define FOUR_BYTES(of) (int8_t)(of), (int8_t)((of) >> 8), (int8_t)((of) >> 16), (int8_t)((of) >> 24)
 
 // The sums of one output of 4 bits where vectors cannot make them.
 FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
@@ -79,10 +129,10 @@ FAST static void sum_one_by_one(const Quantized *p, const Stored how, Py_ssize_t
             float part = 0.0f;
             for (Py_ssize_t end = column + (1 << p->shift); column < end; column++) {
                 const int code = p->codes[at * p->bytes + column / 2] >> column % 2 * 4 & 15;
-                const int value = how == UINT4_GROUPS ? code - p->zeros[group] : (code ^ 8) - 8;
+                const int value = how == VALUES4 ? p->values[code] : how == UINT4_GROUPS ? code - p->zeros[group] : (code ^ 8) - 8;
                 part += widened(p->plain[row * p->columns + column]) * (float)value;
             }
-            sum += part * scale_at(p->scales, p->are_wide, group);
+            sum += part * (scale_at(p->scales, p->kind, group) * (how == VALUES4 ? p->unit : 1.0f));
         }
         to[row][slot] = only(first_lanes(1), all(sum));
     }

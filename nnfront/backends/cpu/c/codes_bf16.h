@@ -44,7 +44,7 @@ FAST INLINE __m512bh float8(const __m512i *table, __m512i low, __m512i high) {
     const __m512i first = _mm512_permutex2var_epi16(table[0], low, table[1]);
     const __m512i second = _mm512_permutex2var_epi16(table[2], low, table[3]);
     const __m512i size = _mm512_mask_mov_epi16(first, is_upper, second);
-    return (__m512bh)_mm512_ternarylogic_epi32(size, high, _mm512_set1_epi16((short)0x8000), 0xF8);  // size | (high & sign)
+    return (__m512bh)_mm512_ternarylogic_epi32(size, high, _mm512_set1_epi16((short)0x8000), 0x78);  // size ^ (high & sign)
 }
 
 INLINE int step_bytes(const Stored how) { return BYTES; }
@@ -87,7 +87,10 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     Constants c = {0};
     if (how == FLOAT8)
         for (int i = 0; i < 4; i++) c.table[i] = _mm512_loadu_si512(float8_values + 32 * i);
-    else
+    else if (how == VALUES4) {
+        const Floats values = __builtin_convertvector(signed_bytes((const uint8_t *)p->values), Floats) * p->unit;
+        c.table[0] = (__m512i)_mm512_cvtne2ps_pbh((__m512)values, (__m512)values);
+    } else
         c.table[0] = _mm512_loadu_si512(how == UINT4_GROUPS ? integers : short_integers);
     if (how >= INT4_GROUPS) {
         uint16_t places[LANES];
@@ -118,7 +121,7 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
     if (how == FLOAT8) {
         to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
         to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
-    } else if (how == INT4_GROUPS) {
+    } else if (how != UINT4_GROUPS) {
         to[0] = (__m512bh)_mm512_permutexvar_epi16(words, c->table[0]);
         to[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), c->table[0]);
         to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), c->table[0]);
@@ -140,15 +143,16 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const int parts = parts_of(how);
     const __mmask64 there = is_whole ? 0 : ((__mmask64)1 << p->bytes % BYTES) - 1;
     const Py_ssize_t group = i * (parts * LANES) >> p->shift, first = at * p->groups + group;
-    const char *from = (const char *)p->scales + first * (p->are_wide ? 4 : 2);
+    const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
+    const char *from = (const char *)p->scales + (first << log);
     __m512 scales[2];
     __m512i zeros = _mm512_setzero_si512();
     if (how >= INT4_GROUPS) {
         const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
         const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
-        _mm_prefetch(from + (p->ahead >> (p->shift - 2 - p->are_wide)), _MM_HINT_T1);
-        if (p->are_wide)
-            scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), _mm512_castps128_ps512(_mm_maskz_loadu_ps(exist, from)));
+        _mm_prefetch(from + (p->ahead >> (p->shift - 1 - log)), _MM_HINT_T1);
+        if (p->kind != BFLOAT16_SCALES)
+            scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), scales_there(p->scales, p->kind, first, exist));
         else
             scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
         if (how == UINT4_GROUPS) {
@@ -157,9 +161,9 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
             zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
         }
     } else if (how == INT8_GROUPS) {
-        _mm_prefetch(from + (p->ahead >> (p->shift - 1 - p->are_wide)), _MM_HINT_T1);
-        scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->are_wide, first));
-        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->are_wide, first + 1));
+        _mm_prefetch(from + (p->ahead >> (p->shift - log)), _MM_HINT_T1);
+        scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first));
+        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first + 1));
     }
     const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
     __m512bh some[PARTS];

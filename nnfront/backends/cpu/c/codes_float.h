@@ -2,7 +2,8 @@
 // Codes as floats, for processors that do not multiply bfloat16.
 //
 // Four bits are left where they lie in their words: a mask and a conversion make 2^(4k) times the code of them, x has been divided by as much, and the
-// zero point is taken from the sum of x. That is three instructions for eight codes of AVX2, as many as there is time for.
+// zero point is taken from the sum of x. That is three instructions for eight codes of AVX2, as many as there is time for. Values of a table, 128 more than
+// they are so that none is negative, are multiplied in the same way where they lie, a byte each.
 
 #ifndef NNFRONT_CODES_FLOAT_H
 #define NNFRONT_CODES_FLOAT_H
@@ -33,7 +34,8 @@ FAST static bool arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py
         }
         const Py_ssize_t within = at % (CODES * FLOATS), code = within % CODES;
         float *step = to + at / (CODES * FLOATS) * step_elements(how) + within / CODES;
-        step[code * FLOATS] = code == CODES - 1 ? value : value / (float)(1 << 4 * code);
+        const int shift = code == CODES - 1 ? 0 : how != VALUES4 ? 4 * code : code / 2 == 3 ? 0 : code / 2 * 8;
+        step[code * FLOATS] = value / (float)(1 << shift);
         step[CODES * FLOATS] += value;
         is_finite &= (from[at] & 0x7F80) != 0x7F80;
     }
@@ -42,7 +44,7 @@ FAST static bool arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py
 
 // What is the same for all codes of a call.
 typedef struct {
-    Bits masks[CODES - 1], eights;
+    Bits masks[CODES - 1], eights, values;
     Ints places;  // for each lane which of the groups whose codes are in a step of 4 bits is its own
 } Constants;
 
@@ -50,6 +52,7 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     Constants c = {0};
     for (int k = 0; k < CODES - 1; k++) c.masks[k] += 15u << 4 * k;
     c.eights += 0x88888888;
+    for (int i = 0; i < VECTOR && how == VALUES4; i++) ((uint8_t *)&c.values)[i] = (uint8_t)(p->values[i % 16] + 128);
     for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how == INT8_GROUPS ? 0 : CODES * lane >> p->shift;
 #if AVX512 || AVX2
     // Not known to compilers, which would make them anew in each step.
@@ -66,7 +69,10 @@ FAST INLINE Floats spread(const float *from, Ints places) {
 #elif AVX2
     return _mm256_permutevar8x32_ps(floats(from), (__m256i)places);
 #else
-    return all(from[0]);  // a step is not longer than a group
+    if (!places[FLOATS - 1]) return all(from[0]);  // a step is seldom longer than a group
+    Floats each;
+    for (int lane = 0; lane < FLOATS; lane++) each[lane] = from[places[lane]];
+    return each;
 #endif
 }
 
@@ -83,18 +89,37 @@ FAST INLINE Floats float8(const uint8_t *codes) {
 #endif
 }
 
+// In each byte what its low half finds in a table of 16 bytes; the high one is zero.
+FAST INLINE Bits found_in(Bits table, Bits places) {
+#if AVX512
+    return (Bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);
+#elif AVX2
+    return (Bits)_mm256_shuffle_epi8((__m256i)table, (__m256i)places);
+#elif NEON
+    return (Bits)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)places);
+#else
+    Bits found;
+    for (int i = 0; i < VECTOR; i++) ((uint8_t *)&found)[i] = ((const uint8_t *)&table)[((const uint8_t *)&places)[i]];
+    return found;
+#endif
+}
+
 // The codes number `k` of a step as floats.
 FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *codes, const int k) {
     if (how == FLOAT8) return float8(codes + k * FLOATS);
     if (how < INT4_GROUPS) return __builtin_convertvector(signed_bytes(codes + k * FLOATS), Floats);
     Bits words;
     memcpy(&words, codes, sizeof words);
+    if (how == VALUES4) {
+        const Bits bytes = found_in(c->values, (k % 2 ? words >> 4 : words) & 0x0F0F0F0F);
+        return __builtin_convertvector((Ints)(k / 2 == 3 ? bytes >> 24 : bytes & 255u << k / 2 * 8), Floats);
+    }
     if (how == INT4_GROUPS) words ^= c->eights;  // from -8 on become from 0 on
     return __builtin_convertvector((Ints)(k < CODES - 1 ? words & c->masks[k] : words >> 28), Floats);
 }
 
 // Groups whose x is near, those that the end of a step shares with others, and what is read beyond.
-enum { MOST_GROUPS = NEAR_CODED / sizeof(float) / 32 + 4 + FLOATS };
+enum { MOST_GROUPS = NEAR_CODED / sizeof(float) / 16 + 4 + FLOATS };
 
 // Add to `sums` what the codes of the steps `first` to `end` of output `at` and all rows of x contribute.
 FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored how, Floats *sums, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end,
@@ -106,7 +131,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     for (Py_ssize_t i = group; i < groups && is_grouped(how); i += FLOATS) {
         const Lanes there = first_lanes(p->groups - i);
         const Py_ssize_t from = at * p->groups + i;
-        store(scales + i - group, elements(p->scales, p->are_wide, from, there));
+        store(scales + i - group, scales_there(p->scales, p->kind, from, there) * (how == VALUES4 ? p->unit : 1.0f));
         if (how != UINT4_GROUPS) continue;
         for (int j = 0; j < FLOATS; j++) zeros[i - group + j] = i + j < p->groups ? (float)p->zeros[from + j] : 0.0f;
     }
@@ -126,7 +151,7 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
             parts[row] = all(0.0f);
             if (how < INT4_GROUPS) continue;
             const Floats of_x = floats(x + row * p->stride + CODES * FLOATS);
-            parts[row] = of_x * (how == INT4_GROUPS ? all(-8.0f) : -spread(zeros + own, c->places));
+            parts[row] = of_x * (how != UINT4_GROUPS ? all(how == VALUES4 ? -128.0f : -8.0f) : -spread(zeros + own, c->places));
         }
 #pragma GCC unroll 8
         for (int k = 0; k < parts_of(how); k++) {

@@ -12,7 +12,7 @@
 #else
 #include "codes_float.h"
 #endif
-#include "blocks.h"
+#include "dequantize.c"
 #include "product.h"
 
 INLINE int bytes_in_step(const Stored how) { return in_blocks(how) ? block_bytes(how) : step_bytes(how); }
@@ -67,7 +67,7 @@ FAST INLINE void finish(const Quantized *p, const Stored how, Py_ssize_t at, Py_
         for (int i = 0; i < count; i += FLOATS) {
             const Lanes there = first_lanes(count - i);
             const Py_ssize_t to = row * p->outputs + at + i;
-            const Floats scales = is_grouped(how) ? all(1.0f) : elements(p->scales, p->are_wide, at + i, there);
+            const Floats scales = is_grouped(how) ? all(1.0f) : scales_there(p->scales, p->kind, at + i, there);
             Floats y = fused(floats(of_row + i), scales, p->bias ? widened_vector(p->bias + at + i, there) : all(0.0f));
             if (p->added) y += widened_vector(p->added + to, there);
             store_rounded(p->y + to, there, y);
@@ -98,22 +98,20 @@ FAST INLINE void coded_outputs(const Quantized *p, const Stored how, Py_ssize_t 
 
 #define OUTPUTS(how) \
     FAST static void coded_outputs_##how(const void *product, Py_ssize_t at, Py_ssize_t end) { coded_outputs(product, how, at, end); }
-OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4)
+OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 #undef OUTPUTS
 
 static const Share coded_shares[] = {coded_outputs_INT8, coded_outputs_INT8_GROUPS, coded_outputs_FLOAT8, coded_outputs_INT4_GROUPS, coded_outputs_UINT4_GROUPS,
-                                     coded_outputs_Q4_K, coded_outputs_Q5_K, coded_outputs_Q6_K};
+                                     coded_outputs_VALUES4, coded_outputs_Q4_K, coded_outputs_Q5_K, coded_outputs_Q6_K};
 
 static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
-    const Py_ssize_t columns = n->columns, outputs = n->outputs, groups = n->groups, group = groups ? columns / groups : 0;
-    if (n->stored > Q6_K) return refused("0 to %d for how codes are stored, got %zd", Q6_K, n->stored);
-    if (in_blocks(how)) {
-        if (columns % HALF) return refused("columns that %d divides, got %zd", HALF, columns);
-    } else if (is_grouped(how) ? (group != 32 && group != 64 && group != 128) || columns % groups : groups != 1)
-        return refused("groups of %s, got %zd of %zd columns", is_grouped(how) ? "32, 64 or 128" : "all columns", groups, columns);
+    const Py_ssize_t columns = n->columns, outputs = n->outputs;
+    const char *why = unlike(how, n->stored, columns, n->groups, n->scale_kind);
+    if (why) return why;
     const bool are_few = n->rows < LEAST_BY_TILES || n->rows > MOST_BY_TILES;
-    if (n->with_tiles && !are_few && how < UINT4_GROUPS && has_tiles()) return multiply_codes_by_tiles(n);
+    if (n->with_tiles && !are_few && has_tiles()) return multiply_codes_by_tiles(n);
     const Py_ssize_t bytes = bytes_of(how, columns), steps = (bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
     const Py_ssize_t padded = steps * elements_in_step(how), size = (Py_ssize_t)sizeof(Element), page = PAGE / size;
@@ -121,11 +119,8 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     void *memory = malloc((size_t)(CODED_ROWS * stride * size + ALIGNED));
     if (!memory) return no_memory;
     Element *x = (Element *)(((uintptr_t)memory + ALIGNED - 1) / ALIGNED * ALIGNED);
-    Quantized p = {
-        .codes = n->codes, .scales = n->scales, .zeros = n->zeros, .x = x, .bias = n->bias, .columns = columns, .stride = stride,
-        .bytes = bytes, .outputs = outputs, .groups = groups, .shift = group == 32 ? 5 : group == 64 ? 6 : 7,
-        .are_wide = n->is_wide,
-    };
+    Quantized p = WEIGHT_OF(n, outputs);
+    p.x = x, p.stride = stride, p.bias = n->bias;
     // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
     for (Py_ssize_t row = 0; row < n->rows; row += p.rows) {
         p.rows = n->rows - row < CODED_ROWS ? n->rows - row : CODED_ROWS;

@@ -16,7 +16,7 @@ enum { SIDE = 16, TILE = SIDE * LANES, MOST_TILES = 4 };  // rows of a tile; ele
 
 // Let all tiles of this thread be whole ones, until `_tile_release`.
 TILED INLINE void use_whole_tiles(void) {
-    const struct {
+    static const struct {  // not on the stack: compilers know of the first bytes alone that they are read
         uint8_t palette, start, zeros[14];
         uint16_t bytes[16];
         uint8_t rows[16];
