@@ -11,6 +11,7 @@ from nnfront_models import llama
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.backends.cpu import quantized_pieces
+from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.table import resolver
 from nnfront.cli import main
 from nnfront.lower import Run, Structure
@@ -161,7 +162,9 @@ def test_products_agree_with_float64_and_decode_no_more_than_a_piece_at_a_time(
     eps, most = torch.finfo(dtype).eps, max([1.0, *product.abs().flatten().tolist()])
     torch.testing.assert_close(got.double(), product.relu(), rtol=8 * eps, atol=16 * eps * most)
     assert got.dtype == dtype
-    assert sizes == [3 * 64, 3 * 64, 3 * 64, 3 * 64, 2 * 64]
+    # The kernels in C look nothing up here.
+    is_in_c = NATIVE is not None and dtype == torch.bfloat16
+    assert sizes == ([] if is_in_c else [3 * 64, 3 * 64, 3 * 64, 3 * 64, 2 * 64])
 
 
 def exported(quantized: bool = True):

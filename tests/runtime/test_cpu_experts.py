@@ -153,6 +153,7 @@ PAIRS = [(name, name) for name in FORMATS] + [("int4", "int8"), ("mxfp4", None),
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_quantised_experts_are_what_their_dequantised_matrices_give(pair, dtype, monkeypatch):
     monkeypatch.setattr(quantized_pieces, "PIECE", 7 * HIDDEN)  # pieces that do not divide the outputs
+    monkeypatch.setattr(quantized_pieces, "NEAR_PIECE", 7 * HIDDEN)
     module, executable = quantized(dtype, *pair, limit=2.0)
     (run,) = (r for r in executable.program.methods["forward"].body.walk() if r.op != "pack")
     assert run.kernel == "quantized_experts_sorted"

@@ -73,6 +73,7 @@ WAYS += [("int8", 64), ("int8", 8), ("int8 with zeros", None)]
 @pytest.mark.parametrize(("way", "group"), WAYS, ids=str)
 def test_products_with_groups_of_codes_agree_with_float64(way, group, rows, bias, dtype, monkeypatch):
     monkeypatch.setattr(quantized_pieces, "PIECE", 3 * COLUMNS)  # pieces that do not divide the rows
+    monkeypatch.setattr(quantized_pieces, "NEAR_PIECE", 3 * COLUMNS)
     q, scales, zeros, dense, format = stored(way, group, dtype)
     x, residual = torch.randn(rows, COLUMNS).to(dtype), torch.randn(rows, OUTPUTS).to(dtype)
     b = torch.randn(OUTPUTS).to(dtype) if bias else None

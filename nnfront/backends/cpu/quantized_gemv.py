@@ -77,10 +77,8 @@ def _reads(format: QuantFormat) -> _Reads | None:
     return next((r for r in _READS if r.format == format.name and format.group_size in r.groups), None)
 
 
-Dequantize: TypeAlias = Callable[
-    [torch.Tensor, "torch.Tensor | None", "torch.Tensor | None", int], torch.Tensor
-]
-"""(weight, scales, zeros, columns) -> what they stand for, bfloat16 [outputs, columns], each number rounded once; operands in one piece."""
+Dequantize: TypeAlias = Callable[[torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"], torch.Tensor]
+"""(weight, scales, zeros) -> what they stand for, bfloat16 [outputs, columns], each number rounded once; operands in one piece."""
 
 
 def find_dequantizer(module: ModuleType | None, format: QuantFormat) -> Dequantize | None:
@@ -92,12 +90,16 @@ def find_dequantizer(module: ModuleType | None, format: QuantFormat) -> Dequanti
     values, unit = table_of(format)
 
     def dequantize(
-        weight: torch.Tensor, scales: torch.Tensor | None, zeros: torch.Tensor | None, columns: int
+        weight: torch.Tensor, scales: torch.Tensor | None, zeros: torch.Tensor | None
     ) -> torch.Tensor:
-        y = torch.empty((len(weight), columns), dtype=torch.bfloat16)
+        outputs, width = weight.shape
+        columns = width * (1 if format.packing is None else 2)
+        if format.block is not None:
+            columns = format.block.columns(width) or 0
+        y = torch.empty((outputs, columns), dtype=torch.bfloat16)
         kind = 0 if scales is None else SCALE_KINDS[scales.dtype]
         groups = columns // group if group else 1
-        run(how, len(weight), columns, groups, kind, *values, threads(), unit, weight, scales, zeros, y)
+        run(how, outputs, columns, groups, kind, *values, threads(), unit, weight, scales, zeros, y)
         return y
 
     return dequantize

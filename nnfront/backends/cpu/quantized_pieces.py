@@ -65,9 +65,7 @@ class Decoding:
         others, dequantize = self.by_torch(format), find_dequantizer(NATIVE, format)
         if dequantize is None:
             return others
-        in_c = in_pieces(
-            lambda weight, scales, zeros, x: dequantize(weight, scales, zeros, x.shape[-1]), NEAR_PIECE
-        )
+        in_c = in_pieces(lambda *stored: dequantize(*stored[:3]), NEAR_PIECE)
 
         def multiply(
             x: torch.Tensor,
@@ -94,9 +92,9 @@ class Decoding:
         return x.item * (decoded + product)
 
 
-def step_of(columns: int, piece: int = PIECE) -> int:
-    """Return how many outputs a piece of so many elements has."""
-    return max(piece // max(columns, 1), 1)
+def step_of(columns: int, most: int | None = None) -> int:
+    """Return how many outputs a piece has, of so many elements if that is said."""
+    return max((PIECE if most is None else most) // max(columns, 1), 1)
 
 
 def scaled(decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Multiply:
@@ -158,8 +156,8 @@ def _grouped(format: QuantFormat) -> Multiply:
     return in_pieces(partial(dequantized, format))
 
 
-def in_pieces(dequantized: Callable[..., torch.Tensor], piece: int = PIECE) -> Multiply:
-    """A product with a weight of which `dequantized(weight, scales, zeros, x)` makes some outputs at a time, in the dtype of x."""
+def in_pieces(dequantized: Callable[..., torch.Tensor], most: int | None = None) -> Multiply:
+    """A product with a weight of which `dequantized(weight, scales, zeros, dtype)` makes some outputs at a time, in the dtype of x."""
 
     def multiply(
         x: torch.Tensor,
@@ -169,13 +167,13 @@ def in_pieces(dequantized: Callable[..., torch.Tensor], piece: int = PIECE) -> M
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
         outputs, columns = len(weight), x.shape[-1]
-        y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns, piece)
+        y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns, most)
         for first in range(0, outputs, step):
             some = slice(first, first + step)
             others = (None if part is None else part[some] for part in (scales, zeros))
             # No names for what is made: they would keep one piece while the next is made.
             y.narrow(-1, first, min(step, outputs - first)).copy_(
-                F.linear(x, dequantized(weight[some], *others, x))
+                F.linear(x, dequantized(weight[some], *others, x.dtype))
             )
         return y if bias is None else y.add_(bias)
 
@@ -187,7 +185,7 @@ def dequantized(
     weight: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
-    x: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of codes is exact there."""
     codes = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
@@ -197,7 +195,7 @@ def dequantized(
     if zeros is not None:
         groups.sub_(zeros.to(scales.dtype).unsqueeze(-1))
     groups.mul_(scales.unsqueeze(-1))
-    return wide.to(x.dtype)
+    return wide.to(dtype)
 
 
 def _unpacked(weight: torch.Tensor, *, signed: bool) -> torch.Tensor:
@@ -214,10 +212,9 @@ def dequantized_by_ops(
     weight: torch.Tensor,
     scales: torch.Tensor | None,
     zeros: torch.Tensor | None,
-    x: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """What the ops' references give, for any format, scales of any dtype, on any device."""
-    dtype = x.dtype
     if format.block is not None:
         dense: torch.Tensor = OPS["dequantize_blocks"].run(
             (weight,), {"format": format.name, "dtype": str(dtype).removeprefix("torch.")}
@@ -246,17 +243,17 @@ def _from_tables(format: QuantFormat) -> Multiply:
 
 
 def looked_up(
-    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, x: torch.Tensor
+    format: QuantFormat, weight: torch.Tensor, scales: torch.Tensor, zeros: None, dtype: torch.dtype
 ) -> torch.Tensor:
     """values[weight] * scale_values[scales], or values[weight] * scales; made in float32 and rounded once where it is not exact in the dtype."""
-    wide = torch.float32 if _is_rounded(format, x.dtype) else x.dtype
+    wide = torch.float32 if _is_rounded(format, dtype) else dtype
     pairs, powers = _tables(format, wide)
     # Both values of a byte are moved at once.
     found = pairs.index_select(0, weight.flatten().to(torch.int32)).view(wide)
     by = powers.index_select(0, scales.flatten().to(torch.int32)) if format.scale_values else scales
     found.view(*scales.shape, -1).mul_(by.view(*scales.shape, 1))
     del by
-    return found.view(len(weight), -1).to(x.dtype)
+    return found.view(len(weight), -1).to(dtype)
 
 
 def _is_rounded(format: QuantFormat, dtype: torch.dtype) -> bool:
@@ -296,7 +293,7 @@ def _grouped_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int
     return max(2 * unpacked, unpacked + scales.item * decoded, scaled, x.item * (decoded + product))
 
 
-def _piece_elements(x: Layout, outputs: int, most: int = PIECE) -> tuple[int, int]:
+def _piece_elements(x: Layout, outputs: int, most: int | None = None) -> tuple[int, int]:
     """The elements of a piece of the weight, and of its product."""
     columns = x.shape[-1]
     piece = min(step_of(columns, most), outputs)
