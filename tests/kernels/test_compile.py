@@ -15,6 +15,7 @@ import nnfront_kernels
 import pytest
 import torch
 import triton
+from few_of import few_of
 from kernel_budgets import Build, broken_rules, builds, compile_build, load, missing_file, over_budget
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
@@ -40,7 +41,7 @@ from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
 ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
-# `make test` compiles the first config of each kernel for sm_90, `make test-all` for each arch, and caches in 8 bits for one.
+# `make test` compiles the first config of some kernels for sm_90, `make test-all` of each kernel for each arch, and caches in 8 bits for one.
 NARROW = [b for b in ALL if getattr(b.shape, "fp8", False)]
 PLAIN = [
     b
@@ -53,8 +54,9 @@ FEW += list({b.kernel: b for b in reversed(NARROW) if b.arch == "sm_90"}.values(
 
 
 def marked(found: Sequence[Build]) -> list[Any]:
-    """Builds for sm_90, and those for other archs as part of the matrix."""
-    return [pytest.param(b, marks=() if b.arch == "sm_90" else pytest.mark.matrix) for b in found]
+    """Some builds for sm_90, and all others as part of the matrix."""
+    home = [b for b in found if b.arch == "sm_90"]
+    return few_of(home, 9) + few_of([b for b in found if b.arch != "sm_90"], 0)
 
 
 FALLBACKS = [
@@ -140,7 +142,6 @@ def test_several_blocks_of_few_rows_are_on_an_sm_at_once(compiled, build):
     assert resident >= (5 if build.shape.m == 1 else 2)
 
 
-@pytest.mark.ahead.with_args(compile_build)
 @pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_no_thread_has_more_registers_than_choose_reckons_with(compiled, build):
     assert compiled(compile_build, build).registers <= build.config.registers
@@ -312,7 +313,9 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "old", "new", "build", "complaint"), MUTANTS, ids=[m[0] for m in MUTANTS])
+@pytest.mark.parametrize(
+    ("name", "old", "new", "build", "complaint"), few_of(MUTANTS, 2), ids=[m[0] for m in MUTANTS]
+)
 def test_bad_machine_code_is_caught(compiled, name, old, new, build, complaint):
     broken = compiled(rules_broken_by, Mutant(name, f"{build.kernel}.py" if old else "", old, new), build)
     assert any(complaint in rule for rule in broken), broken

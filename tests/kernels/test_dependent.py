@@ -9,6 +9,7 @@ from typing import Any
 import nnfront_kernels
 import pytest
 import torch
+from few_of import few_of
 from kernel_mutants import Mutant, package
 from nnfront_kernels import dependent
 from nnfront_kernels.ahead import build
@@ -59,7 +60,7 @@ def wrong(name: str, order: tuple[str, ...]) -> str:
 
 
 @pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_100", marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("name", PRODUCTS + ROWS)
+@pytest.mark.parametrize("name", few_of(PRODUCTS + ROWS, 4))
 def test_only_weights_are_touched_before_earlier_launches_have_ended(compiled, name, arch):
     assert wrong(name, compiled(order_of, name, arch)) == ""
 
@@ -75,7 +76,9 @@ MUTANTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("mutant", "name", "complaint"), MUTANTS, ids=[str(m[0]) for m in MUTANTS])
+@pytest.mark.parametrize(
+    ("mutant", "name", "complaint"), few_of(MUTANTS, 2), ids=[str(m[0]) for m in MUTANTS]
+)
 def test_a_wait_in_the_wrong_place_is_found(compiled, mutant, name, complaint):
     assert wrong(name, compiled(order_of, name, "sm_90", mutant)) == complaint
 
