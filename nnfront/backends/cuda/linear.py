@@ -263,8 +263,8 @@ def _product(run: Run) -> Callable[..., Any]:
         scale: None,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        more = {} if residual is None else {"residual": _rows(residual)}
-        return _like(x, many_rows.product(_rows(x), _adjacent(weight), bias=bias, **more, **options))
+        added = None if residual is None else _rows(residual)
+        return _like(x, many_rows.product(_rows(x), _adjacent(weight), bias=bias, residual=added, **options))
 
     return triton_product
 
@@ -291,12 +291,14 @@ def _quantized(name: str) -> Bind:
             scale: None = None,
             residual: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            rows, more = _rows(x), {} if residual is None else {"residual": _rows(residual)}
+            rows, added = _rows(x), None if residual is None else _rows(residual)
             if many_rows.unpacks(name, rows):
                 dense = many_rows.unpacked(name, x.dtype, weight, scales, zeros)
-                return _like(x, many_rows.product(rows, dense, bias=bias, gated=gated, **more, **options))
+                return _like(
+                    x, many_rows.product(rows, dense, bias=bias, residual=added, gated=gated, **options)
+                )
             stored = (weight, scales) if zeros is None else (weight, scales, zeros)
-            more = many_rows.added(x, more.get("residual"), options)
+            more = many_rows.added(x, added, options)
             return _like(x, kernel.launch(rows, *stored, bias=bias, gated=gated, **more))
 
         return triton_quantized

@@ -100,17 +100,18 @@ def unpacked(
 ) -> torch.Tensor:
     """The weight [N, K] that int8 or packed int4 elements stand for, scales [K // group, N], in a dtype of 16 bits: rounded once."""
     if kernel == "matmul_int8":
-        groups = weight.unflatten(1, (len(scales), -1))
-        return torch.mul(groups, scales.to(dtype).t()[:, :, None]).flatten(1)
+        groups = weight.view(len(weight), len(scales), -1)
+        dense = torch.empty_like(groups, dtype=dtype)
+        return torch.mul(groups, scales.t()[:, :, None], out=dense).flatten(1)
     half = weight.shape[1] // len(scales)
-    made = weight.new_empty(len(weight), len(scales), 2, half, dtype=dtype)
-    stored = weight.unflatten(1, (len(scales), half))
-    by = scales.to(dtype).t()[:, :, None, None, None]
-    offset = 8 if zeros is None else zeros.t().to(torch.int8)[:, :, None]
+    made = weight.new_empty(len(weight), len(scales), 2, half // 4, 2, 2, dtype=dtype)
+    stored = weight.view(len(weight), len(scales), half // 4, 2, 2)
+    by = scales.t()[:, :, None, None, None]
+    offset = 8 if zeros is None else zeros.to(torch.int8).t()[:, :, None, None, None]
     for place, nibbles in zip(made.unbind(2), (stored & 15, stored >> 4), strict=True):
         # Of four neighbours the second and the third have changed places.
-        quads = nibbles.view(torch.int8).sub_(offset).unflatten(2, (-1, 2, 2)).transpose(3, 4)
-        torch.mul(quads, by, out=place.unflatten(2, (-1, 2, 2)))
+        quads = nibbles.view(torch.int8).sub_(offset).transpose(3, 4)
+        torch.mul(quads, by, out=place)
     return made.flatten(1)
 
 
