@@ -8,8 +8,12 @@ import torch
 from nnfront_kernels import quantized
 from nnfront_kernels.common import launched_by, planning_for
 
+import nnfront as nn
 from nnfront.backends.cuda import many_rows
 from nnfront.backends.cuda.many_rows import takes_cublas
+from nnfront.backends.table import resolver
+from nnfront.ir import parse
+from nnfront.lower import Run
 
 
 @pytest.mark.parametrize(
@@ -125,3 +129,26 @@ def test_scaled_products_go_to_torch_where_it_has_them(arch, rows, dtype, k, exp
     x, codes = (torch.empty(rows, k, dtype=each, device="meta") for each in (dtype, torch.float8_e4m3fn))
     with planning_for(arch):
         assert many_rows.takes_scaled(x, codes, torch.empty(32, k, device="meta"), None) is expected
+
+
+PRODUCT = """
+def main[n](x: input bfloat16[n, 64], w: weight bfloat16[64, 64], v: input bfloat16[64, 64]) -> bfloat16[n, 64] {
+    a: bfloat16[n, 64] = linear(x, w)
+    b: bfloat16[n, 64] = linear(a, v)
+    return b
+}
+"""
+
+
+def test_weights_that_loading_binds_are_fetched_while_the_launch_before_ends_and_others_are_not():
+    made: list[bool] = []
+    method = nn.compile(parse(PRODUCT), target="cuda:sm_90").program.methods["main"]
+    products = [i for i in method.body.walk() if isinstance(i, Run) and i.kernel == "triton_product"]
+    x, w = (torch.empty(m, 64, dtype=torch.bfloat16, device="meta") for m in (4, 64))
+    with (
+        planning_for("sm_90"),
+        launched_by(lambda plan: made.append(plan.constants["FETCH"])),
+    ):
+        for run in products:
+            resolver("cuda:sm_90")(run)(x, w, None, None, None)
+    assert [bool(count) for count in made] == [True, False]

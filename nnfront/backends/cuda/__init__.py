@@ -2,7 +2,7 @@
 """What runs on a GPU, and how it gets there.
 
 backend            the back end;  table  its kernels in the order in which they are asked
-linear, attention, rowwise, sampling   launches of the kernels in `nnfront_kernels`, each with its record
+linear, experts, attention, rowwise, sampling   launches of the kernels in `nnfront_kernels`, each with its record
 workspace          how they are asked what they allocate;  upload  weights, pinned and overlapped
 graphs             calls of few rows as captured graphs;  captured_call  what one reads and writes;  graph_capture  by CUDA
 graph_safety       which can be;  independent_rows  which may be given rows that are nobody's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers and experts on CUDA: launches of `nnfront_kernels`.
+"""Linear layers on CUDA: launches of `nnfront_kernels`.
 
 Whether a kernel takes a call is the kernel's own `accepts`, asked for the weight's sizes and the target's architecture. How many rows there
 are is known on a call only: `many_rows` takes the kernel for few rows, one for many, or cuBLAS. All of them run in Triton's interpreter as well
@@ -32,7 +32,15 @@ OUT_DTYPES = ("float16", "bfloat16", "float32")
 FORMATS_READ = ("int4", "uint4", "int8", "fp8")
 # Fusions with a quantised weight whose gate and up rows alternate; the same kernels run plain products.
 GATED = frozenset({"int4_gated_product", "int8_gated_product", "fp8_gated_product"})
+CONSTANT = "constant_weights"  # a note on an instruction, and the kernels' option
 _TURNED = "something else reads the weight as [in, out], and it is not kept twice"
+
+
+def _noting(run: Run, context: Context) -> Run:
+    """The call, with a note that its weight does not change between launches: kernels fetch that while the launch before theirs ends."""
+    if not context.is_bound_at_load(run.inputs[1]):
+        return run
+    return replace(run, attrs={**run.attrs, CONSTANT: True})
 
 
 def _as_product(run: Run, context: Context) -> Run | str:
@@ -44,7 +52,7 @@ def _as_product(run: Run, context: Context) -> Run | str:
         return seen
     absent = context.frame.constant(None)
     attrs = {"kind": "linear", **({"dtype": run.attrs["out_dtype"]} if "out_dtype" in run.attrs else {})}
-    return replace(seen, op="product", inputs=(*seen.inputs, absent, absent), attrs=attrs)
+    return _noting(replace(seen, op="product", inputs=(*seen.inputs, absent, absent), attrs=attrs), context)
 
 
 def _ends(run: Run, context: Context, residual: int | None) -> str:
@@ -180,39 +188,6 @@ def _fp8_accepts(*, native: bool) -> Accepts:
     return accepts
 
 
-def _experts_accepts(run: Run, context: Context) -> str:
-    x, gate_up, down, experts, _, *biases = run.inputs
-    if more := [name for name in ("gated", "alpha", "limit", "up_offset") if name in run.attrs]:
-        return f"the kernel has no {' and no '.join(more)}"
-    if not all(map(context.is_none, biases)):
-        return "experts have biases"
-    hidden, top_k = context.tensor(x).shape[1], context.tensor(experts).shape[1]
-    count, size, _ = context.tensor(gate_up).shape
-    if not all(isinstance(n, int) for n in (hidden, count, size, top_k)):
-        return "sizes of the experts are not known"
-    if (run.attrs["activation"], None) not in ACTIVATIONS and run.attrs["activation"] != "gelu_tanh":
-        return f"there is no {run.attrs['activation']} in the kernel"
-    module, arch, dtype = kernel_module("grouped_matmul"), arch_of(context.target), context.tensor(x).dtype
-    routing = kernel_module("moe_routing")
-    shapes = (
-        module.GroupedShape(1, top_k, count, size, hidden, gated=True, gather=True),
-        module.GroupedShape(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False),
-    )
-    reasons = [module.accepts(shape, dtype, arch) for shape in shapes]
-    reasons.append(routing.accepts(routing.RoutingShape(1, top_k, count), "int32", arch))
-    return next((reason for reason in reasons if reason), ACCEPTED)
-
-
-def _interleaved(run: Run, context: Context) -> str:
-    """Experts whose gate and up alternate as they are, or why they do not in a copy."""
-    return _experts_accepts(run, context) or (
-        ACCEPTED
-        if "interleaved" in run.attrs
-        else "gate_up is no weight, or something else reads it as it is"
-    )
-
-
-_SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
 _ROWS = "few rows: K split over all SMs, summed in order; more: cuBLAS, or tiles with the end of the product in registers"
 _TILES = "gate and its partner in one tile: one pass, no intermediate"
 _NIBBLES = "weights stay packed in memory and are unpacked in registers, scaled after the dot"
@@ -220,7 +195,7 @@ _FLOAT8 = "activations rounded to float8 on the device, a scale for each row; sc
 _DECODED = "activations rounded to float8, a scale for each row; codes decoded in registers and multiplied as float16"
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
+def in_rows(x: torch.Tensor) -> torch.Tensor:
     """x as a matrix whose rows have adjacent elements."""
     return _adjacent(x.reshape(-1, x.shape[-1]))
 
@@ -245,7 +220,7 @@ def _epilogue(run: Run) -> dict[str, Any]:
 
 def _added(x: torch.Tensor, residual: torch.Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
     """The kernel's options with a residual, in rows."""
-    return many_rows.added(x, None if residual is None else _rows(residual), options)
+    return many_rows.added(x, None if residual is None else in_rows(residual), options)
 
 
 def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -254,7 +229,7 @@ def _like(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def _product(run: Run) -> Callable[..., Any]:
-    options = _epilogue(run)
+    options, constant = _epilogue(run), run.attrs.get(CONSTANT, False)
 
     def triton_product(
         x: torch.Tensor,
@@ -263,17 +238,23 @@ def _product(run: Run) -> Callable[..., Any]:
         scale: None,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        added = None if residual is None else _rows(residual)
-        return _like(x, many_rows.product(_rows(x), _adjacent(weight), bias=bias, residual=added, **options))
+        added = None if residual is None else in_rows(residual)
+        y = many_rows.product(
+            in_rows(x), _adjacent(weight), bias=bias, residual=added, constant=constant, **options
+        )
+        return _like(x, y)
 
     return triton_product
 
 
 def _gated(run: Run) -> Callable[..., Any]:
-    options = _epilogue(run)
+    options, constant = _epilogue(run), run.attrs.get(CONSTANT, False)
 
     def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return _like(x, many_rows.product(_rows(x), _adjacent(weight), bias=bias, gated=True, **options))
+        y = many_rows.product(
+            in_rows(x), _adjacent(weight), bias=bias, gated=True, constant=constant, **options
+        )
+        return _like(x, y)
 
     return triton_gated
 
@@ -291,14 +272,14 @@ def _quantized(name: str) -> Bind:
             scale: None = None,
             residual: torch.Tensor | None = None,
         ) -> torch.Tensor:
-            rows, added = _rows(x), None if residual is None else _rows(residual)
+            rows, added = in_rows(x), None if residual is None else in_rows(residual)
             if many_rows.unpacks(name, rows):
                 dense = many_rows.unpacked(name, x.dtype, weight, scales, zeros)
                 return _like(
                     x, many_rows.product(rows, dense, bias=bias, residual=added, gated=gated, **options)
                 )
             stored = (weight, scales) if zeros is None else (weight, scales, zeros)
-            more = many_rows.added(x, added, options)
+            more = {**many_rows.added(x, added, options), CONSTANT: run.attrs.get(CONSTANT, False)}
             return _like(x, kernel.launch(rows, *stored, bias=bias, gated=gated, **more))
 
         return triton_quantized
@@ -320,53 +301,34 @@ def _fp8(run: Run) -> Callable[..., Any]:
         scale: None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        codes, x_scales = rounding.launch(_rows(x))
+        codes, x_scales = rounding.launch(in_rows(x))
         if plain and many_rows.takes_scaled(x, codes, weight, bias):
             y = _like(x, many_rows.scaled(codes, weight, x_scales, scales, bias))
             return y if residual is None else y + residual
-        more = {"out_dtype": x.dtype, **_added(x, residual, options)}
+        more = {
+            "out_dtype": x.dtype,
+            **_added(x, residual, options),
+            CONSTANT: run.attrs.get(CONSTANT, False),
+        }
         return _like(x, kernel.launch(codes, weight, x_scales, scales, bias=bias, **more))
 
     return triton_fp8
 
 
-def _experts(run: Run) -> Callable[..., Any]:
-    routing, grouped, combine = map(kernel_module, ("moe_routing", "grouped_matmul", "moe_combine"))
-    activation = run.attrs["activation"]
-
-    def triton_experts(
-        x: torch.Tensor,
-        gate_up: torch.Tensor,
-        down: torch.Tensor,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-        *biases: None,
-    ) -> torch.Tensor:
-        count, size, hidden = gate_up.shape
-        chosen = experts.to(torch.int32).contiguous()
-        shape = grouped.GroupedShape(len(x), chosen.shape[1], count, size, hidden, gated=True)
-        config = grouped.choose(
-            shape, str(x.dtype).removeprefix("torch."), kernel_module("common").arch_of(x.device)
-        )
-        slots = routing.launch(chosen, num_experts=count, block_m=config.block_m)
-        hidden_rows = grouped.launch(_rows(x), gate_up, slots, gather=True, gated=True, activation=activation)
-        shares = grouped.launch(hidden_rows, down, slots, scatter=True)
-        y: torch.Tensor = combine.launch(shares, weights, chosen, num_experts=count)
-        return y
-
-    return triton_experts
-
-
-_EXPERTS = Kernel("triton_experts", "interleaved_experts", _experts, _SEGMENTS, _experts_accepts)
-_PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense)
-_GATED = Kernel("triton_gated", "interleaved_product", _gated, _TILES, _gated_accepts)
+_PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense, _noting)
+_GATED = Kernel("triton_gated", "interleaved_product", _gated, _TILES, _gated_accepts, _noting)
 
 
 def _quantized_kernels(name: str) -> tuple[Kernel, Kernel]:
     """One kernel for a product and for a gated one."""
     module = f"matmul_{name}"
     plain = Kernel(
-        f"triton_{name}", f"{name}_product", _quantized(module), _NIBBLES, _quantized_accepts(module)
+        f"triton_{name}",
+        f"{name}_product",
+        _quantized(module),
+        _NIBBLES,
+        _quantized_accepts(module),
+        _noting,
     )
     return plain, replace(plain, op=f"{name}_gated_product")
 
@@ -378,12 +340,10 @@ KERNELS = (
     *_quantized_kernels("int4"),
     *_quantized_kernels("int8"),
     *(
-        Kernel("triton_fp8", op, _fp8, why, _fp8_accepts(native=native))
+        Kernel("triton_fp8", op, _fp8, why, _fp8_accepts(native=native), _noting)
         for op in ("quantized_product", "fp8_gated_product")
         for why, native in ((_FLOAT8, True), (_DECODED, False))
     ),
-    _EXPERTS,
-    replace(_EXPERTS, op="experts", accepts=_interleaved),
     _PRODUCT,
     _PRODUCT.of("linear", _as_product),
     _PRODUCT.of("matmul", _as_product),

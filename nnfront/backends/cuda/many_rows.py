@@ -43,18 +43,21 @@ def product(
     bias: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     gated: bool = False,
+    constant: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """x [rows, K], weight [N, K] of one dtype, residual [rows, N]; options as for the kernels' `launch`."""
+    """x [rows, K], weight [N, K] of one dtype, residual [rows, N]; `constant`: no launch writes the weight. Options as for the kernels' `launch`."""
     adds = residual is not None and bias is None and residual.dtype == x.dtype
     has_end = gated or bool(options) or not (residual is None or adds)
     if takes_cublas(is_gpu=on_gpu(x), rows=len(x), has_end=has_end):
         if residual is None:
             return torch.nn.functional.linear(x, weight, bias)
         return torch.addmm(residual, x, weight.t())
-    return _kernel(x, weight, residual, gated, options).launch(  # type: ignore[no-any-return]
-        x, weight, bias=bias, **({"gated": True} if gated else {}), **added(x, residual, options)
-    )
+    more = {**added(x, residual, options), **({"gated": True} if gated else {})}
+    if len(x) <= SMALL_BATCH and x.dtype != torch.float32:
+        few = kernel_module("matmul_small_m")
+        return few.launch(x, weight, bias=bias, constant_weights=constant, **more)  # type: ignore[no-any-return]
+    return _kernel(x, weight, residual, gated, options).launch(x, weight, bias=bias, **more)  # type: ignore[no-any-return]
 
 
 def added(x: torch.Tensor, residual: torch.Tensor | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -72,9 +75,7 @@ def _kernel(
     gated: bool,
     options: dict[str, Any],
 ) -> Any:
-    """The kernel for a dense product."""
-    if len(x) <= SMALL_BATCH and x.dtype != torch.float32:
-        return kernel_module("matmul_small_m")
+    """The kernel for a dense product of many rows."""
     tma, common = kernel_module("matmul_tma"), kernel_module("common")
     columns, out = len(weight) // (2 if gated else 1), added(x, residual, options).get("out_dtype", x.dtype)
     begins = [columns * out.itemsize % 16]

@@ -8,10 +8,11 @@ from functools import partial
 
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import host, moe, rope, state
-from nnfront.backends.cuda import attention, latent_attention, linear, recurrent, rowwise
+from nnfront.backends.cuda import attention, experts, latent_attention, linear, recurrent, rowwise
 
 ON_DEVICE = (
     *linear.KERNELS,
+    *experts.KERNELS,
     *attention.KERNELS,
     *latent_attention.KERNELS,
     *rowwise.KERNELS,

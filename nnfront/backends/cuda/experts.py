@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Experts on CUDA: launches of `nnfront_kernels` that route tokens, multiply all experts at once and add up their shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.linear import ACTIVATIONS, in_rows
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.lower import Run
+
+_SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
+
+
+def _experts_accepts(run: Run, context: Context) -> str:
+    x, gate_up, down, experts, _, *biases = run.inputs
+    if more := [name for name in ("gated", "alpha", "limit", "up_offset") if name in run.attrs]:
+        return f"the kernel has no {' and no '.join(more)}"
+    if not all(map(context.is_none, biases)):
+        return "experts have biases"
+    hidden, top_k = context.tensor(x).shape[1], context.tensor(experts).shape[1]
+    count, size, _ = context.tensor(gate_up).shape
+    if not all(isinstance(n, int) for n in (hidden, count, size, top_k)):
+        return "sizes of the experts are not known"
+    if (run.attrs["activation"], None) not in ACTIVATIONS and run.attrs["activation"] != "gelu_tanh":
+        return f"there is no {run.attrs['activation']} in the kernel"
+    module, arch, dtype = kernel_module("grouped_matmul"), arch_of(context.target), context.tensor(x).dtype
+    routing = kernel_module("moe_routing")
+    shapes = (
+        module.GroupedShape(1, top_k, count, size, hidden, gated=True, gather=True),
+        module.GroupedShape(1, top_k, count, hidden, context.tensor(down).shape[2], gather=False),
+    )
+    reasons = [module.accepts(shape, dtype, arch) for shape in shapes]
+    reasons.append(routing.accepts(routing.RoutingShape(1, top_k, count), "int32", arch))
+    return next((reason for reason in reasons if reason), ACCEPTED)
+
+
+def _interleaved(run: Run, context: Context) -> str:
+    """Experts whose gate and up alternate as they are, or why they do not in a copy."""
+    return _experts_accepts(run, context) or (
+        ACCEPTED
+        if "interleaved" in run.attrs
+        else "gate_up is no weight, or something else reads it as it is"
+    )
+
+
+def _experts(run: Run) -> Callable[..., Any]:
+    routing, grouped, combine = map(kernel_module, ("moe_routing", "grouped_matmul", "moe_combine"))
+    activation = run.attrs["activation"]
+
+    def triton_experts(
+        x: torch.Tensor,
+        gate_up: torch.Tensor,
+        down: torch.Tensor,
+        experts: torch.Tensor,
+        weights: torch.Tensor,
+        *biases: None,
+    ) -> torch.Tensor:
+        count, size, hidden = gate_up.shape
+        chosen = experts.to(torch.int32).contiguous()
+        shape = grouped.GroupedShape(len(x), chosen.shape[1], count, size, hidden, gated=True)
+        config = grouped.choose(
+            shape, str(x.dtype).removeprefix("torch."), kernel_module("common").arch_of(x.device)
+        )
+        slots = routing.launch(chosen, num_experts=count, block_m=config.block_m)
+        hidden_rows = grouped.launch(
+            in_rows(x), gate_up, slots, gather=True, gated=True, activation=activation
+        )
+        shares = grouped.launch(hidden_rows, down, slots, scatter=True)
+        y: torch.Tensor = combine.launch(shares, weights, chosen, num_experts=count)
+        return y
+
+    return triton_experts
+
+
+_EXPERTS = Kernel("triton_experts", "interleaved_experts", _experts, _SEGMENTS, _experts_accepts)
+KERNELS = (_EXPERTS, replace(_EXPERTS, op="experts", accepts=_interleaved))
