@@ -60,6 +60,7 @@ class Backend:
     kernels        the first that accepts a call runs it
     numbered       whether a target may end with the number of a device, as in `cuda:1`
     captures       whether calls are captured and replayed, so that it pays to keep a cache where it lies
+    decode_rows    rows of one decoding call of many sequences, at most
     uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
     reads_experts  whether products of experts read weights in the formats that others do
     adds_single_rows_otherwise  whether products of a single row may have sums in another order than those of several
@@ -71,6 +72,7 @@ class Backend:
     kernels: Sequence[Kernel] = ()
     numbered = False
     captures = False
+    decode_rows = 32  # from two to so many, the kernels of a CPU add up each row in one order
     adds_single_rows_otherwise = False
     uploads = False
     ring_windows = True

@@ -11,15 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from nnfront.backends.device import sent
 from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Change, Limits
 from nnfront.llm.methods import EXTEND, WITH_HIDDEN
 from nnfront.session import Session
 from nnfront.state.cache import Cache
-
-DECODE_ROWS = 32
-"""Rows of one decoding call: from two to so many, a CPU's own kernels add up each row in one order."""
 
 
 class Work(NamedTuple):
@@ -51,15 +49,17 @@ class Compute:
         stored_as: str | None = None,
         given: Cache | None = None,
         ranks: Ranks = ALONE,
-        decode_rows: int = DECODE_ROWS,
+        decode_rows: int | None = None,
         has_adapters: bool = False,
         hidden: bool = False,
     ) -> None:
         """`stored_as`, `given`: as for `Pool`. `has_adapters`: methods take the number of each sequence's adapter, too. `hidden`: give what the model's head reads of each token, too.
+        `decode_rows`: of one call, at most; without it those of the back end.
 
         Raises RunError where it does not fit into memory, or the model cannot have one with pages.
         """
-        self.session, self.decode_rows, self._ranks = session, decode_rows, ranks
+        self.session, self._ranks = session, ranks
+        self.decode_rows = decode_rows or session.backend.decode_rows
         self._has_adapters, self.gives_hidden = has_adapters, hidden
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
@@ -106,8 +106,8 @@ class Compute:
         compute = self.session[WITH_HIDDEN[method] if self.gives_hidden else method]
         device = self.session.device
         chosen = [*map(self.pool.adapter, sequences)] if self._has_adapters else None
-        more = [] if chosen is None else [torch.tensor(chosen, dtype=torch.int32, device=device)]
-        result = compute(torch.tensor(tokens, device=device), rows, *more)
+        more = [] if chosen is None else [sent(chosen, torch.int32, device)]
+        result = compute(sent(tokens, torch.int64, device), rows, *more)
         logits, hidden = result if self.gives_hidden else (result, None)
         seconds = time.perf_counter() - began
         wanted = logits[:, -1:] if method == "prefill" else logits

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nnfront.engine.compute import DECODE_ROWS, Compute, Work
+from nnfront.engine.compute import Compute, Work
 from nnfront.engine.draw import Draw, Logprobs, Row
 from nnfront.engine.multi_token import Heads, MultiTokenHead, Wish
 from nnfront.engine.schedule import Scheduler, Sequence, Step
@@ -131,7 +131,8 @@ class Runner:
         answers = [a for s in self.scheduler.running if s.answers and (a := self.answers.get(s.arrival))]
         if not answers or not self.guesses:
             return
-        most = min(MOST_GUESSED, DECODE_ROWS // len(answers) - 1, *(a.sequence.room for a in answers))
+        rows = self.compute.decode_rows // len(answers)
+        most = min(MOST_GUESSED, rows - 1, *(a.sequence.room for a in answers))
         if most < 1:
             return
         began = time.perf_counter()

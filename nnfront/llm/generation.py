@@ -14,7 +14,7 @@ import torch
 
 from nnfront.distributed.ranks import Ranks
 from nnfront.engine import schedule
-from nnfront.engine.compute import DECODE_ROWS, Compute
+from nnfront.engine.compute import Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
@@ -168,7 +168,7 @@ class Generation(Coming):
     def _made(self) -> Runner:
         """In a cache where each sequence keeps its row; where a single one needs company, there is a row of nobody's."""
         session, several = self._session, len(self._waiting)
-        batch = several + (several % DECODE_ROWS == 1 and company(session))
+        batch = several + (several % session.backend.decode_rows == 1 and company(session))
         guesses = any(answer.guesser is not None for answer in self._waiting)
         cache = self._cache(batch, takes_back=guesses)
         hidden = any(isinstance(answer.guesser, MultiTokenHead) for answer in self._waiting)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from nnfront.engine.compute import DECODE_ROWS, Compute
+from nnfront.engine.compute import Compute
 from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
@@ -41,7 +41,7 @@ class Engine:
     """A model that answers many requests at once. `close` it, or use it in a `with`."""
 
     def __init__(
-        self, llm: LLM, limits: Limits, *, decode_rows: int = DECODE_ROWS, spec: str | None = None
+        self, llm: LLM, limits: Limits, *, decode_rows: int | None = None, spec: str | None = None
     ) -> None:
         """Makes the cache. `spec`: how tokens are guessed, as `LLM.guesser` has it.
 
@@ -250,7 +250,7 @@ def _scheduler_of(pool: Pool, limits: Limits) -> Scheduler:
     return Scheduler(limits, shares=pool.shares, snapshots=pool.snapshots)
 
 
-def compute_of(llm: LLM, limits: Limits, decode_rows: int = DECODE_ROWS, *, hidden: bool = False) -> Compute:
+def compute_of(llm: LLM, limits: Limits, decode_rows: int | None = None, *, hidden: bool = False) -> Compute:
     """What computes an engine's steps. All ranks make one; those that are not rank 0's follow it. Raises RunError as `Engine` does."""
     more: dict[str, Any] = {"decode_rows": decode_rows, "hidden": hidden, "has_adapters": bool(llm.adapters)}
     return Compute(llm.session, limits, stored_as=llm.stored_as, ranks=llm.ranks, **more)

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import nnfront as nn
+from nnfront.backends.cpu.backend import CPU
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.engine.compute import DECODE_ROWS
 
 LENGTHS = [7, 40, 100, 64, 130, 16, 200, 33] * 4
 
 
 @pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
-@pytest.mark.parametrize("rows", [3, 8, DECODE_ROWS])
+@pytest.mark.parametrize("rows", [3, 8, CPU.decode_rows])
 def test_a_token_on_pages_does_not_depend_on_which_and_how_many_sequences_are_beside_it(
     llm: nn.LLM, text: list[int], rows: int
 ) -> None:

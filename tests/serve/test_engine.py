@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from answering import Answer
 from serving import FOLDER, LIMITS
 
 import nnfront as nn
+from nnfront.engine.compute import Compute
 from nnfront.engine.params import Params
 from nnfront.engine.schedule import Limits
 from nnfront.serve.engine import Engine
@@ -43,6 +45,26 @@ def alone(llm: nn.LLM, wanted: list[tuple[list[int], Params]]) -> list[tuple[lis
     """Each request's answer when there is no other, and nothing of one before is left."""
     with Engine(llm, replace(LIMITS, remembered=0)) as engine:
         return [Answer(engine, prompt, params).wait() for prompt, params in wanted]
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_decoding_call_has_as_many_rows_as_the_back_end_says(
+    llm: nn.LLM, text: list[int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(llm.session.backend), "decode_rows", rows)
+    seen: list[int] = []
+    with Engine(llm, LIMITS) as engine:
+        call = Compute._call
+
+        def counted(self: Compute, method: str, sequences: list[int], *more: Any) -> Any:
+            seen.append(len(sequences) if method == "decode" else 0)
+            return call(self, method, sequences, *more)
+
+        monkeypatch.setattr(Compute, "_call", counted)
+        answers = [Answer(engine, text[i : i + 9], Params(max_tokens=12)) for i in range(5)]
+        for answer in answers:
+            answer.wait()
+    assert max(seen) == rows
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to count threads")

@@ -43,6 +43,7 @@ class CudaBackend(Backend):
     ring_windows = False  # kernels find tokens at their positions
     numbered = True
     captures = True
+    decode_rows = graph_safety.ROWS
     uploads = True
 
     def passes(self, target: str) -> Sequence[Any]:
