@@ -15,7 +15,6 @@ from test_lora import SHIPPED, VOCAB, adapted, gpt2, llama
 import nnfront as nn
 from nnfront.cli import main
 from nnfront.errors import LoadError, RunError
-from nnfront.llm.hf_folder import compile_folder
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
@@ -167,12 +166,6 @@ def test_artefacts_hold_no_adapters_that_are_not_merged(models: Any, tmp_path: P
     with pytest.raises(LoadError, match="is an artefact, to which no adapters can be added") as caught:
         nn.LLM.load(tmp_path / "out", adapters={"small": folder / "small" / "adapter"})
     assert "--lora-modules NAME=DIR" in str(caught.value)
-
-
-def test_ranks_divide_no_adapters(models: Any) -> None:
-    folder, _ = models
-    with pytest.raises(LoadError, match="adapters that are not merged are not divided among ranks"):
-        compile_folder(folder / "small" / "base", ranks=2, adapters={"one": folder / "small" / "adapter"})
 
 
 def test_commands_take_adapters_by_name(tmp_path: Path, capfd: Any) -> None:

@@ -168,11 +168,6 @@ def compile_folder(
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = computing_in(dtype, config)
-    if adapters and ranks > 1:
-        raise LoadError(
-            "adapters that are not merged are not divided among ranks",
-            help="merge one: lora=[DIR] (--lora DIR), or leave out --tp (ranks)",
-        )
     if mtp and ranks > 1:
         raise LoadError(
             "a model that ranks divide guesses no tokens by a head of its own",

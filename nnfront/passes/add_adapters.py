@@ -18,7 +18,8 @@ after:
         return y
     }
 
-The argument `adapter` has the number of each sequence's adapter; -1 is none. Run it before anything that puts other weights in the place of these: products stay what they
+The argument `adapter` has the number of each sequence's adapter; -1 is none. Of a weight that ranks divide each has the same part of the matrices.
+Run it before anything else that puts other weights in the place of these: products stay what they
 were, so they are quantised, divided and lifted as without adapters, and the matrices of the adapters stay as they are.
 
 A function that several layers share becomes several where their adapters differ in rank.
@@ -30,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
 from nnfront import ops
 from nnfront.dims import Size, Symbol, floordiv, of_symbol, product, same, total, unify
@@ -202,6 +203,10 @@ class _Body(Mutator):
                 self.known[read[0]], is_turned=not self.known[read[0]].is_turned
             )
             return (binding,)
+        elif isinstance(value, Call) and value.op is ops.shard:
+            part = self.part(builder, value, binding.var.name)
+            self.known[binding.var] = part
+            return (binding, *builder.finish(part.a).bindings)
         elif isinstance(value, Call) and (joined := self.joined(builder, value, binding.var.name)):
             self.known[binding.var] = joined
             return (binding, *builder.finish(joined.a).bindings)
@@ -263,6 +268,19 @@ class _Body(Mutator):
         name = self.adding.private(call.function, given, batch)
         matrices: dict[int, tuple[Atom, Atom]] = {i: (each.a, each.b) for i, each in given.items()}
         return FunctionCall(name, tuple(_extended(call.args, function, adapter, matrices)))
+
+    def part(self, builder: FunctionBuilder, call: Call, name: str) -> _LowRank:
+        """What is added to products with a rank's part of a weight: its outputs, or what its inputs give to the sum of all ranks."""
+        weight, is_outputs = self.known[cast(Var, call.args[0])], call.attrs["axis"] == 0
+        end, axis = ("lora_b", 1) if is_outputs != weight.is_turned else ("lora_a", 2)
+        operands = (weight.b if end == "lora_b" else weight.a, *call.args[1:])
+        attrs = {**call.op.full_attrs(call.attrs), "axis": axis}
+        made = builder.emit(
+            Call(ops.shard, operands, ops.shard.canonical_attrs([o.type for o in operands], attrs)),
+            f"{name}.{end}",
+        )
+        self.derived.append(made.name)
+        return replace(weight, **{end.removeprefix("lora_"): made})
 
     def joined(self, builder: FunctionBuilder, call: Call, name: str) -> _LowRank | None:
         """What is added to products with several weights, one after another along the axis of outputs."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from configurations import CONFIGS, SIZES, with_random_weights
+from configurations import CONFIGS, SIZES, configurations, with_random_weights
 from rank_threads import Threads
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -86,6 +86,32 @@ def test_two_ranks_compute_what_transformers_does(
             is_bias_of_row = weight.endswith(".bias") and style == "rowwise"
             if fnmatch.fnmatchcase(path, key) and not is_bias_of_row:
                 assert planned.style in STYLES[style], weight
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "sizes"), [*configurations(lambda name: name in DIVIDED)])
+def test_four_ranks_compute_what_one_process_does_or_say_what_does_not_divide(
+    name: str, sizes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    sizes = sizes | {key: 8 for key in ("num_experts", "num_local_experts") if sizes.get(key) == 5}
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **sizes))
+    with_random_weights(theirs).save_pretrained(tmp_path)
+    ids, alone = torch.randint(0, 100, (2, 20)), nn.compile_folder(tmp_path)
+    expected = alone.executable.load(alone.checkpoint)["logits"](ids)
+    folder, refused = None, ""
+    try:
+        folder = nn.compile_folder(tmp_path, ranks=4)
+    except (LoadError, SpecError) as error:
+        refused = error.what
+    if folder is None:
+        assert re.search(r"divide|is in no rank's part", refused)
+        return
+    threads = Threads(4, monkeypatch)
+    for found in threads.run(
+        lambda rank: folder.executable.of_rank(rank).load(folder.checkpoint)["logits"](ids)
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_sizes_that_do_not_divide_are_all_named() -> None:
