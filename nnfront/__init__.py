@@ -150,6 +150,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "dims": ("nnfront.dims", ""),
     "errors": ("nnfront.errors", ""),
     "evaluate": ("nnfront.llm.evaluate", "evaluate"),
+    "Methods": ("nnfront.llm.methods", "Methods"),
     "export_folder": ("nnfront.llm.hf_folder", "export_folder"),
     "find_model": ("nnfront.llm.find_model", "find_model"),
     "ir": ("nnfront.ir", ""),

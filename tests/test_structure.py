@@ -77,7 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "llm.kind": BASE | {"artefact", "weights", "llm.methods", "llm.hf_folder"},
     "llm.divided": ALL | {"distributed", "llm.hf_folder"},
-    "artefact.exporter": ALL | {"llm.timings", "llm.hf_folder", "llm.lora"},
+    "artefact.exporter": ALL | {"llm.methods", "llm.timings", "llm.hf_folder", "llm.lora"},
     "llm.sampling": BASE | {"backends.cuda", "llm.folder_files"},
     "engine": BASE | {"distributed", "state", "session", "llm.methods", "llm.sampling"},
     "llm": ALL
@@ -98,7 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "llm.sampling",
         "engine",
     },
-    "inspection": ALL | {"backends.cuda", "llm.find_model", "llm.folder_files", "llm.hf_folder"},
+    "inspection": ALL
+    | {"backends.cuda", "llm.methods", "llm.find_model", "llm.folder_files", "llm.hf_folder"},
     "plugins": CORE,
     "verify_special_cases": ALL,
     "serve": BASE | {"state", "session", "distributed", "engine", "llm", "llm.sampling", "llm.folder_files"},

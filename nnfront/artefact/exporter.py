@@ -11,6 +11,7 @@ from nnfront.backends.registry import parts_of
 from nnfront.errors import LoadError
 from nnfront.llm.hf_folder import compile_folder
 from nnfront.llm.lora import Loras
+from nnfront.llm.methods import Methods
 from nnfront.llm.timings import Timings
 from nnfront.passes import QuantizeReport, QuantScheme
 from nnfront.weights.checkpoint import is_artefact
@@ -52,7 +53,7 @@ def export(
         )
     phases = Timings()
     folder = compile_folder(
-        path, target, dtype, model_file, phases, quant, lora, ranks, extends=True, mtp=mtp
+        path, target, dtype, model_file, phases, quant, lora, ranks, methods=Methods.of(extends=True, mtp=mtp)
     )
     size = folder.checkpoint.size_bytes
     if folder.stored is not None:

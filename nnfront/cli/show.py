@@ -63,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     if is_lifted:
         module = nn.artefact.program_of(args.path)
     else:
-        module = nn.export_folder(args.path, args.model, extends=args.lifted)
+        module = nn.export_folder(args.path, args.model, methods=nn.Methods.of(extends=args.lifted))
     if args.lifted and not is_lifted:
         module = nn.passes.lift_transform_params(module, shared_transform=True)
     if args.method is None:

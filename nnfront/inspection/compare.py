@@ -16,6 +16,7 @@ from nnfront.dims import describe_facts
 from nnfront.inspection.model import Inspected, inspect_model
 from nnfront.inspection.weights import weights_of
 from nnfront.ir import first_difference, type_text
+from nnfront.llm.methods import Methods
 from nnfront.lower.explain import explained
 from nnfront.transform.run import stream_transform
 from nnfront.weights.checkpoint import is_artefact
@@ -89,9 +90,9 @@ def diff(
     which the folder's formulas make of its tensors. model_file: the model file of folders. target: whose kernels; cpu, or an artefact's own.
     Reads all weights. Raises LoadError if one of them is no model, or cannot be read.
     """
-    extends = any(map(is_artefact, (before, after)))  # as artefacts do
+    methods = Methods.of(extends=any(map(is_artefact, (before, after))))  # as artefacts do
     one, two = (
-        inspect_model(path, target, model_file, headers_only=False, extends=extends)
+        inspect_model(path, target, model_file, headers_only=False, methods=methods)
         for path in (before, after)
     )
     pairs = {

@@ -17,6 +17,7 @@ from nnfront.files import Folder
 from nnfront.ir import IRModule, admit
 from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.hf_folder import export_folder, open_folder
+from nnfront.llm.methods import Methods
 from nnfront.passes import lift_transform_params
 from nnfront.weights.checkpoint import Checkpoint, is_artefact
 
@@ -54,11 +55,11 @@ def inspect_model(
     model_file: str | Path | None = None,
     *,
     headers_only: bool = True,
-    extends: bool = False,
+    methods: Methods = Methods.SPEC,
 ) -> Inspected:
     """Compile what a folder or an artefact holds. Reads headers of weights at most; of a folder config.json is enough.
 
-    target: an artefact has its own. headers_only: a folder's files may end after their headers. extends: as for `export_folder`. Raises LoadError if there is no model, or a damaged one.
+    target: an artefact has its own. headers_only: a folder's files may end after their headers. methods: as for `export_folder`. Raises LoadError if there is no model, or a damaged one.
     """
     if is_artefact(path):
         files = read_artefact(path, verify=False)
@@ -79,7 +80,7 @@ def inspect_model(
     has_weights = any(name.endswith((".safetensors", ".gguf")) for name in folder.names())
     stored = Checkpoint(path, folder=folder, headers_only=headers_only) if has_weights else None
     target = target or "cpu"
-    module = export_folder(path, model_file, stored, target, extends=extends)
+    module = export_folder(path, model_file, stored, target, methods=methods)
     module = lift_transform_params(module, shared_transform=True)
     return Inspected(Path(path), compile(module, target), stored, _config(folder))
 

@@ -20,7 +20,7 @@ from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, GENERATION, read_json
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, with_adapters
-from nnfront.llm.methods import lacks_for_text
+from nnfront.llm.methods import Methods, lacks_for_text
 from nnfront.llm.model_files import read_folder
 from nnfront.llm.parts import for_engine
 from nnfront.llm.timings import Timings
@@ -108,9 +108,9 @@ def export_folder(
     checkpoint: Checkpoint | None = None,
     target: str = "cpu",
     *,
-    extends: bool = False,
+    methods: Methods = Methods.SPEC,
 ) -> IRModule:
-    """Export the methods of a Hugging Face folder's model, with `extends` also `extend`, which artefacts have.
+    """Export the methods of a Hugging Face folder's model.
 
     Reads config.json, and of `checkpoint` the headers: a model of many times more tensors is not built to its end. Where weights are quantised, headers say which; those that products
     read as they are on `target` stay so. Raises LoadError if the folder or its architecture are not what they should be.
@@ -119,7 +119,7 @@ def export_folder(
     architecture, config, hf_config = read_folder(folder, model_file)
     if checkpoint is None and quantization_of(hf_config) is not None:
         checkpoint = Checkpoint(path, folder=folder, headers_only=True)
-    module = architecture.export(config, None if checkpoint is None else checkpoint.infos, extends=extends)
+    module = architecture.export(config, None if checkpoint is None else checkpoint.infos, methods=methods)
     return _derived(module, hf_config, checkpoint, target)[0]
 
 
@@ -153,27 +153,25 @@ def compile_folder(
     lora: Loras = (),
     ranks: int = 1,
     *,
-    extends: bool = False,
+    methods: Methods = Methods.SPEC,
     adapters: Adapters = NO_ADAPTERS,
-    mtp: bool = False,
-    parts: bool = False,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
-    dtype: compute in it instead of the checkpoint's dtype. quant, lora, extends, adapters, mtp: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs.
-    parts: export what `llm.parts` says, for an engine that attends and keeps the cache itself. `phases` is told where the time goes.
+    dtype: compute in it instead of the checkpoint's dtype. quant, lora, adapters: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs.
+    methods: which are made. `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = computing_in(dtype, config)
-    if mtp and ranks > 1:
+    if methods.guesses and ranks > 1:
         raise LoadError(
             "a model that ranks divide guesses no tokens by a head of its own",
             help="leave out --spec mtp (mtp), or --tp (ranks)",
         )
-    if adapters and mtp:
+    if adapters and methods.guesses:
         raise LoadError(
             "the head that guesses tokens knows nothing of adapters that are not merged",
             help="guess with ngram or draft:DIR (--spec), or merge one: lora=[DIR] (--lora DIR)",
@@ -182,9 +180,7 @@ def compile_folder(
     kept = open_named(adapters, len(merged))
     checkpoint = with_adapters(Checkpoint(path, folder=folder), (*merged, *kept.values()))
     phases.end("read")
-    export = partial(
-        architecture.export, stored=checkpoint.infos, ranks=ranks, extends=extends, mtp=mtp, parts=parts
-    )
+    export = partial(architecture.export, stored=checkpoint.infos, ranks=ranks, methods=methods)
     module = export(config)
     lacks = tuple(lacks_for_text(module, config))
     may_split = getattr(config, TIED, None) is True
@@ -196,7 +192,7 @@ def compile_folder(
     if merged:
         module = merge_adapters(module, merged, backend_of(target), split)
     module, stored = _derived(module, hf_config, checkpoint, target)
-    if parts:
+    if methods is Methods.PARTS:
         module = for_engine(module)
     text = None
     if not lacks:

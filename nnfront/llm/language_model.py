@@ -21,7 +21,7 @@ from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.generation import Captured, Coming, Generation, in_turns, until_ends
 from nnfront.llm.load_options import opened, session_on, stored_as, text_of
-from nnfront.llm.methods import SEQ2SEQ
+from nnfront.llm.methods import SEQ2SEQ, Methods
 from nnfront.llm.prompts import adapter_numbers, are_integers, check_prompts, check_tokens, kind_of, listed
 from nnfront.llm.sampling import Sampler, Sampling, sampling_of
 from nnfront.llm.stepping import Stepping
@@ -123,13 +123,12 @@ class LLM:
         from nnfront.llm.divided import load_part  # here: an artefact loads without what exports
         from nnfront.llm.hf_folder import compile_folder
 
-        phases, ranks, extends = Timings(), ranks or ALONE, extends or mtp
+        phases, ranks = Timings(), ranks or ALONE
         with ranks.together():
             model = compile_folder(
                 *(path, device, dtype, model_file, phases, quant, lora, ranks.world),
-                extends=extends,
+                methods=Methods.of(extends=extends, mtp=mtp),
                 adapters=adapters or {},
-                mtp=mtp,
             )
         if model.text is None:
             raise LoadError(

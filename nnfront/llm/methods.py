@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from typing import Any
 
 from nnfront import dtypes
@@ -26,6 +27,37 @@ PARTS = ("embed", "hidden", "head")
 """The methods by which another engine runs a model: tokens to vectors, those through all layers, what comes out of them to logits."""
 EMBEDDER = ("hidden", "mean")
 """The methods of an encoder that vectors of texts are made by."""
+
+
+class Methods(Enum):
+    """Which methods of a model are made.
+
+    SPEC    those that its model file's spec names
+    EXTEND  also `extend`, with which tokens that are guessed are computed together; artefacts have it
+    DRAFT   also those of its head that guesses further tokens, and `extend`
+    PARTS   in their place those by which another engine runs it, that attends and keeps the cache itself (`llm.parts`)
+    """
+
+    SPEC = "spec"
+    EXTEND = "extend"
+    DRAFT = "draft"
+    PARTS = "parts"
+
+    @property
+    def guesses(self) -> bool:
+        """Whether a head that guesses further tokens is among what makes them."""
+        return self is Methods.DRAFT
+
+    @property
+    def extends(self) -> bool:
+        """Whether `extend` is one of them."""
+        return self in (Methods.EXTEND, Methods.DRAFT)
+
+    @staticmethod
+    def of(*, extends: bool = False, mtp: bool = False) -> Methods:
+        """Those that guessing tokens takes: by whatever means, or by the model's own head."""
+        return Methods.DRAFT if mtp else Methods.EXTEND if extends else Methods.SPEC
+
 
 CACHE_DIMS = ("batch", "max_seq")
 """What caches are made by: `make_cache(batch=..., max_seq=...)`."""

@@ -21,7 +21,7 @@ from nnfront.errors import LoadError, NnfrontError, SpecError
 from nnfront.files import Folder, shown
 from nnfront.ir import IRModule
 from nnfront.llm.folder_files import CONFIG, read_json
-from nnfront.llm.methods import DRAFT, EXTEND
+from nnfront.llm.methods import DRAFT, EXTEND, Methods
 from nnfront.llm.parts import export_parts
 from nnfront.quantized import KEYS
 
@@ -63,12 +63,9 @@ class Architecture:
         config: Any,
         stored: Mapping[str, Stored] | None = None,
         ranks: int = 1,
-        *,
-        extends: bool = False,
-        mtp: bool = False,
-        parts: bool = False,
+        methods: Methods = Methods.SPEC,
     ) -> IRModule:
-        """Export the model's methods, with `extends` also `extend`, with `mtp` also those of its head that guesses further tokens, with `parts` in their place what `llm.parts` says.
+        """Export the model's methods.
         `stored` are the tensors that there are for it: a model of many times more is not built to its end.
 
         With `ranks` it is divided among as many: what each of them computes, over parts of the checkpoint's weights.
@@ -79,8 +76,8 @@ class Architecture:
 
         if ranks == 1:
             with self._building(stored):
-                model = self._with_mtp(config, stored) if mtp else self.file.build(config)
-            ir = self._exported(model, config, extends, parts)
+                model = self._with_mtp(config, stored) if methods.guesses else self.file.build(config)
+            ir = self._exported(model, config, methods)
         else:
             model, plan = self.divided(config, ranks, stored)
             shards = {
@@ -88,7 +85,7 @@ class Architecture:
                 for name, planned in plan.weights.items()
                 if planned.axis is not None
             }
-            exported = self._exported(model, config.of_ranks(ranks), extends, parts)
+            exported = self._exported(model, config.of_ranks(ranks), methods)
             whole = {name for name, (axis, _, blocks) in shards.items() if axis == 0 and blocks is None}
             for name, binding in taken_apart(exported, whole):
                 raise SpecError(
@@ -147,16 +144,16 @@ class Architecture:
         with _speaking_of(self.file.__file__), declaring_at_most(parameters, elements):
             yield
 
-    def _exported(self, model: Module, config: Any, extends: bool, parts: bool) -> IRModule:
+    def _exported(self, model: Module, config: Any, methods: Methods) -> IRModule:
         with _speaking_of(self.file.__file__):
-            methods = self.file.export_spec(config)
-            if parts:
-                return export_parts(model, methods)
-            if extends and hasattr(model, EXTEND) and "prefill" in methods:
-                methods = {**methods, EXTEND: methods["prefill"]}
+            spec = self.file.export_spec(config)
+            if methods is Methods.PARTS:
+                return export_parts(model, spec)
+            if methods.extends and hasattr(model, EXTEND) and "prefill" in spec:
+                spec = {**spec, EXTEND: spec["prefill"]}
             if hasattr(model, DRAFT):
-                methods = {**methods, **model.spec(methods)}
-            return model.export(methods)
+                spec = {**spec, **model.spec(spec)}
+            return model.export(spec)
 
 
 def _renamed(prefixes: Mapping[str, str], ir: IRModule) -> dict[str, str]:

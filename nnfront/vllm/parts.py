@@ -12,7 +12,7 @@ import torch
 from nnfront.errors import LoadError, RunError
 from nnfront.llm.find_model import find_model
 from nnfront.llm.hf_folder import compile_folder
-from nnfront.llm.methods import PARTS
+from nnfront.llm.methods import PARTS, Methods
 from nnfront.passes.external_attention import AttentionCall, ExternalAttention, calls_of
 from nnfront.weights.checkpoint import is_artefact
 
@@ -39,7 +39,7 @@ class Parts:
                 help="give the folder that it was made of",
             )
         self._compiled = compile_folder(
-            found, dtype=str(dtype).removeprefix("torch."), parts=True, **dict(options)
+            found, dtype=str(dtype).removeprefix("torch."), methods=Methods.PARTS, **dict(options)
         )
         self.attention: tuple[AttentionCall, ...] = calls_of(self._compiled.executable.source[HIDDEN])
         self._session: Any = None

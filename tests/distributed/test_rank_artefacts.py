@@ -61,7 +61,7 @@ def test_what_is_loaded_is_what_ranks_make_of_the_folder(
     quant: str | None, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     nn.artefact.export(folders["deepseek_v3"], tmp_path / "made", ranks=4, quant=quant)
-    folder = compile_folder(folders["deepseek_v3"], quant=quant, ranks=4, extends=True)
+    folder = compile_folder(folders["deepseek_v3"], quant=quant, ranks=4, methods=nn.Methods.EXTEND)
     for rank in range(4):
         loaded = nn.load(tmp_path / "made", rank=rank, ranks=4).weights
         expected = folder.executable.of_rank(rank).load(folder.checkpoint).weights

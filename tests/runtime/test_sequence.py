@@ -379,8 +379,8 @@ def test_memory_is_given_to_the_next_value_when_its_last_holder_is_gone():
     assert writer.make(2, (90,)).place == first.place
     empty = writers.TapeBuilder(1, {})
     assert empty.take(0) != empty.take(0)
-    assert writer.size == 2 * 256
-    assert all(place.offset % writers.ALIGNMENT == 0 for place in (first.place, second.place))
+    assert writer.arena.size == 2 * 256
+    assert all(place.offset % 64 == 0 for place in (first.place, second.place))
 
 
 def test_a_sequence_stops_at_a_kernel_that_refuses():

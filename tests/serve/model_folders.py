@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from nnfront.llm.methods import Methods
 from nnfront.llm.model_files import find_architecture
 
 CONFIGS = Path(__file__).parents[1] / "models" / "configs"
@@ -23,7 +24,7 @@ def random_folder(
     first = next(iter(given["configs"].values()))
     config = {**given["sizes"], **first, "model_type": model_type, "dtype": dtype, **changes}
     file = find_architecture(model_type)
-    ir = file.export(file.config(config), mtp=mtp)
+    ir = file.export(file.config(config), methods=Methods.of(mtp=mtp))
     shapes = {p.name: p.type for f in ir.methods for p in f.params if p.role == "weight"}
     torch.manual_seed(5)
     path.mkdir()

@@ -133,18 +133,31 @@ def _least(size: Any) -> Any:
     return evaluate(size, numbers) if numbers else size
 
 
-def besides(write: Write, otherwise: Callable[..., int]) -> Workspace:
-    """What a kernel holds: in C what its call is given besides results, else what the other way does."""
+def besides(
+    write: Write, otherwise: Callable[..., int], remembered: Callable[..., int] | None = None
+) -> Workspace:
+    """What a kernel holds: in C what its call is given besides results, else what the other way does, and what that leaves behind (`remembered`)."""
 
     def held(run: Run, *operands: Any, **sized: Any) -> int:
-        try:
-            if NATIVE is not None:
-                return _of_one(write, run, [*map(_value, operands)], sized, MEMORY + 1).size
-        except Refused:
-            pass
-        return otherwise(run, *operands)
+        tape = _planned(write, run, operands, sized)
+        return otherwise(run, *operands) if tape is None else tape.size
 
-    return Workspace(held)
+    def left(run: Run, *operands: Any) -> int:
+        assert remembered is not None
+        return remembered(run, *operands) if _planned(write, run, operands, {}) is None else 0
+
+    return Workspace(held, None if remembered is None else left)
+
+
+def _planned(write: Write, run: Run, operands: Sequence[Any], sized: dict[str, Any]) -> Tape | None:
+    """The tape of a call with operands of these layouts; None where it takes the other way, as several tokens may that turn a ring over."""
+    turns = any(isinstance(x, Layer) and x.window is not None for x in operands)
+    if NATIVE is None or (turns and operands[0].shape[1] > 1):
+        return None
+    try:
+        return _of_one(write, run, [*map(_value, operands)], sized, MEMORY + 1)
+    except Refused:
+        return None
 
 
 def _value(operand: Any) -> Any:

@@ -23,12 +23,11 @@ from nnfront.backends.cpu.activations import (
     activation_number,
 )
 from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES, SmallBatchLinear
-from nnfront.backends.cpu.in_c import in_c
+from nnfront.backends.cpu.in_c import besides, in_c
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
-from nnfront.memory.allocations import Workspace
 from nnfront.memory.layout import Layout
 
 # Below this many elements a weight stays in the caches, and the time of a product is that of the call.
@@ -296,19 +295,15 @@ def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None)
 def _finished_product_bytes(
     run: Run, x: Layout, weight: Layout, bias: Layout | None, scale: None, residual: Layout | None
 ) -> int:
-    """The product, if it is cast or its activation is made anew; in C it is not made before."""
-    rows, few = x.count // max(x.shape[-1], 1), finishing_small_batch(run)
+    """The product, if it is cast or its activation is made anew."""
     is_new = "activation" in run.attrs and activation_name(run).startswith("gelu")
-    if (few and 0 < rows <= few.most) or not ("dtype" in run.attrs or is_new):
+    if not ("dtype" in run.attrs or is_new):
         return 0
-    return rows * weight.shape[0] * x.item
+    return x.count // max(x.shape[-1], 1) * weight.shape[0] * x.item
 
 
 def _gated_product_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
-    """One of gate and up; of one row both; in C neither."""
-    rows = x.count // max(x.shape[-1], 1)
-    if SMALL_BATCH and gated_small_batch(run) and 0 < rows <= SMALL_BATCH.most:
-        return 0
+    """One of gate and up; of one row both."""
     half = x.count // x.shape[-1] * weight.shape[0] // 2 * x.item if x.count else 0
     return 2 * half if x.count == x.shape[-1] else half
 
@@ -340,7 +335,7 @@ PRODUCTS = (
         in_c(_write, _linear_wide),
         "the weight widened piece by piece, not as a whole",
         _widened,
-        workspace=Workspace(_linear_wide_bytes),
+        workspace=besides(_write, _linear_wide_bytes),
         write=_write,
     ),
 )
@@ -354,7 +349,7 @@ KERNELS = (
         "gate and up in tensors of their own, multiplied in place",
         _gates_linear,
         _as_gated,
-        workspace=Workspace(_gated_product_bytes),
+        workspace=besides(_write_gated, _gated_product_bytes),
         write=_write_gated,
     ),
     Kernel(
@@ -363,7 +358,7 @@ KERNELS = (
         in_c(_write, _finished_product),
         "few rows: what comes after it in the kernel of the product; more rows: the sum in the product's own memory",
         _ends_in_bfloat16,
-        workspace=Workspace(_finished_product_bytes),
+        workspace=besides(_write, _finished_product_bytes),
         write=_write,
     ),
     *PRODUCTS,

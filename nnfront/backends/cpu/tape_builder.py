@@ -19,12 +19,12 @@ import torch
 from nnfront.backends.cpu.extension import KERNELS, NATIVE
 from nnfront.ir import OPS
 from nnfront.lower import Run
+from nnfront.memory.arena import Arena
 from nnfront.memory.layout import Layer
 from nnfront.state.layer import CacheLayer
 
 # As `run_sequence` has them: numbers of a row, and the bits of a place that are its offset.
 ROW, OFFSET_BITS = 2 + max(map(len, KERNELS.values()), default=0), 40
-ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +106,13 @@ class TapeBuilder:
     outlive: Mapping[int, int]
     rows: list[list[int]] = field(default_factory=list)
     returned: dict[int, Value] = field(default_factory=dict)
-    size: int = 0
-    _free: list[tuple[int, int]] = field(default_factory=list)
-    # By offset: bytes, and how many slots hold them.
-    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    arena: Arena = field(default_factory=Arena)
 
     def tape(self) -> Tape:
         """What has been written."""
         returned = {slot: self.returned[slot] for slot in self.outlive}
         rows = array("q", [number for row in self.rows for number in row])
-        return Tape(torch.frombuffer(rows, dtype=torch.int64).view(-1, ROW), self.size, returned)
+        return Tape(torch.frombuffer(rows, dtype=torch.int64).view(-1, ROW), self.arena.size, returned)
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""
@@ -141,31 +138,17 @@ class TapeBuilder:
 
     def take(self, count: int) -> Place:
         """Find a place for bytes, no two the same."""
-        count = max(-(-count // ALIGNMENT), 1) * ALIGNMENT
-        fitting = [piece for piece in self._free if piece[0] >= count]
-        if fitting:
-            piece = min(fitting)
-            self._free.remove(piece)
-            count, offset = piece
-        else:
-            offset, self.size = self.size, self.size + count
-        self._held[offset] = (count, 1)
-        return Place(MEMORY, offset)
+        return Place(MEMORY, self.arena.take(count))
 
     def hold(self, place: Place) -> None:
         """Say that one more slot has the value at a place."""
         if place.index == MEMORY:
-            count, slots = self._held[place.offset]
-            self._held[place.offset] = count, slots + 1
+            self.arena.hold(place.offset)
 
     def release(self, place: Place) -> None:
         """Say that one slot less does."""
         if place.index == MEMORY:
-            count, slots = self._held.pop(place.offset)
-            if slots > 1:
-                self._held[place.offset] = count, slots - 1
-            else:
-                self._free.append((count, place.offset))
+            self.arena.release(place.offset)
 
 
 Operand: TypeAlias = Any  # Value, LayerValue or None
