@@ -8,6 +8,7 @@ split_k.py    how blocks share a tile;  row_norm.py  a norm of rows inside of a 
 dependent.py  launches that begin before those before them have ended
 quantized.py  how weights in 4 and 8 bits are stored;  nibbles.py  how those of 4 are unpacked
 cache.py      where keys and values are stored;  attention.py  one step over a block of them;
+attention_append.py  a new token, rotated and stored;  decode_shape.py  sizes of one query;
 attention_fp8.py  the same step in 8 bits;  attention_parts.py  how blocks share a sequence;  prefill_shape.py  sizes of many queries
 recurrence.py what recurrences share: checks, and what tokens of a chunk leave of one another;
 philox.py     random numbers by seed, step and token;  token_limits.py  what top-k, top-p and min-p keep

@@ -7,6 +7,8 @@ bias [batch, heads, 1, positions], with a stride of 0 where it is the same for a
 Query head h reads key head h // (heads / kv_heads). Slots from the length on, or before the window, are not read: their
 pages may be -1.
 
+With the key and the value of a new token the launch also rotates, and stores it as the last of its sequence (`attention_append.py`).
+
 The heads of a group are the rows of one tile, so keys are read once for all of them. Several blocks share a sequence:
 each takes an equal part of its steps and writes what it has, and the last to arrive adds the parts in order, so the result
 is the same bit for bit however blocks are scheduled. How many is a function of the shape alone (`choose`). It does not
@@ -15,7 +17,7 @@ depend on lengths: a captured graph stays right as sequences grow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,16 +35,15 @@ from nnfront_kernels.attention import (
     require_options,
     require_queries,
     result,
-    row,
     shared_bytes,
 )
+from nnfront_kernels.attention_append import new_token, rotated_rows, store_token
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
-from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts, stored_tokens
+from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts
 from nnfront_kernels.common import (
     ARCHS,
     Config,
-    Cost,
     Kernel,
     KernelError,
     Plan,
@@ -50,56 +51,13 @@ from nnfront_kernels.common import (
     dtype_name,
     require,
 )
+from nnfront_kernels.decode_shape import DecodeShape, cost, example, reference
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
+from nnfront_kernels.rope import row_of
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
 from nnfront_kernels.tiles import bucket, cdiv
-
-
-@dataclass(frozen=True)
-class DecodeShape:
-    """One query of `heads` heads for each sequence. `longest` bounds the lengths; page 0 is a contiguous cache."""
-
-    batch: int
-    heads: int
-    kv_heads: int
-    size: int
-    longest: int
-    page: int = 0
-    window: int = 0
-    value_size: int = 0  # 0 is size
-    fp8: bool = False  # the cache is in 8 bits
-
-
-def reference(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    lengths: torch.Tensor,
-    *,
-    pages: torch.Tensor | None = None,
-    key_scales: torch.Tensor | None = None,
-    value_scales: torch.Tensor | None = None,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    compute: torch.dtype = torch.float32,
-) -> torch.Tensor:
-    """The definition, in float32 or in `compute`, sequence by sequence."""
-    y = torch.zeros(*q.shape[:2], values.shape[3], dtype=q.dtype, device=q.device)
-    scale = q.shape[2] ** -0.5 if scale is None else scale
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
-    for sequence, length in enumerate(lengths.tolist()):
-        if length:
-            k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
-            v = stored_tokens(values, value_scales, pages, sequence, length, compute)
-            own = None if bias is None else bias[sequence, :, 0]
-            y[sequence] = row(q[sequence].to(compute), k, v, length - 1, bias=own, **options)
-    return y
-
 
 # Rows (heads of a group) x keys of a step, for heads of up to block_k. The compiler uses one stage for
 # reading the table of pages. By arithmetic, not yet measured.
@@ -118,7 +76,7 @@ def choose(shape: DecodeShape, dtype: str, arch: str) -> Config:
     return replace(config, split_k=parts(blocks, config.block_n, shape.longest, shape.window, ARCHS[arch]))
 
 
-@triton.jit(do_not_specialize=["stride_pages"])
+@triton.jit(do_not_specialize=["stride_pages", "capacity"])
 def attention_decode_kernel(
     q_ptr,
     keys_ptr,
@@ -127,6 +85,10 @@ def attention_decode_kernel(
     value_scales_ptr,
     pages_ptr,
     lengths_ptr,
+    new_k_ptr,
+    new_v_ptr,
+    cos_ptr,
+    sin_ptr,
     sinks_ptr,
     bias_ptr,
     y_ptr,
@@ -134,6 +96,15 @@ def attention_decode_kernel(
     arrived_ptr,
     stride_qb,
     stride_qh,
+    stride_new_kb,
+    stride_new_kh,
+    stride_new_vb,
+    stride_new_vh,
+    stride_cb,
+    stride_cp,
+    stride_sb,
+    stride_sp,
+    capacity,
     stride_pages,
     stride_kp,
     stride_kh,
@@ -164,6 +135,10 @@ def attention_decode_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_DK: tl.constexpr,
     BLOCK_DV: tl.constexpr,
+    PAIRS: tl.constexpr,  # of the new token, 0 rotates nothing
+    INTERLEAVED: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     PTX: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -192,6 +167,21 @@ def attention_decode_kernel(
         keys_ptr + kv_head.to(tl.int64) * stride_kh,
         values_ptr + kv_head.to(tl.int64) * stride_vh,
     )
+    if new_k_ptr is not None:
+        position, own_head = tl.maximum(length - 1, 0), kv_head.to(tl.int64)
+        cos_row = row_of(cos_ptr, sequence, position, stride_cb, stride_cp) if PAIRS else None
+        sin_row = row_of(sin_ptr, sequence, position, stride_sb, stride_sp) if PAIRS else None
+        if PAIRS:
+            q = rotated_rows(q, q_rows, inside_m[:, None], dk, cos_row, sin_row, PAIRS, SIZE_K, INTERLEAVED)
+        if (first < length) & (end == length):
+            store_token(
+                row_of(new_k_ptr, sequence, own_head, stride_new_kb, stride_new_kh),
+                row_of(new_v_ptr, sequence, own_head, stride_new_vb, stride_new_vh), k_head, v_head,
+                key_scales_ptr + own_head * stride_ksh if key_scales_ptr is not None else None,
+                value_scales_ptr + own_head * stride_vsh if value_scales_ptr is not None else None,
+                pages_ptr, stride_pages, sequence, position, capacity, cos_row, sin_row, stride_kp, stride_ks, stride_vp,
+                stride_vs, stride_ksp, stride_vsp, SIZE_K, SIZE_V, PAIRS, INTERLEAVED, PAGE, BLOCK_P, BLOCK_R, BLOCK_DV,
+            )  # fmt: skip
     bias_rows = bias_rows_of(bias_ptr, sequence, head, head * 0, stride_bb, stride_bh, stride_bt)
     largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
@@ -258,6 +248,12 @@ def plan(
     soft_cap: float | None = None,
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    new_keys: torch.Tensor | None = None,
+    new_values: torch.Tensor | None = None,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    by_position: bool = False,
+    interleaved: bool = False,
     longest: int | None = None,
     out: torch.Tensor | None = None,
     workspace: Workspace | None = None,
@@ -276,7 +272,9 @@ def plan(
     page = 0 if pages is None else slots
     longest = capacity if longest is None else longest
     fp8 = key_scales is not None
-    shape = DecodeShape(batch, heads, kv_heads, size, longest, page, window or 0, value_size, fp8)
+    shape = DecodeShape(
+        batch, heads, kv_heads, size, longest, page, window or 0, value_size, fp8, new_keys is not None
+    )
     arch = arch or arch_of(q.device)
     require(accepts(shape, dtype_name(q), arch), "attention_decode")
     config = config or choose(shape, dtype_name(q), arch)
@@ -284,6 +282,9 @@ def plan(
     shared = heads // kv_heads
     tiles = cdiv(shared, config.block_m)
     scale = size**-0.5 if scale is None else scale
+    appended, rotation = new_token(
+        q, new_keys, new_values, cos, sin, (keys, values), by_position=by_position, interleaved=interleaved
+    )
     return Plan(
         kernel=attention_decode_kernel,
         grid=(config.split_k, kv_heads * tiles, batch),
@@ -291,6 +292,8 @@ def plan(
             "q_ptr": q,
             **pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16),
             "lengths_ptr": lengths,
+            **appended,
+            "capacity": capacity,
             "sinks_ptr": sinks,
             **bias_arguments(bias, (batch, heads, 1), longest, q.dtype),
             "y_ptr": out,
@@ -315,6 +318,7 @@ def plan(
             "BLOCK_N": config.block_n,
             "BLOCK_DK": padded(size),
             "BLOCK_DV": padded(value_size),
+            **rotation,
             "PTX": not triton.knobs.runtime.interpret,
             "PDL": overlaps(arch),
         },
@@ -328,41 +332,12 @@ def launch(
 ) -> torch.Tensor:
     """Attend: y [batch, heads, value size].
 
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; longest, a bound of
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
+    with cos and sin [batch or 1, 1, pairs] to rotate it and q by, or by_position tables [positions, pairs], and interleaved; longest, a bound of
     the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
     Raises KernelError if an argument does not fit.
     """
     return plan(q, keys, values, lengths, **options).launch()
-
-
-def cost(shape: DecodeShape, dtype: str) -> Cost:
-    """For sequences of the longest length: two products, and every key and value that a query sees moved once."""
-    seen = min(shape.longest, shape.window or shape.longest)
-    both = shape.size + (shape.value_size or shape.size)
-    stored = shape.kv_heads * seen * (both + 8 if shape.fp8 else 2 * both)
-    moved = stored + 2 * shape.heads * both + 4
-    return Cost(2 * shape.batch * shape.heads * seen * both, shape.batch * moved)
-
-
-def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
-    options: dict[str, Any] = {"window": shape.window or None}
-    first, slots = shape.batch, shape.longest
-    if shape.page:
-        per = cdiv(shape.longest, shape.page)
-        options["pages"] = make(shape.batch, per, kind="int32")
-        first, slots = shape.batch * per, shape.page
-    q = make(shape.batch, shape.heads, shape.size)
-    kind = "float8_e4m3fn" if shape.fp8 else dtype
-    keys = make(first, shape.kv_heads, slots, shape.size, kind=kind)
-    values = make(first, shape.kv_heads, slots, shape.value_size or shape.size, kind=kind)
-    for name in ("key_scales", "value_scales") if shape.fp8 else ():
-        options[name] = make(first, shape.kv_heads, slots, kind="float32")
-    return (q, keys, values, make(shape.batch, kind="int32")), options
 
 
 KERNEL = Kernel(

@@ -86,6 +86,8 @@ def reference(
     slots = keys.shape[2]
     for sequence, before in enumerate(lengths.tolist()):
         for t in range(k.shape[1]):
+            if before + t < 0:
+                continue
             row, slot = divmod(before + t, slots)
             page = sequence if row == 0 else -1
             if pages is not None:

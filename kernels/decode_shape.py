@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of one query for each sequence over a cache, what it costs at least, and the definition that `attention_decode.py` is held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from nnfront_kernels import rope_append
+from nnfront_kernels.attention import row
+from nnfront_kernels.cache import stored_tokens
+from nnfront_kernels.common import Cost
+from nnfront_kernels.tiles import cdiv
+
+
+@dataclass(frozen=True)
+class DecodeShape:
+    """One query of `heads` heads for each sequence. `longest` bounds the lengths; page 0 is a contiguous cache."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    size: int
+    longest: int
+    page: int = 0
+    window: int = 0
+    value_size: int = 0  # 0 is size
+    fp8: bool = False  # the cache is in 8 bits
+    new: bool = False  # the query's own token is rotated and stored first
+
+
+def reference(
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    pages: torch.Tensor | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    new_keys: torch.Tensor | None = None,
+    new_values: torch.Tensor | None = None,
+    cos: torch.Tensor | None = None,
+    sin: torch.Tensor | None = None,
+    by_position: bool = False,
+    interleaved: bool = False,
+    compute: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """The definition, in float32 or in `compute`, sequence by sequence; a new token is in a copy of the cache."""
+    if new_keys is not None and new_values is not None:
+        before = lengths - 1
+        if by_position and cos is not None and sin is not None:
+            cos, sin = (table[before.clamp(min=0).long()][:, None] for table in (cos, sin))
+        there = {"pages": pages, "key_scales": key_scales, "value_scales": value_scales}
+        turned, keys, values, *scales = rope_append.reference(
+            q[:, None], new_keys[:, None], new_values[:, None], cos, sin, before, keys, values,
+            **there, interleaved=interleaved, compute=compute,
+        )  # fmt: skip
+        q = turned[:, 0]
+        key_scales, value_scales = scales or (None, None)
+    y = torch.zeros(*q.shape[:2], values.shape[3], dtype=q.dtype, device=q.device)
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    options = {"scale": scale, "window": window, "soft_cap": soft_cap, "sinks": sinks}
+    for sequence, length in enumerate(lengths.tolist()):
+        if length:
+            k = stored_tokens(keys, key_scales, pages, sequence, length, compute)
+            v = stored_tokens(values, value_scales, pages, sequence, length, compute)
+            own = None if bias is None else bias[sequence, :, 0]
+            y[sequence] = row(q[sequence].to(compute), k, v, length - 1, bias=own, **options)
+    return y
+
+
+def cost(shape: DecodeShape, dtype: str) -> Cost:
+    """For sequences of the longest length: two products, and every key and value that a query sees moved once."""
+    seen = min(shape.longest, shape.window or shape.longest)
+    both = shape.size + (shape.value_size or shape.size)
+    stored = shape.kv_heads * seen * (both + 8 if shape.fp8 else 2 * both)
+    moved = stored + 2 * shape.heads * both + 4
+    return Cost(2 * shape.batch * shape.heads * seen * both, shape.batch * moved)
+
+
+def example(shape: DecodeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments of `plan` with the sizes of a shape, without values."""
+
+    def make(*size: int, kind: str = dtype) -> torch.Tensor:
+        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
+
+    options: dict[str, Any] = {"window": shape.window or None}
+    first, slots = shape.batch, shape.longest
+    if shape.page:
+        per = cdiv(shape.longest, shape.page)
+        options["pages"] = make(shape.batch, per, kind="int32")
+        first, slots = shape.batch * per, shape.page
+    q = make(shape.batch, shape.heads, shape.size)
+    kind = "float8_e4m3fn" if shape.fp8 else dtype
+    keys = make(first, shape.kv_heads, slots, shape.size, kind=kind)
+    values = make(first, shape.kv_heads, slots, shape.value_size or shape.size, kind=kind)
+    for name in ("key_scales", "value_scales") if shape.fp8 else ():
+        options[name] = make(first, shape.kv_heads, slots, kind="float32")
+    if shape.new:
+        heads, group = shape.heads, shape.kv_heads
+        widths = (heads * shape.size, group * shape.size, group * (shape.value_size or shape.size))
+        parts = make(shape.batch, sum(widths)).split(widths, 1)
+        q, new_k, new_v = (x.unflatten(1, (n, -1)) for x, n in zip(parts, (heads, group, group), strict=True))
+        options |= {"new_keys": new_k, "new_values": new_v, "by_position": True}
+        options |= {name: make(shape.longest, shape.size // 2, kind="float32") for name in ("cos", "sin")}
+    return (q, keys, values, make(shape.batch, kind="int32")), options
