@@ -158,7 +158,8 @@ class RankRMSNorm(RMSNorm):
         """The shape stays."""
         weight = self.weight if self.factor is None else self.factor
         y = op.multiply(_over_all(op.astype(x, "float32"), self.epsilon, self.world), weight)
-        return op.astype(y if self.bias is None else op.add(y, self.bias), x.dtype)
+        made: Tensor = op.astype(y if self.bias is None else op.add(y, self.bias), x.dtype)
+        return made
 
 
 class RankGatedRMSNorm(GatedRMSNorm):
