@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from nnfront.backends.device import sent
 from nnfront.distributed.ranks import ALONE, Ranks, end_with
 from nnfront.engine.pool import Pool
 from nnfront.engine.schedule import Change, Limits
@@ -106,8 +105,8 @@ class Compute:
         compute = self.session[WITH_HIDDEN[method] if self.gives_hidden else method]
         device = self.session.device
         chosen = [*map(self.pool.adapter, sequences)] if self._has_adapters else None
-        more = [] if chosen is None else [sent(chosen, torch.int32, device)]
-        result = compute(sent(tokens, torch.int64, device), rows, *more)
+        more = [] if chosen is None else [torch.tensor(chosen, dtype=torch.int32, device=device)]
+        result = compute(torch.tensor(tokens, device=device), rows, *more)
         logits, hidden = result if self.gives_hidden else (result, None)
         seconds = time.perf_counter() - began
         wanted = logits[:, -1:] if method == "prefill" else logits

@@ -128,6 +128,14 @@ def test_a_tensor_map_begins_with_the_fastest_axis() -> None:
     }  # fmt: skip
 
 
+def test_a_tensor_is_described_to_its_own_gpu_and_the_threads_comes_back() -> None:
+    library = FakeDriver(context=7)
+    described(library, [8, 64], [64, 1])
+    done = [call[:2] for call in library.calls if call[0] in ("cuCtxSetCurrent", "cuTensorMapEncodeTiled")]
+    assert [name for name, _ in done] == ["cuCtxSetCurrent", "cuTensorMapEncodeTiled", "cuCtxSetCurrent"]
+    assert (done[0][1], done[2][1], library.context) == (CONTEXT, 7, 7)
+
+
 def test_what_lies_outside_of_a_tensor_may_be_nan() -> None:
     library = FakeDriver()
     described(library, [8, 64], [64, 1], nan=True)

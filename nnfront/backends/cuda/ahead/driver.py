@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from ctypes import POINTER, c_char_p, c_int, c_uint, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -207,22 +207,23 @@ class Driver:
         sizes = (c_uint64 * rank)(*reversed(shape))
         steps = (c_uint64 * rank)(*(stride * element_bytes for stride in reversed(strides[:-1])))
         boxes, ones = (c_uint32 * rank)(*reversed(box)), (c_uint32 * rank)(*[1] * rank)
-        self._call(
-            "cuTensorMapEncodeTiled",
-            into,
-            element,
-            rank,
-            address,
-            sizes,
-            steps,
-            boxes,
-            ones,
-            0,  # not interleaved
-            swizzle,
-            _PROMOTE_128,
-            int(nan),
-            doing=f"describe a tensor of {list(shape)} with strides {list(strides)} at {address:#x}",
-        )
+        with nullcontext() if self._is_current() else self._in_context():
+            self._call(
+                "cuTensorMapEncodeTiled",
+                into,
+                element,
+                rank,
+                address,
+                sizes,
+                steps,
+                boxes,
+                ones,
+                0,  # not interleaved
+                swizzle,
+                _PROMOTE_128,
+                int(nan),
+                doing=f"describe a tensor of {list(shape)} with strides {list(strides)} at {address:#x}",
+            )
         last = sum((size - 1) * step for size, step in zip(sizes, (element_bytes, *steps), strict=False))
         if self.version <= 13010 and last + 1 < 128 << 10:
             # These drivers set a bit that they should not in maps of small tensors; CUTLASS and Triton clear it as well.
