@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": BELOW_SESSION | {"backends.cuda"},
     "compiler": BELOW_SESSION | {"passes", "session"},
     "artefact.loader": ALL | {"backends.cuda"},
-    "distributed": BASE | {"ops"},
+    "distributed": CORE | {"ops"},
     "llm.timings": set(),
     "llm.find_model": BASE,
     "llm.folder_files": BASE,
@@ -104,7 +104,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify_special_cases": ALL,
     "serve": BASE | {"state", "session", "distributed", "engine", "llm", "llm.sampling", "llm.folder_files"},
     "vllm": BASE | {"compiler", "ir", "passes", "weights", "llm.find_model", "llm.hf_folder", "llm.methods"},
-    "cli": BASE | {"distributed", "engine", "serve"},
+    "cli": BASE | {"backends", "distributed", "engine", "serve"},
     "__main__": {"cli"},
 }
 READ = [

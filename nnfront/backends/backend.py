@@ -64,6 +64,7 @@ class Backend:
     uploads        whether `upload` does anything: weights that are mapped from files may stay so where it does not
     reads_experts  whether products of experts read weights in the formats that others do
     adds_single_rows_otherwise  whether products of a single row may have sums in another order than those of several
+    gpus           how many GPUs a process computes on;  collectives  by which of torch's back ends ranks meet
     ring_windows   whether a layer of a cache with a window is a ring of the window's tokens
     """
 
@@ -75,6 +76,8 @@ class Backend:
     decode_rows = 32  # from two to so many, the kernels of a CPU add up each row in one order
     adds_single_rows_otherwise = False
     uploads = False
+    gpus = 0
+    collectives = "gloo"
     ring_windows = True
     reads_experts = False
 

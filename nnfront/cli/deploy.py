@@ -100,7 +100,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         if value is not None and value < 1:
             shown = {"gang": "tp"}.get(flag, flag).replace("_", "-")
             raise LoadError(f"--{shown} is {value}", help="give a number of at least 1")
-    rank = {"CPU": args.cpus, **({"GPU": 1} if (args.device or "cpu").startswith("cuda") else {})}
+    rank = {kind: count for kind, count in _of_process(args).items() if count}
     found: dict[str, Any] = {
         "max_ongoing_requests": args.max_num_seqs,  # the others wait where any replica can take them
         "max_queued_requests": args.max_queued,
@@ -130,14 +130,18 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
     return {**found, "autoscaling_config": scaling}
 
 
+def _of_process(args: argparse.Namespace) -> dict[str, int]:
+    """What one process takes of a machine."""
+    from nnfront.backends.registry import backend_of  # here: `--help` does without torch
+
+    return {"CPU": args.cpus, "GPU": backend_of(args.device or "cpu").gpus}
+
+
 def check_room(args: argparse.Namespace, there: Mapping[str, float]) -> None:
     """Raise LoadError if the first replicas cannot all run on what a Ray has, which would wait for more without end."""
     processes = args.replicas * args.gang
-    needed = {
-        "CPU": processes * args.cpus,
-        "GPU": processes if (args.device or "cpu").startswith("cuda") else 0,
-    }
-    for kind, count in needed.items():
+    for kind, each in _of_process(args).items():
+        count = processes * each
         if count > there.get(kind, 0):
             raise LoadError(
                 f"{args.replicas} replicas of {args.gang} processes take {count} {kind}s, and this machine has {there.get(kind, 0):.0f}",

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
+from nnfront.backends.registry import backend_of
 from nnfront.errors import LoadError, NnfrontError
 from nnfront.ops.collective import LostRank
 
@@ -117,15 +118,19 @@ ALONE = Ranks(0, 1)
 def joined(device: str = "cpu") -> Iterator[Ranks]:
     """Join the ranks that torchrun has started this process among, and leave them at the end.
 
-    device: what they compute on; each takes the GPU of its own number. Raises LoadError if there are fewer GPUs than ranks.
+    device: what they compute on; each takes the GPU of its own number. Raises LoadError if there are fewer GPUs than ranks, LowerError if there is no such back end.
     """
     store, rank, world = next(rendezvous("env://"))
-    if device.startswith("cuda"):
+    backend = backend_of(device)
+    if backend.gpus:
         take_gpu(int(os.environ.get("LOCAL_RANK", rank)), world)
-    kind = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     store.set(f"process/{rank}", str(os.getpid()))
     dist.init_process_group(  # returns when all ranks are there
-        kind, store=PrefixStore("nnfront", store), rank=rank, world_size=world, timeout=PATIENCE
+        backend.collectives,
+        store=PrefixStore("nnfront", store),
+        rank=rank,
+        world_size=world,
+        timeout=PATIENCE,
     )
     done = threading.Event()
     beats = threading.Thread(target=_watch, args=(store, rank, world, done), daemon=True)

@@ -167,12 +167,16 @@ def test_a_kernel_that_refuses_everything_says_why_beside_what_runs(install: Ins
 
 
 def test_no_other_room_compares_the_name_of_a_back_end() -> None:
-    """`device.type == "cuda"` asks torch about a device; anything else would be a question that the back end should answer."""
+    """`device.type == "cuda"` asks torch about a device; anything else would be a question that the back end should answer, what a name begins with too."""
     wrong = []
     for path in sorted(ROOT.rglob("*.py")):
         if path.is_relative_to(ROOT / "backends"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                asked = {a.value for a in node.args if isinstance(a, ast.Constant)} & set(registry.OWN)
+                if asked and node.func.attr in ("startswith", "endswith", "removeprefix"):
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
             if not isinstance(node, ast.Compare):
                 continue
             sides = [node.left, *node.comparators]

@@ -41,6 +41,8 @@ class CudaBackend(Backend):
     archs = ("sm_80", "sm_90", "sm_100")
     kernels = KERNELS
     ring_windows = False  # kernels find tokens at their positions
+    gpus = 1
+    collectives = "cpu:gloo,cuda:nccl"
     numbered = True
     captures = True
     decode_rows = graph_safety.ROWS
