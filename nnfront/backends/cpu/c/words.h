@@ -41,7 +41,7 @@ typedef uint8_t Bytes OF(VECTOR / 4);
 typedef float Four OF(16);
 typedef float Eight OF(32);
 
-FAST INLINE Floats all(float value) { return (Floats){0} + value; }
+FAST INLINE Floats all(float value) { return value - (Floats){0}; }  // a sum with zero would be one: it is not -0 where that is
 
 FAST INLINE Floats floats(const void *from) {
     Floats values;
@@ -151,8 +151,17 @@ FAST INLINE Words first_words(const uint16_t *from, Py_ssize_t count) {
 
 FAST INLINE Bits bytes_there(const uint8_t *from, Lanes there) {
     Bytes values = {0};
-    memcpy(&values, from, (size_t)there);
+    if (there == FLOATS)
+        memcpy(&values, from, sizeof values);
+    else
+        memcpy(&values, from, (size_t)there);
+#if AVX2
+    uint64_t eight;
+    memcpy(&eight, &values, sizeof eight);
+    return (Bits)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)eight));
+#else
     return __builtin_convertvector(values, Bits);
+#endif
 }
 
 FAST INLINE Floats widened_vector(const uint16_t *from, Lanes there) {
