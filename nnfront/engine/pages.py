@@ -2,7 +2,7 @@
 """How many pages the sequences of a paged cache hold, counted apart from any tensor: the scheduler asks here what will fit.
 
 A paged cache shares the pages of a fork, copies one that is shared when it is written to, and takes new ones as sequences grow. This counts
-the same in the same order, so that a plan made with it never finds the cache out of pages. Layers that have a window hold fewer.
+the same in the same order, so that a plan made with it never finds the cache out of pages. Layers that have a window hold fewer, in pools of their own.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Pool:
         self._views: dict[tuple[int, int], Cache] = {}
         self._row: dict[int, int] = {}
         self._held: dict[int, Held] = {}
-        self._saved: dict[int, States] = {}
+        self._saved: dict[int, tuple[States, Held]] = {}
         self._before: dict[int, States] = {}
         self._adapter: dict[int, int] = {}
         if self._given is not None:
@@ -89,10 +89,10 @@ class Pool:
         return self._cache
 
     @property
-    def shares(self) -> bool:
-        """Whether a sequence can begin with part of another: not where layers drop tokens behind a window."""
-        longest = self._limits.max_model_len
-        return all(layer.window is None or layer.window >= longest for layer in self.cache.type.layers)
+    def window(self) -> int | None:
+        """The most tokens behind which a layer drops others, None if none does."""
+        windows = [layer.window for layer in self.cache.type.layers if layer.window is not None]
+        return max((window for window in windows if window < self._limits.max_model_len), default=None)
 
     @property
     def keeps_states(self) -> bool:
@@ -101,15 +101,19 @@ class Pool:
 
     @property
     def snapshots(self) -> int | None:
-        """For how many copies of a sequence's states there is room, None if there are none."""
-        if not self.keeps_states:
-            return None
-        return self._limits.snapshot_bytes // self._view(0, 1).states().nbytes
+        """For how many copies of a sequence's states there is room, which hold at most half of the pages; None if no sequence needs one to begin with another's tokens."""
+        room = []
+        if self.keeps_states:
+            room.append(self._limits.snapshot_bytes // self._view(0, 1).states().nbytes)
+        if self.window is not None:
+            size = self._limits.page_size
+            room.append(self._limits.pages // (2 * -(-(self.window + size) // size)))
+        return min(room, default=None)
 
     @property
     def snapshot_bytes(self) -> int:
         """Bytes of the copies that there are."""
-        return sum(states.nbytes for states in self._saved.values())
+        return sum(states.nbytes for states, _ in self._saved.values())
 
     def apply(self, changes: Sequence[Change]) -> None:
         """Do these, in this order."""
@@ -129,7 +133,8 @@ class Pool:
                     if self._held.pop(sequence, None) is None:
                         self._give_back(sequence)
                 case Save(number, sequence):
-                    self._saved[number] = self.row(sequence).states()
+                    row = self._paged(self.row(sequence))
+                    self._saved[number] = row.states(), row.hold(row.length(), only_windows=True)
                 case Forget(number):
                     del self._saved[number]
         self._before.clear()
@@ -142,11 +147,14 @@ class Pool:
     def _begin(self, sequence: int, source: int, length: int, states: int | None) -> None:
         """Have a new sequence begin with tokens of another."""
         view = self._paged(self.row(sequence))
-        view.begin_with(self._held.get(source) or self._paged(self.row(source)).hold(length))
+        held = self._held.get(source) or self._paged(self.row(source)).hold(length)
         if states is None:
+            view.begin_with(held)
             view.truncate(length)
         else:
-            view.go_on_from(self._saved[states])
+            saved, windows = self._saved[states]
+            view.begin_with(held.with_windows_of(windows))
+            view.go_on_from(saved)
 
     def _go_back(self, sequence: int, length: int) -> None:
         """Take back the last tokens of a sequence."""

@@ -93,6 +93,14 @@ class Prefixes:
         self._saved[block.states] = block
         return block.states, gone
 
+    def forget_states(self, but: int | None = None) -> list[int]:
+        """The number of the states that were used least recently, which give way, if there are others than one."""
+        number = next((number for number in self._saved if number != but), None)
+        if number is None:
+            return []
+        self._saved.pop(number).states = None
+        return [number]
+
     def within(self, sequence: int) -> Iterator[int]:
         """Other sequences of which nothing is known but what this one has as well."""
         for block in self._ends[sequence][1] if sequence in self._ends else ():

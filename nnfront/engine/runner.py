@@ -90,7 +90,9 @@ class Runner:
     def reset(self) -> list[Answer]:
         """Begin with an empty cache; return those that ran, of which nothing is left. Those that wait still do."""
         before = self.scheduler
-        self.scheduler = Scheduler(before.limits, shares=before.shares, snapshots=before.snapshots)
+        self.scheduler = Scheduler(
+            before.limits, shares=before.shares, snapshots=before.snapshots, window=before.window
+        )
         self.scheduler.waiting = before.waiting
         self.pool.reset()
         self._heads = self._new_heads()

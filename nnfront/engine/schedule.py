@@ -9,7 +9,8 @@ pre-emption and recomputing all follow from it.
                   token, again too, if its sequence had been pre-empted. So what is computed of a request, and in which calls, does not depend
                   on others
     prefixes      what whole chunks of prompts have left in pages is shared, by sequences that run and by those remembered after their end; where
-                  layers keep a state of a whole sequence, up to a chunk behind which it was copied
+                  layers keep a state of a whole sequence, or drop tokens behind a window, up to a chunk behind which it was copied, or what was in the
+                  window was held
     pages         a sequence is admitted if its tokens fit beside a page for each that runs. If pages run out, the sequence remembered for the
                   longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
     order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -168,13 +170,22 @@ class Step:
 
 class Scheduler:
     """Sequences that wait, run and are remembered, and what is to be done for them next. `shares`: whether the cache can begin one with
-    part of another; `snapshots`: how many copies of states there can be, without one of which it cannot, None where layers keep no states.
+    part of another; `snapshots`: how many copies of states there can be, without one of which it cannot, None where layers keep no states;
+    `window`: the most tokens behind which layers drop others, whose pages such a copy holds, None where no layer drops any.
     """
 
-    def __init__(self, limits: Limits, *, shares: bool = True, snapshots: int | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        shares: bool = True,
+        snapshots: int | None = None,
+        window: int | None = None,
+    ) -> None:
         self.limits = limits
         self.shares = shares
         self.snapshots = snapshots
+        self.window = window
         self.pages = Pages(limits.pages, limits.page_size)
         self.prefixes = Prefixes(limits.page_size if limits.reuse_answers else limits.chunk, snapshots)
         self.waiting: deque[Sequence] = deque()
@@ -242,11 +253,23 @@ class Scheduler:
                 self._save(sequence)
 
     def _save(self, sequence: Sequence) -> None:
-        """Have the states of a sequence saved for others that begin alike."""
+        """Have the states of a sequence saved for others that begin alike, if there are pages for what they hold."""
+        held = 0 if self.window is None else min(self.window + self.limits.page_size, sequence.computed)
+        if self.pages.free < self.pages.of(held) + len(self.running):
+            return
         number, gone = self.prefixes.save(sequence.arrival, sequence.computed)
-        self._changes += map(Forget, gone)
+        self._forget_states(gone, self._changes)
         if number is not None:
+            if held:
+                self.pages.add(_holder(number))
+                self.pages.append(_holder(number), held)
             self._changes.append(Save(number, sequence.arrival))
+
+    def _forget_states(self, numbers: Iterable[int], changes: list[Change]) -> None:
+        for number in numbers:
+            if _holder(number) in self.pages:
+                self.pages.drop(_holder(number))
+            changes.append(Forget(number))
 
     def finish(self, sequence: Sequence) -> None:
         """Take a sequence out, whether it waits or runs; what others may use of it is remembered."""
@@ -271,8 +294,8 @@ class Scheduler:
 
     def forget(self) -> None:
         """Forget all sequences that are remembered after their end."""
-        while self._evict():
-            pass
+        while self.remembered:
+            self._evict()
 
     @property
     def is_idle(self) -> bool:
@@ -291,7 +314,7 @@ class Scheduler:
             source, length, states = found or (None, 0, None)
             margin = len(self.running)
             missing = self.pages.of(min(len(sequence.tokens) + 1, sequence.most)) - self.pages.of(length)
-            while self.pages.free < missing + margin and self._evict(step, but=source):
+            while self.pages.free < missing + margin and self._evict(step, source, states):
                 pass
             if self.pages.free < missing + margin:
                 if self.running or source is None:
@@ -333,17 +356,24 @@ class Scheduler:
         if sequence in self.running and self.pages.length(sequence.arrival) > held:
             self.pages.truncate(sequence.arrival, held)
 
-    def _evict(self, step: Step | None = None, but: int | None = None) -> bool:
-        """Forget the sequence that was remembered for the longest time; False if there is none."""
+    def _evict(self, step: Step | None = None, but: int | None = None, states: int | None = None) -> bool:
+        """Forget the sequence that was remembered for the longest time, or else states that hold pages, but not these; False if there is nothing."""
         oldest = next((arrival for arrival in self.remembered if arrival != but), None)
-        if oldest is None:
-            return False
-        del self.remembered[oldest]
-        self._forget(oldest, step)
-        return True
+        if oldest is not None:
+            del self.remembered[oldest]
+            self._forget(oldest, step)
+            return True
+        gone = self.prefixes.forget_states(but=states) if self.window is not None else []
+        self._forget_states(gone, self._changes if step is None else step.changes)
+        return bool(gone)
 
     def _forget(self, sequence: int, step: Step | None = None) -> None:
         self.pages.drop(sequence)
         changes = self._changes if step is None else step.changes
         changes.append(Drop(sequence))
-        changes += map(Forget, self.prefixes.remove(sequence))
+        self._forget_states(self.prefixes.remove(sequence), changes)
+
+
+def _holder(states: int) -> int:
+    """By which number states hold pages, which is no sequence's."""
+    return ~states

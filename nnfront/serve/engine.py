@@ -247,7 +247,7 @@ class Engine:
 
 
 def _scheduler_of(pool: Pool, limits: Limits) -> Scheduler:
-    return Scheduler(limits, shares=pool.shares, snapshots=pool.snapshots)
+    return Scheduler(limits, snapshots=pool.snapshots, window=pool.window)
 
 
 def compute_of(llm: LLM, limits: Limits, decode_rows: int | None = None, *, hidden: bool = False) -> Compute:

@@ -129,6 +129,11 @@ class Held:
     length: int
     tables: tuple[PageTable, ...]
 
+    def with_windows_of(self, other: Held) -> Held:
+        """The same, but where tokens are dropped behind a window the pages that the other holds, and its length: it may have been before these were dropped."""
+        both = zip(self.tables, other.tables, strict=True)
+        return Held(other.length, tuple(mine if mine.window is None else theirs for mine, theirs in both))
+
 
 class PagedCache(Cache):
     """A cache whose sequences share a pool of pages; layers with another window have a pool of their own, of as many pages."""
@@ -216,12 +221,16 @@ class PagedCache(Cache):
                 layers[i] = other.copied(chosen, every_length[i], use)
         return self._with([layers[i] for i in range(len(self))], use)
 
-    def hold(self, length: int) -> Held:
-        """Hold the pages of the first tokens of the only sequence. Of what layers keep of whole sequences it holds nothing: that is `states`."""
+    def hold(self, length: int, *, only_windows: bool = False) -> Held:
+        """Hold the pages of the first tokens of the only sequence; only those of layers that drop some behind a window, if that is all that is wanted.
+
+        Of what layers keep of whole sequences it holds nothing: that is `states`.
+        """
         assert self.batch == 1
         held = [layer.table.fork((layer._first,), ()) for layer in self._readers.values()]
         for table in held:
-            table.cut(0, self._lengths.like((length,)))
+            is_wanted = table.window is not None or not only_windows
+            table.cut(0, self._lengths.like((length if is_wanted else 0,)))
         return Held(length, tuple(held))
 
     def begin_with(self, held: Held) -> None:

@@ -4,20 +4,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from answering import Answer
+from model_folders import random_folder
 from serving import LIMITS
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.cpu.extension import NATIVE
 from nnfront.distributed.ranks import ALONE
 from nnfront.engine.params import Params
+from nnfront.engine.pool import Pool
 from nnfront.engine.speculate import NGrams
 from nnfront.serve.engine import Engine
+from nnfront.state.paged import PagedCache
 
 VOCAB, SIZE, HEADS, WINDOW = 40, 16, 2, 6
 
@@ -87,20 +92,57 @@ def mixed() -> Any:
     )
 
 
-def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(mixed: Any) -> None:
+def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(
+    mixed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply, fullest = Pool.apply, []
+
+    def counted(self: Pool, changes: Any) -> None:
+        apply(self, changes)
+        assert isinstance(self.cache, PagedCache)
+        held = [table.pool.pages - table.pool.free for table in self.cache.tables]
+        fullest.append(max(held) - engine._scheduler.limits.pages + engine._scheduler.pages.free)
+
+    monkeypatch.setattr(Pool, "apply", counted)
     random = torch.Generator().manual_seed(2)
     wanted = []
     for i in range(14):
         length = int(torch.randint(1, 90, (1,), generator=random))
         prompt = torch.randint(0, VOCAB, (length,), generator=random).tolist()
         wanted.append((prompt, Params(temperature=[0.0, 1.0][i % 2], seed=i, max_tokens=25)))
-    wanted += wanted[:3]
+    wanted.append((wanted[0][0] + wanted[1][0], Params(max_tokens=25)))
+    longest = max((prompt for prompt, _ in wanted), key=len)
+    wanted += [([*longest, i], Params(max_tokens=25)) for i in range(3)]
     with Engine(mixed, replace(LIMITS, max_num_seqs=1)) as engine:
-        assert not engine._runner.pool.shares
+        assert engine._runner.pool.window == WINDOW
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     for limits in (LIMITS, replace(LIMITS, pages=32)):
         with Engine(mixed, limits) as engine:
             answers = [Answer(engine, prompt, params) for prompt, params in wanted]
             assert [answer.wait() for answer in answers] == expected
             assert (engine.counts()["preemptions"] > 0) == (limits.pages == 32)
-            assert all(answer.cached == 0 for answer in answers)
+            assert any(answer.cached for answer in answers) or limits.pages == 32
+            again = Answer(engine, [*longest, 1], Params(max_tokens=25))
+            assert again.wait() == expected[-2]
+            assert again.cached >= 64  # where the window had moved on
+            engine.forget()
+            assert engine.counts()["pages_used"] == 0
+    assert max(fullest) <= 1  # the filler's: a pool never holds more pages than were counted
+
+
+@pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
+@pytest.mark.parametrize(("model_type", "window"), [("gpt_oss", 16), ("gemma4_text", 12)])
+def test_what_is_in_a_window_behind_whole_chunks_is_shared_and_answers_stay_the_same(
+    tmp_path: Path, model_type: str, window: int
+) -> None:
+    llm = nn.LLM.load(random_folder(tmp_path / "model", model_type, sliding_window=window))
+    stem = torch.randint(2, 90, (70,), generator=torch.Generator().manual_seed(3)).tolist()
+    wanted = [([*stem, *range(5, 6 + 9 * i)], Params(max_tokens=12, ignore_eos=True)) for i in range(4)]
+    with Engine(llm, replace(LIMITS, remembered=0, max_num_seqs=1)) as engine:
+        expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
+    with Engine(llm, LIMITS) as engine:
+        first = Answer(engine, *wanted[0])
+        assert first.wait() == expected[0]
+        others = [Answer(engine, *each) for each in wanted]
+        assert [other.wait() for other in others] == expected
+        assert [other.cached for other in others] == [64] * 4

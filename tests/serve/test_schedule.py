@@ -69,8 +69,14 @@ class Cache:
 class Simulation:
     """An engine without a model: what it draws is a function of the tokens before, so that a wrong prefix shows in what follows."""
 
-    def __init__(self, limits: Limits, snapshots: int | None = None, guesses: int = 0) -> None:
-        self.scheduler = Scheduler(limits, snapshots=snapshots)
+    def __init__(
+        self,
+        limits: Limits,
+        snapshots: int | None = None,
+        guesses: int = 0,
+        window: int | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(limits, snapshots=snapshots, window=window)
         self.cache = Cache(limits, snapshots)
         self.snapshots, self.guesses, self.random = snapshots, guesses, random.Random(limits.pages)
         self.live: dict[int, Sequence] = {}
@@ -141,6 +147,8 @@ class Simulation:
     def check(self) -> None:
         scheduler = self.scheduler
         held = [sequence.arrival for sequence in scheduler.running] + list(scheduler.remembered)
+        if scheduler.window is not None:
+            held += [~number for number in scheduler.prefixes._saved]
         assert sorted(held) == sorted(scheduler.pages._held)
         counts = [0] * scheduler.limits.pages
         for holding in scheduler.pages._held.values():
@@ -201,9 +209,14 @@ LIMITS = st.builds(
 
 
 def play(
-    limits: Limits, random_: random.Random, events: int, snapshots: int | None = None, guesses: int = 0
+    limits: Limits,
+    random_: random.Random,
+    events: int,
+    snapshots: int | None = None,
+    guesses: int = 0,
+    window: int | None = None,
 ) -> Simulation:
-    simulation = Simulation(limits, snapshots, guesses)
+    simulation = Simulation(limits, snapshots, guesses, window)
     room = min(limits.pages * limits.page_size, limits.max_model_len)
     stems = [[random_.randrange(3) for _ in range(room)] for _ in range(3)]
     for _ in range(events):
@@ -222,19 +235,25 @@ def play(
 
 
 @settings(max_examples=60)
-@given(LIMITS, st.integers(0, 2**32), st.sampled_from([None, 0, 1, 3, 50]), st.sampled_from([0, 0, 2, 7]))
+@given(
+    LIMITS,
+    st.integers(0, 2**32),
+    st.sampled_from([(None, None), (0, None), (1, None), (3, None), (50, None), (3, 5), (50, 1), (50, 30)]),
+    st.sampled_from([0, 0, 2, 7]),
+)
 def test_no_page_leaks_nobody_starves_and_every_answer_is_computed_on_its_own_tokens(
-    limits: Limits, seed: int, snapshots: int | None, guesses: int
+    limits: Limits, seed: int, states: tuple[int | None, int | None], guesses: int
 ) -> None:
-    play(limits, random.Random(seed), 60, snapshots, guesses)
+    snapshots, window = states
+    play(limits, random.Random(seed), 60, snapshots, guesses, window)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("snapshots", [None, 4])
-def test_a_hundred_thousand_events(snapshots: int | None) -> None:
+@pytest.mark.parametrize(("snapshots", "window"), [(None, None), (4, None), (4, 6)])
+def test_a_hundred_thousand_events(snapshots: int | None, window: int | None) -> None:
     random_ = random.Random(1)
     limits = Limits(max_model_len=40, pages=24, max_num_seqs=5, page_size=2, chunk=4, step_tokens=8)
-    simulation = play(limits, random_, 100_000, snapshots, 3)
+    simulation = play(limits, random_, 100_000, snapshots, 3, window)
     assert simulation.scheduler.preemptions > 1000
 
 
