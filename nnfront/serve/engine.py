@@ -22,7 +22,7 @@ from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
 from nnfront.engine.pool import Pool
 from nnfront.engine.runner import Answer, Event, Runner
-from nnfront.engine.schedule import Limits, Scheduler, Sequence
+from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
 from nnfront.errors import RunError
 from nnfront.llm.language_model import LLM
 from nnfront.llm.prompts import adapter_numbers
@@ -34,6 +34,8 @@ class _Request(Answer):
     sink: Callable[[Event], None]
     deadline: float | None
     began: float
+    turn: float = 0.0
+    first: float = 0.0
     last: float = 0.0
 
 
@@ -189,13 +191,22 @@ class Engine:
                     if self._scheduler.is_idle and self._is_draining:
                         break
                     step = self._runner.plan()
-                self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
+                self._begin(step)
                 for answer, event in self._runner.run(step):
                     assert isinstance(answer, _Request)
                     self._came(answer, event)
             except Exception as error:  # whatever it is, who waits for an answer must hear of it
                 self._fail(error)
         self._runner.compute.close()
+
+    def _begin(self, step: Step) -> None:
+        """Count what a step computes, and book whose turn it is for the first time."""
+        self.stats.step(len(step.decode), sum(count for _, count in step.chunks))
+        now = time.monotonic()
+        for sequence, _ in step.chunks:
+            request = self._runner.answers.get(sequence.arrival)
+            if isinstance(request, _Request) and not request.turn:
+                request.turn = now
 
     def _end_cancelled(self) -> list[tuple[_Request, Event]]:
         """Take out the requests that are not wanted any more."""
@@ -217,7 +228,10 @@ class Engine:
         if not event.error:
             self._time(request)
         if event.finish is not None:
-            self.stats.ended(event.finish, time.monotonic() - request.began)
+            now = time.monotonic()
+            self.stats.ended(event.finish, now - request.began)
+            if request.first:
+                self.stats.decode.observe(now - request.first)
         self._tell(request, event)
 
     def _tell(self, request: _Request, event: Event) -> None:
@@ -232,7 +246,8 @@ class Engine:
         if request.last:
             self.stats.between.observe(now - request.last)
         else:
-            self.stats.first(request.sequence, now - request.began)
+            request.first = now
+            self.stats.first(request.sequence, now - request.began, request.turn - request.began)
         request.last = now
         self.stats.generation_tokens += 1
 

@@ -73,6 +73,9 @@ class EngineMetrics(Collector):
             ("time_to_first_token_seconds", "From a request to its first token", stats.first_token),
             ("inter_token_latency_seconds", "From a token to the next", stats.between),
             ("e2e_request_latency_seconds", "From a request to its end", stats.whole),
+            ("request_queue_time_seconds", "From a request to its turn", stats.queued),
+            ("request_prefill_time_seconds", "From a request's turn to its first token", stats.prefill),
+            ("request_decode_time_seconds", "From a request's first token to its end", stats.decode),
             ("iteration_tokens_total", "Tokens computed in a step", stats.step_tokens),
         ]:
             family = HistogramMetricFamily(PREFIX + name, about, labels=["model_name"])

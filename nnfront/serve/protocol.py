@@ -188,10 +188,13 @@ def read(kind: type[Kind], data: Any) -> Kind:
         found = error.errors(include_url=False, include_input=False)[0]
         # Behind a field's name may come the name of one of several types that it may have.
         where = str(found["loc"][0]) if found["loc"] else ""
+        name = repr(found["loc"][-1]) if found["loc"] else ""
+        if len(found["loc"]) > 1:
+            name += f" in {where!r}"
         if found["type"] == "extra_forbidden":
-            what = f"there is no field {where!r}"
+            what = f"there is no field {name}"
         elif found["type"] == "missing":
-            what = f"the field {where!r} is missing"
+            what = f"the field {name} is missing"
         else:
             what = f"{where or 'the request'}: {found['msg']}"
         raise Failure(400, what, param=where or None) from None

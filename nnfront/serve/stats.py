@@ -36,15 +36,18 @@ class Stats:
         self.first_token = Histogram(SECONDS)
         self.between = Histogram(SECONDS)
         self.whole = Histogram(SECONDS)
+        self.queued, self.prefill, self.decode = (Histogram(SECONDS) for _ in range(3))
         self.step_tokens = Histogram(TOKENS)
 
     def step(self, decoded: int, prompts: int) -> None:
         """Count the tokens that a step computed."""
         self.step_tokens.observe(decoded + prompts)
 
-    def first(self, sequence: Sequence, seconds: float) -> None:
-        """Count a first token, so many seconds after its request came."""
+    def first(self, sequence: Sequence, seconds: float, waited: float) -> None:
+        """Count a first token, so many seconds after its request came, of which it had to wait for some until anything was computed of it."""
         self.first_token.observe(seconds)
+        self.queued.observe(waited)
+        self.prefill.observe(seconds - waited)
         self.prompt_tokens += sequence.prompt
         self.prefix_queries += sequence.prompt
         self.prefix_hits += sequence.cached

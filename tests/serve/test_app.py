@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -145,6 +146,12 @@ def test_a_stop_token_ends_the_text(client: Client, llm: nn.LLM) -> None:
 REFUSED = [
     ({}, 400, "prompt", "the field 'prompt' is missing"),
     ({"prompt": "x", "colour": 1}, 400, "colour", "there is no field 'colour'"),
+    (
+        {"prompt": "x", "stream_options": {"colour": 1}},
+        400,
+        "stream_options",
+        "there is no field 'colour' in 'stream_options'",
+    ),
     ({"prompt": "x", "temperature": "hot"}, 400, "temperature", "temperature: Input should be a valid number"),
     ({"prompt": "x", "n": 0}, 400, "n", "n: Input should be greater than or equal to 1"),
     ({"prompt": "x", "stop": [""]}, 400, "stop", "'stop' holds an empty text"),
@@ -240,7 +247,11 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
     text = client.get("/metrics").text
     assert 'nnfront:generation_tokens_total{model_name="pylib"} 7.0' in text
     assert 'nnfront:request_success_total{finished_reason="length",model_name="pylib"} 1.0' in text
-    assert 'nnfront:time_to_first_token_seconds_count{model_name="pylib"} 1.0' in text
+    parts = ("request_queue_time", "request_prefill_time", "request_decode_time")
+    for name in ("time_to_first_token", "e2e_request_latency", *parts):
+        assert f'nnfront:{name}_seconds_count{{model_name="pylib"}} 1.0' in text
+    sums = {name: float(value) for name, value in re.findall(r"nnfront:(\w+)_seconds_sum\{.*?\} (\S+)", text)}
+    assert sum(sums[name] for name in parts) == pytest.approx(sums["e2e_request_latency"], rel=0.2)
 
 
 def test_too_many_requests_are_told_to_come_again(llm: nn.LLM) -> None:
