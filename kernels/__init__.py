@@ -20,6 +20,7 @@ the others    one kernel each; a mixture of experts is moe_routing, grouped_matm
 from __future__ import annotations
 
 from nnfront_kernels import (
+    add_low_rank,
     attention_decode,
     attention_latent,
     attention_prefill,
@@ -63,6 +64,7 @@ KERNELS: tuple[Kernel, ...] = (
     layer_norm.KERNEL,
     softmax.KERNEL,
     gated_activation.KERNEL,
+    add_low_rank.KERNEL,
     sampling.KERNEL,
     rope.KERNEL,
     rope_append.KERNEL,

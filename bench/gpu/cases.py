@@ -8,6 +8,7 @@ from typing import Any
 
 from kernel_cases import EPILOGUES, LAYOUTS, MATMULS, SPLIT, Case
 from nnfront_kernels import KERNELS, Kernel
+from nnfront_kernels.add_low_rank import LowRankShape
 from nnfront_kernels.attention_decode import DecodeShape
 from nnfront_kernels.attention_latent import LatentShape
 from nnfront_kernels.attention_prefill import PrefillShape
@@ -105,6 +106,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
             for r in (1, 64)
             for g, f in ((True, False), (False, False), (False, True))
         ]
+    if name == "add_low_rank":
+        return [LowRankShape(r, 4096, 4096, rank) for r, rank in ((1, 16), (32, 16), (64, 64))]
     if name == "gated_activation":
         return [GatedShape(r, 14336, halves=True) for r in (1, 64, 4096)]
     if name == "rope_append":
@@ -117,6 +120,7 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [
             *(DecodeShape(b, 32, 8, 128, n, page=p) for b, n, p in contexts),
             *(DecodeShape(b, 32, 8, 128, n, page=p, fp8=True) for b, n, p in contexts[::3]),
+            *(DecodeShape(b, 32, 8, 128, n, page=p, new=True) for b, n, p in contexts[:2]),
             DecodeShape(32, 64, 8, 64, 8192, page=16, window=1024),
         ]
     if name in RECURRENT:  # of Mamba-2 2.7B and Qwen3-Next
@@ -162,6 +166,7 @@ def small(run: Run, is_half: bool) -> Run:
         "groups": 2,
         "states": 24,
         "key_size": 40,
+        "rank": 20,
     }
     shape = replace(run.shape, **{name: size for name, size in sizes.items() if vars(run.shape).get(name)})
     return Run(run.kernel, shape, "float16" if is_half and run.dtype == "bfloat16" else run.dtype)

@@ -44,6 +44,8 @@ def operands(run: Run, arch: str, device: str) -> tuple[tuple[Any, ...], dict[st
         options["out_dtype"] = torch.float16  # the interpreter's bfloat16 is wrong
     options = {name: _random(run, value) for name, value in options.items()}
     made = tuple(_random(run, tensor) for tensor in arguments)
+    if run.kernel == "add_low_rank":  # of the last number there is none
+        made[4].copy_(torch.randint(-1, run.shape.adapters + 1, made[4].shape, device=device))
     # Rates with which a state neither grows nor vanishes.
     if run.kernel == "ssm_scan":
         made[1].abs_().div_(8)
@@ -62,7 +64,7 @@ def _random(run: Run, tensor: Any) -> Any:
             0, 16, (tensor.shape[0], run.shape.k), device=tensor.device, dtype=torch.uint8
         )
         return pack_int4(nibbles, run.shape.group)
-    if tensor.dtype == torch.int32:
+    if tensor.dtype == torch.int32 and tensor.ndim == 2:
         experts = getattr(run.shape, "experts", 128)
         return (
             torch.rand(tensor.shape[0], experts, device=tensor.device).argsort(1)[:, : tensor.shape[1]].int()
@@ -131,6 +133,10 @@ def _difference(
     if run.kernel in stored.KERNELS:
         stated, found, terms = stored.stated_and_found(kernel, arguments, options, results)
         return _far(found, stated, terms)
+    if run.kernel == "add_low_rank":
+        magnitudes = tuple(map(_magnitude, arguments))
+        stated, sizes = (kernel.reference(*given, compute=torch.float64) for given in (arguments, magnitudes))
+        return _far(results, [stated], [sizes])
     if run.kernel in ("causal_conv1d", "ssm_scan", "gated_delta_rule"):
         stated = kernel.reference(*arguments, **options, compute=torch.float64)
         # Terms of either sign meet in each result: an average of their sizes is what a rounding of one of them is measured by.

@@ -75,5 +75,7 @@ def stated_and_found(
         return [stated], results, [torch.stack(sizes, 1)]
     q, keys, values, *others = arguments
     magnitudes = values.float().abs().to(values.dtype)
+    if "new_values" in options:
+        options = options | {"new_values": options["new_values"].abs()}
     size = kernel.reference(q, keys, magnitudes, *others, **options, compute=torch.float64)
     return [stated], results, [size]
