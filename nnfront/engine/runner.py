@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
@@ -44,6 +45,10 @@ class Answer:
     ends: frozenset[int]
     guesser: Guesser | MultiTokenHead | None = None
     pay: Pay = field(default_factory=Pay)
+
+
+Known: TypeAlias = tuple[list[int], list[int]]
+"""Tokens of a sequence behind those that are computed next: drawn already, and then those without a choice."""
 
 
 class Runner:
@@ -138,28 +143,39 @@ class Runner:
         if most < 1:
             return
         began = time.perf_counter()
-        found = self._agreed(self._guesses_of(answers, most))
+        known = [self._known_of(answer, most) for answer in answers]
+        (due,) = self._agreed(
+            [[i for i, tokens in enumerate(known) if self._is_due(answers[i], tokens, most)]]
+        )
+        found = self._agreed(self._guesses_of(answers, known, due, most))
         self._guessing = time.perf_counter() - began
         width = max(map(len, found))
         for answer, guess in zip(answers, found, strict=True):
             answer.sequence.drafts = guess + [0] * (width - len(guess))
 
-    def _guesses_of(self, answers: Several[Answer], most: int) -> list[list[int]]:
-        """Up to so many tokens behind the next one of each, those first that are drawn already and not computed."""
-        found, wishes = [], {}
-        for answer in answers:
-            sequence, guesser = answer.sequence, answer.guesser
-            drawn = sequence.tokens[sequence.computed + 1 :][:most]
-            found.append(drawn)
-            if not (left := most - len(drawn)):
-                continue
-            if forced := answer.draw.forced(left):
-                drawn += forced
-            elif guesser is not None and answer.pay.is_due(self._clock.cost):
-                if isinstance(guesser, MultiTokenHead):
-                    wishes[sequence.arrival] = Wish(guesser, sequence.tokens, left)
-                else:
-                    drawn += guesser.guess(sequence.tokens, left)
+    def _known_of(self, answer: Answer, most: int) -> Known:
+        sequence = answer.sequence
+        drawn = sequence.tokens[sequence.computed + 1 :][:most]
+        left = most - len(drawn)
+        return drawn, answer.draw.forced(left) if left else []
+
+    def _is_due(self, answer: Answer, known: Known, most: int) -> bool:
+        """Whether to guess further ones."""
+        drawn, forced = known
+        may = answer.guesser is not None and not forced and len(drawn) < most
+        return may and answer.pay.is_due(self._clock.cost)
+
+    def _guesses_of(
+        self, answers: Several[Answer], known: Several[Known], due: Several[int], most: int
+    ) -> list[list[int]]:
+        """Up to so many tokens behind the next one of each: what is known of them, and guesses behind it for those that are due."""
+        found, wishes = [drawn + forced for drawn, forced in known], {}
+        for i in due:
+            sequence, guesser, left = answers[i].sequence, answers[i].guesser, most - len(found[i])
+            if isinstance(guesser, MultiTokenHead):
+                wishes[sequence.arrival] = Wish(guesser, sequence.tokens, left)
+            elif guesser is not None:
+                found[i] += guesser.guess(sequence.tokens, left)
         if self._heads is not None and wishes:
             together = self._heads.guess(wishes)
             for answer, guess in zip(answers, found, strict=True):

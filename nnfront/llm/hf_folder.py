@@ -166,11 +166,6 @@ def compile_folder(
     architecture, config, hf_config = read_folder(folder, model_file)
     if dtype is not None:
         config = computing_in(dtype, config)
-    if methods.guesses and ranks > 1:
-        raise LoadError(
-            "a model that ranks divide guesses no tokens by a head of its own",
-            help="leave out --spec mtp (mtp), or --tp (ranks)",
-        )
     if adapters and methods.guesses:
         raise LoadError(
             "the head that guesses tokens knows nothing of adapters that are not merged",

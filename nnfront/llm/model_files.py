@@ -76,10 +76,10 @@ class Architecture:
 
         if ranks == 1:
             with self._building(stored):
-                model = self._with_mtp(config, stored) if methods.guesses else self.file.build(config)
+                model = self._built(config, stored, methods)
             ir = self._exported(model, config, methods)
         else:
-            model, plan = self.divided(config, ranks, stored)
+            model, plan = self.divided(config, ranks, stored, methods)
             shards = {
                 name: (planned.axis, int(planned.whole.shape[planned.axis]), planned.blocks)
                 for name, planned in plan.weights.items()
@@ -102,6 +102,10 @@ class Architecture:
             attrs["aliases"] = {**ir.aliases, **renamed}
         return IRModule(ir.functions, attrs)
 
+    def _built(self, config: Any, stored: Mapping[str, Stored] | None, methods: Methods) -> Module:
+        model: Module = self._with_mtp(config, stored) if methods.guesses else self.file.build(config)
+        return model
+
     def _with_mtp(self, config: Any, stored: Mapping[str, Stored] | None) -> Module:
         """The model with its head that guesses further tokens. Raises LoadError if there is none, in the file or among the tensors."""
         if not hasattr(self.file, "build_mtp"):
@@ -122,13 +126,17 @@ class Architecture:
         return model
 
     def divided(
-        self, config: Any, ranks: int, stored: Mapping[str, Stored] | None = None
+        self,
+        config: Any,
+        ranks: int,
+        stored: Mapping[str, Stored] | None = None,
+        methods: Methods = Methods.SPEC,
     ) -> tuple[Module, Plan]:
         """Return what each of so many ranks computes of the model, and what becomes of each weight. Raises LoadError where it does not divide."""
         from nnfront.nn.ranks import divide
 
         with self._building(stored):
-            part, whole = self.file.build(config.of_ranks(ranks)), self.file.build(config)
+            part, whole = (self._built(each, stored, methods) for each in (config.of_ranks(ranks), config))
             return divide(part, whole, ranks)
 
     @contextmanager

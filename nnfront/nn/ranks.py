@@ -157,9 +157,9 @@ class RankRMSNorm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """The shape stays."""
         weight = self.weight if self.factor is None else self.factor
-        y = op.multiply(_over_all(op.astype(x, "float32"), self.epsilon, self.world), weight)
-        made: Tensor = op.astype(y if self.bias is None else op.add(y, self.bias), x.dtype)
-        return made
+        wide = op.multiply(_over_all(op.astype(x, "float32"), self.epsilon, self.world), weight)
+        y: Tensor = op.astype(wide if self.bias is None else op.add(wide, self.bias), x.dtype)
+        return y
 
 
 class RankGatedRMSNorm(GatedRMSNorm):

@@ -271,17 +271,15 @@ class _Body(Mutator):
 
     def part(self, builder: FunctionBuilder, call: Call, name: str) -> _LowRank:
         """What is added to products with a rank's part of a weight: its outputs, or what its inputs give to the sum of all ranks."""
-        weight, is_outputs = self.known[cast(Var, call.args[0])], call.attrs["axis"] == 0
-        is_b = is_outputs != weight.is_turned
-        axis = 1 if is_b else 2
-        operands = [cast(Atom, operand) for operand in (weight.b if is_b else weight.a, *call.args[1:])]
+        whole, rank = cast(tuple[Var, Var], call.args)
+        weight = self.known[whole]
+        is_outputs = (call.attrs["axis"] == 0) != weight.is_turned
+        matrix, end, axis = (weight.b, "lora_b", 1) if is_outputs else (weight.a, "lora_a", 2)
         attrs = {**call.op.full_attrs(call.attrs), "axis": axis}
-        made = builder.emit(
-            Call(ops.shard, operands, ops.shard.canonical_attrs([o.type for o in operands], attrs)),
-            f"{name}.lora_{'b' if is_b else 'a'}",
-        )
+        cut = Call(ops.shard, (matrix, rank), ops.shard.canonical_attrs([matrix.type, rank.type], attrs))
+        made = builder.emit(cut, f"{name}.{end}")
         self.derived.append(made.name)
-        return replace(weight, b=made) if is_b else replace(weight, a=made)
+        return replace(weight, b=made) if is_outputs else replace(weight, a=made)
 
     def joined(self, builder: FunctionBuilder, call: Call, name: str) -> _LowRank | None:
         """What is added to products with several weights, one after another along the axis of outputs."""

@@ -58,6 +58,11 @@ class Engine:
         self._updates = 0
         self._changed = threading.Condition()
         guesser = None if spec is None else llm.guesser(spec, limits.max_model_len)
+        if isinstance(guesser, MultiTokenHead) and llm.ranks.world > 1:
+            raise RunError(
+                "a server that ranks divide guesses no tokens by the model's own head",
+                help="guess with --spec ngram or draft:DIR, or leave out --tp",
+            )
         compute = compute_of(llm, limits, decode_rows, hidden=isinstance(guesser, MultiTokenHead))
         self._runner = Runner(compute, _scheduler_of(compute.pool, limits), self._changed)
         if guesser is not None:

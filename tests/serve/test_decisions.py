@@ -120,7 +120,10 @@ def test_more_options_than_letters_have_labels_of_two(client: Client) -> None:
 
 REFUSED = [
     ({"input": "x"}, "the field 'questions' is missing"),
-    ({"input": "x", "questions": [{"type": "predicate"}]}, "the field 'instructions' in 'questions' is missing"),
+    (
+        {"input": "x", "questions": [{"type": "predicate"}]},
+        "the field 'instructions' in 'questions' is missing",
+    ),
     ({"input": "x", "questions": []}, "questions: List should have at least 1 item after validation, not 0"),
     ({"input": [], "questions": [PREDICATE]}, "the input is empty"),
     (
