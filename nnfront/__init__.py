@@ -148,6 +148,7 @@ _PUBLIC: dict[str, tuple[str, str]] = {
     "compile_folder": ("nnfront.llm.hf_folder", "compile_folder"),
     "diff": ("nnfront.inspection.compare", "diff"),
     "dims": ("nnfront.dims", ""),
+    "calibrate": ("nnfront.llm.calibrate", "calibrate"),
     "errors": ("nnfront.errors", ""),
     "evaluate": ("nnfront.llm.evaluate", "evaluate"),
     "Methods": ("nnfront.llm.methods", "Methods"),

@@ -55,6 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.timings": set(),
     "llm.find_model": BASE,
     "llm.folder_files": BASE,
+    "llm.calibration": BASE | {"ir", "passes", "weights"},
     "llm.parts": BASE | {"ir", "nn", "passes", "llm.methods"},
     "llm.model_files": BASE
     | {"ir", "nn", "passes", "quantized", "llm.folder_files", "llm.methods", "llm.parts"},
@@ -66,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm.unmerged": BASE | {"ir", "ops", "passes", "quantized", "weights", "llm.lora"},
     "llm.hf_folder": ALL
     | {
+        "llm.calibration",
         "llm.timings",
         "llm.methods",
         "llm.folder_files",
@@ -82,6 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": BASE | {"distributed", "state", "session", "llm.methods", "llm.sampling"},
     "llm": ALL
     | {
+        "llm.calibration",
         "backends.cuda",
         "distributed",
         "artefact.loader",

@@ -10,11 +10,26 @@ import sys
 from collections.abc import Sequence
 
 import nnfront as nn
-from nnfront.cli import bench, chat, check, deploy, diff, eval, explain, export, run, serve, show, verify
+from nnfront.cli import (
+    bench,
+    calibrate,
+    chat,
+    check,
+    deploy,
+    diff,
+    eval,
+    explain,
+    export,
+    run,
+    serve,
+    show,
+    verify,
+)
 from nnfront.errors import NnfrontError
 
 COMMANDS = {
     "bench": bench,
+    "calibrate": calibrate,
     "chat": chat,
     "check": check,
     "deploy": deploy,

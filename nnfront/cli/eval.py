@@ -7,12 +7,11 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import nnfront as nn
 from nnfront.cli import loading
 from nnfront.cli.progress import progress_bar
-from nnfront.errors import RunError
+from nnfront.cli.text_file import read_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    text = _read(args.text)
+    text = read_text(args.text)
     llm = loading.load(args)
     found = nn.evaluate(llm, text, args.window, args.stride, progress_bar("text", "token"))
     if args.json:
@@ -45,13 +44,3 @@ def main(args: argparse.Namespace) -> int:
             f" window {found.window}, stride {found.stride}\n"
         )
     return 0
-
-
-def _read(path: str) -> str:
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return data.decode()
-    except OSError as error:
-        raise RunError(f"cannot read the text {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise RunError(f"{path} is not a text in UTF-8: byte {error.start} is wrong") from None

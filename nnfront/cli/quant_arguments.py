@@ -39,13 +39,18 @@ def add_quant_arguments(parser: argparse.ArgumentParser) -> None:
         type=lambda pattern: f"{pattern}=keep",
         help="leave the weights of these modules as they are, such as '*.o_proj'",
     )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="round weights by what they are multiplied with on some text: what nnfront calibrate DIR --text FILE -o OUT wrote",
+    )
     parser.add_argument("--quant-report", action="store_true", help="say what becomes of each weight")
 
 
 def scheme(args: argparse.Namespace) -> nn.passes.QuantScheme | None:
     """Return what the arguments ask for. Raises LoadError for rules without a pattern or a format, or without `--quant`."""
     if args.quant is None:
-        if args.quant_head or args.quant_rules or args.quant_report:
+        if args.quant_head or args.quant_rules or args.quant_report or args.calibration:
             raise LoadError(
                 "it is said how weights are to be quantised, but not to what",
                 help="add --quant int8, or leave it out",
@@ -60,7 +65,7 @@ def scheme(args: argparse.Namespace) -> nn.passes.QuantScheme | None:
                 help="write the modules and the format: --quant-rule '*.o_proj=int8'",
             )
         rules.append((pattern, format))
-    return nn.passes.QuantScheme(args.quant, args.quant_head, tuple(rules))
+    return nn.passes.QuantScheme(args.quant, args.quant_head, tuple(rules), args.calibration)
 
 
 def say(report: nn.passes.QuantizeReport | None, args: argparse.Namespace) -> None:

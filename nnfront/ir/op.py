@@ -103,6 +103,7 @@ class Op:
                   unless the attribute `axis` names axis 0
     scratch       False: while it runs it holds nothing but operands and results, where operands and results have one dtype, positions
                   int64, and operands are in row-major order (or it `moves`, then in any)
+    holds         where a reference holds more than a few copies of its largest operand: the most bytes besides operands and results, from the elements of its operands
     flops         what it computes; None: one operation for each element of the result, of a reduction for each of the operand
     dtype_policy  in which dtype it computes where one is asked for; `DtypePolicy`
     collective    every rank of several takes part in it, all in the same order
@@ -122,6 +123,7 @@ class Op:
     moves: bool = False
     rowwise: bool = False
     scratch: bool = True
+    holds: Callable[..., int] | None = None
     flops: Flops | None = None
     dtype_policy: DtypePolicy = "kept"
     collective: bool = False
@@ -315,6 +317,7 @@ class Facts(TypedDict, total=False):
     moves: bool
     rowwise: bool
     scratch: bool
+    holds: Callable[..., int]
     flops: Flops
     dtype_policy: DtypePolicy
     collective: bool
@@ -322,7 +325,7 @@ class Facts(TypedDict, total=False):
 
 def _said(op: Op) -> list[object]:
     """What a declaration says besides functions."""
-    return [op.is_pure, *(getattr(op, fact) for fact in Facts.__annotations__ if fact != "flops")]
+    return [op.is_pure, *(getattr(op, f) for f in Facts.__annotations__ if f not in ("holds", "flops"))]
 
 
 def op(
@@ -334,8 +337,7 @@ def op(
     """
 
     def declare(rule: Callable[..., Type]) -> Op:
-        signature = inspect.signature(rule)
-        operands, attributes = [], {}
+        signature, operands, attributes = inspect.signature(rule), [], {}
         for parameter in signature.parameters.values():
             annotation = annotation_of(parameter)
             if "Type" in annotation:
@@ -348,23 +350,22 @@ def op(
         )
         doc = inspect.getdoc(rule) or ""
         declared = Op(op_name, rule, is_pure, tuple(operands), attributes, doc, signature, **facts)
-        written = declared.writes
-        assert not written or written in {o.name for o in operands}, f"{op_name} has no operand {written}"
+        assert declared.writes in ("", *(o.name for o in operands)), f"no operand is {declared.writes}"
         known = OPS.setdefault(op_name, declared)
         if known is not declared:
-            functions = (known.infer, known.flops), (rule, declared.flops)
+            functions = ((each.infer, each.flops, each.holds) for each in (known, declared))
             if _said(known) != _said(declared) or not same_code(*functions):
                 raise _taken(f"there is another op {op_name!r} already", known.infer, rule)
             # A file that is run again declares it anew, over names of its own.
-            known.infer, known.flops = rule, declared.flops
+            known.infer, known.flops, known.holds = rule, declared.flops, declared.holds
         return known
 
     return declare
 
 
 def _taken(what: str, known: Callable[..., Any], function: Callable[..., Any]) -> InferError:
-    details = [f"declared at {place_of(known)}", f"and, otherwise, at {place_of(function)}"]
-    return InferError(what, details=details, help="choose another name, or start the process again")
+    where = [f"declared at {place_of(known)}", f"and, otherwise, at {place_of(function)}"]
+    return InferError(what, details=where, help="choose another name, or start the process again")
 
 
 def _operand(parameter: inspect.Parameter, annotation: str) -> Operand:

@@ -17,6 +17,7 @@ from nnfront.compiler import Executable, compile
 from nnfront.errors import LoadError
 from nnfront.files import File, Folder, shown, shown_text
 from nnfront.ir import IRModule
+from nnfront.llm.calibration import quantized_by
 from nnfront.llm.folder_files import CONFIG, GENERATION, read_json
 from nnfront.llm.gguf_folder import GgufFolder, holds_gguf
 from nnfront.llm.lora import Loras, merge_adapters, open_adapters, split_ties, with_adapters
@@ -36,6 +37,9 @@ SMALL_BYTES = 1 << 20
 
 SAFETENSORS = (".safetensors", ".safetensors.index.json")
 """How files of weights end whose folder says what model they are of."""
+
+LOGITS = "logits"
+"""The method of a language model that gives the logits of all positions."""
 
 TIED = "tie_word_embeddings"
 """What a Config calls it that the head is the embedding, where it may be either."""
@@ -63,7 +67,8 @@ class CompiledFolder:
     """A folder's model without weights: the executable, the model file's config, the checkpoint, and the folder, held open.
 
     `text` is what generating text needs; None if it is no language model, then `lacks` says why. `quantized` is what `quant` did, `stored` what
-    became of weights that were quantised before; `adapters` are names of adapters that are not merged, in their order.
+    became of weights that were quantised before; `adapters` are names of adapters that are not merged, in their order. `measured` are the weights of whose inputs the method `LOGITS`
+    gives the moments.
     """
 
     executable: Executable
@@ -75,6 +80,7 @@ class CompiledFolder:
     quantized: QuantizeReport | None = None
     stored: StoredReport | None = None
     adapters: tuple[str, ...] = ()
+    measured: tuple[str, ...] = ()
 
     @property
     def extras(self) -> Extras:
@@ -155,11 +161,12 @@ def compile_folder(
     *,
     methods: Methods = Methods.SPEC,
     adapters: Adapters = NO_ADAPTERS,
+    moments: bool = False,
 ) -> CompiledFolder:
     """Export a folder's model, lift its weight formulas into one transform, and compile it. Reads headers of weights only.
 
     dtype: compute in it instead of the checkpoint's dtype. quant, lora, adapters: as for `LLM.load`. ranks: divide it among so many; `Executable.of_rank` is what one of them runs.
-    methods: which are made. `phases` is told where the time goes.
+    methods: which are made. moments: in their place one that measures inputs of weights (`passes.input_moments`). `phases` is told where the time goes.
     Raises LoadError if the folder or its architecture are not what they should be.
     """
     folder, phases = open_folder(path), phases or Timings()
@@ -189,6 +196,12 @@ def compile_folder(
     module, stored = _derived(module, hf_config, checkpoint, target)
     if methods is Methods.PARTS:
         module = for_engine(module)
+    measured: tuple[str, ...] = ()
+    if moments:
+        if lacks or LOGITS not in module:
+            raise LoadError(f"{path} holds no language model, and no other is calibrated", details=lacks)
+        module = passes.input_moments(module, LOGITS)
+        measured = module[LOGITS].attrs["moments_of"]
     text = None
     if not lacks:
         text = TextModel(
@@ -204,13 +217,19 @@ def compile_folder(
         if quant.budget is not None:
             quant = _within_budget(module, quant, checkpoint, target, cast=dtype is not None)
             phases.end("measure")
-        quantized = passes.quantize_weights.report(module, quant)
-        module = passes.quantize_weights(module, quant)
+        if quant.calibration is not None and ranks > 1:
+            raise LoadError(
+                "a model that ranks divide is not calibrated: a part of a weight has a part of its inputs",
+                help="leave --calibration out, or --tp (ranks)",
+            )
+        module, quantized, checkpoint = quantized_by(module, quant, checkpoint)
     module = passes.lift_transform_params(module, shared_transform=True)
     phases.end("lift")
     executable = compile(module, target=target)
     phases.end("compile")
-    return CompiledFolder(executable, config, checkpoint, folder, text, lacks, quantized, stored, tuple(kept))
+    return CompiledFolder(
+        executable, config, checkpoint, folder, text, lacks, quantized, stored, tuple(kept), measured
+    )
 
 
 def _within_budget(

@@ -126,6 +126,7 @@ multinomial_from_uniform    op.multinomial_from_uniform(torch.tensor([[0.25, 0.7
 quantize            op.quantize(torch.tensor([[-127.0, 64.0]]), bits=8)
 dequantize          op.dequantize(torch.tensor([[-127, 64]], dtype=torch.int8), torch.tensor([[0.5]]))
 quantize_blocks      op.quantize_blocks(torch.ones(1, 256), "q4_k").shape
+quantize_calibrated    op.quantize_calibrated(torch.ones(1, 32), torch.eye(32)[None], "int4")[1]
 dequantize_blocks    op.dequantize_blocks(op.quantize_blocks(torch.ones(1, 256), "q6_k"), "q6_k")[0, :2]
 pack_int4           op.pack_int4(torch.tensor([1, -1], dtype=torch.int8))
 unpack_int4         op.unpack_int4(torch.tensor([241], dtype=torch.uint8))

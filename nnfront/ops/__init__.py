@@ -106,6 +106,7 @@ from nnfront.ops.moe import moe_mlp
 from nnfront.ops.norm import group_norm, layer_norm, log_softmax, rms_norm, softmax
 from nnfront.ops.quant import dequantize, pack_int4, quantize, unpack_int4
 from nnfront.ops.quant_blocks import dequantize_blocks, quantize_blocks
+from nnfront.ops.quant_calibrated import quantize_calibrated
 from nnfront.ops.recurrent import causal_conv1d, selective_scan, ssm_scan
 from nnfront.ops.reduce import (
     all,
@@ -245,6 +246,7 @@ __all__ = [
     "prod",
     "quantize",
     "quantize_blocks",
+    "quantize_calibrated",
     "reciprocal",
     "register_extern",
     "relu",

@@ -54,6 +54,27 @@ def out_of_blocks(q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
     return found.view(*q.shape[:-1], found.shape[1])
 
 
+def with_numbers(blocks: torch.Tensor, q: torch.Tensor, format: QuantFormat) -> torch.Tensor:
+    """Return blocks [rows, bytes] with other numbers [rows, n], from 0, and the scales that they have."""
+    block, found = _block(format), []
+    assert format.group_size is not None
+    old = _split(blocks, block.bytes, block.half)
+    new = _split(q, block.numbers, block.numbers // 2)
+    for (part, _), (numbers, _) in zip(old, new, strict=True):
+        grouped = numbers.to(torch.uint8).reshape(
+            -1, numbers.shape[-1] // format.group_size, format.group_size
+        )
+        data = part.reshape(len(grouped), -1)
+        if format.symmetric:
+            written = _numbers_symmetric(grouped)
+            data = torch.cat([written, data[:, written.shape[1] :]], 1)
+        else:
+            written = _numbers_between(format.bits, grouped)
+            data = torch.cat([data[:, : -written.shape[1]], written], 1)
+        found.append(data.view(len(blocks), -1))
+    return torch.cat([blocks[:, :0], *found], 1)
+
+
 def _block(format: QuantFormat) -> BlockLayout:
     assert format.block is not None
     return format.block
@@ -80,19 +101,45 @@ def _shifts(count: int, step: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(0, count * step, step, dtype=torch.uint8, device=like.device).unsqueeze(1)
 
 
-def _read_between(data: torch.Tensor, count: int) -> torch.Tensor:
-    """Blocks of `count` numbers with minima [..., bytes] as float32 [..., count]."""
-    groups, shape = count // 32, data.shape[:-1]
+def scales_in(q: torch.Tensor, format: QuantFormat) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scale and the minimum of each number in blocks [..., bytes], in float32 [..., n]: scale * q - minimum is what it stands for."""
+    block = _block(format)
+    of = _scales_symmetric if format.symmetric else _scales_between
+    parts = [
+        of(part, block.numbers if is_whole else block.numbers // 2)
+        for part, is_whole in _split(_rows(q), block.bytes, block.half)
+    ]
+    assert format.group_size is not None
+    scale, minimum = (torch.cat([x.flatten(1) for x in found], 1) for found in zip(*parts, strict=True))
+    return scale.repeat_interleave(format.group_size, 1), minimum.repeat_interleave(format.group_size, 1)
+
+
+def _scales_between(data: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales and minima of the groups of blocks, in float32 [..., groups]."""
+    groups = count // 32
     d = _half(data[..., :4]).float()
     first, second, third = (data[..., at : at + 4] for at in (4, 8, 12))
     scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], -1)[..., :groups]
     minima = torch.cat([second & 63, third >> 4 | second >> 6 << 4], -1)[..., :groups]
+    return d[..., :1] * scales, d[..., 1:] * minima
+
+
+def _read_between(data: torch.Tensor, count: int) -> torch.Tensor:
+    """Blocks of `count` numbers with minima [..., bytes] as float32 [..., count]."""
+    groups, shape = count // 32, data.shape[:-1]
+    scales, minima = _scales_between(data, count)
     pairs = data[..., -count // 2 :].reshape(*shape, groups // 2, 1, 32)
     q = (pairs >> _shifts(2, 4, data) & 15).reshape(*shape, groups, 32)
     if data.shape[-1] - count // 2 > 16:
         q = q | (data[..., None, 16:48] >> _shifts(groups, 1, data) & 1) << 4
-    y = (d[..., :1] * scales).unsqueeze(-1) * q - (d[..., 1:] * minima).unsqueeze(-1)
-    return y.flatten(-2)
+    return (scales.unsqueeze(-1) * q - minima.unsqueeze(-1)).flatten(-2)
+
+
+def _scales_symmetric(data: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales of the groups of blocks without minima, in float32 [..., groups], and zeros."""
+    scales = data[..., count * 3 // 4 : -2].contiguous().view(torch.int8)
+    found = _half(data[..., -2:]).float() * scales
+    return found, torch.zeros_like(found)
 
 
 def _read_symmetric(data: torch.Tensor, count: int) -> torch.Tensor:
@@ -101,8 +148,7 @@ def _read_symmetric(data: torch.Tensor, count: int) -> torch.Tensor:
     q = (data[..., :low].reshape(*shape, halves, 1, 64) >> _shifts(2, 4, data) & 15).flatten(-3)
     twos = data[..., low:high].reshape(*shape, halves, 1, 32) >> _shifts(4, 2, data) & 3
     q = (q | twos.flatten(-3) << 4).to(torch.int8) - 32
-    scales = data[..., high:-2].contiguous().view(torch.int8)
-    by = _half(data[..., -2:]).float() * scales
+    by = _scales_symmetric(data, count)[0]
     return (by.unsqueeze(-1) * q.reshape(*shape, count // 16, 16)).flatten(-2)
 
 
@@ -126,16 +172,25 @@ def _write_between(
         scales, minima = (torch.cat([x, torch.zeros_like(x)], 1) for x in (scales, minima))
     low, high = (torch.stack([scales[:, at], minima[:, at]], 1) for at in (slice(0, 4), slice(4, 8)))
     ends = (low | high >> 4 << 6).flatten(1), high[:, 0] & 15 | high[:, 1] << 4
+    return torch.cat([_as_bytes(d), *ends, _numbers_between(bits, q)], 1)
+
+
+def _numbers_between(bits: int, q: torch.Tensor) -> torch.Tensor:
+    """The bytes of numbers [n, groups, 32]."""
     pairs = _joined((q & 15).view(len(q), q.shape[1] // 2, 2, 32), 4).flatten(1)
-    highest = [] if bits == 4 else [_joined(q >> 4, 1)]
-    return torch.cat([_as_bytes(d), *ends, *highest, pairs], 1)
+    return pairs if bits == 4 else torch.cat([_joined(q >> 4, 1), pairs], 1)
 
 
 def _write_symmetric(d: torch.Tensor, scales: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Blocks of bytes from d [n, 1], scales int8 [n, groups] and numbers from 0 [n, groups, 16]."""
+    return torch.cat([_numbers_symmetric(q), scales.view(torch.uint8), _as_bytes(d)], 1)
+
+
+def _numbers_symmetric(q: torch.Tensor) -> torch.Tensor:
+    """The bytes of numbers from 0 [n, groups, 16]."""
     low = _joined((q & 15).view(len(q), q.shape[1] // 8, 2, 64), 4).flatten(1)
     high = _joined((q >> 4).view(len(q), q.shape[1] // 8, 4, 32), 2).flatten(1)
-    return torch.cat([low, high, scales.view(torch.uint8), _as_bytes(d)], 1)
+    return torch.cat([low, high], 1)
 
 
 def _quotient(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from nnfront.passes.eliminate_dead_code import eliminate_dead_code
 from nnfront.passes.external_attention import external_attention
 from nnfront.passes.fold_constants import fold_constants
 from nnfront.passes.inline import inline
+from nnfront.passes.input_moments import input_moments
 from nnfront.passes.lift_transform_params import lift_transform_params
 from nnfront.passes.outline import outline
 from nnfront.passes.pack_weights import pack_weights
@@ -79,6 +80,7 @@ __all__ = [
     "external_attention",
     "fold_constants",
     "inline",
+    "input_moments",
     "lift_transform_params",
     "module_pass",
     "multiple_of",

@@ -26,13 +26,17 @@ which, and in which format. `matmul` with a matrix of weights becomes `linear` w
 A function that several layers share becomes several where their weights differ in format.
 
 leaves:  routers, whose products choose experts; vectors; weights that other ops read, or in two orders; what is dequantised already, so twice is once.
+With the moments of inputs that weights are multiplied with (`input_moments`), `quantize_calibrated` takes the place of `quantize`; they are weights of the method, called
+`calibration.` and the weight's name.
+
 raises:  PassError for a format that does not exist, for groups that it does not come in, and for a pattern that fits no weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from nnfront import ops
 from nnfront.ir import (
@@ -46,47 +50,61 @@ from nnfront.ir import (
     IRModule,
     Mutator,
     Names,
+    Param,
     Projection,
     TensorType,
     Var,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.quantizing.choose import choose
+from nnfront.passes.inline import inline
+from nnfront.passes.quantizing.choose import NO_MOMENTS, Wanted, choose
 from nnfront.passes.quantizing.reads import taken
 from nnfront.passes.quantizing.report import QuantizeReport
 from nnfront.passes.quantizing.scheme import QuantScheme, scheme_of
 from nnfront.passes.turn_weights import turned
 from nnfront.quant_format import FORMATS, QuantFormat
 
-Formats = tuple[QuantFormat | None, ...]
+Formats = tuple[Wanted | None, ...]
 """For each of the operands `taken` in a function and in those that it calls, in order: what it is stored in, None if it stays."""
+
+MOMENTS = "calibration."
+"""What the names of moments begin with, in front of the name of the weight."""
 
 
 @module_pass()
-def quantize_weights(ir: IRModule, scheme: str | QuantScheme) -> IRModule:
-    """Quantise weights as a scheme says, or to one format; `quantize_weights.report(ir, scheme)` says beforehand what becomes of each."""
-    chosen = choose(ir, scheme_of(scheme)).in_order
+def quantize_weights(
+    ir: IRModule, scheme: str | QuantScheme, moments: Mapping[str, TensorType] = NO_MOMENTS
+) -> IRModule:
+    """Quantise weights as a scheme says, or to one format; `quantize_weights.report(ir, scheme)` says beforehand what becomes of each.
+
+    moments: types of the moments of inputs, [blocks, size, size] float32, by the names of the weights that are multiplied with them.
+    """
+    chosen = choose(ir, scheme_of(scheme), moments).in_order
     if not any(map(any, chosen.values())):
         return ir
-    variants = _Variants(ir)
+    if moments:  # which are of one weight each, where a function of several layers has one for all
+        ir = inline.rewrite(ir, [f.name for f in ir.functions if f.kind == "private"])
+    variants = _Variants(ir, moments)
     for method in ir.methods:
         variants.function(method, chosen[method.name])
     return ir.with_functions(variants.functions())
 
 
 @quantize_weights.reports
-def _report(ir: IRModule, scheme: str | QuantScheme) -> QuantizeReport:
+def _report(
+    ir: IRModule, scheme: str | QuantScheme, moments: Mapping[str, TensorType] = NO_MOMENTS
+) -> QuantizeReport:
     """Say what becomes of each weight that stays in memory, and its bytes. Printable."""
     scheme = scheme_of(scheme)
-    return QuantizeReport(scheme, choose(ir, scheme).weights)
+    return QuantizeReport(scheme, choose(ir, scheme, moments).weights)
 
 
 class _Variants:
     """The functions of a module, each once for each choice of formats among its callers."""
 
-    def __init__(self, ir: IRModule) -> None:
-        self.ir = ir
+    def __init__(self, ir: IRModule, moments: Mapping[str, TensorType]) -> None:
+        self.ir, self.moments = ir, moments
         self.names = Names(ir)
         self.counts: dict[str, int] = {}
         self.made: dict[tuple[str, Formats], Function] = {}
@@ -100,7 +118,7 @@ class _Variants:
             self.made[key] = new if is_first else new.with_(name=self.names.unique(function.name))
         return self.made[key]
 
-    def called(self, name: str, formats: Iterator[QuantFormat | None]) -> str:
+    def called(self, name: str, formats: Iterator[Wanted | None]) -> str:
         """Return the name of a private function with its weights in the next of these formats."""
         callee = self.ir[name]
         if callee.kind != "private":
@@ -168,9 +186,7 @@ def _group(format: QuantFormat, weight: Var) -> int | None:
 class _Quantizing(Mutator):
     """Rewrites one function."""
 
-    def __init__(
-        self, function: Function, formats: Iterator[QuantFormat | None], variants: _Variants
-    ) -> None:
+    def __init__(self, function: Function, formats: Iterator[Wanted | None], variants: _Variants) -> None:
         super().__init__()
         self.formats, self.variants = formats, variants
         bound = [b.var.name for b in walk_bindings(function.bindings)]
@@ -180,13 +196,15 @@ class _Quantizing(Mutator):
         self.read: dict[Var, Var] = {}
         self.turned: dict[Var, Var] = {}
         self.derived: list[str] = []
+        self.moments: dict[str, Param] = {}
 
     def function(self, function: Function) -> Function:
         new = super().function(function)
         if not self.derived:
             return new
         derived = (*function.attrs.get("derived", ()), *sorted(self.derived))
-        return new.with_(attrs={**function.attrs, "derived": derived})
+        params = (*new.params, *self.moments.values())
+        return new.with_(params=params, attrs={**function.attrs, "derived": derived})
 
     def block(self, block: Block) -> Block:
         outside = dict(self.stored), dict(self.read), dict(self.turned)
@@ -205,23 +223,23 @@ class _Quantizing(Mutator):
             )
             return super().binding(new)
         wanted = [(operand, next(self.formats)) for operand in taken(call)]
-        if not any(format for _, format in wanted):
+        if not any(each for _, each in wanted):
             return super().binding(binding)
         assert isinstance(call, Call)
         builder = FunctionBuilder("")
         builder.names, builder.place = self.names, binding.provenance
         if call.op is ops.take:
-            ((table, format),) = wanted
+            ((table, each),) = wanted
             places = call.args[1]
-            assert isinstance(table, Var) and format is not None and places is not None
-            found = self._stored(builder, table, format).rows(builder, places).read(builder)
+            assert isinstance(table, Var) and each is not None and places is not None
+            found = self._stored(builder, table, each).rows(builder, places).read(builder)
             *bindings, last = builder.finish(found).bindings
             return [*bindings, Binding(binding.var, last.value, binding.provenance)]
         read: dict[Var, Var] = {}
-        for weight, format in wanted:
-            if format is not None:
+        for weight, each in wanted:
+            if each is not None:
                 assert isinstance(weight, Var)
-                read[weight] = self._dequantized(builder, self._matrix(builder, weight, call), format)
+                read[weight] = self._dequantized(builder, self._matrix(builder, weight, call), each)
         args = tuple([read.get(arg, arg) if isinstance(arg, Var) else arg for arg in call.args])
         new_call = (
             Call(ops.linear, (*args, None), call.attrs)
@@ -239,35 +257,56 @@ class _Quantizing(Mutator):
             self.turned[weight] = turned(builder, weight, self.made)
         return self.turned[weight]
 
-    def _dequantized(self, builder: FunctionBuilder, weight: Var, format: QuantFormat) -> Var:
+    def _dequantized(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> Var:
         """The weight after it has been stored and read back."""
         if weight not in self.read:
-            self.read[weight] = self._stored(builder, weight, format).read(builder)
+            self.read[weight] = self._stored(builder, weight, wanted).read(builder)
         return self.read[weight]
 
-    def _stored(self, builder: FunctionBuilder, weight: Var, format: QuantFormat) -> _Stored:
+    def _stored(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> _Stored:
         """The weight as it is stored, under names that begin with its own."""
         if weight in self.stored:
             return self.stored[weight]
         assert isinstance(weight.type, TensorType)
+        format = wanted.format
         axis, own = weight.type.ndim - 1, f"{weight.name}.{format.name}"
-        if format.block is not None:
-            attrs = ops.quantize_blocks.canonical_attrs([weight.type], {"format": format.name})
-            elements = builder.emit(Call(ops.quantize_blocks, (weight,), attrs), own)
-            self.derived.append(elements.name)
-            self.stored[weight] = _Stored(format, elements, (), weight.type.dtype)
-            return self.stored[weight]
-        attrs = {"group_size": _group(format, weight), "axis": axis, "format": format.name}
-        found = builder.call(ops.quantize, weight, **attrs, fit=format.fit)
-        elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
-        others = [builder.emit(Projection(found, 1), f"{weight.name}.scales")]
-        if not format.symmetric:
-            others.append(builder.emit(Projection(found, 2), f"{weight.name}.zero_points"))
-        if format.has_factor:
-            others.append(builder.emit(Projection(found, 2), f"{weight.name}.factors"))
-        if format.packing is not None:
-            along = ops.pack_int4.canonical_attrs([q.type], {"axis": axis})
-            elements = builder.emit(Call(ops.pack_int4, (q,), along), own)
+        found = self._rounded(builder, weight, wanted, own)
+        others: list[Var] = []
+        elements = found
+        if format.block is None:
+            elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
+            others.append(builder.emit(Projection(found, 1), f"{weight.name}.scales"))
+            if not format.symmetric:
+                others.append(builder.emit(Projection(found, 2), f"{weight.name}.zero_points"))
+            if format.has_factor:
+                others.append(builder.emit(Projection(found, 2), f"{weight.name}.factors"))
+            if format.packing is not None:
+                along = ops.pack_int4.canonical_attrs([q.type], {"axis": axis})
+                elements = builder.emit(Call(ops.pack_int4, (q,), along), own)
         self.derived += [part.name for part in (elements, *others)]
         self.stored[weight] = _Stored(format, elements, tuple(others), weight.type.dtype)
         return self.stored[weight]
+
+    def _rounded(self, builder: FunctionBuilder, weight: Var, wanted: Wanted, name: str) -> Var:
+        """The weight in its format: blocks under the name, or all of its parts."""
+        assert isinstance(weight.type, TensorType)
+        format, args = wanted.format, [weight]
+        attrs: dict[str, Any] = {"format": format.name}
+        if format.block is None:
+            attrs["group_size"] = _group(format, weight)
+        op = ops.quantize if format.block is None else ops.quantize_blocks
+        if wanted.moments is not None:
+            op = ops.quantize_calibrated
+            args.append(self._moments(wanted.moments))
+        elif format.block is None:
+            attrs |= {"axis": weight.type.ndim - 1, "fit": format.fit}
+        canonical = op.canonical_attrs([arg.type for arg in args], op.full_attrs(attrs))
+        return builder.emit(Call(op, tuple(args), canonical), name if format.block is not None else "")
+
+    def _moments(self, name: str) -> Param:
+        """The moments of the inputs of the weight of a name, a parameter of the function."""
+        if name not in self.moments:
+            self.moments[name] = Param(
+                self.names.unique(MOMENTS + name), self.variants.moments[name], "weight"
+            )
+        return self.moments[name]

@@ -226,7 +226,10 @@ class _Memory:
                     elements, max(2 * BLOCK_ELEMENTS, prod(shape[1:]))
                 )  # at least a row; parts of results too
         sizes = [_bytes_of(slots[i].type, self.dims) for i in run.outputs]
-        self.reserve(sum(sizes) + elements * SCRATCH_BYTES)
+        scratch = elements * SCRATCH_BYTES
+        if op is not None and op.holds is not None:
+            scratch = op.holds(*(_elements(slots[i].type, self.dims) for i in run.inputs))
+        self.reserve(sum(sizes) + scratch)
         for slot, size in zip(run.outputs, sizes, strict=True):
             self.made.add(len(self.sizes))
             self.allocate([slot], size, shared)

@@ -67,7 +67,7 @@ def stream_transform(
             elif not isinstance(step.action, Give):
                 has_computed = True
                 execute(prepare(Block((step.action,)), program.slots, resolve, slots, program.name), frame)
-            if isinstance(step.action, Run) and step.action.op in ("quantize", "quantize_blocks"):
+            if isinstance(step.action, Run) and step.action.op.startswith("quantize"):
                 _check_scales(step.action, frame)
         if progress is not None:
             progress(done, len(steps))

@@ -194,6 +194,17 @@ def _(draw: Draw, name: str) -> Case:
     return Case((make(shape, dtype_of(draw, FLOATS)),), {"format": draw(st.sampled_from(BLOCK_FORMATS))})
 
 
+@case("quantize_calibrated")
+def _(draw: Draw, name: str) -> Case:
+    format = draw(st.sampled_from(list(FORMATS)))
+    blocks = FORMATS[format].block
+    columns = 128 if blocks else draw(st.sampled_from([32, 64]))
+    shape = (*shape_of(draw, 1, 2), columns)
+    moments = make((columns // 16, 16, 16), "float32")
+    group = None if blocks or FORMATS[format].fixed_groups else draw(st.sampled_from([None, 16]))
+    return Case((make(shape, dtype_of(draw, FLOATS)), moments), {"format": format, "group_size": group})
+
+
 @case("dequantize_blocks")
 def _(draw: Draw, name: str) -> Case:
     format = draw(st.sampled_from(BLOCK_FORMATS))

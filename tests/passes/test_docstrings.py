@@ -19,6 +19,7 @@ CHANGING = {
     "bind_dims",
     "bind_params",
     "external_attention",
+    "input_moments",
     "quantize_weights",
     "shard_weights",
     "split_embedding",

@@ -59,7 +59,7 @@ OF_PUBLIC = {
     "special_cases",
 }
 # Passes for what the body has not: a cache, and tokens that are looked up; and one that refuses weights of primitive functions.
-OF_OTHERS = {"add_adapters", "external_attention", "split_embedding"}
+OF_OTHERS = {"add_adapters", "external_attention", "input_moments", "split_embedding"}
 OPTIONS = {
     "apply_dtype_policy": {"dtype": "bfloat16"},
     "bind_dims": {"dims": {"n": 3}},

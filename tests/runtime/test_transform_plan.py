@@ -154,6 +154,22 @@ class TestPlan:
         plan = plan_transform(program, weights)
         assert memory.peak <= plan.peak_kept_bytes
 
+    @pytest.mark.parametrize("format", ["int4", "uint4", "nvfp4", "q5_k", "q6_k"])
+    @pytest.mark.parametrize("rows", [256, 1500])
+    def test_calibrated_quantisation_stays_within_its_plan(self, format: str, rows: int):
+        weights = {"w": torch.randn(rows, 512).bfloat16(), "moments": torch.eye(256).repeat(2, 1, 1)}
+
+        def make(m):
+            found = m.quantize_calibrated(m.w["w"], m.w["moments"], format=format)
+            if format.startswith("q"):
+                return {"blocks": found}
+            return {f"part{i}": m.builder.emit(Projection(found, i)) for i in range(len(found.type.fields))}
+
+        program = transform(types_of(weights), make)
+        with LiveBytes() as memory:
+            run_transform(program, weights)
+        assert memory.peak <= plan_transform(program, weights).peak_kept_bytes
+
     def test_quantisation_of_a_large_matrix_holds_little_besides_its_result(self):
         weights = {"w": torch.randn(20_000, 512).to(torch.bfloat16)}  # 41 MB of float32
         plan = plan_transform(transform(types_of(weights), quantized(axis=1)), weights)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,6 +12,9 @@ from nnfront.ir import IRModule, TensorType
 from nnfront.passes.quantizing.reads import Read, find_reads
 from nnfront.passes.quantizing.scheme import QuantScheme, fitted, text_of
 from nnfront.quant_format import QuantFormat
+
+NO_MOMENTS: Mapping[str, TensorType] = {}
+"""Of a model that is not calibrated."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,8 @@ class Choice:
     elements, bytes_before  how many it has, and their bytes; 0 where the checkpoint says its sizes
     format, bytes_after     what it is stored in; None and its bytes if it stays as it is
     reason                  why it stays, or why it is in another format than was asked for
+    is_calibrated           whether it is rounded by the inputs that it is multiplied with
+    inputs                  how many it has, as each of its readers sees it
     """
 
     name: str
@@ -31,6 +36,8 @@ class Choice:
     bytes_after: int
     format: QuantFormat | None = None
     reason: str = ""
+    is_calibrated: bool = False
+    inputs: tuple[int, ...] = ()
 
     @property
     def stored(self) -> str:
@@ -39,15 +46,23 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The format of a weight, and the name of the moments of its inputs that it is rounded by, if there are any."""
+
+    format: QuantFormat
+    moments: str | None = None
+
+
+@dataclass(frozen=True)
 class Choices:
-    """What becomes of each weight that is in memory after load, and in which format each read is in its method, in order."""
+    """What becomes of each weight that is in memory after load, and what is wanted of each read in its method, in order."""
 
     weights: tuple[Choice, ...]
-    in_order: dict[str, tuple[QuantFormat | None, ...]]
+    in_order: dict[str, tuple[Wanted | None, ...]]
 
 
-def choose(ir: IRModule, scheme: QuantScheme) -> Choices:
-    """Decide for all weights. Raises PassError for a rule that fits none."""
+def choose(ir: IRModule, scheme: QuantScheme, moments: Mapping[str, TensorType] = NO_MOMENTS) -> Choices:
+    """Decide for all weights. `moments` are those of weights' inputs, by the weights' names. Raises PassError for a rule that fits none."""
     found = find_reads(ir)
     by_key: dict[str, list[Read]] = {}
     for reads in found.in_order.values():
@@ -68,12 +83,20 @@ def choose(ir: IRModule, scheme: QuantScheme) -> Choices:
             after = sum(stored_bytes(wanted, shape, type.dtype) for shape, _ in orders if shape)
             if after >= before:
                 wanted, after, reason = None, before, "would take no fewer bytes"
-        chosen[key] = Choice(key, role, elements, before, after, wanted, reason)
+        inputs = tuple(dict.fromkeys(read.shape[-1] for read in reads if read.shape))
+        fits = wanted is not None and key in moments and inputs == (prod(moments[key].shape[:2]),)
+        chosen[key] = Choice(key, role, elements, before, after, wanted, reason, fits, inputs)
     in_order = {
-        name: tuple(None if read.weight is None else chosen[read.key].format for read in reads)
+        name: tuple(None if read.weight is None else _wanted_of(chosen[read.key]) for read in reads)
         for name, reads in found.in_order.items()
     }
     return Choices(tuple(chosen.values()), in_order)
+
+
+def _wanted_of(choice: Choice) -> Wanted | None:
+    if choice.format is None:
+        return None
+    return Wanted(choice.format, choice.name if choice.is_calibrated else None)
 
 
 def stored_bytes(format: QuantFormat, shape: Sequence[int], dtype: str) -> int:

@@ -42,8 +42,12 @@ class QuantizeReport:
                 formats.setdefault(weight.stored, []).append(weight)
         done = [f"{len(found)} weights to {stored}, {change(found)}" for stored, found in formats.items()]
         others = [f"{size(w.bytes_before for w in found)} of {reason}" for reason, found in left.items()]
+        count = sum(w.is_calibrated for w in self.weights)
+        calibrated = (
+            "" if self.scheme.calibration is None else f" {count} of {len(self.quantized)} calibrated;"
+        )
         return (
-            f"quantised: {'; '.join(done) or 'nothing'}; as they are: {', '.join(others) or 'nothing'};"
+            f"quantised: {'; '.join(done) or 'nothing'};{calibrated} as they are: {', '.join(others) or 'nothing'};"
             f" all weights: {change(self.weights)}"
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
+from pathlib import Path
 
 from nnfront.errors import PassError, nearest
 from nnfront.quant_format import FORMATS, QuantFormat
@@ -26,11 +27,13 @@ class QuantScheme:
             measured error, so that all together take no more than 4.5 bits for an element
     head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
     rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
+    calibration  a file that `nnfront.calibrate` wrote, for whole folders: weights are rounded by the inputs that they are multiplied with on some text
     """
 
     format: str
     head: str | None = None
     rules: tuple[tuple[str, str], ...] = ()
+    calibration: str | Path | None = None
 
     def __post_init__(self) -> None:
         if self.format == KEEP:

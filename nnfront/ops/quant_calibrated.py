@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in few bits, rounded by what they are multiplied with: `quantize` and `quantize_blocks` with the moments of the inputs as one operand more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from nnfront.ir.op import op
+from nnfront.ir.types import TensorType, Type
+from nnfront.ops.block_rounding import scales_in, with_numbers
+from nnfront.ops.error_feedback import ErrorFeedback, by_rows, scratch_bytes
+from nnfront.ops.quant import quantize
+from nnfront.ops.quant_blocks import quantize_blocks
+from nnfront.ops.rounding import integers, looked_up, nearest
+from nnfront.ops.rules import FLOAT8, require, require_float
+from nnfront.quant_format import FORMATS, QuantFormat
+
+
+@op(stricter="x holds floats, where the reference would convert", holds=scratch_bytes)
+def quantize_calibrated(
+    x: TensorType, moments: TensorType, format: str, group_size: int | None = None
+) -> Type:
+    """Store a weight in a format of `nnfront.quant_format`, rounded so that its products with inputs like those of the moments are near what they were (GPTQ).
+
+    Shapes: x [..., n], moments float32 [n / m, m, m]: of each m neighbouring inputs the sums of their products with each other, as `input_moments` gives them.
+    The results and the scales are those of `quantize` with `fit`, or of `quantize_blocks`; integers are chosen one input after the other, those of large inputs first, each making up
+    for what the ones before it have added to the product. A block of moments that are those of no inputs (not finite, or not positive definite) changes nothing.
+    """
+    require_float(x)
+    require(x.ndim > 1, "x has {} axes, expected rows", x.ndim)
+    require(
+        moments.dtype == "float32" and moments.ndim == 3,
+        "moments must be float32 with 3 axes, got {}",
+        moments,
+    )
+    blocks, size, again = moments.shape
+    inputs = x.shape[-1]
+    require(
+        isinstance(inputs, int) and isinstance(blocks, int) and isinstance(size, int) and size == again and blocks * size == inputs,
+        "moments of sizes {} are not those of {} inputs",
+        list(moments.shape),
+        inputs,
+    )  # fmt: skip
+    if _known(format).block is not None:
+        return quantize_blocks.infer(x, format=format)
+    return quantize.infer(x, **_attrs(x, _known(format), group_size))
+
+
+@quantize_calibrated.normalize
+def _(x: TensorType, moments: TensorType, format: Any, group_size: Any = None) -> dict[str, Any]:
+    known = _known(format)
+    if known.block is not None:
+        require(group_size is None, "{} has groups of its own: leave group_size out", format)
+        return {"format": format, "group_size": None}
+    return {"format": format, "group_size": _attrs(x, known, group_size)["group_size"]}
+
+
+def _known(format: object) -> QuantFormat:
+    require(
+        isinstance(format, str) and format in FORMATS,
+        "format must be one of {}, got {!r}",
+        ", ".join(FORMATS),
+        format,
+    )
+    return FORMATS[str(format)]
+
+
+def _attrs(x: TensorType, format: QuantFormat, group_size: int | None) -> dict[str, Any]:
+    """The attributes of `quantize`."""
+    fit = replace(format, group_size=group_size or format.group_size).fit
+    given = {"group_size": group_size, "axis": x.ndim - 1, "format": format.name, "fit": fit}
+    return quantize.full_attrs(quantize.canonical_attrs([x], given))
+
+
+@quantize_calibrated.reference
+def _(x: torch.Tensor, moments: torch.Tensor, format: str, group_size: int | None) -> Any:
+    known, feedback = FORMATS[format], ErrorFeedback.of(moments)
+    rows = x.reshape(-1, x.shape[-1])
+    if known.block is not None:
+        (blocks,) = by_rows(lambda part: (_in_blocks(part, feedback, known),), rows)
+        return blocks.view(*x.shape[:-1], blocks.shape[-1])
+    type = TensorType(tuple(rows.shape), str(x.dtype).removeprefix("torch."))
+    attrs = _attrs(type, known, group_size)
+    found = by_rows(lambda part: _in_parts(part, feedback, known, attrs), rows)
+    return tuple(part.view(*x.shape[:-1], part.shape[-1]) for part in found)
+
+
+def _in_blocks(rows: torch.Tensor, feedback: ErrorFeedback, format: QuantFormat) -> torch.Tensor:
+    blocks = quantize_blocks.run((rows,), {"format": format.name})
+    half = 2 ** (format.bits - 1) if format.symmetric else 0
+    ends = (-half, 2**format.bits - 1 - half)
+    scale, minimum = scales_in(blocks, format)
+    wanted = feedback.compensated(rows, _between(ends), scale, minimum)
+    return with_numbers(blocks, _placed(wanted, scale, minimum, ends) + half, format)
+
+
+def _in_parts(
+    rows: torch.Tensor, feedback: ErrorFeedback, format: QuantFormat, attrs: dict[str, Any]
+) -> tuple[torch.Tensor, ...]:
+    q, stored, *others = quantize.run((rows,), attrs)
+
+    def of_each(x: torch.Tensor) -> torch.Tensor:
+        return x.repeat_interleave(rows.shape[1] // x.shape[1], 1)
+
+    scale = looked_up(stored, format.scale_values, torch.float32) if format.scale_values else stored.float()
+    if format.values or format.dtype in FLOAT8:
+        scale = of_each(scale * others[0] if format.has_factor else scale)
+        wanted = feedback.compensated(rows, _of_floats(format), scale)
+        return _float_places(format, wanted / scale), stored, *others
+    half = 2 ** (format.bits - 1) if format.symmetric else 0
+    ends = (-half if attrs["fit"] or not half else 1 - half, 2**format.bits - 1 - half)
+    minimum = of_each(torch.zeros_like(scale) if format.symmetric else others[0] * scale)
+    scale = of_each(scale)
+    wanted = feedback.compensated(rows, _between(ends), scale, minimum)
+    return integers(_placed(wanted, scale, minimum, ends), *ends, q.dtype), stored, *others
+
+
+def _placed(
+    y: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor, ends: tuple[int, int]
+) -> torch.Tensor:
+    """The integers of which scale * q - minimum is nearest to y."""
+    return ((y + minimum) / torch.where(scale == 0, 1, scale)).round_().clamp_(*ends)
+
+
+def _between(ends: tuple[int, int]) -> Any:
+    def found(y: torch.Tensor, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+        return _placed(y, scale, minimum, ends).mul_(scale).sub_(minimum)
+
+    return found
+
+
+def _of_floats(format: QuantFormat) -> Any:
+    def found(y: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        places = _float_places(format, y / scale)
+        return (looked_up(places, format.values, y.dtype) if format.values else places.to(y.dtype)) * scale
+
+    return found
+
+
+def _float_places(format: QuantFormat, y: torch.Tensor) -> torch.Tensor:
+    if format.values:
+        return nearest(y, format.values)
+    float8: torch.dtype = getattr(torch, format.dtype)
+    largest = torch.finfo(float8).max
+    return y.clamp(-largest, largest).to(float8)
