@@ -208,7 +208,13 @@ def test_every_flag_is_looked_at() -> None:
         "show": "",
         "verify": "--tokens --device",
     }  # fmt: skip
-    of_weights = {"--quant-head", "--quant-rule", "--keep", "--quant-report"}  # which need --quant
+    of_weights = {
+        "--quant-head",
+        "--quant-rule",
+        "--keep",
+        "--quant-report",
+        "--calibration",
+    }  # which need --quant
     for name, command in COMMANDS.items():
         parser = argparse.ArgumentParser(add_help=False)
         command.add_arguments(parser)
