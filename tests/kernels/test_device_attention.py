@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 from attention_runs import attend, converse, refuse_pages
+from few_of import few_of
 from latent_runs import attend_again, attend_to_latents
 
 
-@pytest.mark.parametrize(("file", "page_size"), [("llama", None), ("qwen3_moe", 16)])
+@pytest.mark.parametrize(("file", "page_size"), few_of([("llama", None), ("qwen3_moe", 16)]))
 def test_a_conversation_on_the_kernels_gives_the_logits_of_the_cpu(interpreted, file, page_size):
     interpreted(converse, file, page_size)
 
