@@ -16,16 +16,19 @@ def test_a_conversation_on_the_kernels_gives_the_logits_of_the_cpu(interpreted, 
 
 @pytest.mark.parametrize(
     ("options", "cache_window", "page_size", "stored_as"),
-    [
-        ((), None, None, None),
-        ((), 8, None, None),
-        ((("window", 5),), 8, 16, None),
-        ((("softcap", 2.0),), None, 16, None),
-        ((("sinks", True), ("window", 4)), None, None, None),
-        ((("scale", 0.3), ("interleaved", True)), None, 64, None),
-        ((), None, None, "float8_e4m3fn"),
-        ((("softcap", 2.0), ("window", 5)), 8, 16, "float8_e4m3fn"),
-    ],
+    few_of(
+        [
+            ((), None, None, None),
+            ((), 8, None, None),
+            ((("window", 5),), 8, 16, None),
+            ((("softcap", 2.0),), None, 16, None),
+            ((("sinks", True), ("window", 4)), None, None, None),
+            ((("scale", 0.3), ("interleaved", True)), None, 64, None),
+            ((), None, None, "float8_e4m3fn"),
+            ((("softcap", 2.0), ("window", 5)), 8, 16, "float8_e4m3fn"),
+        ],
+        4,
+    ),
     ids=str,
 )
 def test_every_option_of_attention_means_on_the_kernels_what_it_means_on_the_cpu(
@@ -36,12 +39,15 @@ def test_every_option_of_attention_means_on_the_kernels_what_it_means_on_the_cpu
 
 @pytest.mark.parametrize(
     ("options", "biased", "page_size", "stored_as"),
-    [
-        ((), False, None, None),
-        ((("window", 5), ("softcap", 2.0)), False, 16, None),
-        ((("scale", 0.3),), True, None, None),
-        ((), False, None, "float8_e4m3fn"),
-    ],
+    few_of(
+        [
+            ((), False, None, None),
+            ((("window", 5), ("softcap", 2.0)), False, 16, None),
+            ((("scale", 0.3),), True, None, None),
+            ((), False, None, "float8_e4m3fn"),
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_latents_that_are_stored_once_are_attended_to_on_the_kernel_as_on_the_cpu(
@@ -50,7 +56,7 @@ def test_latents_that_are_stored_once_are_attended_to_on_the_kernel_as_on_the_cp
     interpreted(attend_to_latents, options, biased, page_size, stored_as)
 
 
-@pytest.mark.parametrize(("biased", "page_size"), [(True, None), (True, 16), (False, None)])
+@pytest.mark.parametrize(("biased", "page_size"), few_of([(True, None), (True, 16), (False, None)], 2))
 def test_keys_and_values_under_a_bias_and_those_of_another_layer_are_attended_to_on_the_kernels(
     interpreted, biased, page_size
 ):

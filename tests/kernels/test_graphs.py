@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+from few_of import few_of
 from graph_runs import bake, bound, chunks, decode, fail, live, pad, refuse_when_full, wander, whole
 
 
@@ -20,7 +21,7 @@ def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):
     interpreted(chunks)
 
 
-@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("page_size", few_of([16, None]))
 def test_what_happens_to_a_cache_between_calls_is_seen_by_graphs(interpreted, page_size):
     interpreted(live, page_size)
 
@@ -37,7 +38,7 @@ def test_what_cannot_be_captured_runs_as_usual_and_says_so_once(interpreted):
     interpreted(fail)
 
 
-@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("page_size", few_of([16, None]))
 def test_a_full_cache_is_refused_before_anything_is_replayed(interpreted, page_size):
     interpreted(refuse_when_full, page_size)
 
@@ -46,6 +47,6 @@ def test_graphs_are_few_and_hold_no_cache(interpreted):
     interpreted(bound)
 
 
-@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("page_size", few_of([16, None]))
 def test_whatever_happens_to_caches_replayed_steps_leave_them_as_others_do(interpreted, page_size):
     interpreted(wander, page_size)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nnfront_kernels import ahead
@@ -79,7 +80,9 @@ def launched(program: Program, name: str, batch: int, seq: int, earlier: int, ro
     return plans
 
 
-@pytest.mark.parametrize(("model", "quant"), [("llama", None), ("llama", "int4"), ("experts", None)], ids=str)
+@pytest.mark.parametrize(
+    ("model", "quant"), few_of([("llama", None), ("llama", "int4"), ("experts", None)], 2), ids=str
+)
 def test_every_kernel_of_any_call_was_foreseen(model: str, quant: str | None) -> None:
     @settings(max_examples=8, deadline=None)
     @given(
