@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# Tests on as many processes as there are cores, each of one thread: whichever has none left takes of another's.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
+# Tests on as many processes as there are cores, each of one thread: whichever has none left takes of another's. Bytecode is
+# kept, as hundreds of processes that tests start would each compile the sources again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test test-all test-matrix test-browser setup lint types tests test-kernels test-artefacts test-texts test-cases test-arm64 wheel clean docs test-deploy test-vllm
 
