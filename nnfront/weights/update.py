@@ -98,7 +98,7 @@ class _Weights:
         if found is None and self.sources is not None:
             found = self.sources.get(name)
         if found is None:
-            raise LoadError(f"weight {name!r} was let go of during the update")
+            raise LoadError(f"weight {name!r} was released during the update")
         return found
 
     def joined(self, names: Sequence[str]) -> torch.Tensor:

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import nnfront as nn
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.registry import backend_of
 from nnfront.backends.table import memory_policy
 from nnfront.lower import Run
 from nnfront.memory.plan import plan_memory
@@ -52,3 +54,21 @@ def test_a_weight_in_a_format_that_no_kernel_takes_is_said_to_be_dequantised_and
     text = exe.explain("forward", n=4)
     assert "  dequantize  " in text
     assert "not triton_fp8: the format is int8 in groups of 16, it takes fp8" in text
+
+
+def test_a_plan_for_a_gpu_counts_nothing_of_what_kernels_in_c_hold() -> None:
+    """Of one token C rotates in registers; torch's calls take what is rotated in float32."""
+    text = """
+    def main(x: input bfloat16[1, 1, 4, 64], cos: input float32[1, 1, 32], sin: input float32[1, 1, 32]) -> bfloat16[1, 1, 4, 64] {
+        y: bfloat16[1, 1, 4, 64] = rope(x, cos, sin)
+        return y
+    }
+    """
+    held = {}
+    for target in ("cpu", "cuda:sm_90"):
+        method = nn.compile(nn.ir.parse(text), target).program.methods["main"]
+        buffers = plan_memory(method, {}, memory_policy(target)).buffers
+        held[target] = sum(b.bytes for b in buffers if b.name == "in rope_rotated")
+    assert held["cuda:sm_90"] == 2 * 4 * 64 * 4
+    assert held["cpu"] == (held["cuda:sm_90"] if NATIVE is None else 0)
+    assert all(kernel.write is None for kernel in backend_of("cuda").kernels)

@@ -8,7 +8,7 @@ tensors in a call (`in_c`), and of all that is in a row on a tape (`tape`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -26,7 +26,7 @@ from nnfront.backends.cpu.tape_builder import (
     Value,
     Write,
 )
-from nnfront.backends.kernel import ACCEPTED, Bind
+from nnfront.backends.kernel import ACCEPTED, NOTHING, Bind, Kernel
 from nnfront.dims import evaluate
 from nnfront.lower import Run, Slot, StateLayerType, Structure, TensorType
 from nnfront.lower.slots import dims_in
@@ -146,7 +146,24 @@ def besides(
         assert remembered is not None
         return remembered(run, *operands) if _planned(write, run, operands, {}) is None else 0
 
-    return Workspace(held, None if remembered is None else left)
+    return _InC(
+        held,
+        None if remembered is None else left,
+        Workspace(lambda run, *operands, **sized: otherwise(run, *operands), remembered),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _InC(Workspace):
+    """What a kernel holds, and what it would without C."""
+
+    otherwise: Workspace = NOTHING
+
+
+def without_c(kernel: Kernel) -> Kernel:
+    """The kernel as it is on another device: what `in_c` does of tensors that are not on a CPU, and what that holds."""
+    held = kernel.workspace
+    return replace(kernel, write=None, workspace=held.otherwise if isinstance(held, _InC) else held)
 
 
 def _planned(write: Write, run: Run, operands: Sequence[Any], sized: dict[str, Any]) -> Tape | None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import host, moe, rope, state
+from nnfront.backends.cpu.in_c import without_c
 from nnfront.backends.cuda import attention, experts, latent_attention, linear, recurrent, rowwise
 
 ON_DEVICE = (
@@ -21,5 +22,6 @@ ON_DEVICE = (
 """Kernels that launch those of `nnfront_kernels`."""
 
 _BY_TORCH = partial(moe.sorted_by_expert, moe.by_torch, moe.gated_by_torch)
-_EXPERTS = tuple(replace(kernel, bind=_BY_TORCH) for kernel in moe.KERNELS)
-KERNELS = (*ON_DEVICE, *_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *state.KERNELS, *host.KERNELS)
+_EXPERTS = (replace(kernel, bind=_BY_TORCH) for kernel in moe.KERNELS)
+_TORCHS = (*_EXPERTS, *torch_attention.KERNELS, *rope.KERNELS, *state.KERNELS, *host.KERNELS)
+KERNELS = (*ON_DEVICE, *map(without_c, _TORCHS))
