@@ -321,10 +321,12 @@ def _scaled_pieces(x: Layout, outputs: int, *, moved: int, converted: int) -> in
     return most + (4 * x.count if x.dtype == "float16" else 0)
 
 
-_BYTES = "few rows: a kernel that reads a byte for each weight; more rows: decoded piece by piece, scales on the result"
-_DECODED = "few rows: a kernel that reads codes; more rows: decoded piece by piece, by moving bits; activations are not rounded"
+_BYTES = "few rows: a kernel that reads a byte for each weight; more rows: dequantised piece by piece"
+_DECODED = (
+    "few rows: a kernel that reads codes; more rows: dequantised piece by piece; activations are not rounded"
+)
 _GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
-_TABLES = "decoded piece by piece, two elements at a time from a table; activations are not rounded"
+_TABLES = "few rows: a kernel that reads codes, and finds what they stand for in a table; more rows: dequantised piece by piece; activations are not rounded"
 _BLOCKS = "few rows: a kernel that reads blocks; more rows: dequantised piece by piece"
 DECODINGS = (
     Decoding("int8", ("int8",), _BYTES, _int8, _int8_pieces),
