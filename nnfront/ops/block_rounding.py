@@ -61,17 +61,15 @@ def with_numbers(blocks: torch.Tensor, q: torch.Tensor, format: QuantFormat) -> 
     old = _split(blocks, block.bytes, block.half)
     new = _split(q, block.numbers, block.numbers // 2)
     for (part, _), (numbers, _) in zip(old, new, strict=True):
-        grouped = numbers.to(torch.uint8).reshape(
-            -1, numbers.shape[-1] // format.group_size, format.group_size
-        )
-        data = part.reshape(len(grouped), -1)
+        data, groups = part.flatten(0, 1), numbers.shape[-1] // format.group_size
+        grouped = numbers.to(torch.uint8).reshape(len(data), groups, format.group_size)
         if format.symmetric:
             written = _numbers_symmetric(grouped)
             data = torch.cat([written, data[:, written.shape[1] :]], 1)
         else:
             written = _numbers_between(format.bits, grouped)
             data = torch.cat([data[:, : -written.shape[1]], written], 1)
-        found.append(data.view(len(blocks), -1))
+        found.append(data.view(part.shape).flatten(1))
     return torch.cat([blocks[:, :0], *found], 1)
 
 

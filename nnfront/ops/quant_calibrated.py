@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def quantize_calibrated(
     blocks, size, again = moments.shape
     inputs = x.shape[-1]
     require(
-        isinstance(inputs, int) and isinstance(blocks, int) and isinstance(size, int) and size == again and blocks * size == inputs,
+        isinstance(inputs, int) and isinstance(blocks, int) and isinstance(size, int) and size == again and blocks * size == inputs > 0,
         "moments of sizes {} are not those of {} inputs",
         list(moments.shape),
         inputs,
@@ -78,7 +79,7 @@ def _attrs(x: TensorType, format: QuantFormat, group_size: int | None) -> dict[s
 @quantize_calibrated.reference
 def _(x: torch.Tensor, moments: torch.Tensor, format: str, group_size: int | None) -> Any:
     known, feedback = FORMATS[format], ErrorFeedback.of(moments)
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(prod(x.shape[:-1]), x.shape[-1])
     if known.block is not None:
         (blocks,) = by_rows(lambda part: (_in_blocks(part, feedback, known),), rows)
         return blocks.view(*x.shape[:-1], blocks.shape[-1])
