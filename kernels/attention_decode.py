@@ -149,7 +149,9 @@ def attention_decode_kernel(
     start = tl.maximum(length - WINDOW, 0) if WINDOW else 0
     # This block's steps: an equal part of those between the start and the length.
     skipped = start // BLOCK_N
-    depth = tl.cdiv(tl.cdiv(length, BLOCK_N) - skipped, SPLITS)
+    steps = tl.cdiv(length, BLOCK_N) - skipped
+    depth = tl.maximum(tl.cdiv(steps, SPLITS), 1)
+    active = tl.maximum(tl.cdiv(steps, depth), 1)  # blocks that have steps: others leave no part
     first = (skipped + split * depth) * BLOCK_N
     end = tl.minimum(first + depth * BLOCK_N, length)
 
@@ -218,10 +220,10 @@ def attention_decode_kernel(
     if SPLITS == 1:
         y = finish(acc, largest, total, sinks_ptr, head, inside_m)
         tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside)
-    else:
+    elif split < active:
         group = sequence * tl.num_programs(1) + tl.program_id(1)
         acc, largest, total, last = sum_parts(
-            acc, largest, total, partial_ptr, arrived_ptr, group, split, SPLITS, BLOCK_M, BLOCK_DV
+            acc, largest, total, partial_ptr, arrived_ptr, group, split, active, SPLITS, BLOCK_M, BLOCK_DV
         )
         if last:
             y = finish(acc, largest, total, sinks_ptr, head, inside_m)

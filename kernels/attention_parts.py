@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How blocks that share a sequence put their parts of an attention row together, in a fixed order.
 
+How many blocks there are is said before a launch, for the longest sequence; how many of them have a part follows from the length on the device. The others
+end at once.
+
 A part is a weighted sum of values, the largest score and the sum of exponentials relative to it. The block that arrives
 last adds all parts from the first keys to the last, and sets the count back to zero for the next launch.
 """
@@ -47,6 +50,7 @@ def sum_parts(
     arrived_ptr,
     group,
     split,
+    active,  # blocks that have steps
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_DV: tl.constexpr,
@@ -62,12 +66,12 @@ def sum_parts(
     tl.store(rows + split * SIZE + BLOCK_M, total)
     # The atomic is issued by one thread: all threads of the block must have written before it.
     tl.debug_barrier()
-    last = tl.atomic_add(arrived_ptr + group, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    last = tl.atomic_add(arrived_ptr + group, 1, sem="acq_rel", scope="gpu") == active - 1
     if last:
         acc = tl.zeros((BLOCK_M, BLOCK_DV), dtype=tl.float32)
         largest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((BLOCK_M,), dtype=tl.float32)
-        for s in range(0, SPLITS):
+        for s in range(0, active):
             # Other SMs wrote it: not from this one's L1.
             its = tl.load(rows + s * SIZE, cache_modifier=".cg")
             its_total = tl.load(rows + s * SIZE + BLOCK_M, cache_modifier=".cg")

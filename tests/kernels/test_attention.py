@@ -172,16 +172,18 @@ def test_decode_matches_float64_on_the_full_grid(interpreted, case):
 
 HERE = Decode((60, 3), 6, 2, 80, page=16, window=50, splits=3, sinks=True, soft_cap=3.0, gap=8)
 LONG = Decode((70,), 2, 1, 64, step=16)
+SHORT = Decode((40, 0), 2, 1, 64, splits=4, step=16)  # three blocks have steps, and one for the empty one
 WIDE = Decode((40, 33), 40, 2, 64, splits=2)
 MUTANTS = [
     (Mutant("window_one_too_wide", "attention_decode.py", "tl.maximum(length - WINDOW, 0)", "tl.maximum(length - WINDOW - 1, 0)"), HERE),
     (Mutant("own_token_not_seen", "attention_decode.py", "dtype=tl.int32) + length - 1", "dtype=tl.int32) + length - 2"), HERE),
-    (Mutant("steps_of_the_last_part_lost", "attention_decode.py", "tl.cdiv(tl.cdiv(length, BLOCK_N) - skipped, SPLITS)", "(tl.cdiv(length, BLOCK_N) - skipped) // SPLITS"), HERE),
+    (Mutant("steps_of_the_last_part_lost", "attention_decode.py", "tl.cdiv(steps, SPLITS)", "steps // SPLITS"), HERE),
+    (Mutant("blocks_without_steps_counted", "attention_decode.py", "elif split < active:", "elif split <= active:"), SHORT),
     (Mutant("parts_overlap", "attention_decode.py", "tl.minimum(first + depth * BLOCK_N, length)", "tl.minimum(first + depth * BLOCK_N + 1, length)"), HERE),
-    (Mutant("part_left_out", "attention_parts.py", "range(0, SPLITS)", "range(1, SPLITS)"), HERE),
-    (Mutant("parts_in_order_of_arrival", "attention_parts.py", "tl.load(parts + s * SIZE + at", "tl.load(parts + (split + s) % SPLITS * SIZE + at"), HERE),
+    (Mutant("part_left_out", "attention_parts.py", "range(0, active)", "range(1, active)"), HERE),
+    (Mutant("parts_in_order_of_arrival", "attention_parts.py", "tl.load(parts + s * SIZE + at", "tl.load(parts + (split + s) % active * SIZE + at"), HERE),
     (Mutant("part_counts_not_reset", "attention_parts.py", "        tl.store(arrived_ptr + group, 0)\n", ""), HERE),
-    (Mutant("part_too_early", "attention_parts.py", "== SPLITS - 1", "== SPLITS - 2"), HERE),
+    (Mutant("part_too_early", "attention_parts.py", "== active - 1", "== active - 2"), HERE),
     (Mutant("parts_not_rescaled", "attention_parts.py", "tl.exp2(its - finite)", "tl.exp2(its - its)"), HERE),
     (Mutant("groups_share_parts", "attention_parts.py", "group.to(tl.int64) * (SPLITS * SIZE)", "group.to(tl.int64) * SIZE"), HERE),
     (Mutant("key_head_of_the_first_group", "attention_decode.py", "keys_ptr + kv_head.to(tl.int64) * stride_kh", "keys_ptr + 0 * kv_head.to(tl.int64)"), HERE),
