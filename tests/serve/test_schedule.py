@@ -250,11 +250,14 @@ def test_no_page_leaks_nobody_starves_and_every_answer_is_computed_on_its_own_to
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("snapshots", "window"), [(None, None), (4, None), (4, 6)])
-def test_a_hundred_thousand_events(snapshots: int | None, window: int | None) -> None:
+def test_a_hundred_thousand_events_and_ten_thousand_requests(
+    snapshots: int | None, window: int | None
+) -> None:
     random_ = random.Random(1)
     limits = Limits(max_model_len=40, pages=24, max_num_seqs=5, page_size=2, chunk=4, step_tokens=8)
     simulation = play(limits, random_, 100_000, snapshots, 3, window)
     assert simulation.scheduler.preemptions > 1000
+    assert simulation.arrivals > 10_000  # requests that were taken, all of which have ended
 
 
 def computed(scheduler: Scheduler, step: Step) -> list[Sequence]:
