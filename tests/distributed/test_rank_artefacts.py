@@ -120,11 +120,6 @@ class TestAnotherNumber:
             nn.load(copied, rank=0, ranks=2)
 
 
-def test_a_head_that_guesses_is_not_divided(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"no tokens by a head of its own\n  help: leave out --spec mtp"):
-        nn.artefact.export(folders["deepseek_v3"], tmp_path / "made", ranks=2, mtp=True)
-
-
 class TestOfOneRankAlone:
     def test_no_artefact_is_made_of_its_session(self, made: Path, tmp_path: Path) -> None:
         session = nn.load(made, rank=1, ranks=2)

@@ -34,9 +34,11 @@ class Meeting(Ranks):
         return found
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("model_type", "is_artefact"), [("deepseek_v3", False), ("deepseek_v3", True), ("qwen3_next", False)]
+)
 def test_texts_with_a_head_are_those_of_one_process_without(
-    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str, is_artefact: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from model_folders import random_folder
 
@@ -44,6 +46,8 @@ def test_texts_with_a_head_are_those_of_one_process_without(
     prompts = [torch.tensor([5, 6, 7, 8] * 3), torch.tensor([9] * 5)]
     expected = [text.tolist() for text in nn.LLM.load(path, mtp=True).generate_ids(prompts, 12)]
     folder = nn.compile_folder(path, ranks=2, methods=nn.Methods.DRAFT)
+    if is_artefact:
+        nn.artefact.export(path, tmp_path / "made", ranks=2, mtp=True)
     threads, runners = Threads(2, monkeypatch), set[Runner]()
     step = Runner._guess
     monkeypatch.setattr(Runner, "_guess", lambda self: (runners.add(self), step(self))[1])
@@ -51,7 +55,11 @@ def test_texts_with_a_head_are_those_of_one_process_without(
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: threads.here.rank == 0)
 
     def texts(rank: int) -> list[list[int]]:
-        session = folder.executable.of_rank(rank).load(folder.checkpoint)
+        session = (
+            nn.load(tmp_path / "made", rank=rank, ranks=2)
+            if is_artefact
+            else folder.executable.of_rank(rank).load(folder.checkpoint)
+        )
         assert folder.text is not None
         llm = nn.LLM(session, folder.text, folder.config, path, files=folder.held)
         llm.ranks = Meeting(rank, threads)
