@@ -20,6 +20,7 @@ from serving import FOLDER, LIMITS
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.cli import main
+from nnfront.distributed.ranks import Ranks
 from nnfront.engine.multi_token import Heads
 from nnfront.engine.params import Params
 from nnfront.engine.speculate import Pay
@@ -275,3 +276,16 @@ def test_where_there_is_no_head_none_is_promised(loaded: Any, tmp_path: Path) ->
         RunError, match=r"^'mtp:9' does not say how many tokens to guess\n  help: mtp, or mtp:1 to mtp:7$"
     ):
         loaded("glm4_moe").guesser("mtp:9", 10)
+
+
+def test_a_server_of_several_ranks_guesses_in_other_ways(
+    loaded: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = loaded("deepseek_v3")
+    monkeypatch.setattr(llm, "ranks", Ranks(0, 2))
+    with pytest.raises(RunError) as error:
+        Engine(llm, LIMITS, spec="mtp")
+    assert str(error.value) == (
+        "a server that ranks divide guesses no tokens by the model's own head\n"
+        "  help: guess with --spec ngram or draft:DIR, or leave out --tp"
+    )
