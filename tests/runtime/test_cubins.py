@@ -85,8 +85,7 @@ def test_decode_launches_its_kernels_and_compiles_none(artefact: Path, library: 
     assert [launch.kernel for launch in decoded(session, library)] == [
         "rms_norm_kernel",
         "matmul_small_m_kernel",  # q, k and v
-        "rope_append_kernel",
-        "attention_decode_kernel",
+        "attention_decode_kernel",  # which rotates, and stores the token
         "matmul_small_m_kernel",  # o, and what came in
         "rms_norm_kernel",
         "matmul_small_m_kernel",  # gate and up

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on CUDA: rope and the append to the cache in one kernel, then one for a single query or for many.
+"""Attention on CUDA: one kernel that rotates, appends and attends for a token of each sequence, two for many tokens.
 
 The host reserves room for the new tokens; where they go, how many came before and tables of pages are read on the device, so what is launched
 does not depend on how many tokens a cache holds.
@@ -129,7 +129,7 @@ def window_of(*windows: int | None) -> int | None:
 
 
 def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
-    """Rotate q and k, if there is anything to rotate by, append k and v, attend."""
+    """Rotate q and k, if there is anything to rotate by, append k and v, attend: one launch for a token of each sequence."""
     append, decode, prefill = map(kernel_module, ("rope_append", "attention_decode", "attention_prefill"))
     options, interleaved = options_of(run), run.attrs.get("interleaved", False)
     own_window = run.attrs.get("window")
@@ -153,13 +153,15 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
         key_scales, value_scales = stored.scales or (None, None)
         there = {"pages": stored.pages, "key_scales": key_scales, "value_scales": value_scales}
         given = {**options, **there, "window": window, "sinks": sinks, "bias": spread(bias, q)}
-        if k is not None:
-            q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
+        turn = {"cos": cos, "sin": sin, "interleaved": interleaved}
         if seq == 1:
             now = layer.lengths
             longest = min(length_bucket(now.longest), layer.max_seq)
-            y = decode.launch(q[:, 0], *where, now.counts(), longest=longest, **given)
+            new = {} if k is None or v is None else {"new_keys": k[:, 0], "new_values": v[:, 0], **turn}
+            y = decode.launch(q[:, 0], *where, now.counts(), longest=longest, **new, **given)
         else:
+            if k is not None:
+                q = append.launch(q, k, v, cos, sin, earlier, *where, **there, interleaved=interleaved)
             tokens = q.reshape(batch * seq, heads, q.shape[3])
             y = prefill.launch(tokens, *where, before.starts(seq), longest=seq, before=earlier, **given)
         return y.view(batch, seq, heads, y.shape[-1]), layer
