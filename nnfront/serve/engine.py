@@ -257,9 +257,12 @@ class Engine:
         self.stats.generation_tokens += 1
 
     def _fail(self, error: Exception) -> None:
-        """Tell all that run of an error, and go on with an empty cache."""
+        """Tell all that run of an error, or the next that waits where none does, and go on with an empty cache."""
         with self._changed:
             lost = self._runner.reset()
+            if not lost and self._scheduler.waiting:  # else it would come again, and again
+                lost = [self._runner.answers[self._scheduler.waiting[0].arrival]]
+                self._runner.finish(lost[0])
         for request in lost:
             assert isinstance(request, _Request)
             self.stats.ended("error", time.monotonic() - request.began)

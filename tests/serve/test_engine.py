@@ -17,7 +17,7 @@ from serving import FOLDER, LIMITS
 import nnfront as nn
 from nnfront.engine.compute import Compute
 from nnfront.engine.params import Params
-from nnfront.engine.schedule import Limits
+from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.serve.engine import Engine
 
 
@@ -129,6 +129,16 @@ def test_a_model_that_fails_tells_all_that_run_and_the_engine_goes_on(
     monkeypatch.setattr(engine._runner.pool, "row", lambda _: 1 / 0)
     tokens, end = Answer(engine, text[:9], Params(max_tokens=3)).wait()
     assert (tokens, end) == ([], "errordivision by zero")
+    monkeypatch.undo()
+    assert Answer(engine, text[:9], Params(max_tokens=3)).wait()[1] == "length"
+
+
+def test_a_step_that_cannot_be_planned_ends_those_that_wait_one_by_one(
+    llm: nn.LLM, engine: Engine, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Scheduler, "step", lambda _: 1 / 0)
+    ends = [Answer(engine, text[:9], Params(max_tokens=3)).wait() for _ in range(2)]
+    assert ends == [([], "errordivision by zero")] * 2
     monkeypatch.undo()
     assert Answer(engine, text[:9], Params(max_tokens=3)).wait()[1] == "length"
 
