@@ -170,7 +170,8 @@ class Step:
 
 class Scheduler:
     """Sequences that wait, run and are remembered, and what is to be done for them next. `shares`: whether the cache can begin one with
-    part of another; `snapshots`: how many copies of states there can be, without one of which it cannot, None where layers keep no states;
+    part of another; where it cannot, rows keep their places, those of a call have to lie next to each other, and so answers wait for all
+    prompts; `snapshots`: how many copies of states there can be, without one of which it cannot, None where layers keep no states;
     `window`: the most tokens behind which layers drop others, whose pages such a copy holds, None where no layer drops any.
     """
 
@@ -216,7 +217,8 @@ class Scheduler:
         """Say what to do next, and count it as reserved; `computed` is to be told when it is done."""
         step, before = Step(self._changes), self.preemptions
         self._changes = []
-        step.decode = [sequence for sequence in self.running if sequence.answers]
+        if self.shares or all(sequence.answers for sequence in self.running):
+            step.decode = [sequence for sequence in self.running if sequence.answers]
         for sequence in list(step.decode):
             if sequence not in self.running:
                 continue

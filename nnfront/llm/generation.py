@@ -30,6 +30,8 @@ from nnfront.state.cache import Cache
 
 PAGE = 16
 """Tokens of a page, where there are pages and kernels take any number."""
+CHUNK = 2048
+"""Tokens of a prompt that are computed in one call: what a call takes besides the cache stays as it is for longer prompts."""
 
 
 class Coming(ABC):
@@ -123,7 +125,9 @@ class Generation(Coming):
     ) -> None:
         super().__init__(len(prompts))
         longest, several = max(map(len, prompts)) + count, len(prompts)
-        self._limits = Limits(longest, 2 * several, several, several, longest, longest, several * longest, 0)
+        chunk = min(longest, CHUNK)
+        pages = 2 * several * -(-longest // chunk)
+        self._limits = Limits(longest, pages, several, several, chunk, chunk, several * chunk, 0)
         self._session, self._stored_as, self._phases = session, stored_as, phases
         self._has_adapters = has_adapters
         said = {field.name: getattr(sampling, field.name) for field in fields(sampling)}

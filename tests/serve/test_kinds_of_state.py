@@ -21,6 +21,7 @@ from nnfront.distributed.ranks import ALONE
 from nnfront.engine.params import Params
 from nnfront.engine.pool import Pool
 from nnfront.engine.speculate import NGrams
+from nnfront.llm import generation
 from nnfront.serve.engine import Engine
 from nnfront.state.paged import PagedCache
 
@@ -146,3 +147,17 @@ def test_what_is_in_a_window_behind_whole_chunks_is_shared_and_answers_stay_the_
         others = [Answer(engine, *each) for each in wanted]
         assert [other.wait() for other in others] == expected
         assert [other.cached for other in others] == [64] * 4
+
+
+@pytest.mark.parametrize("model_type", ["falcon", "gpt_oss", "deepseek_v3", "mamba2", "qwen3_next", "mpt"])
+def test_a_long_prompt_in_chunks_gives_what_one_call_gives(
+    tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = nn.LLM.load(random_folder(tmp_path / "model", model_type, "float32"))
+    random = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(2, 60, (length,), generator=random) for length in (61, 7, 24)]
+    for several in (prompts, prompts[:1]):
+        expected = [tokens.tolist() for tokens in llm.generate_ids(several, 12)]
+        monkeypatch.setattr(generation, "CHUNK", 8)
+        assert [tokens.tolist() for tokens in llm.generate_ids(several, 12)] == expected
+        monkeypatch.undo()
