@@ -3,14 +3,16 @@
 
 Two models, computed in float32 with weights that were rounded to a format and back, all matrices alike, embedding and head too: the shipped checkpoint, in bits per
 byte of its held-out text and in nats of the divergence between the next token's distributions, and a Llama of random weights, in nats of divergence. Rows of one table, by bits per weight,
-scales included. LIBRARY is ggml's (`libggml-base.so` of llama-cpp-python), which quantises; the package `gguf` dequantises. Without it ours are measured alone.
+scales included. Ours are measured calibrated as well, on two modules of the standard library that the text is not of. LIBRARY is ggml's (`libggml-base.so` of llama-cpp-python), which quantises; the package `gguf` dequantises. Without it ours are measured alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import inspect
 import json
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from math import log, prod
@@ -142,6 +144,16 @@ def main() -> None:
         nats = -found[:, :-1].gather(-1, ids[:, 1:, None]).sum()
         return found, float(nats) / log(2) / size
 
+    folder = tempfile.TemporaryDirectory()
+    moments = Path(folder.name) / "moments.safetensors"
+    read = "".join(Path(inspect.getfile(module)).read_text() for module in (argparse, inspect))
+    nn.calibrate(FOLDER, read, moments, dtype="float32")
+
+    def calibrated(way: str) -> torch.Tensor:
+        scheme = QuantScheme(way, head=None if way.startswith("auto") else way, calibration=moments)
+        model = nn.LLM.load(FOLDER, dtype="float32", quant=scheme)
+        return torch.cat([model.logits(row[None]) for row in ids]).double().log_softmax(-1)
+
     def on_random_weights(matrices: Matrices) -> torch.Tensor:
         session = executable.load({name: w.float() for name, w in {**drawn, **matrices}.items()})
         return session["logits"](tokens).double().log_softmax(-1)
@@ -163,6 +175,7 @@ def main() -> None:
                 "bits": bits,
                 "bits/byte": after[1],
                 "divergence": divergence(before[0], after[0]),
+                "calibrated": "" if way.startswith(LLAMA_CPP) else divergence(before[0], calibrated(way)),
                 "of random weights": divergence(plain, on_random_weights(matrices)),
             }
         )
