@@ -30,7 +30,7 @@ from nnfront.state.cache import Cache
 
 PAGE = 16
 """Tokens of a page, where there are pages and kernels take any number."""
-CHUNK = 2048
+CHUNK = 512
 """Tokens of a prompt that are computed in one call: what a call takes besides the cache stays as it is for longer prompts."""
 
 
