@@ -12,10 +12,11 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Never, Protocol
 
 from nnfront.errors import LoadError, NnfrontError, SpecError
 from nnfront.files import Folder, shown
@@ -205,6 +206,13 @@ def find_architecture(
     return _checked(model_type, importlib.import_module(f"nnfront_models.{known[model_type]}"))
 
 
+class _SourceLoader(SourceFileLoader):
+    """Runs a file's source, never bytecode kept of it: that is told from other bytecode by size and second, and a file may change within one."""
+
+    def path_stats(self, path: str) -> Never:
+        raise OSError
+
+
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise LoadError(f"there is no model file {path}")
@@ -213,15 +221,15 @@ def _load_file(path: Path) -> ModuleType:
     name = f"model_file_{path.stem}_{hashlib.sha256(f'{path.resolve()} {digest}'.encode()).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise LoadError(f"{path} is not a Python file")
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None  # as there is a loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up there
     linecache.checkcache(str(path))
     try:
         with _speaking_of(str(path)):
-            spec.loader.exec_module(module)
+            loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

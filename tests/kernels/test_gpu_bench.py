@@ -41,6 +41,7 @@ def dry(parts: str, *only: str) -> tuple[subprocess.CompletedProcess[str], dict]
         return done, json.loads(kept.read_text()) if kept.exists() else {}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("parts", ["full,sanitizer,speed"])
 def test_every_kernel_runs_small_and_gets_a_line(compiled, parts):
     done, results = compiled(dry, parts)
@@ -55,6 +56,7 @@ def test_every_kernel_runs_small_and_gets_a_line(compiled, parts):
         assert f"| {row['kernel']} {row['dtype']} |" in done.stdout
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("parts", ["runtime,architectures,model"])
 def test_models_and_the_runtime_are_looked_at_line_by_line(compiled, parts):
     done, results = compiled(dry, parts)
@@ -68,6 +70,7 @@ def test_models_and_the_runtime_are_looked_at_line_by_line(compiled, parts):
     assert {row["what"].split()[0] for row in results["model"]} == {"prefill", "decode", "first"}
 
 
+@pytest.mark.matrix
 def test_edge_cases_and_machine_code_of_the_kernels_that_are_asked_for():
     done, results = dry("first,edges,cubin", "--only", "matmul_small_m", "moe_combine")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,6 +103,9 @@ REFUSED: dict[tuple[str, str, str], str] = {
     ("serve", "t5", ""): "holds no language model",
     ("eval", "t5", "--text {text}/config.json"): "holds no language model",
     ("eval", "encoder", "--text {text}/config.json"): "holds no language model",
+    ("calibrate", "encoder", "--text {text}/config.json -o {out}"): "holds no language model",
+    ("calibrate", "t5", "--text {text}/config.json -o {out}"): "holds no language model",
+    ("calibrate", "artefact", "--text {text}/config.json -o {out}"): "is an nnfront artefact",
 }  # fmt: skip
 BASE = {"run": "-p a5 -n 3"}
 """What a command is not without."""
@@ -197,6 +200,7 @@ def test_every_flag_is_looked_at() -> None:
     same = {
         "bench": "--lengths --batches -n --repeats --json --plot",
         "run": "-p -n --temperature --top-k --top-p --min-p --repetition-penalty --seed",
+        "calibrate": "",
         "chat": "--system --chat-template -n --temperature --seed",
         "check": "--json",
         "diff": "--device --json",
