@@ -102,7 +102,8 @@ def attend(package: ModuleType, case: Latent) -> None:
         groups = batch * -(-case.seq * case.heads // case.rows)
         parts = ~workspace["workspace"].partial.view(groups, case.splits, -1).isnan()
         there = parts.all(-1)
-        assert torch.equal(there, parts.any(-1)) and there[:, 0].all(), "some parts lie over others"
+        assert torch.equal(there, parts.any(-1)), "some parts lie over others"
+        assert there[:, 0].all(), "some parts lie over others"
         assert torch.equal(there, there.cummin(1).values), "a block behind one without steps left a part"
     expected, drift = [], []
     for b, n in enumerate(case.lengths):
