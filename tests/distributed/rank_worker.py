@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +89,20 @@ def guessed(ranks: Ranks, folder: str) -> dict[str, Any]:
 def refusals(ranks: Ranks, folder: str) -> dict[str, str]:
     """What ranks say that are not alike, or of which one cannot go on."""
 
-    def failing(what: str) -> None:
+    def failing(work: Callable[[], object]) -> None:
         with ranks.together():
             if ranks.rank == ranks.world - 1:
-                raise OSError(28, what)
+                work()
+
+    def full() -> None:
+        raise OSError(28, "No space left on device")
 
     said = {}
     for name, work in {
         "versions": lambda: ranks.agree({"nnfront": f"0.{ranks.rank}", "torch": "2"}),
         "weights": lambda: nn.LLM.load(f"{folder}{ranks.rank}", ranks=ranks),
-        "disk": lambda: failing("No space left on device"),
+        "disk": lambda: failing(full),
+        "memory": lambda: failing(lambda: torch.empty(1 << 50)),
         "all": lambda: nn.LLM.load(f"{folder}-none", ranks=ranks),
     }.items():
         try:

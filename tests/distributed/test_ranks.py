@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,9 @@ def test_ranks_that_are_not_alike_say_so_on_every_rank(ran: Ran) -> None:
         assert "torch" not in said["versions"]
         assert said["weights"].startswith("the ranks do not run the same\n  the checkpoint: rank 0 has ")
         assert said["disk"] == f"rank {last}: [Errno 28] No space left on device"
+        assert re.match(
+            rf"rank {last}: .*can't allocate memory: you tried to allocate \d+ bytes", said["memory"]
+        )
         assert said["all"].endswith(
             "-none is not a folder\n  help: give the path of a Hugging Face folder, with config.json and safetensors, of a GGUF file, or of an artefact"
         )
