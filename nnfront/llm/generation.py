@@ -30,8 +30,6 @@ from nnfront.state.cache import Cache
 
 PAGE = 16
 """Tokens of a page, where there are pages and kernels take any number."""
-CHUNK = 512
-"""Tokens of a prompt that are computed in one call: what a call takes besides the cache stays as it is for longer prompts."""
 
 
 class Coming(ABC):
@@ -125,7 +123,7 @@ class Generation(Coming):
     ) -> None:
         super().__init__(len(prompts))
         longest, several = max(map(len, prompts)) + count, len(prompts)
-        chunk = min(longest, CHUNK)
+        chunk = min(longest, session.backend.prompt_tokens)
         pages = 2 * several * -(-longest // chunk)
         self._limits = Limits(longest, pages, several, several, chunk, chunk, several * chunk, 0)
         self._session, self._stored_as, self._phases = session, stored_as, phases

@@ -21,7 +21,6 @@ from nnfront.distributed.ranks import ALONE
 from nnfront.engine.params import Params
 from nnfront.engine.pool import Pool
 from nnfront.engine.speculate import NGrams
-from nnfront.llm import generation
 from nnfront.serve.engine import Engine
 from nnfront.state.paged import PagedCache
 
@@ -158,6 +157,6 @@ def test_a_long_prompt_in_chunks_gives_what_one_call_gives(
     prompts = [torch.randint(2, 60, (length,), generator=random) for length in (61, 7, 24)]
     for several in (prompts, prompts[:1]):
         expected = [tokens.tolist() for tokens in llm.generate_ids(several, 12)]
-        monkeypatch.setattr(generation, "CHUNK", 8)
+        monkeypatch.setattr(type(llm.session.backend), "prompt_tokens", 8)
         assert [tokens.tolist() for tokens in llm.generate_ids(several, 12)] == expected
         monkeypatch.undo()

@@ -46,6 +46,7 @@ class CudaBackend(Backend):
     numbered = True
     captures = True
     decode_rows = graph_safety.ROWS
+    prompt_tokens = 8192
     uploads = True
 
     def passes(self, target: str) -> Sequence[Any]:
