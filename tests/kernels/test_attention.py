@@ -172,12 +172,13 @@ def test_decode_matches_float64_on_the_full_grid(interpreted, case):
 
 HERE = Decode((60, 3), 6, 2, 80, page=16, window=50, splits=3, sinks=True, soft_cap=3.0, gap=8)
 LONG = Decode((70,), 2, 1, 64, step=16)
+UNEVEN = Decode((60,), 2, 1, 64, splits=3, step=16)  # four steps
 SHORT = Decode((40, 0), 2, 1, 64, splits=4, step=16)  # three blocks have steps, and one for the empty one
 WIDE = Decode((40, 33), 40, 2, 64, splits=2)
 MUTANTS = [
     (Mutant("window_one_too_wide", "attention_decode.py", "tl.maximum(length - WINDOW, 0)", "tl.maximum(length - WINDOW - 1, 0)"), HERE),
     (Mutant("own_token_not_seen", "attention_decode.py", "dtype=tl.int32) + length - 1", "dtype=tl.int32) + length - 2"), HERE),
-    (Mutant("steps_of_the_last_part_lost", "attention_decode.py", "tl.cdiv(steps, SPLITS)", "steps // SPLITS"), HERE),
+    (Mutant("steps_of_the_last_part_lost", "attention_decode.py", "tl.cdiv(steps, SPLITS)", "steps // SPLITS"), UNEVEN),
     (Mutant("blocks_without_steps_counted", "attention_decode.py", "elif split < active:", "elif split <= active:"), SHORT),
     (Mutant("parts_overlap", "attention_decode.py", "tl.minimum(first + depth * BLOCK_N, length)", "tl.minimum(first + depth * BLOCK_N + 1, length)"), HERE),
     (Mutant("part_left_out", "attention_parts.py", "range(0, active)", "range(1, active)"), HERE),
