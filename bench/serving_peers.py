@@ -39,7 +39,9 @@ class Client:
     """Asks one server."""
 
     def __init__(self, url: str, model: str, vocab: int) -> None:
-        self.http = httpx2.AsyncClient(base_url=url, timeout=600)
+        # A connection for each request: some servers close those that wait for another, which then fails.
+        limits = httpx2.Limits(max_keepalive_connections=0)
+        self.http = httpx2.AsyncClient(base_url=url, timeout=600, limits=limits)
         self.model = model
         self.random = random.Random(0)
         self.vocab = vocab
