@@ -4,9 +4,9 @@
 import os
 import shutil
 import signal
+import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +18,42 @@ from test_load_cache import EXECUTABLE, kept, weights
 import nnfront as nn
 
 
-def _load_in_child(folder: Path, cache: Path) -> int:
-    """Start a load in a copy of this process, which has everything imported, and return its id."""
+def _load_in_child(folder: Path, cache: Path, before: Callable[[int], None]) -> None:
+    """Load in a copy of this process, which has everything imported; before each time that it asks the file system, `before` is told which time it is.
+
+    So a kill is placed by what the load has done, not by a clock: it comes in the middle on a machine of any speed.
+    """
     child = os.fork()
-    if not child:
-        try:
-            EXECUTABLE.load(nn.Checkpoint(folder), cache=cache)
-        finally:
-            os._exit(0)
-    return child
+    if child:
+        os.waitpid(child, 0)
+        return
+    asked = 0
+
+    def count(event: str, _: object) -> None:
+        nonlocal asked
+        if event == "open" or event.startswith(("os.", "fcntl.")):
+            asked += 1
+            before(asked)
+
+    try:
+        sys.addaudithook(count)
+        EXECUTABLE.load(nn.Checkpoint(folder), cache=cache)
+    finally:
+        os._exit(0)
+
+
+def _kill_at(moment: int, delay: float) -> Callable[[int], None]:
+    """Kill this process before it asks for the `moment`-th time, or so many seconds after that, which may be while it writes."""
+
+    def kill(asked: int) -> None:
+        if asked == moment and delay:
+            signal.setitimer(
+                signal.ITIMER_REAL, delay
+            )  # nobody handles its signal, so the system ends the process
+        elif asked == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return kill
 
 
 @pytest.fixture
@@ -41,22 +68,21 @@ def quick_path(tmp_path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("kills", few_of([16, 100]))
 def test_a_kill_at_any_moment_leaves_nothing_wrong(quick_path, kills: int):
-    """Two kills for each cache, evenly over the time that a load takes; after each the results are those without a cache."""
+    """Two kills for each cache, evenly over what a load asks of the file system; after each the results are those without a cache."""
     tmp_path, folder = quick_path, quick_path / "model"
     folder.mkdir()
     save_file(weights(), folder / "model.safetensors")
-    start = time.perf_counter()
-    os.waitpid(_load_in_child(folder, tmp_path / "timed"), 0)
-    seconds = time.perf_counter() - start
-    total = len(kept(tmp_path / "timed"))
+    reader, writer = os.pipe()
+    _load_in_child(folder, tmp_path / "whole", lambda _: os.write(writer, b"."))
+    moments = len(os.read(reader, 1 << 16))
+    os.close(reader)
+    os.close(writer)
+    total = len(kept(tmp_path / "whole"))
     right = EXECUTABLE.load(nn.Checkpoint(folder)).weights
     sizes: list[int] = []
     for i in range(kills):
         cache = tmp_path / f"cache{i // 2}"
-        child = _load_in_child(folder, cache)
-        time.sleep(seconds * i / kills)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _load_in_child(folder, cache, _kill_at(1 + moments * i // kills, delay=i % 4 // 2 * 1e-4))
         results = cache / "results"
         sizes.append(
             len([f for f in os.listdir(results) if not f.startswith(".")]) if results.exists() else 0
