@@ -227,7 +227,7 @@ def test_nothing_is_read_behind_an_operand(stored, group):
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("most", [16, 17, 255])
 def test_any_zero_point_is_subtracted(group, most):
-    """Beyond 16 a difference has no place in the table of the kernel."""
+    """However much larger it is than any number of four bits."""
     case = Case("uint4", group, 3, 4 * group, 40, most_zero=most)
     case.zeros[7] = most
     case.dense[7] = (meaning("uint4", case.weight)[7] - most) * case.scales[7].double().repeat_interleave(
@@ -300,6 +300,27 @@ def test_what_is_no_number_stays_none_and_where_it_is():
 def test_blocks_multiply_what_no_sum_holds(stored, group):
     """Minima are taken from sums of x, which say nothing of infinities and of what is near the largest number."""
     case = Case(stored, group, 3, 384, 5)
+    case.x[0, 301], case.x[1, 7], case.x[2, :2] = torch.inf, torch.nan, torch.tensor([1e36, -1e36])
+    y, exact = case.run(False), case.x.double() @ case.dense.T
+    assert torch.equal(y[0], exact[0].bfloat16())
+    assert y[1].isnan().all()
+    torch.testing.assert_close(y[2].double(), exact[2], rtol=2**-7, atol=1e31)
+
+
+@native_only
+@pytest.mark.parametrize(("stored", "group"), [("int4", 32), ("uint4", 64), ("mxfp4", 32), ("nl4", 16)])
+@pytest.mark.parametrize("rows", [3, 7])
+def test_groups_multiply_what_no_sum_holds(stored, group, rows):
+    """Zero points are taken from sums of x, which say nothing of infinities and of what is near the largest number."""
+    case = Case(stored, group, rows, 384, 5, most_zero=255)
+    case.weight.bitwise_or_(0x11)
+    if case.zeros is not None:
+        case.zeros[:, 301 // group] = 100
+        case.dense = meaning(stored, case.weight) - case.zeros.double().repeat_interleave(group, 1)
+        case.dense *= case.scales.double().repeat_interleave(group, 1)
+    else:
+        scales = 2.0 ** (case.scales.double() - 127) if stored == "mxfp4" else case.scales.double()
+        case.dense = meaning(stored, case.weight) * scales.repeat_interleave(group, 1)
     case.x[0, 301], case.x[1, 7], case.x[2, :2] = torch.inf, torch.nan, torch.tensor([1e36, -1e36])
     y, exact = case.run(False), case.x.double() @ case.dense.T
     assert torch.equal(y[0], exact[0].bfloat16())

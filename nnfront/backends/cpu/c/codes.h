@@ -48,11 +48,12 @@ typedef struct {
     const void *scales;     // [outputs, groups]
     const uint8_t *zeros;   // [outputs, groups] for UINT4_GROUPS
     const Element *x;       // [rows, stride], in the order of the codes
+    const float *sums;      // of x over groups, [rows, next_sums], zero behind them, where codes are multiplied as more or less than they stand for
     const uint16_t *plain;  // x as it was given, [rows, columns]
     const uint16_t *bias;   // [outputs] or NULL
     const uint16_t *added;  // [rows, outputs] or NULL
     uint16_t *y;            // [rows, outputs]
-    Py_ssize_t rows, columns, stride, bytes, outputs, groups;
+    Py_ssize_t rows, columns, stride, next_sums, bytes, outputs, groups;
     Py_ssize_t turn;        // how many steps of an output are multiplied before the next output is
     Py_ssize_t ahead;       // bytes from codes to those that are needed CODES_AHEAD later
     int shift;              // a group has 1 << shift columns
@@ -109,6 +110,29 @@ FAST INLINE Floats scales_there(const void *scales, const Scales kind, Py_ssize_
     if (kind != POWERS) return elements(scales, kind == FLOAT_SCALES, at, there);
     const Bits exponents = bytes_there((const uint8_t *)scales + at, there), is_least = (Bits)(exponents == 0), is_nan = (Bits)(exponents == 255);
     return (Floats)((exponents << 23 & ~is_nan) | (is_least & (1u << 22)) | (is_nan & 0x7FC00000));
+}
+
+// The sums of a row of x over groups, and zeros behind them. Whether codes may be multiplied as more or less than they stand for: sums of what is not finite, or near the largest number,
+// say nothing.
+FAST static bool sum_groups(const uint16_t *x, float *to, Py_ssize_t groups, const int shift) {
+    bool is_usual = true;
+    for (Py_ssize_t group = 0; group < groups + FLOATS; group++, x += 1 << shift) {
+        to[group] = 0.0f;
+        for (int i = 0; group < groups && i < 1 << shift; i++) to[group] += widened(x[i]), is_usual &= (x[i] & 0x7F80) < 0x7000;
+    }
+    return is_usual;
+}
+
+// Add to the sums of an output and of all rows of x what its codes are more than they have been multiplied as: `offset`, less their zero points.
+FAST INLINE void add_group_sums(const Quantized *p, const Stored how, Floats *sums, Py_ssize_t at, const float offset, const int rows) {
+    for (Py_ssize_t i = 0; i < p->groups; i += FLOATS) {
+        const Py_ssize_t from = at * p->groups + i;
+        const Lanes near = first_lanes(p->outputs * p->groups - from);  // what lies there may be another output's
+        Floats by = only(first_lanes(p->groups - i), scales_there(p->scales, p->kind, from, near));
+        by *= how == UINT4_GROUPS ? offset - __builtin_convertvector((Ints)bytes_there(p->zeros + from, near), Floats) : all(offset);
+#pragma GCC unroll 8
+        for (int row = 0; row < rows; row++) sums[row] = fused(by, floats(p->sums + row * p->next_sums + i), sums[row]);
+    }
 }
 
 // The weight that a call names, without what is multiplied with it.

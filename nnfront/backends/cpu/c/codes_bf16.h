@@ -10,9 +10,8 @@
 #include "codes.h"
 
 enum {
-    BYTES = 64,      // of codes in a step
-    PARTS = 4,       // vectors that they become at most
-    MOST_ZERO = 16,  // zero points up to this leave a difference that has a place in the table
+    BYTES = 64,  // of codes in a step
+    PARTS = 4,   // vectors that they become at most
 };
 
 #define EIGHT(e) N(e, 0), N(e, 1), N(e, 2), N(e, 3), N(e, 4), N(e, 5), N(e, 6), N(e, 7)
@@ -26,16 +25,13 @@ static const uint16_t float8_values[128] = {
 #undef N
 #undef EIGHT
 
-// 0 to 15, then -16 to -1: the last five bits of a number in two's complement.
+// Numbers of four bits, and of those without a sign eight less than each: the fifth bit of an index, which is the next code's, does not matter.
 static const uint16_t integers[32] = {
-    0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
-    0xC180, 0xC170, 0xC160, 0xC150, 0xC140, 0xC130, 0xC120, 0xC110, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
-};
-
-// The same for four bits: the fifth one of an index, which is the next code's, does not matter.
-static const uint16_t short_integers[32] = {
     0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
     0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80,
+}, less_eight[32] = {
+    0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0,
+    0xC100, 0xC0E0, 0xC0C0, 0xC0A0, 0xC080, 0xC040, 0xC000, 0xBF80, 0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0,
 };
 
 // The code in the low byte of each word of `low`; its sign is the highest bit of `high`.
@@ -67,14 +63,13 @@ INLINE void arrange_as(const uint16_t *from, uint16_t *to, Py_ssize_t columns, c
     for (Py_ssize_t at = whole; at < columns; at++) to[place(at, parts)] = from[at];
 }
 
-// Bring a row of x into the order of the codes; what is added at its end is zero. Whether all of it may be multiplied here.
-FAST static bool arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
+// Bring a row of x into the order of the codes; what is added at its end is zero.
+FAST static void arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
     const int each = step_elements(how);
     if (columns < steps * each) memset(to + (steps - 1) * each, 0, (size_t)each * sizeof *to);
     if (how <= INT8_GROUPS) memcpy(to, from, (size_t)columns * sizeof *to);
     else if (how == FLOAT8) arrange_as(from, to, columns, 2);
     else arrange_as(from, to, columns, 4);
-    return true;
 }
 
 // What is the same for all codes of a call.
@@ -91,7 +86,7 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
         const Floats values = __builtin_convertvector(signed_bytes((const uint8_t *)p->values), Floats) * p->unit;
         c.table[0] = (__m512i)_mm512_cvtne2ps_pbh((__m512)values, (__m512)values);
     } else
-        c.table[0] = _mm512_loadu_si512(how == UINT4_GROUPS ? integers : short_integers);
+        c.table[0] = _mm512_loadu_si512(how == UINT4_GROUPS ? less_eight : integers);
     if (how >= INT4_GROUPS) {
         uint16_t places[LANES];
         for (int i = 0; i < LANES; i++) places[i] = (uint16_t)(4 * i >> p->shift);
@@ -108,9 +103,8 @@ FAST INLINE __m512 sixteen(const uint8_t *codes, const bool is_whole, __mmask64 
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
 }
 
-// BYTES of codes as vectors of bfloat16; `zeros` is what to subtract from codes, in both bytes of each word.
-FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *codes, __m512i zeros, const bool is_whole, __mmask64 there,
-                        __m512bh *to) {
+// BYTES of codes as vectors of bfloat16.
+FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *codes, const bool is_whole, __mmask64 there, __m512bh *to) {
     if (how <= INT8_GROUPS) {
 #pragma GCC unroll 2
         for (int i = 0; i < 2; i++)
@@ -121,19 +115,11 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
     if (how == FLOAT8) {
         to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
         to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
-    } else if (how != UINT4_GROUPS) {
+    } else {
         to[0] = (__m512bh)_mm512_permutexvar_epi16(words, c->table[0]);
         to[1] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), c->table[0]);
         to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 8), c->table[0]);
         to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 12), c->table[0]);
-    } else {
-        const __m512i nibble = _mm512_set1_epi8(15);
-        const __m512i low = _mm512_sub_epi8(_mm512_and_si512(words, nibble), zeros);
-        const __m512i high = _mm512_sub_epi8(_mm512_and_si512(_mm512_srli_epi16(words, 4), nibble), zeros);
-        to[0] = (__m512bh)_mm512_permutexvar_epi16(low, c->table[0]);
-        to[1] = (__m512bh)_mm512_permutexvar_epi16(high, c->table[0]);
-        to[2] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(low, 8), c->table[0]);
-        to[3] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(high, 8), c->table[0]);
     }
 }
 
@@ -146,7 +132,6 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
     const char *from = (const char *)p->scales + (first << log);
     __m512 scales[2];
-    __m512i zeros = _mm512_setzero_si512();
     if (how >= INT4_GROUPS) {
         const Py_ssize_t count = parts * LANES >> p->shift, left = p->groups - group;
         const __mmask8 exist = (__mmask8)((1 << (is_whole || left > count ? count : left)) - 1);
@@ -155,11 +140,6 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
             scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), scales_there(p->scales, p->kind, first, exist));
         else
             scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
-        if (how == UINT4_GROUPS) {
-            const __m128i bytes = _mm_maskz_loadu_epi8(exist, p->zeros + first);
-            _mm_prefetch((const char *)p->zeros + first + (p->ahead >> (p->shift - 1)), _MM_HINT_T1);
-            zeros = _mm512_permutexvar_epi16(c->places, _mm512_castsi128_si512(_mm_unpacklo_epi8(bytes, bytes)));
-        }
     } else if (how == INT8_GROUPS) {
         _mm_prefetch(from + (p->ahead >> (p->shift - log)), _MM_HINT_T1);
         scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first));
@@ -168,7 +148,7 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
     const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
     __m512bh some[PARTS];
     _mm_prefetch(codes + p->ahead, _MM_HINT_T1);
-    decode(c, how, codes, zeros, is_whole, there, some);
+    decode(c, how, codes, is_whole, there, some);
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) {
         const uint16_t *x = p->x + row * p->stride + i * (parts * LANES);
@@ -191,20 +171,13 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     if (end > whole) add_step(p, c, how, sums, at, whole, rows, false);
 }
 
-// Whether all zero points of an output leave differences that are in the table.
-FAST INLINE bool has_places(const Quantized *p, Py_ssize_t at) {
-    __mmask64 too_large = 0;
-    for (Py_ssize_t i = 0; i < p->groups; i += BYTES) {
-        const __mmask64 there = p->groups - i < BYTES ? ((__mmask64)1 << (p->groups - i)) - 1 : ~(__mmask64)0;
-        const __m512i zeros = _mm512_maskz_loadu_epi8(there, p->zeros + at * p->groups + i);
-        too_large |= _mm512_cmpgt_epu8_mask(zeros, _mm512_set1_epi8(MOST_ZERO));
-    }
-    return !too_large;
-}
+// Whether codes are multiplied as less than they stand for before their zero points are taken from them, and by how much.
+INLINE bool has_offset(const Stored how) { return how == UINT4_GROUPS; }
+INLINE float offset_of(const Quantized *p, const Stored how) { return 8.0f; }
 
 // Whether the sums of an output are not for `add_steps`; then they are made here, of all its steps.
 FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at, Sums to, const int slot) {
-    if (how != UINT4_GROUPS || has_places(p, at)) return false;
+    if (p->is_arranged) return false;
     sum_one_by_one(p, how, at, to, slot);
     return true;
 }

@@ -2,7 +2,7 @@
 // Codes as floats, for processors that do not multiply bfloat16.
 //
 // Four bits are left where they lie in their words: a mask and a conversion make 2^(4k) times the code of them, x has been divided by as much, and the
-// zero point is taken from the sum of x. That is three instructions for eight codes of AVX2, as many as there is time for. Values of a table, 128 more than
+// zero point is taken from sums of x. That is three instructions for eight codes of AVX2, as many as there is time for. Values of a table, 128 more than
 // they are so that none is negative, are multiplied in the same way where they lie, a byte each.
 
 #ifndef NNFRONT_CODES_FLOAT_H
@@ -19,12 +19,14 @@ INLINE int step_bytes(const Stored how) { return how >= INT4_GROUPS ? VECTOR : 3
 
 INLINE int parts_of(const Stored how) { return how >= INT4_GROUPS ? CODES : 32 / FLOATS; }
 
-// With four bits the sums of the columns of each lane are last.
-INLINE int step_elements(const Stored how) { return (parts_of(how) + (how >= INT4_GROUPS)) * FLOATS; }
+INLINE int step_elements(const Stored how) { return parts_of(how) * FLOATS; }
 
-// Bring a row of x into the order of the codes; what is added at its end is zero. Whether all of it may be multiplied here: infinity less infinity is NaN.
-FAST static bool arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
-    bool is_finite = true;
+// Whether codes are multiplied as more than they stand for before their zero points are taken from them, and by how much less.
+INLINE bool has_offset(const Stored how) { return how >= INT4_GROUPS; }
+INLINE float offset_of(const Quantized *p, const Stored how) { return how == UINT4_GROUPS ? 0.0f : how == INT4_GROUPS ? -8.0f : -128.0f * p->unit; }
+
+// Bring a row of x into the order of the codes; what is added at its end is zero.
+FAST static void arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py_ssize_t steps, const Stored how) {
     memset(to, 0, (size_t)(steps * step_elements(how)) * sizeof *to);
     for (Py_ssize_t at = 0; at < columns; at++) {
         const float value = widened(from[at]);
@@ -36,10 +38,7 @@ FAST static bool arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py
         float *step = to + at / (CODES * FLOATS) * step_elements(how) + within / CODES;
         const int shift = code == CODES - 1 ? 0 : how != VALUES4 ? 4 * code : code / 2 == 3 ? 0 : code / 2 * 8;
         step[code * FLOATS] = value / (float)(1 << shift);
-        step[CODES * FLOATS] += value;
-        is_finite &= (from[at] & 0x7F80) != 0x7F80;
     }
-    return is_finite;
 }
 
 // What is the same for all codes of a call.
@@ -127,13 +126,11 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
     const int bytes = step_bytes(how), columns = bytes * (how >= INT4_GROUPS ? 2 : 1);
     const uint8_t *of_output = p->codes + at * p->bytes;
     const Py_ssize_t group = first * columns >> p->shift, groups = ((end * columns - 1) >> p->shift) + 1;
-    float scales[MOST_GROUPS], zeros[MOST_GROUPS];
+    float scales[MOST_GROUPS];
     for (Py_ssize_t i = group; i < groups && is_grouped(how); i += FLOATS) {
-        const Lanes there = first_lanes(p->groups - i);
         const Py_ssize_t from = at * p->groups + i;
-        store(scales + i - group, scales_there(p->scales, p->kind, from, there) * (how == VALUES4 ? p->unit : 1.0f));
-        if (how != UINT4_GROUPS) continue;
-        for (int j = 0; j < FLOATS; j++) zeros[i - group + j] = i + j < p->groups ? (float)p->zeros[from + j] : 0.0f;
+        const Lanes near = first_lanes(p->outputs * p->groups - from);  // what lies there may be another output's
+        store(scales + i - group, scales_there(p->scales, p->kind, from, near) * (how == VALUES4 ? p->unit : 1.0f));
     }
     for (Py_ssize_t i = first; i < end; i++) {
         const uint8_t *codes = of_output + i * bytes;
@@ -147,17 +144,13 @@ FAST INLINE void add_steps(const Quantized *p, const Constants *c, const Stored 
         const Element *x = p->x + i * step_elements(how);
         Floats parts[CODED_ROWS];
 #pragma GCC unroll 8
-        for (int row = 0; row < rows; row++) {
-            parts[row] = all(0.0f);
-            if (how < INT4_GROUPS) continue;
-            const Floats of_x = floats(x + row * p->stride + CODES * FLOATS);
-            parts[row] = of_x * (how != UINT4_GROUPS ? all(how == VALUES4 ? -128.0f : -8.0f) : -spread(zeros + own, c->places));
-        }
-#pragma GCC unroll 8
         for (int k = 0; k < parts_of(how); k++) {
             const Floats some = decode(c, how, codes, k);
 #pragma GCC unroll 8
-            for (int row = 0; row < rows; row++) parts[row] = fused(some, floats(x + row * p->stride + k * FLOATS), parts[row]);
+            for (int row = 0; row < rows; row++) {
+                const Floats with = floats(x + row * p->stride + k * FLOATS);
+                parts[row] = k ? fused(some, with, parts[row]) : some * with;
+            }
         }
         const Floats by = is_grouped(how) ? spread(scales + own, c->places) : all(1.0f);
 #pragma GCC unroll 8

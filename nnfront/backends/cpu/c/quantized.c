@@ -33,6 +33,7 @@ FAST INLINE void coded_tile(const Quantized *p, const Constants *c, const Stored
     Floats sums[CODED_ROWS];
 #pragma GCC unroll 8
     for (int row = 0; row < rows; row++) sums[row] = first ? to[row][slot] : all(0.0f);
+    if (!first && has_offset(how) && !in_blocks(how)) add_group_sums(p, how, sums, at, offset_of(p, how), rows);
     if (in_blocks(how)) add_blocks(p, how, sums, at, first, end, rows);
     else add_steps(p, c, how, sums, at, first, end, rows);
 #pragma GCC unroll 8
@@ -116,11 +117,14 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
     const Py_ssize_t padded = steps * elements_in_step(how), size = (Py_ssize_t)sizeof(Element), page = PAGE / size;
     const Py_ssize_t stride = CODED_ROWS * padded * size <= NEAR_CODED ? padded : (padded + page - 1) / page * page + page / CODED_ROWS;
-    void *memory = malloc((size_t)(CODED_ROWS * stride * size + ALIGNED));
+    const bool is_offset = has_offset(how) && !in_blocks(how);
+    const Py_ssize_t next_sums = is_offset ? n->groups + FLOATS : 0;
+    void *memory = malloc((size_t)(CODED_ROWS * (stride * size + next_sums * (Py_ssize_t)sizeof(float)) + ALIGNED));
     if (!memory) return no_memory;
     Element *x = (Element *)(((uintptr_t)memory + ALIGNED - 1) / ALIGNED * ALIGNED);
     Quantized p = WEIGHT_OF(n, outputs);
-    p.x = x, p.stride = stride, p.bias = n->bias;
+    float *sums = (float *)(x + CODED_ROWS * stride);
+    p.x = x, p.stride = stride, p.sums = sums, p.next_sums = next_sums, p.bias = n->bias;
     // From the second turn on the weight is read again, which takes less time than multiplying so many rows does.
     for (Py_ssize_t row = 0; row < n->rows; row += p.rows) {
         p.rows = n->rows - row < CODED_ROWS ? n->rows - row : CODED_ROWS;
@@ -131,9 +135,12 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         p.turn = turns > 1 ? (steps + turns - 1) / turns : steps;
         p.ahead = turns > 1 ? (CODES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : CODES_AHEAD;
         p.plain = (const uint16_t *)n->x + row * columns, p.is_arranged = true;
-        for (Py_ssize_t i = 0; i < p.rows; i++)
-            p.is_arranged &= in_blocks(how) ? arrange_blocks(p.plain + i * columns, x + i * stride, columns, how)
-                                            : arrange(p.plain + i * columns, x + i * stride, columns, steps, how);
+        for (Py_ssize_t i = 0; i < p.rows; i++) {
+            const uint16_t *row_of_x = p.plain + i * columns;
+            if (in_blocks(how)) p.is_arranged &= arrange_blocks(row_of_x, x + i * stride, columns, how);
+            else arrange(row_of_x, x + i * stride, columns, steps, how);
+            if (is_offset) p.is_arranged &= sum_groups(row_of_x, sums + i * next_sums, n->groups, p.shift);
+        }
         const Py_ssize_t least = (CODES_SHARE / (bytes + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
         in_shares(coded_shares[how], &p, outputs, least, outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads);
     }

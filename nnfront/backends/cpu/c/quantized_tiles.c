@@ -134,7 +134,7 @@ TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t 
     const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
     __m512i table[4];
-    for (int i = 0; i < 4; i++) table[i] = _mm512_loadu_si512(how == FLOAT8 ? float8_values + 32 * i : short_integers);
+    for (int i = 0; i < 4; i++) table[i] = _mm512_loadu_si512(how == FLOAT8 ? float8_values + 32 * i : integers);
     use_whole_tiles();
     for (; at < end; at += SIDE) {
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;

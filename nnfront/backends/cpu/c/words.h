@@ -136,9 +136,9 @@ FAST INLINE Floats floats_there(const void *from, Lanes there) {
 }
 
 FAST INLINE Floats only(Lanes there, Floats values) {
-    float of[FLOATS];
-    store(of, values);
-    return floats_there(of, there);
+    Ints lanes;
+    for (int i = 0; i < FLOATS; i++) lanes[i] = i;
+    return (Floats)((Ints)values & (lanes < (int32_t)there));
 }
 
 FAST INLINE void store_there(float *to, Lanes there, Floats values) { memcpy(to, &values, (size_t)there * sizeof *to); }
