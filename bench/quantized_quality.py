@@ -32,7 +32,7 @@ from nnfront.passes.quantizing.scheme import format_of
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 OURS = (
-    "int8 int8:32 int8:128 fp8 int4 int4:64 int4:128 uint4 uint4:64 uint4:128 mxfp4 nvfp4 nl4 q4_k q5_k q6_k auto:4.5 auto:5.5 auto:6.5625"
+    "int8 int8:32 int8:128 fp8 fp8:tensor fp8:block int4 int4:64 int4:128 uint4 uint4:64 uint4:128 mxfp4 nvfp4 nl4 q4_k q5_k q6_k auto:4.5 auto:5.5 auto:6.5625"
 ).split()
 LLAMA_CPP = "llama.cpp "
 THEIRS = ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0")

@@ -3,7 +3,8 @@
 
     int8   a scale for each output; uint8 has a zero point as well
     int4   two to a byte, a scale for each 32 neighbours; uint4 has a zero point as well
-    fp8    float8_e4m3fn, a float32 scale for each output; fp8_e5m2 likewise
+    fp8    float8_e4m3fn, a float32 scale for each output, which all of a matrix (`fp8:tensor`) or those of a block of 128 x 128 (`fp8:block`) may have alike;
+           fp8_e5m2 likewise
     nvfp4  floats of 4 bits (e2m1), a scale for each 16 neighbours in float8_e4m3fn, which a float32 for each output multiplies; nl4 likewise, of 16 values
            that lie closer together in the middle
     mxfp4  floats of 4 bits (e2m1), two to a byte, a power of two (e8m0) for each 32 neighbours: OCP Microscaling Formats 1.0
@@ -58,6 +59,7 @@ class QuantFormat:
     values        what an element stands for, if not for itself as a number
     scale_values  the same for a scale; they rise, and the last one is NaN
     fixed_groups  whether a weight cannot be quantised to it in groups of another size
+    shared_outputs  how many outputs are given one scale where a weight is quantised, None being all; each has its own where it is stored
     has_factor    whether scales are multiplied by a float32 for each output, as what they are read in
     block         how elements and scales lie together in bytes, as one tensor; None: each in a tensor of its own
     """
@@ -73,6 +75,7 @@ class QuantFormat:
     values: tuple[float, ...] = ()
     scale_values: tuple[float, ...] = ()
     fixed_groups: bool = False
+    shared_outputs: int | None = 1
     has_factor: bool = False
     block: BlockLayout | None = None
 
@@ -121,6 +124,9 @@ class QuantFormat:
             words.append(f"packed along axis {self.packing}")
         return " ".join(words)
 
+
+TOGETHER = 128
+"""Outputs and inputs of a block of float8 that has one scale."""
 
 VARYING = ("group_size", "symmetric", "axis", "packing")
 """Fields in which a weight may differ from the format of its name: a model's author can dequantise in any way."""

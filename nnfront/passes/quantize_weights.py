@@ -62,6 +62,7 @@ from nnfront.passes.quantizing.choose import NO_MOMENTS, Wanted, choose
 from nnfront.passes.quantizing.reads import taken
 from nnfront.passes.quantizing.report import QuantizeReport
 from nnfront.passes.quantizing.scheme import QuantScheme, scheme_of
+from nnfront.passes.quantizing.shared_scales import with_shared_scales
 from nnfront.passes.turn_weights import turned
 from nnfront.quant_format import FORMATS, QuantFormat
 
@@ -270,10 +271,14 @@ class _Quantizing(Mutator):
         assert isinstance(weight.type, TensorType)
         format = wanted.format
         axis, own = weight.type.ndim - 1, f"{weight.name}.{format.name}"
-        found = self._rounded(builder, weight, wanted, own)
         others: list[Var] = []
-        elements = found
-        if format.block is None:
+        if format.shared_outputs != 1:
+            elements, scales = with_shared_scales(builder, weight, format, (own, f"{weight.name}.scales"))
+            others.append(scales)
+        elif format.block is not None:
+            elements = self._rounded(builder, weight, wanted, own)
+        else:
+            found = self._rounded(builder, weight, wanted, own)
             elements = q = builder.emit(Projection(found, 0), own if format.packing is None else "quantize")
             others.append(builder.emit(Projection(found, 1), f"{weight.name}.scales"))
             if not format.symmetric:

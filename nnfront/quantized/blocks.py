@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, TensorType, Var
-from nnfront.quant_format import FORMATS
+from nnfront.quant_format import FORMATS, TOGETHER
 from nnfront.quantized.formula import Encoded, Formula
-from nnfront.quantized.held import Held, Layout, for_outputs, matrix, over_blocks
+from nnfront.quantized.held import Held, Layout, each_output, for_outputs, grouped, matrix, over_blocks
 from nnfront.quantized.settings import Settings
 
 
@@ -41,7 +41,10 @@ def fp8(settings: Settings) -> Layout:
 def float8(
     held: Held, name: str, scale: str, sizes: tuple[int, int], block: tuple[int, int] | None
 ) -> Formula:
-    """A weight float8_e4m3fn [out, in] with one scale, one for each output, or one for each block."""
+    """A weight float8_e4m3fn [out, in] with one scale, one for each output, or one for each block.
+
+    Blocks of as many inputs as groups that products read stay as they are stored: each of their outputs has its scale.
+    """
     outputs, inputs = sizes
     weight = TensorType((outputs, inputs), "float8_e4m3fn")
     if block is None:
@@ -54,10 +57,18 @@ def float8(
     rows, columns = block
     kind = held.type(scale, (-(-outputs // rows), -(-inputs // columns)), "float32")
 
+    in_blocks, format = f"float8 in blocks of {rows} x {columns}", grouped("fp8", columns)
+    if columns == TOGETHER and inputs % columns == 0:
+
+        def make_groups(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
+            return Encoded(format, found[0], each_output(b, found[1], rows, outputs))
+
+        return Formula(in_blocks, {name: weight, scale: kind}, make_groups, format, kind.dtype)
+
     def make_blocks(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
         return over_blocks(b, found[0], found[1], (rows, columns), outputs, inputs)
 
-    return Formula(f"float8 in blocks of {rows} x {columns}", {name: weight, scale: kind}, make_blocks)
+    return Formula(in_blocks, {name: weight, scale: kind}, make_blocks)
 
 
 def mxfp4(settings: Settings) -> Layout:

@@ -111,6 +111,11 @@ def for_outputs(b: FunctionBuilder, scale: Var, outputs: int) -> Var:
     return b.call(ops.broadcast_to, column, shape=(outputs, 1))
 
 
+def each_output(b: FunctionBuilder, scales: Var, rows: int, outputs: int) -> Var:
+    """Emit the scales of blocks of so many outputs [blocks, groups] as [out, groups]."""
+    return first(b, b.call(ops.repeat, scales, repeats=rows, axis=0), outputs, axis=0)
+
+
 def over_blocks(
     b: FunctionBuilder, q: Var, scales: Var, block: tuple[int, int], outputs: int, inputs: int
 ) -> Var:
@@ -132,12 +137,12 @@ def looked_up(b: FunctionBuilder, table: Var | Constant, places: Var) -> Var:
     return b.call(ops.take, table, cast(b, places, "int32"), axis=0)
 
 
-def first(b: FunctionBuilder, x: Var, count: int) -> Var:
-    """Emit the first elements along the last axis; x itself if there are no others."""
+def first(b: FunctionBuilder, x: Var, count: int, axis: int = -1) -> Var:
+    """Emit the first elements along an axis; x itself if there are no others."""
     assert isinstance(x.type, TensorType)
-    if x.type.shape[-1] == count:
+    if x.type.shape[axis] == count:
         return x
-    return b.call(ops.getitem, x, index=(..., slice(0, count)))
+    return b.call(ops.getitem, x, index=(..., slice(0, count)) if axis else (slice(0, count),))
 
 
 def ungrouped(

@@ -76,7 +76,7 @@ def test_float8_has_no_groups():
     with pytest.raises(PassError) as caught:
         quantize_weights(exported(), "fp8:32")
     assert str(caught.value) == (
-        "fp8 has a scale for each output, got 'fp8:32'\n  help: write fp8, or use one of int4, int8, uint4, uint8"
+        "fp8 has a scale for each output, got 'fp8:32'\n  help: write fp8, fp8:tensor, fp8:block, or use one of int4, int8, uint4, uint8"
     )
 
 

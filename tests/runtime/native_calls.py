@@ -23,7 +23,7 @@ OPERANDS = {
     for kernel, arguments in ARGUMENTS.items()
 }
 # Sizes that kernels compute with, by name, where any small number will not do.
-RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(9), "scale_kind": range(3), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
+RANGES = {"rows": [*range(1, 9), 16, 17, 33, 64], "threads": range(1, 3), "is_wide": range(2), "is_centered": range(2), "is_interleaved": range(2), "has_wide_sinks": range(2), "softcap": [0.0, 3.0], "activation": range(5), "with_tiles": range(2), "is_wide_state": range(2), "has_gates_of_keys": range(2), "is_normed": range(2), "stored": range(10), "scale_kind": range(3), "is_wide_x": range(2), "is_turned": range(2), "kind": range(2), "x_kind": range(3), "other_kind": range(4), "y_kind": range(3)}  # fmt: skip
 
 
 def may_be_absent(kernel: str) -> set[str]:
@@ -42,7 +42,7 @@ def reach(*sizes_and_steps: int) -> int:
 
 
 def blocks(stored: int, columns: int) -> int:
-    whole, half = {6: (144, 80), 7: (176, 112)}.get(stored, (210, 106))
+    whole, half = {7: (144, 80), 8: (176, 112)}.get(stored, (210, 106))
     return columns // 256 * whole + (columns % 256 > 0) * half
 
 
@@ -87,10 +87,11 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
     if kernel in ("multiply_quantized", "dequantize"):
-        is_grouped = found["stored"] in (1, 3, 4, 5)
+        is_grouped = found["stored"] in (1, 3, 4, 5, 6)
+        sizes = [128] if found["stored"] == 3 else [32, 64, 128]
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
-        found["columns"] = found["groups"] * pick.choice([32, 64, 128]) if is_grouped else found["columns"]
-        found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 5 else found["columns"]
+        found["columns"] = found["groups"] * pick.choice(sizes) if is_grouped else found["columns"]
+        found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 6 else found["columns"]
     return found
 
 

@@ -20,7 +20,9 @@ from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 pytestmark = pytest.mark.usefixtures("instructions")
 native_only = pytest.mark.skipif(NATIVE is None, reason="no kernels in C")
 BLOCKS = [(name, FORMATS[name].group_size) for name in BLOCK_FORMATS]
-WAYS = [("int8", None), ("fp8", None)] + [(s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS]
+WAYS = [("int8", None), ("fp8", None), ("fp8", 128)] + [
+    (s, g) for s in ("int8_groups", "int4", "uint4") for g in GROUPS
+]
 TABLES = [(name, FORMATS[name].group_size) for name in ("mxfp4", "nvfp4", "nl4")]
 NO_VALUES = (0, 0, 0, 0)
 # Rows from which tiles take what codes of these stand for, rounded to bfloat16, where there are tiles.
@@ -176,7 +178,7 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
 
 @native_only
 @pytest.mark.parametrize("outputs", [1, 3, 16, 19])
-@pytest.mark.parametrize(("index", "stored", "group"), [(0, "int8", 0), (3, "int4", 32)])
+@pytest.mark.parametrize(("index", "stored", "group"), [(0, "int8", 0), (4, "int4", 32)])
 def test_nothing_is_written_beside_the_result(index, stored, group, outputs):
     case = Case(stored, group or None, 2, 96, outputs)
     y = torch.full((2 * outputs + 2 * GUARD,), torch.nan).bfloat16()
@@ -404,15 +406,17 @@ def test_wrong_numbers_are_refused_before_memory_is_touched():
 
     with pytest.raises(ValueError, match="multiply_quantized: stored is -1, it must be from 0 to 2\\^40"):
         call(-1, 64, 1)
-    with pytest.raises(ValueError, match="0 to 8 for how codes are stored, got 9"):
-        call(9, 64, 1)
+    with pytest.raises(ValueError, match="0 to 9 for how codes are stored, got 10"):
+        call(10, 64, 1)
     with pytest.raises(ValueError, match="0 to 2 for what scales are, got 3"):
         call(0, 64, 1, 3)
     with pytest.raises(ValueError, match="columns that 128 divides, got 64"):
-        call(6, 64, 1)
+        call(7, 64, 1)
     for columns, groups in ((64, 0), (64, 4), (96, 2), (96, 1), (100, 3)):
         with pytest.raises(ValueError, match=f"groups of 32, 64 or 128, got {groups} of {columns} columns"):
-            call(3, columns, groups)
+            call(4, columns, groups)
+    with pytest.raises(ValueError, match="groups of 128, got 2 of 128 columns"):
+        call(3, 128, 2)
     with pytest.raises(ValueError, match="groups of all columns, got 2 of 64 columns"):
         call(0, 64, 2)
     with pytest.raises(TypeError, match="multiply_quantized takes 20 arguments, got 1"):

@@ -33,14 +33,15 @@ _READS = (
     _Reads(0, "int8", (None,), 64),
     _Reads(1, "int8", GROUPS, 64),
     _Reads(2, "fp8", (None,), 64),
-    _Reads(3, "int4", GROUPS, 64),
-    _Reads(4, "uint4", GROUPS, 64),
-    _Reads(5, "mxfp4", (32,), 64),
-    _Reads(5, "nvfp4", (16,), 64),
-    _Reads(5, "nl4", (16,), 64),
-    _Reads(6, "q4_k", (32,), 64),
-    _Reads(7, "q5_k", (32,), 64),
-    _Reads(8, "q6_k", (16,), 64),
+    _Reads(3, "fp8", (128,), 64),
+    _Reads(4, "int4", GROUPS, 64),
+    _Reads(5, "uint4", GROUPS, 64),
+    _Reads(6, "mxfp4", (32,), 64),
+    _Reads(6, "nvfp4", (16,), 64),
+    _Reads(6, "nl4", (16,), 64),
+    _Reads(7, "q4_k", (32,), 64),
+    _Reads(8, "q5_k", (32,), 64),
+    _Reads(9, "q6_k", (16,), 64),
 )
 
 FORMATS_READ = frozenset(reads.format for reads in _READS)

@@ -333,6 +333,7 @@ DECODINGS = (
     Decoding("int8_groups", ("int8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("int4", ("int4", "uint4"), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
+    Decoding("fp8_groups", ("fp8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
     Decoding(
         "blocks",

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from nnfront.errors import PassError, nearest
-from nnfront.quant_format import FORMATS, QuantFormat
+from nnfront.quant_format import FORMATS, TOGETHER, QuantFormat
 
 KEEP = "keep"
 AUTO = "auto"
@@ -23,7 +24,7 @@ class QuantScheme:
     """What weights are to be quantised to.
 
     format  of all weights that nothing else is said of: the name of a format of `nnfront.quant_format`, with `:` and how many neighbours share a
-            scale, such as `int4:64`, or `:channel`, one scale for each output; `auto:4.5`, for whole folders, chooses one for each weight by its
+            scale, such as `int4:64`, or `:channel`, one scale for each output; of float8 `:tensor`, one for a matrix, or `:block`, for 128 x 128; `auto:4.5`, for whole folders, chooses one for each weight by its
             measured error, so that all together take no more than 4.5 bits for an element
     head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
     rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
@@ -123,10 +124,12 @@ def format_of(text: str) -> QuantFormat | None:
     found = FORMATS[name]
     if not group:
         return found
+    if "float8" in found.dtype and group in SHARED:
+        return replace(found, **SHARED[group])
     size = None if group == "channel" else int(group) if group.isdecimal() else 0
     if size == found.group_size:
         return found
-    if size == 0:
+    if size == 0 and not found.fixed_groups:
         raise PassError(
             f"{text!r} does not say how many neighbours share a scale",
             help=f"write {name}:64, or {name}:channel for one scale for each output",
@@ -134,9 +137,10 @@ def format_of(text: str) -> QuantFormat | None:
     if found.fixed_groups:
         each = "output" if found.group_size is None else f"group of {found.group_size}"
         others = ", ".join(other.name for other in FORMATS.values() if not other.fixed_groups)
+        forms = [name, *(f"{name}:{word}" for word in SHARED if "float8" in found.dtype)]
         raise PassError(
             f"{name} has a scale for each {each}, got {text!r}",
-            help=f"write {name}, or use one of {others}",
+            help=f"write {', '.join(forms)}, or use one of {others}",
         )
     return replace(found, group_size=size)
 
@@ -150,6 +154,9 @@ def named(text: str) -> QuantFormat:
 
 def text_of(format: QuantFormat) -> str:
     """Return the text of which `format_of` makes a format."""
+    shared = {"shared_outputs": format.shared_outputs, "group_size": format.group_size}
+    if format.shared_outputs != 1:
+        return f"{format.name}:{next(word for word, said in SHARED.items() if said == shared)}"
     if format.group_size == FORMATS[format.name].group_size:
         return format.name
     return f"{format.name}:{format.group_size or 'channel'}"
@@ -165,9 +172,15 @@ def fitted(format: QuantFormat, depth: int) -> QuantFormat:
     if group is None or depth % group == 0:
         return format
     if format.fixed_groups:
-        return FORMATS["int8"]
+        return FORMATS[format.name if format.shared_outputs != 1 else "int8"]
     return replace(format, group_size=next((g for g in SMALLER if g < group and depth % g == 0), None))
 
+
+SHARED: dict[str, dict[str, Any]] = {
+    "tensor": {"shared_outputs": None, "group_size": None},
+    "block": {"shared_outputs": TOGETHER, "group_size": TOGETHER},
+}
+"""What shares a scale of float8, by the word for it."""
 
 SMALLER = (64, 32, 16)
 """Groups that are tried where larger ones do not divide a size."""

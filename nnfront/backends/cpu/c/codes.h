@@ -11,6 +11,7 @@ typedef enum {
     INT8,            // a scale for each output
     INT8_GROUPS,     // a scale for each group of columns
     FLOAT8,          // e4m3fn, a scale for each output
+    FLOAT8_GROUPS,   // the same, a scale for each 128 columns
     INT4_GROUPS,     // two to a byte, the first one low, in [-8, 7], a scale for each group
     UINT4_GROUPS,    // the same in [0, 15], with a zero point for each group
     VALUES4,         // two to a byte, places in a table of 16 values, a scale for each group
@@ -24,7 +25,9 @@ typedef enum { BFLOAT16_SCALES, FLOAT_SCALES, POWERS } Scales;
 
 INLINE bool in_blocks(const Stored how) { return how >= Q4_K; }
 
-INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= INT4_GROUPS; }
+INLINE bool is_float8(const Stored how) { return how == FLOAT8 || how == FLOAT8_GROUPS; }
+
+INLINE bool is_grouped(const Stored how) { return how == INT8_GROUPS || how >= FLOAT8_GROUPS; }
 
 enum {
     BLOCK = 256,            // columns
@@ -78,9 +81,9 @@ static const char *unlike(const Stored how, Py_ssize_t stored, Py_ssize_t column
     if (stored > Q6_K) return refused("0 to %d for how codes are stored, got %zd", Q6_K, stored);
     if (kind > POWERS) return refused("0 to %d for what scales are, got %zd", POWERS, kind);
     if (in_blocks(how)) return columns % (BLOCK / 2) ? refused("columns that %d divides, got %zd", BLOCK / 2, columns) : NULL;
-    const bool is_known = group == 32 || group == 64 || group == 128 || (group == 16 && how == VALUES4);
+    const bool is_known = group == 128 || (how != FLOAT8_GROUPS && (group == 32 || group == 64)) || (group == 16 && how == VALUES4);
     if (is_grouped(how) ? !is_known || columns % groups : groups != 1)
-        return refused("groups of %s, got %zd of %zd columns", is_grouped(how) ? "32, 64 or 128" : "all columns", groups, columns);
+        return refused("groups of %s, got %zd of %zd columns", !is_grouped(how) ? "all columns" : how == FLOAT8_GROUPS ? "128" : "32, 64 or 128", groups, columns);
     return NULL;
 }
 

@@ -68,7 +68,7 @@ FAST static void arrange(const uint16_t *from, uint16_t *to, Py_ssize_t columns,
     const int each = step_elements(how);
     if (columns < steps * each) memset(to + (steps - 1) * each, 0, (size_t)each * sizeof *to);
     if (how <= INT8_GROUPS) memcpy(to, from, (size_t)columns * sizeof *to);
-    else if (how == FLOAT8) arrange_as(from, to, columns, 2);
+    else if (is_float8(how)) arrange_as(from, to, columns, 2);
     else arrange_as(from, to, columns, 4);
 }
 
@@ -80,7 +80,7 @@ typedef struct {
 
 FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     Constants c = {0};
-    if (how == FLOAT8)
+    if (is_float8(how))
         for (int i = 0; i < 4; i++) c.table[i] = _mm512_loadu_si512(float8_values + 32 * i);
     else if (how == VALUES4) {
         const Floats values = __builtin_convertvector(signed_bytes((const uint8_t *)p->values), Floats) * p->unit;
@@ -112,7 +112,7 @@ FAST INLINE void decode(const Constants *c, const Stored how, const uint8_t *cod
         return;
     }
     const __m512i words = is_whole ? _mm512_loadu_si512(codes) : _mm512_maskz_loadu_epi8(there, codes);
-    if (how == FLOAT8) {
+    if (is_float8(how)) {
         to[0] = float8(c->table, words, _mm512_slli_epi16(words, 8));
         to[1] = float8(c->table, _mm512_srli_epi16(words, 8), words);
     } else {
@@ -140,10 +140,10 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
             scales[0] = _mm512_permutexvar_ps(_mm512_srli_epi32(c->places, 16), scales_there(p->scales, p->kind, first, exist));
         else
             scales[0] = (__m512)_mm512_maskz_permutexvar_epi16(0xAAAAAAAA, c->places, _mm512_castsi128_si512(_mm_maskz_loadu_epi16(exist, from)));
-    } else if (how == INT8_GROUPS) {
+    } else if (is_grouped(how)) {
         _mm_prefetch(from + (p->ahead >> (p->shift - log)), _MM_HINT_T1);
         scales[0] = scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first));
-        if (1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first + 1));
+        if (how == INT8_GROUPS && 1 << p->shift == LANES && (is_whole || there >> LANES)) scales[1] = _mm512_set1_ps(scale_at(p->scales, p->kind, first + 1));
     }
     const uint8_t *codes = p->codes + at * p->bytes + i * BYTES;
     __m512bh some[PARTS];
@@ -158,7 +158,7 @@ FAST INLINE void add_step(const Quantized *p, const Constants *c, const Stored h
             part = _mm512_dpbf16_ps(part, some[k], (__m512bh)_mm512_load_si512(x + k * LANES));
             if (how == INT8_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[k], sums[row]), part = _mm512_setzero_ps();
         }
-        if (how >= INT4_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[0], sums[row]);
+        if (how >= FLOAT8_GROUPS) sums[row] = _mm512_fmadd_ps(part, scales[0], sums[row]);
         if (!is_grouped(how)) sums[row] = _mm512_add_ps(sums[row], part);
     }
 }

@@ -31,7 +31,7 @@ FAST static void arrange(const uint16_t *from, float *to, Py_ssize_t columns, Py
     for (Py_ssize_t at = 0; at < columns; at++) {
         const float value = widened(from[at]);
         if (how < INT4_GROUPS) {
-            to[at] = how == FLOAT8 ? value * 0x1p8f : value;
+            to[at] = is_float8(how) ? value * 0x1p8f : value;
             continue;
         }
         const Py_ssize_t within = at % (CODES * FLOATS), code = within % CODES;
@@ -52,7 +52,7 @@ FAST INLINE Constants constants(const Quantized *p, const Stored how) {
     for (int k = 0; k < CODES - 1; k++) c.masks[k] += 15u << 4 * k;
     c.eights += 0x88888888;
     for (int i = 0; i < VECTOR && how == VALUES4; i++) ((uint8_t *)&c.values)[i] = (uint8_t)(p->values[i % 16] + 128);
-    for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how == INT8_GROUPS ? 0 : CODES * lane >> p->shift;
+    for (int lane = 0; lane < FLOATS && is_grouped(how); lane++) c.places[lane] = how < INT4_GROUPS ? 0 : CODES * lane >> p->shift;
 #if AVX512 || AVX2
     // Not known to compilers, which would make them anew in each step.
     for (int k = 0; k < CODES - 1; k++) __asm__("" : "+x"(c.masks[k]));
@@ -105,7 +105,7 @@ FAST INLINE Bits found_in(Bits table, Bits places) {
 
 // The codes number `k` of a step as floats.
 FAST INLINE Floats decode(const Constants *c, const Stored how, const uint8_t *codes, const int k) {
-    if (how == FLOAT8) return float8(codes + k * FLOATS);
+    if (is_float8(how)) return float8(codes + k * FLOATS);
     if (how < INT4_GROUPS) return __builtin_convertvector(signed_bytes(codes + k * FLOATS), Floats);
     Bits words;
     memcpy(&words, codes, sizeof words);
@@ -164,7 +164,7 @@ FAST INLINE bool makes_sums(const Quantized *p, const Stored how, Py_ssize_t at,
         sum_one_by_one(p, how, at, to, slot);
         return true;
     }
-    if (how != FLOAT8) return false;
+    if (!is_float8(how)) return false;
     uint8_t is_nan = 0;
     for (Py_ssize_t i = 0; i < p->bytes; i++) is_nan |= (p->codes[at * p->bytes + i] & 0x7F) == 0x7F;
     for (int row = 0; row < p->rows && is_nan; row++) to[row][slot] = all(NAN);

@@ -8,11 +8,11 @@
         const Quantized *p = given; \
         for (; at < end; at++) round_columns(p, how, at, 0, p->columns, p->y + at * p->columns); \
     }
-ROWS(INT8) ROWS(INT8_GROUPS) ROWS(FLOAT8) ROWS(INT4_GROUPS) ROWS(UINT4_GROUPS) ROWS(VALUES4) ROWS(Q4_K) ROWS(Q5_K) ROWS(Q6_K)
+ROWS(INT8) ROWS(INT8_GROUPS) ROWS(FLOAT8) ROWS(FLOAT8_GROUPS) ROWS(INT4_GROUPS) ROWS(UINT4_GROUPS) ROWS(VALUES4) ROWS(Q4_K) ROWS(Q5_K) ROWS(Q6_K)
 #undef ROWS
 
-static const Share row_shares[] = {rounded_rows_INT8, rounded_rows_INT8_GROUPS, rounded_rows_FLOAT8, rounded_rows_INT4_GROUPS, rounded_rows_UINT4_GROUPS,
-                                   rounded_rows_VALUES4, rounded_rows_Q4_K, rounded_rows_Q5_K, rounded_rows_Q6_K};
+static const Share row_shares[] = {rounded_rows_INT8, rounded_rows_INT8_GROUPS, rounded_rows_FLOAT8, rounded_rows_FLOAT8_GROUPS, rounded_rows_INT4_GROUPS,
+                                   rounded_rows_UINT4_GROUPS, rounded_rows_VALUES4, rounded_rows_Q4_K, rounded_rows_Q5_K, rounded_rows_Q6_K};
 
 static const char *dequantize(const struct dequantize *n) {
     enum { LEAST = 1 << 14 };  // numbers that take less time than waking threads

@@ -129,8 +129,8 @@ typedef struct {
 #define SPAN(count, step, last) (((count) > 0) * (((count) - 1) * (step) + (last)))
 #define REACH(a, b, c, d, e, f, g, h) (((a) * (b) * (c) * (d) > 0) * (1 + ((a) - 1) * (e) + ((b) - 1) * (f) + ((c) - 1) * (g) + ((d) - 1) * (h)))
 #define BLOCKS(stored, columns) \
-    ((double)((Py_ssize_t)(columns) / 256) * ((stored) == 6 ? 144 : (stored) == 7 ? 176 : 210) \
-        + ((Py_ssize_t)(columns) % 256 > 0) * ((stored) == 6 ? 80 : (stored) == 7 ? 112 : 106))
+    ((double)((Py_ssize_t)(columns) / 256) * ((stored) == 7 ? 144 : (stored) == 8 ? 176 : 210) \
+        + ((Py_ssize_t)(columns) % 256 > 0) * ((stored) == 7 ? 80 : (stored) == 8 ? 112 : 106))
 #define ITEM(kind) (2 + 2 * ((kind) == 1) - ((kind) == 2) + 2 * ((kind) == 3))
 
 // Bytes are counted in double, which holds every number of them that memory has, and in which no product overflows.

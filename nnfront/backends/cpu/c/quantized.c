@@ -99,12 +99,12 @@ FAST INLINE void coded_outputs(const Quantized *p, const Stored how, Py_ssize_t 
 
 #define OUTPUTS(how) \
     FAST static void coded_outputs_##how(const void *product, Py_ssize_t at, Py_ssize_t end) { coded_outputs(product, how, at, end); }
-OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4)
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4)
 OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 #undef OUTPUTS
 
-static const Share coded_shares[] = {coded_outputs_INT8, coded_outputs_INT8_GROUPS, coded_outputs_FLOAT8, coded_outputs_INT4_GROUPS, coded_outputs_UINT4_GROUPS,
-                                     coded_outputs_VALUES4, coded_outputs_Q4_K, coded_outputs_Q5_K, coded_outputs_Q6_K};
+static const Share coded_shares[] = {coded_outputs_INT8, coded_outputs_INT8_GROUPS, coded_outputs_FLOAT8, coded_outputs_FLOAT8_GROUPS, coded_outputs_INT4_GROUPS,
+                                     coded_outputs_UINT4_GROUPS, coded_outputs_VALUES4, coded_outputs_Q4_K, coded_outputs_Q5_K, coded_outputs_Q6_K};
 
 static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;

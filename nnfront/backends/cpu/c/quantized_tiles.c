@@ -48,7 +48,7 @@ TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const u
         return _mm512_permutexvar_epi16(_mm512_or_si512(low, high), table[0]);
     }
     const __m256i bytes = _mm256_maskz_loadu_epi8(there, codes);
-    if (how == FLOAT8) {
+    if (is_float8(how)) {
         const __m512i words = _mm512_cvtepu8_epi16(bytes);
         return (__m512i)float8(table, words, _mm512_slli_epi16(words, 8));
     }
@@ -134,7 +134,7 @@ TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t 
     const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
     __m512i table[4];
-    for (int i = 0; i < 4; i++) table[i] = _mm512_loadu_si512(how == FLOAT8 ? float8_values + 32 * i : integers);
+    for (int i = 0; i < 4; i++) table[i] = _mm512_loadu_si512(is_float8(how) ? float8_values + 32 * i : integers);
     use_whole_tiles();
     for (; at < end; at += SIDE) {
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
@@ -155,11 +155,11 @@ TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t 
 
 #define OUTPUTS(how) \
     TILED static void tile_outputs_##how(const void *given, Py_ssize_t at, Py_ssize_t end) { tile_outputs(given, how, at, end); }
-OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4) OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
+OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUTS(INT4_GROUPS) OUTPUTS(UINT4_GROUPS) OUTPUTS(VALUES4) OUTPUTS(Q4_K) OUTPUTS(Q5_K) OUTPUTS(Q6_K)
 #undef OUTPUTS
 
-static const Share tile_shares[] = {tile_outputs_INT8, tile_outputs_INT8_GROUPS, tile_outputs_FLOAT8, tile_outputs_INT4_GROUPS, tile_outputs_UINT4_GROUPS,
-                                    tile_outputs_VALUES4, tile_outputs_Q4_K, tile_outputs_Q5_K, tile_outputs_Q6_K};
+static const Share tile_shares[] = {tile_outputs_INT8, tile_outputs_INT8_GROUPS, tile_outputs_FLOAT8, tile_outputs_FLOAT8_GROUPS, tile_outputs_INT4_GROUPS,
+                                    tile_outputs_UINT4_GROUPS, tile_outputs_VALUES4, tile_outputs_Q4_K, tile_outputs_Q5_K, tile_outputs_Q6_K};
 
 static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
     const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};

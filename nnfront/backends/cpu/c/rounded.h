@@ -100,26 +100,33 @@ FAST INLINE void round_integers(const Quantized *p, const Stored how, Py_ssize_t
     }
 }
 
-// The same of float8.
-FAST INLINE void round_float8(const Quantized *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
-    const uint8_t *codes = p->codes + at * p->bytes;
-    const Floats scale = all(scale_at(p->scales, p->kind, at));
+// The same of float8 with one scale.
+FAST INLINE void round_scaled_float8(const uint8_t *codes, Floats scale, Py_ssize_t count, uint16_t *to) {
 #if AVX512_BF16
     __m512i table[4];
     for (int i = 0; i < 4; i++) {
         const uint16_t *from = float8_values + LANES * i;
         table[i] = rounded_pair(widened_vector(from, first_lanes(FLOATS)) * scale, widened_vector(from + FLOATS, first_lanes(FLOATS)) * scale);
     }
-    for (Py_ssize_t column = first; column < end; column += LANES) {
-        const __m512i words = word_of_each(codes + column, end - column);
-        store_words(to + column - first, (__m512i)float8(table, words, _mm512_slli_epi16(words, 8)), end - column);
+    for (Py_ssize_t column = 0; column < count; column += LANES) {
+        const __m512i words = word_of_each(codes + column, count - column);
+        store_words(to + column, (__m512i)float8(table, words, _mm512_slli_epi16(words, 8)), count - column);
     }
 #else
-    for (Py_ssize_t column = first; column < end; column += FLOATS) {
-        const Lanes there = first_lanes(end - column);
-        store_rounded(to + column - first, there, decoded(bytes_there(codes + column, there)) * scale);
+    for (Py_ssize_t column = 0; column < count; column += FLOATS) {
+        const Lanes there = first_lanes(count - column);
+        store_rounded(to + column, there, decoded(bytes_there(codes + column, there)) * scale);
     }
 #endif
+}
+
+// The same of float8.
+FAST INLINE void round_float8(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
+    const Py_ssize_t length = how == FLOAT8 ? end - first : 1 << p->shift;
+    for (Py_ssize_t begin = first; begin < end; begin += length) {
+        const Floats scale = all(scale_at(p->scales, p->kind, how == FLOAT8 ? at : at * p->groups + (begin >> p->shift)));
+        round_scaled_float8(p->codes + at * p->bytes + begin, scale, length, to + begin - first);
+    }
 }
 
 // A whole block.
@@ -169,7 +176,7 @@ FAST INLINE void round_block(const uint8_t *block, const Stored how, uint16_t *t
 FAST INLINE void round_columns(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
     if (!in_blocks(how)) {
         if (how >= INT4_GROUPS) round_four_bits(p, how, at, first, end, to);
-        else if (how == FLOAT8) round_float8(p, at, first, end, to);
+        else if (is_float8(how)) round_float8(p, how, at, first, end, to);
         else round_integers(p, how, at, first, end, to);
         return;
     }
