@@ -29,6 +29,7 @@ from nnfront.passes.quantizing.budget import measure, within
 from nnfront.passes.quantizing.budget import rounded as rounded_to
 from nnfront.passes.quantizing.choose import stored_bytes
 from nnfront.passes.quantizing.scheme import format_of
+from nnfront.quant_format import FORMATS, QuantFormat
 
 FOLDER = Path(__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m"
 OURS = (
@@ -52,7 +53,18 @@ def ours(name: str) -> tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[t
     """How a matrix of bfloat16 is rounded to a format and back, and the bits that it takes."""
     format = format_of(name)
     assert format is not None
-    return partial(rounded_to, format=format), lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
+    rounded = in_blocks if format.shared_outputs != 1 else rounded_to
+    return partial(rounded, format=format), lambda shape: 8 * stored_bytes(format, shape, "bfloat16")
+
+
+def in_blocks(weight: torch.Tensor, format: QuantFormat) -> torch.Tensor:
+    """A matrix after each of its blocks was stored with one scale and read back, in float32."""
+    rows, columns = format.shared_outputs or len(weight), format.group_size or weight.shape[1]
+    missing = -len(weight) % rows
+    whole = torch.nn.functional.pad(weight, (0, 0, 0, missing))
+    blocks = whole.view(len(whole) // rows, rows, -1, columns).transpose(1, 2)
+    left = rounded_to(blocks.reshape(-1, rows * columns), FORMATS[format.name])
+    return left.view(blocks.shape).transpose(1, 2).reshape(whole.shape)[: len(weight)]
 
 
 def theirs(
