@@ -75,6 +75,13 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of prompts that are computed between two tokens of an answer; default 256",
     )
     parser.add_argument(
+        "--inter-token-ms",
+        type=int,
+        default=120,
+        metavar="N",
+        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: a chunk is set aside then, and goes on later; default 120, 0 computes whole chunks",
+    )
+    parser.add_argument(
         "--reuse-answers",
         action="store_true",
         help="share what was computed of answers, too: faster in long chats, but texts may then depend on what was asked before",
@@ -130,6 +137,7 @@ def loaded(args: argparse.Namespace) -> tuple[nn.LLM, Limits]:
         step_tokens=args.chunk,
         reuse_answers=args.reuse_answers,
         snapshot_bytes=args.snapshot_mb << 20,
+        inter_token_ms=args.inter_token_ms,
     )
 
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -12,10 +13,12 @@ import numpy.typing as npt
 import torch
 
 from nnfront.distributed.ranks import ALONE, Ranks, end_with
+from nnfront.engine.changes import Change
 from nnfront.engine.pool import Pool
-from nnfront.engine.schedule import Change, Limits
+from nnfront.engine.schedule import Limits
 from nnfront.llm.methods import EXTEND, WITH_HIDDEN
 from nnfront.session import Session
+from nnfront.state.between import between_steps, set_aside
 from nnfront.state.cache import Cache
 
 
@@ -63,13 +66,21 @@ class Compute:
         with ranks.together():
             self.pool = Pool(session, limits, stored_as, given)
 
-    def run(self, work: Work) -> Iterator[Computed]:
+    @property
+    def can_be_set_aside(self) -> bool:
+        """Whether other calls can be made between the steps of one: where nothing is captured, and no other rank has to do the same."""
+        return self._ranks.world == 1 and not self.session.backend.captures
+
+    def run(
+        self, work: Work, between: Callable[[], None] | None = None, beside: Sequence[int] = ()
+    ) -> Iterator[Computed]:
         """Compute a step, call by call. On rank 0; other ranks compute their part of it.
 
+        `between`: what is done between the steps of a call for tokens of a prompt, which may compute tokens of the sequences `beside`, in `set_aside`.
         With several ranks an error ends the process, and so all of them: one that has gone on waits for those that have not.
         """
         if self._ranks.world == 1:
-            yield from self._run(work)
+            yield from self._run(work, between, beside)
             return
         try:
             self._ranks.from_first(work)
@@ -88,10 +99,19 @@ class Compute:
         """Let the other ranks end."""
         self._ranks.from_first(None)
 
-    def _run(self, work: Work) -> Iterator[Computed]:
+    def set_aside(self) -> AbstractContextManager[None]:
+        """Inside of this, between two steps of a call, other calls can be made."""
+        return set_aside(self.pool.cache.use)
+
+    def _run(
+        self, work: Work, between: Callable[[], None] | None = None, beside: Sequence[int] = ()
+    ) -> Iterator[Computed]:
         self.pool.apply(work.changes)
         for number, chunk in work.chunks:
-            yield self._call("prefill", [number], [chunk], self.pool.row(number))
+            self.pool.keep_apart(beside, self.decode_rows)
+            with between_steps(between):
+                computed = self._call("prefill", [number], [chunk], self.pool.row(number))
+            yield computed
         width = max(map(len, work.decode.values()), default=1)
         method = "decode" if width == 1 else EXTEND
         for numbers, rows in self.pool.rows(list(work.decode), self.decode_rows // width, width):

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import torch
 
+from nnfront.engine.changes import Cut, Drop, Make
 from nnfront.engine.pages import Pages
 from nnfront.engine.pool import FILLER, Pool
-from nnfront.engine.schedule import Cut, Drop, Limits, Make
+from nnfront.engine.schedule import Limits
 from nnfront.errors import RunError
 from nnfront.llm.methods import DRAFT
 from nnfront.session import Session

@@ -14,7 +14,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from nnfront.engine.schedule import Change, Cut, Drop, Forget, Limits, Make, Remember, Save
+from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
+from nnfront.engine.schedule import Limits
 from nnfront.session import Session
 from nnfront.state.cache import Cache, States
 from nnfront.state.paged import Held, PagedCache
@@ -199,6 +200,11 @@ class Pool:
             (placed[i : i + most], self._view(i, min(most, len(placed) - i)))
             for i in range(0, len(placed), most)
         ]
+
+    def keep_apart(self, sequences: Sequence[int], most: int) -> None:
+        """Have some sequences in the first rows, so that calls of these, and of fewer of them, leave the others where they are."""
+        if sequences:
+            self._together(sequences, most, 1)
 
     def _as_they_lie(self, count: int) -> list[int]:
         """All rows; those of nobody's are computed as well, and are to stay short."""

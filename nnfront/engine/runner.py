@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import torch
 
+from nnfront.engine.changes import Change
 from nnfront.engine.compute import Compute, Work
 from nnfront.engine.draw import Draw, Logprobs, Row
 from nnfront.engine.multi_token import Heads, MultiTokenHead, Wish
+from nnfront.engine.pace import Pace
 from nnfront.engine.schedule import Scheduler, Sequence, Step
 from nnfront.engine.speculate import MOST_GUESSED, Clock, Guesser, Pay
 from nnfront.errors import RunError
@@ -47,6 +50,8 @@ class Answer:
     pay: Pay = field(default_factory=Pay)
 
 
+Came: TypeAlias = Callable[[Answer, Event], None]
+"""Told of what came of an answer, as it comes."""
 Known: TypeAlias = tuple[list[int], list[int]]
 """Tokens of a sequence behind those that are computed next: drawn already, and then those without a choice."""
 
@@ -60,8 +65,10 @@ class Runner:
         scheduler: Scheduler,
         lock: AbstractContextManager[object] | None = None,
         agreed: Callable[[list[list[int]]], list[list[int]]] | None = None,
+        began: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        """`agreed`: what all ranks take for guessed, of what this one has guessed, where each has a runner: how long calls took differs between them."""
+        """`agreed`: what all ranks take for guessed, of what this one has guessed, where each has a runner: how long calls took differs between them.
+        `began`: told of each step that begins, those between the parts of another's calls too."""
         self.compute = compute
         self.pool = compute.pool
         self.scheduler = scheduler
@@ -69,7 +76,10 @@ class Runner:
         self.drafted = self.accepted = 0
         self._lock = lock or nullcontext()
         self._agreed = agreed or (lambda guesses: guesses)
+        self._began = began
         self._clock = Clock()
+        self._pace = Pace(scheduler.limits.inter_token_ms / 1e3)
+        self._is_paced = scheduler.limits.inter_token_ms > 0 and compute.can_be_set_aside
         self._guessing = 0.0
         self._heads = self._new_heads()
 
@@ -108,18 +118,43 @@ class Runner:
         self._guess()
         return self.scheduler.step()
 
-    def run(self, step: Step) -> Iterator[tuple[Answer, Event]]:
-        """Do it, and say what came of it as it comes."""
-        for sequence, count, logits in self._calls(step):
+    def run(self, step: Step, came: Came) -> None:
+        """Do it, and say what came of it as it comes: a token of each that answers, then chunks of prompts, in the middle of which others go on answering."""
+        self._began(step)
+        if step.decode or not step.chunks:
+            began = self._pace.clock()
+            decode = {s.arrival: s.next for s in step.decode}
+            self._compute(Work(step.changes, decode, []), step.decode, came)
+            self._pace.took(began)
+        for i, (sequence, count) in enumerate(step.chunks):
+            changes = self._changes() if i or step.decode else step.changes
+            tokens = sequence.tokens[sequence.computed : sequence.computed + count]
+            self._compute(Work(changes, {}, [(sequence.arrival, tokens)]), [sequence], came)
+
+    def _compute(self, work: Work, sequences: Several[Sequence], came: Came) -> None:
+        for sequence, count, logits in self._calls(work, sequences, came):
             answer = self.answers[sequence.arrival]
             for event in self._drawn(answer, count, logits):
                 if event.finish is not None:
                     self.finish(answer)
-                yield answer, event
+                came(answer, event)
 
-    def step(self) -> Iterator[tuple[Answer, Event]]:
-        """Do what comes next."""
-        yield from self.run(self.plan())
+    def _changes(self) -> list[Change]:
+        with self._lock:
+            return self.scheduler.changes()
+
+    def _set_aside(self, came: Came) -> None:
+        """In the middle of a chunk: have others go on answering, if it is time for that, and there are pages."""
+        if not self._pace.is_due:
+            return
+        with self.compute.set_aside():
+            with self._lock:
+                self._guess()
+                step = self.scheduler.aside()
+            if step is None:
+                self._pace.wait()
+            else:
+                self.run(step, came)
 
     def finish(self, answer: Answer) -> None:
         """Take a sequence out."""
@@ -182,22 +217,18 @@ class Runner:
                 guess += together.get(answer.sequence.arrival, [])
         return found
 
-    def _calls(self, step: Step) -> Iterator[tuple[Sequence, int, Several[Row]]]:
-        """Compute what a step says; for each sequence how many tokens, and the logits that follow the last of them: [1 or more, vocab]."""
-        asked, chunks = (
-            {s.arrival: s for s in step.decode},
-            {s.arrival: (s, count) for s, count in step.chunks},
-        )
-        work = Work(
-            step.changes,
-            {s.arrival: s.next for s in step.decode},
-            [(s.arrival, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks],
-        )
-        for numbers, logits, seconds, hidden in self.compute.run(work):
+    def _calls(
+        self, work: Work, sequences: Several[Sequence], came: Came
+    ) -> Iterator[tuple[Sequence, int, Several[Row]]]:
+        """Compute the next tokens of sequences, or of a prompt; for each sequence how many, and the logits that follow the last of them: [1 or more, vocab]."""
+        asked = {s.arrival: s for s in sequences}
+        beside = [s.arrival for s in self.scheduler.running if s.answers] if self._is_paced else []
+        between = partial(self._set_aside, came) if beside else None
+        for numbers, logits, seconds, hidden in self.compute.run(work, between, beside):
             if hidden is not None:
                 self._tell(numbers, hidden)
-            if numbers[0] in chunks:
-                yield *chunks[numbers[0]], logits[0]
+            if work.chunks:
+                yield sequences[0], len(work.chunks[0][1]), logits[0]
                 continue
             width = logits.shape[1]
             self._clock.took(seconds + (width > 1) * self._guessing, width > 1)

@@ -14,6 +14,7 @@ pre-emption and recomputing all follow from it.
     pages         a sequence is admitted if its tokens fit beside a page for each that runs. If pages run out, the sequence remembered for the
                   longest time is forgotten; then the youngest that runs gives all of its pages back, and waits, first in line
     order         requests are admitted in the order in which they came. The oldest is never pre-empted, so each gets there
+    aside         a chunk that takes long may be set aside between two layers: then answers go on, and nothing begins or gives pages back
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
+from nnfront.engine.changes import Change, Cut, Drop, Forget, Make, Remember, Save
 from nnfront.engine.pages import Pages
 from nnfront.engine.prefixes import Prefixes
 from nnfront.errors import Busy, RunError
@@ -38,7 +39,8 @@ class Limits:
     page size; step_tokens: tokens of prompts in one step, at least a chunk; remembered: sequences whose pages are kept after their end.
     reuse_answers: share the pages of answers as well, and pages that are not whole chunks: faster in long chats, but then what a request
     computes depends on what was there, in the last bits. snapshot_bytes: for copies of recurrent states behind whole chunks, as without one a
-    sequence cannot begin with what others have computed; what is used least recently gives way.
+    sequence cannot begin with what others have computed; what is used least recently gives way. inter_token_ms: how far apart chunks may keep two
+    tokens of an answer, where they can be set aside in between; 0: as far as a chunk takes.
     """
 
     max_model_len: int
@@ -51,9 +53,13 @@ class Limits:
     remembered: int = 32
     reuse_answers: bool = False
     snapshot_bytes: int = 1 << 30
+    inter_token_ms: int = 0
 
     def __post_init__(self) -> None:
-        least = {name: int(name not in ("remembered", "snapshot_bytes")) for name in self.__slots__}
+        least = {
+            name: int(name not in ("remembered", "snapshot_bytes", "inter_token_ms"))
+            for name in self.__slots__
+        }
         problems = [
             f"{name} is {value!r}, expected an int >= {low}"
             for name, low in least.items()
@@ -104,59 +110,6 @@ class Sequence:
     def next(self) -> list[int]:
         """The tokens that are computed next."""
         return [self.tokens[self.computed], *self.drafts]
-
-
-@dataclass(frozen=True, slots=True)
-class Make:
-    """Begin a sequence in the cache, with the first `length` tokens of another if there is a `source`, and the states of that number behind them;
-    `adapter` as its `Sequence` has it."""
-
-    sequence: int
-    source: int | None = None
-    length: int = 0
-    states: int | None = None
-    adapter: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Have a sequence in the cache go back to its first tokens: those behind them were guessed."""
-
-    sequence: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Remember:
-    """Keep the first tokens of a sequence in the cache for others to begin with: it does not go on."""
-
-    sequence: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Forget a sequence in the cache."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Copy what layers keep of a whole sequence as it is now, under a number."""
-
-    states: int
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Forget a copy."""
-
-    states: int
-
-
-Change: TypeAlias = Make | Cut | Remember | Drop | Save | Forget
 
 
 @dataclass(slots=True)
@@ -215,8 +168,7 @@ class Scheduler:
 
     def step(self) -> Step:
         """Say what to do next, and count it as reserved; `computed` is to be told when it is done."""
-        step, before = Step(self._changes), self.preemptions
-        self._changes = []
+        step, before = Step(self.changes()), self.preemptions
         if self.shares or all(sequence.answers for sequence in self.running):
             step.decode = [sequence for sequence in self.running if sequence.answers]
         for sequence in list(step.decode):
@@ -239,6 +191,27 @@ class Scheduler:
             step.chunks.append((sequence, count))
             budget -= count
         return step
+
+    def aside(self) -> Step | None:
+        """Say what to do while a chunk is set aside: a token of each sequence that answers. None where one of them would need another's pages."""
+        answering = [sequence for sequence in self.running if sequence.answers]
+        if self._needs(answering) > self.pages.free:
+            for sequence in answering:  # all or none, as above
+                self._without_drafts(sequence)
+        if not answering or self._needs(answering) > self.pages.free:
+            return None
+        step = Step(self.changes(), answering)
+        for sequence in answering:
+            self.pages.append(sequence.arrival, 1 + len(sequence.drafts))
+        return step
+
+    def _needs(self, sequences: Iterable[Sequence]) -> int:
+        return sum(self.pages.need(s.arrival, 1 + len(s.drafts)) for s in sequences)
+
+    def changes(self) -> list[Change]:
+        """What has happened since the last step began, which the cache is to be told before anything else is computed in it."""
+        changes, self._changes = self._changes, []
+        return changes
 
     def computed(self, sequence: Sequence, count: int) -> None:
         """Count tokens that a step has computed, and give back the places of others that it has."""

@@ -19,7 +19,7 @@ from nnfront.engine.draw import Draw
 from nnfront.engine.multi_token import MultiTokenHead
 from nnfront.engine.params import Params
 from nnfront.engine.pool import company, text_cache
-from nnfront.engine.runner import Answer, Runner
+from nnfront.engine.runner import Answer, Event, Runner
 from nnfront.engine.schedule import Limits, Scheduler
 from nnfront.engine.speculate import Guesser
 from nnfront.errors import RunError
@@ -150,18 +150,19 @@ class Generation(Coming):
         if self._runner is None:
             self._runner = self._made()
         step = self._runner.plan()
-        came = 0
-        for answer, event in self._runner.run(step):
-            which = answer.sequence.arrival
-            if event.token is not None:
-                self._come[which].append(event.token)
-                came += 1
-            if event.finish is not None:
-                self._going.remove(which)
-            if event.error:
-                raise RunError(event.error)
+        before = sum(map(len, self._come))
+        self._runner.run(step, self._came)
         prompts = sum(count for _, count in step.chunks)
-        self._phases.end("prefill" if prompts else "decode", prompts or came)
+        self._phases.end("prefill" if prompts else "decode", prompts or sum(map(len, self._come)) - before)
+
+    def _came(self, answer: Answer, event: Event) -> None:
+        which = answer.sequence.arrival
+        if event.token is not None:
+            self._come[which].append(event.token)
+        if event.finish is not None:
+            self._going.remove(which)
+        if event.error:
+            raise RunError(event.error)
 
     def _end(self, which: int) -> None:
         if self._runner is not None:

@@ -22,6 +22,7 @@ from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structur
 from nnfront.memory.free_memory import is_out_of_memory
 from nnfront.runtime.match_shape import match_step
 from nnfront.runtime.returned import Check, returned_check
+from nnfront.state.between import BETWEEN
 
 Frame: TypeAlias = list[Any]
 Step: TypeAlias = Callable[[Frame], None]
@@ -56,6 +57,8 @@ def execute(code: Code, frame: Frame) -> None:
     try:
         for step in code.steps:
             step(frame)
+            if (between := BETWEEN.do) is not None:
+                between()
     except Exception as error:
         instruction = next((i for s, i in code if s is step), None)
         where = place(code.method, instruction)

@@ -64,7 +64,7 @@ class Engine:
                 help="guess with --spec ngram or draft:DIR, or leave out --tp",
             )
         compute = compute_of(llm, limits, decode_rows, hidden=isinstance(guesser, MultiTokenHead))
-        self._runner = Runner(compute, _scheduler_of(compute.pool, limits), self._changed)
+        self._runner = Runner(compute, _scheduler_of(compute.pool, limits), self._changed, began=self._begin)
         if guesser is not None:
             self._runner.require_guesses()
         self._is_closing = self._is_draining = False
@@ -196,10 +196,7 @@ class Engine:
                     if self._scheduler.is_idle and self._is_draining:
                         break
                     step = self._runner.plan()
-                self._begin(step)
-                for answer, event in self._runner.run(step):
-                    assert isinstance(answer, _Request)
-                    self._came(answer, event)
+                self._runner.run(step, self._came)
             except Exception as error:  # whatever it is, who waits for an answer must hear of it
                 self._fail(error)
         self._runner.compute.close()
@@ -228,8 +225,9 @@ class Engine:
         self._cancelled.clear()
         return ended
 
-    def _came(self, request: _Request, event: Event) -> None:
+    def _came(self, request: Answer, event: Event) -> None:
         """Count something that came of a request, and pass it on."""
+        assert isinstance(request, _Request)
         if not event.error:
             self._time(request)
         if event.finish is not None:

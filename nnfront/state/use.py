@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TypeAlias
@@ -59,6 +60,19 @@ class Use:
         self.journal, self.shared = None, frozenset()
         self.chunks.clear()
         self._lock.release()
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let other calls use it, one after the other, before the one that has it goes on. They are to write other sequences than that one."""
+        method, journal, chunks, shared = self.method, self.journal, self.chunks, self.shared
+        self.chunks = {}
+        self.end()
+        try:
+            yield
+        finally:
+            is_free = self.begin(method)
+            assert is_free, "a cache that is set aside belongs to one thread"
+            self.journal, self.chunks, self.shared = journal, chunks, shared
 
     def keep(self, layer: int, chunk: Chunk) -> None:
         """Keep a layer's chunk, and of the others those that are read again."""

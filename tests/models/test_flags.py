@@ -196,7 +196,7 @@ def test_a_prompt_with_places_for_images_is_no_text(
 def test_every_flag_is_looked_at() -> None:
     """A new flag is put into a table of this file, or among those that do the same with every kind of model."""
     tried = {word for _, _, flags in REFUSED for word in flags.split()} | {"--model", "--stop", "--tp"}
-    served = "--host --port --api-key --served-model-name --chat-template --max-num-seqs --max-queued --max-tokens --page-size --chunk --reuse-answers --snapshot-mb --timeout --log"
+    served = "--host --port --api-key --served-model-name --chat-template --max-num-seqs --max-queued --max-tokens --page-size --chunk --inter-token-ms --reuse-answers --snapshot-mb --timeout --log"
     same = {
         "bench": "--lengths --batches -n --repeats --json --plot",
         "run": "-p -n --temperature --top-k --top-p --min-p --repetition-penalty --seed",

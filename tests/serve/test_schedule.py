@@ -8,182 +8,11 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulated import Simulation
 
 from nnfront.engine.pages import Pages
-from nnfront.engine.schedule import Cut, Drop, Forget, Limits, Make, Remember, Save, Scheduler, Sequence, Step
+from nnfront.engine.schedule import Limits, Scheduler, Sequence, Step
 from nnfront.errors import Busy, RunError
-
-
-class Cache:
-    """What a cache would hold: for each sequence the tokens themselves, which others can begin with, and, where a state of the whole
-    is kept, what that has seen, which goes back only to copies. `before` is that of the last call with guesses.
-    """
-
-    def __init__(self, limits: Limits, snapshots: int | None) -> None:
-        self.rows: dict[int, list[int]] = {}
-        self.held: dict[int, list[int]] = {}
-        self.limits, self.snapshots = limits, snapshots
-        self.seen: dict[int, list[int]] = {}
-        self.before: dict[int, list[int]] = {}
-        self.saved: dict[int, list[int]] = {}
-
-    def apply(self, step: Step) -> None:
-        for change in step.changes:
-            match change:
-                case Make(new, source, length, states):
-                    assert new not in self.rows
-                    self.rows[new] = (
-                        list((self.held | self.rows)[source][:length]) if source is not None else []
-                    )
-                    assert len(self.rows[new]) == length
-                    self.seen[new] = (
-                        list(self.rows[new]) if self.snapshots is None else list(self.saved.get(states, []))
-                    )
-                case Cut(cut, length):
-                    del self.rows[cut][length:]
-                    self.seen[cut] = list(self.rows[cut]) if self.snapshots is None else self.before[cut]
-                case Remember(kept, length):
-                    self.held[kept] = self.rows.pop(kept)[:length]
-                    assert len(self.held[kept]) == length
-                case Drop(dropped):
-                    assert (self.rows if dropped in self.rows else self.held).pop(dropped) is not None
-                case Save(number, sequence):
-                    assert number not in self.saved
-                    self.saved[number] = list(self.seen[sequence])
-                case Forget(number):
-                    del self.saved[number]
-            assert len(self.rows) <= self.limits.max_num_seqs
-            assert len(self.held) <= self.limits.remembered + 1
-            assert len(self.saved) <= (self.snapshots or 0)
-        self.before = {s.arrival: list(self.seen[s.arrival]) for s in step.decode}
-        for sequence, more in [
-            *((s, s.next) for s in step.decode),
-            *((s, s.tokens[s.computed : s.computed + count]) for s, count in step.chunks),
-        ]:
-            row, seen = self.rows[sequence.arrival], self.seen[sequence.arrival]
-            assert seen == row == sequence.tokens[: sequence.computed]
-            row += more
-            seen += more
-
-
-class Simulation:
-    """An engine without a model: what it draws is a function of the tokens before, so that a wrong prefix shows in what follows."""
-
-    def __init__(
-        self,
-        limits: Limits,
-        snapshots: int | None = None,
-        guesses: int = 0,
-        window: int | None = None,
-    ) -> None:
-        self.scheduler = Scheduler(limits, snapshots=snapshots, window=window)
-        self.cache = Cache(limits, snapshots)
-        self.snapshots, self.guesses, self.random = snapshots, guesses, random.Random(limits.pages)
-        self.live: dict[int, Sequence] = {}
-        self.admitted: list[int] = []
-        self.idle_steps: dict[int, int] = {}
-        self.arrivals = 0
-
-    def submit(self, prompt: list[int], new: int) -> None:
-        sequence = Sequence(self.arrivals, list(prompt), len(prompt), len(prompt) + new)
-        try:
-            self.scheduler.submit(sequence)
-        except Busy:
-            assert (
-                len(self.scheduler.waiting) >= self.scheduler.limits.max_queued
-            )  # those pre-empted wait, too
-            return
-        self.live[self.arrivals] = sequence
-        self.arrivals += 1
-
-    def cancel(self, which: int) -> None:
-        if self.live:
-            arrival = sorted(self.live)[which % len(self.live)]
-            self.scheduler.finish(self.live.pop(arrival))
-
-    def step(self) -> None:
-        scheduler, limits = self.scheduler, self.scheduler.limits
-        answering = [s for s in scheduler.running if s.answers]
-        width = min([self.guesses, *(s.room for s in answering)])
-        for sequence in answering:
-            sequence.drafts = self._guess(sequence, width)
-        step = scheduler.step()
-        self.cache.apply(step)
-        assert sum(count for _, count in step.chunks) <= limits.step_tokens
-        for sequence, count in step.chunks:
-            assert sequence.computed // limits.chunk == (sequence.computed + count - 1) // limits.chunk
-        if self.live:
-            assert step.decode or step.chunks
-            oldest = min(self.live)
-            assert self.live[oldest] in scheduler.running
-        for sequence in step.decode:
-            self._verify(sequence)
-        for sequence, count in step.chunks:
-            scheduler.computed(sequence, count)
-            if sequence.computed == len(sequence.tokens):
-                sequence.tokens.append(drawn(self.cache.rows[sequence.arrival]))
-        for sequence in [*step.decode, *(s for s, _ in step.chunks)]:
-            if len(sequence.tokens) == sequence.most:
-                scheduler.finish(self.live.pop(sequence.arrival))
-        self.check()
-
-    def _guess(self, sequence: Sequence, count: int) -> list[int]:
-        """Tokens that were drawn and not computed, and behind them what comes, often."""
-        tokens = list(sequence.tokens)
-        while len(tokens) <= sequence.computed + count:
-            tokens.append(drawn(tokens) if self.random.random() < 0.7 else 9)
-        return tokens[sequence.computed + 1 :][:count]
-
-    def _verify(self, sequence: Sequence) -> None:
-        """Draw behind what was computed as long as the next token is the one that was guessed."""
-        at, row, width = sequence.computed, self.cache.rows[sequence.arrival], 1 + len(sequence.drafts)
-        right = min(len(sequence.tokens) - at, width)
-        sequence.drafts = []
-        while at + right == len(sequence.tokens) < sequence.most:
-            sequence.tokens.append(drawn(row[: at + right]))
-            right += right < width and sequence.tokens[-1] == row[at + right]
-        self.scheduler.computed(sequence, right if self.snapshots is None or right == width else 0)
-
-    def check(self) -> None:
-        scheduler = self.scheduler
-        held = [sequence.arrival for sequence in scheduler.running] + list(scheduler.remembered)
-        if scheduler.window is not None:
-            held += [~number for number in scheduler.prefixes._saved]
-        assert sorted(held) == sorted(scheduler.pages._held)
-        counts = [0] * scheduler.limits.pages
-        for holding in scheduler.pages._held.values():
-            assert len(holding.pages) == scheduler.pages.of(holding.length)
-            for page in holding.pages:
-                counts[page] += 1
-        assert counts == scheduler.pages._holders
-        assert scheduler.pages.free == counts.count(0)
-        running = [sequence.arrival for sequence in scheduler.running]
-        waiting = [sequence.arrival for sequence in scheduler.waiting]
-        assert running == sorted(running)
-        assert waiting == sorted(waiting)
-        assert not running or not waiting or running[-1] < waiting[0]
-
-    def drain(self) -> None:
-        steps = 0
-        while self.live:
-            self.step()
-            steps += 1
-            assert steps < 20_000
-        step = self.scheduler.step()
-        self.cache.apply(step)
-        self.scheduler.forget()
-        self.cache.apply(self.scheduler.step())
-        assert self.scheduler.pages.free == self.scheduler.limits.pages
-        assert not self.cache.rows
-        assert not self.scheduler.prefixes._roots
-        assert not self.scheduler.prefixes._saved
-        assert not self.cache.saved
-        assert not self.cache.held
-
-
-def drawn(tokens: list[int]) -> int:
-    return sum(tokens[-3:]) % 5
-
 
 LIMITS = st.builds(
     lambda pages, seqs, page, chunk, step, remembered, queued, answers: Limits(
@@ -215,8 +44,9 @@ def play(
     snapshots: int | None = None,
     guesses: int = 0,
     window: int | None = None,
+    asides: float = 0,
 ) -> Simulation:
-    simulation = Simulation(limits, snapshots, guesses, window)
+    simulation = Simulation(limits, snapshots, guesses, window, asides)
     room = min(limits.pages * limits.page_size, limits.max_model_len)
     stems = [[random_.randrange(3) for _ in range(room)] for _ in range(3)]
     for _ in range(events):
@@ -240,12 +70,13 @@ def play(
     st.integers(0, 2**32),
     st.sampled_from([(None, None), (0, None), (1, None), (3, None), (50, None), (3, 5), (50, 1), (50, 30)]),
     st.sampled_from([0, 0, 2, 7]),
+    st.sampled_from([0.0, 0.3, 0.8]),
 )
 def test_no_page_leaks_nobody_starves_and_every_answer_is_computed_on_its_own_tokens(
-    limits: Limits, seed: int, states: tuple[int | None, int | None], guesses: int
+    limits: Limits, seed: int, states: tuple[int | None, int | None], guesses: int, asides: float
 ) -> None:
     snapshots, window = states
-    play(limits, random.Random(seed), 60, snapshots, guesses, window)
+    play(limits, random.Random(seed), 60, snapshots, guesses, window, asides)
 
 
 @pytest.mark.slow
@@ -255,7 +86,8 @@ def test_a_hundred_thousand_events_and_ten_thousand_requests(
 ) -> None:
     random_ = random.Random(1)
     limits = Limits(max_model_len=40, pages=24, max_num_seqs=5, page_size=2, chunk=4, step_tokens=8)
-    simulation = play(limits, random_, 100_000, snapshots, 3, window)
+    simulation = play(limits, random_, 100_000, snapshots, 3, window, 0.3)
+    assert simulation.were_aside > 1000
     assert simulation.scheduler.preemptions > 1000
     assert simulation.arrivals > 10_000  # requests that were taken, all of which have ended
 

@@ -35,6 +35,7 @@ from nnfront.dims import Size, Symbol, evaluate
 from nnfront.lower import Instruction, Run, Slot, StateLayerType, TensorType
 from nnfront.lower.slots import bare_symbol, dims_in
 from nnfront.runtime.execute import Code, Frame, Step, execute
+from nnfront.state.between import BETWEEN
 
 Pair: TypeAlias = tuple[Step, "Instruction | None"]
 Part: TypeAlias = Callable[[Frame], None]
@@ -153,6 +154,8 @@ class TapeStep:
             plan = self.plans[key] = list(_Planner(self, frame, known, layers).parts())
         for part in plan:
             part(frame)
+            if (between := BETWEEN.do) is not None:
+                between()
 
     def _appended(self) -> dict[int, Size]:
         """How many tokens of each sequence the first instruction appends that has a layer."""

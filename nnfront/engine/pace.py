@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When answers go on while a chunk of a prompt is computed: learned from how long their steps take, and nothing that a text depends on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+LEAST = 0.6
+"""Which part of the time prompts have at least, however long steps of answers take."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """`gap`: seconds that two tokens of an answer are to be apart, at most. Where a step of all answers takes most of them, prompts still get their part."""
+
+    gap: float
+    clock: Callable[[], float] = time.perf_counter
+    step: float = 0.0
+    _last: float = 0.0
+
+    def took(self, began: float) -> None:
+        """Count a step of all answers, which began then and ends now."""
+        self._last = self.clock()
+        self.step = self._last - began
+
+    def wait(self) -> None:
+        """Begin to count anew, as no answer can go on."""
+        self._last = self.clock()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether answers are to go on."""
+        share = max(self.gap - self.step, self.step * LEAST / (1 - LEAST))
+        return self.clock() - self._last >= share
