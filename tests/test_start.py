@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from patience import HANGS_SECONDS
 
 from nnfront.cli import main
 
@@ -55,6 +56,6 @@ def test_the_server_of_the_page_answers_the_client_of_the_page(
         assert process.stderr is not None
         process.stderr.read()
         process.stderr.close()
-        process.wait(30)
+        process.wait(HANGS_SECONDS)
     shown = indented("['pylib']").splitlines()
     assert out.getvalue().splitlines()[: len(shown)] == shown

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from few_of import few_of
+from patience import HANGS_SECONDS
 
 import nnfront as nn
 
@@ -60,5 +61,5 @@ def ran(
         f"--nproc-per-node={request.param}",
     ]
     command += [str(Path(__file__).parent / "rank_worker.py"), str(out / "task.json")]
-    subprocess.run(command, check=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    subprocess.run(command, check=True, timeout=HANGS_SECONDS, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return [torch.load(out / f"{rank}.pt") for rank in range(request.param)]

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.distributed as dist
+from patience import HANGS_SECONDS
 
 Result = TypeVar("Result")
 
@@ -19,7 +20,7 @@ class Threads:
 
     def __init__(self, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.here = world, threading.local()
-        self.barrier = threading.Barrier(world, timeout=60)
+        self.barrier = threading.Barrier(world, timeout=HANGS_SECONDS)
         self.shared: list[Any] = [None] * world
         self.record: list[list[tuple[str, tuple[int, ...]]]] = [[] for _ in range(world)]
         monkeypatch.setattr(dist, "is_initialized", lambda: True)

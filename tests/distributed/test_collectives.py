@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from patience import HANGS_SECONDS
 
 import nnfront as nn
 from nnfront import op, spec
@@ -132,5 +133,7 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 def test_commands_say_how_many_processes_they_want(arguments: list[str], said: str) -> None:
     started = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}
     command = [sys.executable, "-m", "nnfront", *arguments]
-    done = subprocess.run(command, env=started, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, env=started, capture_output=True, text=True, check=False, timeout=HANGS_SECONDS
+    )
     assert (done.returncode, done.stderr) == (1, f"error: {said}\n")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from few_of import few_of
+from patience import HANGS_SECONDS
 
 import nnfront as nn
 
@@ -39,7 +40,7 @@ def test_a_server_of_two_ranks_answers_as_one_process_and_ends_in_order(form: st
             request = urllib.request.Request(
                 f"{url}/v1/completions", body, {"content-type": "application/json"}
             )
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=HANGS_SECONDS) as answer:
                 text: str = json.load(answer)["choices"][0]["text"]
                 return text
 
@@ -47,7 +48,7 @@ def test_a_server_of_two_ranks_answers_as_one_process_and_ends_in_order(form: st
             answers = list(threads.map(ask, PROMPTS))
         process.send_signal(signal.SIGTERM)
         rest = process.stderr.read()
-        assert process.wait(20) == 0, rest
+        assert process.wait(HANGS_SECONDS) == 0, rest
         assert "error" not in rest.lower()
     finally:
         process.kill()

@@ -44,7 +44,7 @@ def page(browser: Any, small: Path) -> Iterator[Any]:
 def opened(browser: Any, path: Path) -> Iterator[Any]:
     """Yield the page, and hold afterwards that it asked for nothing and that its script made no mistake."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.set_default_timeout(5000)
+    page.set_default_timeout(60_000)
     faults: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda message: faults.append(message.text))

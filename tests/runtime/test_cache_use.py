@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import HANGS_SECONDS
 
 import nnfront as nn
 from nnfront import op, ops, spec
@@ -74,13 +75,13 @@ def during(session: Session, cache: Cache, wait: Any, act: Callable[[], None]) -
     def block() -> None:
         if threading.current_thread() is not caller:
             inside.set()
-            assert done.wait(30)
+            assert done.wait(HANGS_SECONDS)
 
     wait.action = block
     thread = threading.Thread(target=session["forward"], args=(X.expand(cache.batch, 1, 4), cache))
     thread.start()
     try:
-        assert inside.wait(30)
+        assert inside.wait(HANGS_SECONDS)
         act()
     finally:
         done.set()

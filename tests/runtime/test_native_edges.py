@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import random
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from native_calls import ARGUMENTS, bits, call, drawn, operands_of
+from patience import HANGS_SECONDS
 
 from nnfront.backends.cpu.extension import KERNELS, NATIVE
 from nnfront.backends.cpu.tape_builder import OFFSET_BITS, ROW
@@ -87,9 +89,10 @@ def test_no_kernel_touches_a_byte_beyond_what_the_table_says():
     done = subprocess.run(
         [sys.executable, "-c", "import test_native_edges; test_native_edges.try_all(12)"],
         cwd=Path(__file__).parent,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS_SECONDS,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "ran gate" in done.stdout  # some rows of any numbers make sense

@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
+import time
 from typing import Any
 
 import httpx2
 import openai
 import pytest
+from answering import Stop
 from leaving import leave
+from patience import HANGS_SECONDS
 from serving import Client
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -257,10 +261,15 @@ def test_metrics_count_requests_and_tokens(client: Client) -> None:
 def test_too_many_requests_are_told_to_come_again(llm: nn.LLM) -> None:
     limits = Limits(max_model_len=256, pages=32, max_num_seqs=1, max_queued=1, page_size=8, chunk=32)
     with Engine(llm, limits) as engine:
+        has_refused = threading.Event()
+        Stop(engine, 0, has_refused.is_set)
         body = {"prompt": "import os", "max_tokens": 60, "ignore_eos": True}
 
         async def work(http: httpx2.AsyncClient) -> list[httpx2.Response]:
-            return await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(6)))
+            tasks = [asyncio.create_task(http.post("/v1/completions", json=body)) for _ in range(6)]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            has_refused.set()
+            return await asyncio.gather(*tasks)
 
         responses = Client(engine).run(work)
     statuses = [response.status_code for response in responses]
@@ -275,26 +284,26 @@ def test_a_client_that_leaves_gives_back_what_its_request_held(
     engine: Engine, client: Client, stream: bool
 ) -> None:
     body = {"prompt": "import os", "max_tokens": 240, "ignore_eos": True, "stream": stream}
+    stop = Stop(engine, 20 * stream, lambda: bool(engine._cancelled))
 
     async def until(sent: asyncio.Queue[Any]) -> None:
-        if stream:
-            for _ in range(3):
-                await sent.get()
-        while not engine.counts()["running"]:
+        for _ in range(3 * stream):
+            await sent.get()
+        while not stop.is_there.is_set():
             await asyncio.sleep(0.001)
 
     async def work() -> None:
         await leave(client.app, "/v1/completions", body, until)
-        while engine.counts()["running"]:
+        while not engine.stats.ends["cancelled"]:
             await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(work(), 30))
-    assert engine.stats.ends["cancelled"] == 1
+    asyncio.run(asyncio.wait_for(work(), HANGS_SECONDS))
     assert engine.counts()["pages_used"] == 0
 
 
 def test_an_answer_that_takes_too_long_is_an_error(engine: Engine) -> None:
     client = Client(engine, seconds=0.01)
+    Stop(engine, 3, lambda: not time.sleep(0.02))
     body = {"prompt": "import os", "max_tokens": 240, "ignore_eos": True}
     response = client.post("completions", body)
     assert response.status_code == 504

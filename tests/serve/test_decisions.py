@@ -10,7 +10,9 @@ import httpx2
 import openai
 import pytest
 import torch
+from answering import Stop
 from leaving import leave
+from patience import HANGS_SECONDS
 from serving import Client
 
 import nnfront as nn
@@ -154,8 +156,10 @@ def test_what_is_wrong_is_said(client: Client, body: dict[str, Any], message: st
 
 
 def test_a_client_that_leaves_ends_all_its_questions(engine: Engine, client: Client) -> None:
+    stop = Stop(engine, 0, lambda: bool(engine._cancelled))
+
     async def until(_: asyncio.Queue[Any]) -> None:
-        while not engine.counts()["running"]:
+        while not stop.is_there.is_set():
             await asyncio.sleep(0.001)
 
     async def work() -> None:
@@ -164,7 +168,7 @@ def test_a_client_that_leaves_ends_all_its_questions(engine: Engine, client: Cli
         while engine.counts()["running"] or engine.counts()["waiting"]:
             await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    asyncio.run(asyncio.wait_for(work(), HANGS_SECONDS))
     assert sum(engine.stats.ends.values()) < 300
     engine.forget()
     assert engine.counts()["pages_used"] == 0

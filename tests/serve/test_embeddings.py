@@ -18,6 +18,7 @@ import pytest
 import torch
 import uvicorn
 from leaving import leave
+from patience import HANGS_SECONDS
 from serving import FOLDER, Client
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel
@@ -173,11 +174,22 @@ def test_a_key_is_asked_for_by_encoders_too(folder: Path) -> None:
 
 
 def test_more_requests_than_may_wait_are_told_to_come_again(client: Client, folder: Path) -> None:
-    client = encoder(nn.Embedder.load(folder), max_queued=2)
+    embedder, has_refused = nn.Embedder.load(folder), threading.Event()
+    compute = embedder.vectors
+
+    def vectors(rows: Any) -> torch.Tensor:
+        assert has_refused.wait(HANGS_SECONDS)
+        return compute(rows)
+
+    embedder.vectors = vectors  # type: ignore[method-assign]
+    client = encoder(embedder, max_queued=2)
 
     async def work(http: httpx2.AsyncClient) -> list[httpx2.Response]:
         body = {"input": TOKENS * 200}
-        return await asyncio.gather(*(http.post("/v1/embeddings", json=body) for _ in range(6)))
+        tasks = [asyncio.create_task(http.post("/v1/embeddings", json=body)) for _ in range(6)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        has_refused.set()
+        return await asyncio.gather(*tasks)
 
     responses = client.run(work)
     statuses = [response.status_code for response in responses]
@@ -196,7 +208,7 @@ def test_a_client_that_leaves_ends_its_request_between_two_batches(folder: Path)
 
     def vectors(rows: Any) -> torch.Tensor:
         computed[0] += 1
-        assert go_on.wait(30)
+        assert go_on.wait(HANGS_SECONDS)
         return compute(rows)
 
     embedder.vectors = vectors  # type: ignore[method-assign]
@@ -210,7 +222,7 @@ def test_a_client_that_leaves_ends_its_request_between_two_batches(folder: Path)
         await leave(app, "/v1/embeddings", {"input": [[5] * 40] * 500}, until)
         go_on.set()
 
-    asyncio.run(asyncio.wait_for(work(), 30))
+    asyncio.run(asyncio.wait_for(work(), HANGS_SECONDS))
     assert computed[0] == 1 < len([*batches([40] * 500)])
 
 

@@ -3,21 +3,24 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from answering import Answer
+from answering import Answer, Stop, asked_together, held
 from serving import FOLDER, LIMITS
 
 import nnfront as nn
 from nnfront.engine.compute import Compute
 from nnfront.engine.params import Params
 from nnfront.engine.schedule import Limits, Scheduler
+from nnfront.serve import engine as serving_engine
 from nnfront.serve.engine import Engine
 
 
@@ -61,7 +64,7 @@ def test_a_decoding_call_has_as_many_rows_as_the_back_end_says(
             return call(self, method, sequences, *more)
 
         monkeypatch.setattr(Compute, "_call", counted)
-        answers = [Answer(engine, text[i : i + 9], Params(max_tokens=12)) for i in range(5)]
+        answers = asked_together(engine, [(text[i : i + 9], Params(max_tokens=12)) for i in range(5)])
         for answer in answers:
             answer.wait()
     assert max(seen) == rows
@@ -93,7 +96,7 @@ def test_answers_do_not_depend_on_neighbours(llm: nn.LLM, text: list[int]) -> No
     wanted = requests(text, 16)
     expected = alone(llm, wanted)
     with Engine(llm, LIMITS) as engine:
-        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        answers = asked_together(engine, wanted)
         assert [answer.wait() for answer in answers] == expected
         assert any(answer.cached for answer in answers)
 
@@ -103,16 +106,16 @@ def test_answers_do_not_depend_on_pre_emption(llm: nn.LLM, text: list[int]) -> N
     expected = alone(llm, wanted)
     few = Limits(max_model_len=256, pages=32, max_num_seqs=6, page_size=8, chunk=32, step_tokens=64)
     with Engine(llm, few) as engine:
-        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        answers = asked_together(engine, wanted)
         assert [answer.wait() for answer in answers] == expected
         assert engine.counts()["preemptions"] > 0
 
 
 def test_the_count_of_pages_is_the_caches(llm: nn.LLM, text: list[int]) -> None:
     with Engine(llm, LIMITS) as engine:
-        answers = [Answer(engine, prompt, params) for prompt, params in requests(text, 12)]
-        for i, answer in enumerate(answers):
-            if i % 3 == 0:
+        with held(engine):
+            answers = asked_together(engine, requests(text, 12))
+            for answer in answers[::3]:
                 engine.cancel(answer.number)
         ends = [answer.wait()[1] for answer in answers]
         assert {"cancelled", "length"} <= set(ends)
@@ -179,8 +182,14 @@ def test_new_weights_answer_from_the_next_request_on_without_what_the_old_ones_c
         assert Answer(engine, prompt, params).wait() == before
 
 
-def test_a_request_that_takes_too_long_ends(engine: Engine, text: list[int]) -> None:
-    tokens, end = Answer(engine, text[:9], Params(max_tokens=200, ignore_eos=True), seconds=0.05).wait()
+def test_a_request_that_takes_too_long_ends(
+    engine: Engine, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with held(engine):
+        clock = SimpleNamespace(monotonic=itertools.count().__next__)  # a second passes at each look at it
+        monkeypatch.setattr(serving_engine, "time", clock)
+        answer = Answer(engine, text[:9], Params(max_tokens=200, ignore_eos=True), seconds=50.0)
+    tokens, end = answer.wait()
     assert end == "deadline"
     assert len(tokens) < 200
 
@@ -193,6 +202,7 @@ def test_closing_waits_for_answers_only_if_asked_to(llm: nn.LLM, text: list[int]
     with pytest.raises(nn.errors.RunError, match="the engine is being closed, and takes no more requests"):
         engine.submit(text[:3], Params(), print)
     engine = Engine(llm, LIMITS)
-    answers = [Answer(engine, text[:9], Params(max_tokens=200, ignore_eos=True)) for _ in range(9)]
+    Stop(engine, 20, lambda: engine._is_closing)
+    answers = asked_together(engine, [(text[:9], Params(max_tokens=200, ignore_eos=True))] * 9)
     engine.close()
-    assert "cancelled" in {answer.wait()[1] for answer in answers}
+    assert {answer.wait()[1] for answer in answers} == {"cancelled"}

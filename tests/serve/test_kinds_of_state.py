@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer
+from answering import Answer, asked_together
 from model_folders import random_folder
 from serving import LIMITS
 
@@ -118,7 +118,7 @@ def test_answers_do_not_depend_on_neighbours_nor_on_pre_emption(
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     for limits in (LIMITS, replace(LIMITS, pages=32)):
         with Engine(mixed, limits) as engine:
-            answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+            answers = asked_together(engine, wanted)
             assert [answer.wait() for answer in answers] == expected
             assert (engine.counts()["preemptions"] > 0) == (limits.pages == 32)
             assert any(answer.cached for answer in answers) or limits.pages == 32
@@ -143,7 +143,7 @@ def test_what_is_in_a_window_behind_whole_chunks_is_shared_and_answers_stay_the_
     with Engine(llm, LIMITS) as engine:
         first = Answer(engine, *wanted[0])
         assert first.wait() == expected[0]
-        others = [Answer(engine, *each) for each in wanted]
+        others = asked_together(engine, wanted)
         assert [other.wait() for other in others] == expected
         assert [other.cached for other in others] == [64] * 4
 

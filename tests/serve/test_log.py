@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from answering import Stop
 from leaving import leave
+from patience import HANGS_SECONDS
 from serving import Client
 
 from nnfront.serve.engine import Engine
@@ -89,15 +91,16 @@ def test_what_is_refused_has_a_line_too_and_addresses_are_not_repeated(client: C
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_is_seen(engine: Engine, lines: Lines, stream: bool) -> None:
     body = {"prompt": "import os", "max_tokens": 240, "ignore_eos": True, "stream": stream}
+    stop = Stop(engine, 20 * stream, lambda: bool(engine._cancelled))
 
     async def until(sent: asyncio.Queue[Any]) -> None:
         for _ in range(3 * stream):
             await sent.get()
-        while not engine.counts()["running"]:
+        while not stop.is_there.is_set():
             await asyncio.sleep(0.001)
 
     app = Client(engine, log=lines.append).app
-    asyncio.run(asyncio.wait_for(leave(app, "/v1/completions", body, until), 30))
+    asyncio.run(asyncio.wait_for(leave(app, "/v1/completions", body, until), HANGS_SECONDS))
     (line,) = lines
     assert line["whole"] is False
     assert line["status"] == (200 if stream else None)

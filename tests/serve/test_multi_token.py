@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer
+from answering import Answer, asked_together
 from model_folders import random_folder
 from safetensors.torch import load_file, save_file
 from serving import FOLDER, LIMITS
@@ -153,7 +153,7 @@ def test_texts_are_the_same_with_a_head(
     with Engine(llm, replace(LIMITS, remembered=0)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     with Engine(llm, replace(LIMITS, pages=pages), spec="mtp:3") as engine:
-        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        answers = asked_together(engine, wanted)
         assert [answer.wait() for answer in answers] == expected
         assert engine.counts()["drafted"] > 20
 
@@ -212,7 +212,7 @@ def test_a_head_guesses_for_all_texts_of_a_batch_in_one_call_each_token(
     expected = [row.tolist() for row in llm.generate_ids([torch.tensor(p) for p in prompts], 41)]
     limits = replace(LIMITS, step_tokens=256)
     with Engine(llm, limits, spec="mtp:3") as engine:
-        answers = [Answer(engine, p, Params(max_tokens=41, ignore_eos=True)) for p in prompts]
+        answers = asked_together(engine, [(p, Params(max_tokens=41, ignore_eos=True)) for p in prompts])
         assert [answer.wait()[0] for answer in answers] == expected
         counts = engine.counts()
     assert len({sum(each) for each in rights}) > 2  # texts had different numbers of tokens to be told of

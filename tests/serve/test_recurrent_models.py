@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer
+from answering import Answer, held
 from few_of import few_of
 from model_folders import random_folder
+from patience import HANGS_SECONDS
 from serving import LIMITS
 
 import nnfront as nn
@@ -99,12 +100,16 @@ def test_texts_are_those_of_each_alone_whatever_is_guessed_shared_and_cancelled(
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
     cancels = random.Random(pages)
     with Engine(llm, replace(LIMITS, pages=pages, snapshot_bytes=snapshot_bytes), spec="ngram") as engine:
-        answers = []
-        for prompt, params in wanted:
-            answers.append(Answer(engine, prompt, params))
-            if cancels.random() < 0.4:
-                short = Answer(engine, prompt[:-1], replace(params, max_tokens=30))
-                engine.cancel(short.number)
+        answers, others = [], []
+        with held(engine):
+            for prompt, params in wanted:
+                answers.append(Answer(engine, prompt, params))
+                if cancels.random() < 0.4:
+                    others.append(Answer(engine, prompt[:-1], replace(params, max_tokens=30)))
+        for i, other in enumerate(others):
+            if i % 2:  # the others are at any point, or have ended
+                other.events.get(timeout=HANGS_SECONDS)
+            engine.cancel(other.number)
         assert [answer.wait() for answer in answers] == expected
         counts = engine.counts()
         assert 0 < counts["accepted"] < counts["drafted"]

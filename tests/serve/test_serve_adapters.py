@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from answering import Answer
+from answering import Answer, held
 from random_adapter import random_adapter
 from serving import FOLDER, LIMITS, Client
 
@@ -52,7 +52,9 @@ def test_rows_of_different_adapters_are_answered_as_they_are_alone(adapted: nn.L
         alone = [answer.wait() for answer in asked(engine, text)]
         steps = sum(engine.stats.step_tokens.counts)
     with Engine(adapted, LIMITS) as engine:
-        assert [answer.wait() for answer in list(asked(engine, text))] == alone
+        with held(engine):
+            answers = list(asked(engine, text))
+        assert [answer.wait() for answer in answers] == alone
         assert sum(engine.stats.step_tokens.counts) < steps / 2  # they did run together
 
 

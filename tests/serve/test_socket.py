@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import openai
 import pytest
+from patience import HANGS_SECONDS
 from serving import FOLDER, TEMPLATE
 
 
@@ -47,7 +48,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subp
 def raw(url: str, data: bytes, *, reads: bool = True) -> bytes:
     """Send bytes as they are; return what comes until the server closes, or soon after."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=5) as connection:
+    with socket.create_connection((host, int(port)), timeout=HANGS_SECONDS) as connection:
         connection.sendall(data)
         if not reads:
             return b""
@@ -81,7 +82,7 @@ def test_what_comes_broken_is_refused_and_leaves_nothing(
 
 
 def holds_nothing_and_answers(url: str) -> None:
-    with httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}) as http:
+    with httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=HANGS_SECONDS) as http:
         for _ in range(200):
             text = http.get("/metrics").text
             busy = re.findall(r"num_requests_(?:running|waiting)\{.*?\} (\S+)", text)
@@ -113,7 +114,7 @@ def test_who_does_not_read_or_closes_one_half_holds_up_nobody(
         for _ in range(4):
             connection = held.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(20)
+            connection.settimeout(HANGS_SECONDS)
             connection.connect((host, int(port)))
             connection.sendall(post(stream))
             slow.append(connection)
@@ -125,7 +126,7 @@ def test_who_does_not_read_or_closes_one_half_holds_up_nobody(
             f"{url}/v1/completions",
             json={"prompt": "import os", "max_tokens": 2},
             headers={"authorization": "Bearer k"},
-            timeout=30,
+            timeout=HANGS_SECONDS,
         )
         assert reply.json()["usage"]["completion_tokens"] == 2  # while two do not read
     holds_nothing_and_answers(url)
@@ -150,6 +151,6 @@ def test_the_server_answers_and_drains_when_it_is_told_to_end(
             process.send_signal(signal.SIGTERM)
             rest = list(chunks)
         assert rest[-1].choices[0].finish_reason == "length"
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=HANGS_SECONDS) == 0
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(f"{url}/health")

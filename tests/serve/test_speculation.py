@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from answering import Answer
+from answering import Answer, asked_together
 from serving import FOLDER, LIMITS
 
 import nnfront as nn
@@ -77,7 +77,7 @@ def test_texts_are_the_same_whatever_is_guessed(
     monkeypatch.setattr(nn.LLM, "guesser", lambda self, how, longest: Guesser())
     monkeypatch.setattr(Pay, "is_due", lambda self, cost: True)
     with Engine(extending, replace(LIMITS, pages=pages), spec="ngram") as engine:
-        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        answers = asked_together(engine, wanted)
         assert [answer.wait() for answer in answers] == expected
         counts = engine.counts()
         assert counts["drafted"] > 0
@@ -101,7 +101,7 @@ def test_a_draft_model_guesses_and_the_text_stays(extending: nn.LLM, text: list[
     with Engine(extending, replace(LIMITS, remembered=0)) as engine:
         expected = [Answer(engine, prompt, params).wait() for prompt, params in wanted]
     with Engine(extending, LIMITS, spec=f"draft:{FOLDER}") as engine:
-        answers = [Answer(engine, prompt, params) for prompt, params in wanted]
+        answers = asked_together(engine, wanted)
         assert [answer.wait() for answer in answers] == expected
         assert engine.counts()["accepted"] > 20  # it is the model itself
     draft = extending.guesser(f"draft:{FOLDER}", 100)

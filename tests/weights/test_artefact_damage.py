@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from artefact_cases import outputs, rehash, varied_session
+from patience import HANGS_SECONDS
 
 import nnfront as nn
 from nnfront.artefact import integrity, loader
@@ -274,7 +275,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         return compile_admitted(*args)
 
     def crc_when_compiled(*args: Any) -> int:
-        assert compiled.wait(60), "the comparison is waited for before the program is compiled"
+        assert compiled.wait(HANGS_SECONDS), "the comparison is waited for before the program is compiled"
         return crc_of(*args)
 
     monkeypatch.setattr(loader, "compile_admitted", compile)

@@ -3,57 +3,18 @@
 
 import os
 import shutil
-import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from children import kill_at, moments_of
 from few_of import few_of
 from safetensors.torch import save_file
 from test_load_cache import EXECUTABLE, kept, weights
 
 import nnfront as nn
-
-
-def _load_in_child(folder: Path, cache: Path, before: Callable[[int], None]) -> None:
-    """Load in a copy of this process, which has everything imported; before each time that it asks the file system, `before` is told which time it is.
-
-    So a kill is placed by what the load has done, not by a clock: it comes in the middle on a machine of any speed.
-    """
-    child = os.fork()
-    if child:
-        os.waitpid(child, 0)
-        return
-    asked = 0
-
-    def count(event: str, _: object) -> None:
-        nonlocal asked
-        if event == "open" or event.startswith(("os.", "fcntl.")):
-            asked += 1
-            before(asked)
-
-    try:
-        sys.addaudithook(count)
-        EXECUTABLE.load(nn.Checkpoint(folder), cache=cache)
-    finally:
-        os._exit(0)
-
-
-def _kill_at(moment: int, delay: float) -> Callable[[int], None]:
-    """Kill this process before it asks for the `moment`-th time, or so many seconds after that, which may be while it writes."""
-
-    def kill(asked: int) -> None:
-        if asked == moment and delay:
-            signal.setitimer(
-                signal.ITIMER_REAL, delay
-            )  # nobody handles its signal, so the system ends the process
-        elif asked == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return kill
 
 
 @pytest.fixture
@@ -72,17 +33,17 @@ def test_a_kill_at_any_moment_leaves_nothing_wrong(quick_path, kills: int):
     tmp_path, folder = quick_path, quick_path / "model"
     folder.mkdir()
     save_file(weights(), folder / "model.safetensors")
-    reader, writer = os.pipe()
-    _load_in_child(folder, tmp_path / "whole", lambda _: os.write(writer, b"."))
-    moments = len(os.read(reader, 1 << 16))
-    os.close(reader)
-    os.close(writer)
+
+    def load(cache: Path) -> nn.Session:
+        return EXECUTABLE.load(nn.Checkpoint(folder), cache=cache)
+
+    moments = moments_of(lambda: load(tmp_path / "whole"))
     total = len(kept(tmp_path / "whole"))
     right = EXECUTABLE.load(nn.Checkpoint(folder)).weights
     sizes: list[int] = []
     for i in range(kills):
         cache = tmp_path / f"cache{i // 2}"
-        _load_in_child(folder, cache, _kill_at(1 + moments * i // kills, delay=i % 4 // 2 * 1e-4))
+        kill_at(lambda cache=cache: load(cache), 1 + moments * i // kills, delay=i % 4 // 2 * 1e-4)
         results = cache / "results"
         sizes.append(
             len([f for f in os.listdir(results) if not f.startswith(".")]) if results.exists() else 0
@@ -92,7 +53,7 @@ def test_a_kill_at_any_moment_leaves_nothing_wrong(quick_path, kills: int):
             os.rename(cache, snapshot)  # what is checked is the state that the kill has left
         else:
             snapshot.mkdir()
-        session = EXECUTABLE.load(nn.Checkpoint(folder), cache=_linked(snapshot, tmp_path / f"copy{i}"))
+        session = load(_linked(snapshot, tmp_path / f"copy{i}"))
         assert all(torch.equal(session.weights[name], value) for name, value in right.items()), (
             f"after kill {i}"
         )

@@ -6,37 +6,19 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from artefact_cases import llama_weights, outputs, varied_session, weight, write_folder
+from children import code_of, in_child, kill_at, moments_of
 from safetensors.torch import save_file
 from test_transform_cache import assert_right, bound, cached_transform, program_of, weights
 
 import nnfront as nn
 
 FACTORS = (2.0, 3.0, 4.0)
-
-
-def in_child(work: Callable[[], object]) -> int:
-    """Do something in a copy of this process, which has all imported, and return its id; it ends with 0 if nothing was raised."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        work()
-        code = 0
-    finally:
-        os._exit(code)
-
-
-def code_of(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.fixture
@@ -49,13 +31,16 @@ def folder(tmp_path: Path) -> Path:
 def share_a_cold_cache(folder: Path, place: Path, rounds: int) -> None:
     program, source = program_of(*FACTORS), weights()
 
-    def load(cache: Path, begin: float) -> None:
-        time.sleep(max(begin - time.monotonic(), 0))  # all at once
+    def load(cache: Path, begin: tuple[int, int]) -> None:
+        os.close(begin[1])
+        os.read(begin[0], 1)  # all at once, when nobody holds the other end
         assert_right(cached_transform(program, bound(folder), cache), source, FACTORS)
 
     for i in range(rounds):
-        cache, begin = place / f"cache{i}", time.monotonic() + 0.02
+        cache, begin = place / f"cache{i}", os.pipe()
         children = [in_child(lambda c=cache, b=begin: load(c, b)) for _ in range(3)]
+        os.close(begin[1])
+        os.close(begin[0])
         assert [code_of(child) for child in children] == [0, 0, 0]
         left = [f.name for f in cache.rglob("*") if f.suffix == ".tmp"]
         assert not left
@@ -73,16 +58,16 @@ def test_processes_that_share_a_cold_cache_all_succeed_for_long(folder: Path, tm
 
 def kill_writers(folder: Path, cache: Path, count: int) -> None:
     program = program_of(*FACTORS)
-    began = time.monotonic()
-    cached_transform(program, bound(folder), cache)
-    seconds = time.monotonic() - began
-    for i in range(count):
+
+    def write() -> None:
         for result in cache.glob("results/[!.]*"):
             result.unlink()
-        child = in_child(lambda: cached_transform(program, bound(folder), cache))
-        time.sleep(seconds * i / count)  # at any moment of a run
-        os.kill(child, signal.SIGKILL)
-        code_of(child)
+        cached_transform(program, bound(folder), cache)
+
+    write()
+    moments = moments_of(write)
+    for i in range(count):
+        kill_at(write, 1 + moments * i // count, delay=i % 4 // 2 * 1e-4)
     assert_right(cached_transform(program, bound(folder), cache), weights(), FACTORS)
     assert not [f.name for f in cache.rglob("*") if f.suffix == ".tmp"]
 
@@ -98,7 +83,8 @@ def test_many_killed_writers_leave_nothing_behind(folder: Path, tmp_path: Path) 
     kill_writers(folder, tmp_path / "cache", 500)
 
 
-def load_while_it_is_replaced(place: Path, seconds: float) -> None:
+def load_while_it_is_replaced(place: Path, loads: int) -> None:
+    """At least so many times, and until both of the artefacts have been found."""
     old, new = varied_session(), varied_session()
     new.update({"up.bias": weight("other", (6,))})
     expected = [outputs(old), outputs(new)]
@@ -112,26 +98,25 @@ def load_while_it_is_replaced(place: Path, seconds: float) -> None:
     child = in_child(replace)
     found = [0, 0]
     try:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while sum(found) < loads or not all(found):
             got = outputs(nn.load(place))
             which = [all(map(torch.equal, got, each)) for each in expected]
             assert sum(which) == 1  # one of the two, and nothing of the other
             found[which.index(True)] += 1
             assert nn.artefact.check(place) == []
+            assert os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     finally:
         os.kill(child, signal.SIGKILL)
         code_of(child)
-    assert all(found)
 
 
 def test_an_artefact_that_is_replaced_again_and_again_loads(tmp_path: Path) -> None:
-    load_while_it_is_replaced(tmp_path / "a", 2.0)
+    load_while_it_is_replaced(tmp_path / "a", 50)
 
 
 @pytest.mark.slow
 def test_an_artefact_that_is_replaced_again_and_again_loads_for_long(tmp_path: Path) -> None:
-    load_while_it_is_replaced(tmp_path / "a", 60.0)
+    load_while_it_is_replaced(tmp_path / "a", 2000)
 
 
 def test_a_language_model_keeps_its_tokenizer_when_its_artefact_is_replaced(tmp_path: Path) -> None:
