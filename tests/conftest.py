@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all tests share: one thread for torch (the tensors are tiny), a fixed seed for each test, and the same examples each time.
 
-Property tests draw the same examples in every run, so that a run tells about the code and not about luck. To look for new ones:
-`HYPOTHESIS_PROFILE=search python -m pytest tests`.
+Property tests draw the same examples in every run, and take as long as they take, so that a run tells about the code and not about luck or the
+machine. To look for new ones: `HYPOTHESIS_PROFILE=search python -m pytest tests`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-settings.register_profile("fixed", derandomize=True, deadline=None)
-settings.register_profile("search", deadline=None)
+settings.register_profile("search", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("fixed", settings.get_profile("search"), derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,6 +15,7 @@ import torch
 import nnfront as nn
 from nnfront.cli import main
 from nnfront.cli.plot import Panel, plot
+from nnfront.llm import timings
 
 FOLDER = str(Path(nn.__file__).parents[1] / "examples" / "checkpoints" / "pylib-3m")
 SMALL = ["--lengths", "8,24", "--batches", "1,2", "-n", "3", "--repeats", "1"]
@@ -46,19 +47,20 @@ def test_json_and_a_picture_say_the_same(capsys: pytest.CaptureFixture[str], tmp
 def test_times_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     llm = nn.LLM.load(FOLDER)
     slept = {"prefill": 0.03, "decode": 0.01}
-    generate = llm.generate_ids
+    generate, now = llm.generate_ids, [0.0]
 
     def slow(ids: torch.Tensor, count: int) -> Any:
         found = generate(ids, count)
         for phase, seconds in slept.items():  # as if the model had taken so much longer
-            time.sleep(seconds * (1 if phase == "prefill" else count - 1))
+            now[0] += seconds * (1 if phase == "prefill" else count - 1)
             llm.phases.end(phase)
         return found
 
+    monkeypatch.setattr(timings, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(llm, "generate_ids", slow)
     (found,) = nn.measure_speed(llm, [16], [2], new_tokens=4, repeats=1)
-    assert 0.03 <= found.prefill_seconds < 10
-    assert 0.01 <= found.decode_seconds < 5
+    assert found.prefill_seconds == pytest.approx(0.03)
+    assert found.decode_seconds == pytest.approx(0.01)
     assert found.decode_tokens_per_second == pytest.approx(2 / found.decode_seconds)
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile import limits
 
 from nnfront import files
 from nnfront.errors import LoadError
@@ -144,10 +144,8 @@ JSON: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize(("data", "reason"), JSON.values(), ids=JSON)
 def test_json_beyond_the_budget_is_refused_at_once(data: bytes, reason: str) -> None:
-    began = time.perf_counter()
-    with pytest.raises(ValueError, match=reason):
+    with limits(), pytest.raises(ValueError, match=reason):
         parse_json(data)
-    assert time.perf_counter() - began < 3
 
 
 def test_strict_json_has_neither_names_twice_nor_numbers_that_are_none() -> None:

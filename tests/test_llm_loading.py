@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -92,12 +92,14 @@ class TestBar:
     def test_on_a_terminal_it_shows_how_far_the_work_is(self, monkeypatch) -> None:
         monkeypatch.setattr(sys, "stderr", terminal := Terminal())
         monkeypatch.setattr(bar, "SECONDS", 0)
+        monkeypatch.setattr(
+            "tqdm.std.time", itertools.count().__next__
+        )  # more often than ten times a second it is not drawn
         show = bar.progress_bar("weights", "step")
         assert show is not None
         for _ in range(2):  # one transform after another
             for done in (1, 2, 4):
                 show(done, 4)
-                time.sleep(0.15)  # more often than ten times a second it is not drawn
         assert terminal.getvalue().count("weights:  50%") == 2
 
     def test_work_that_is_done_at_once_shows_none(self, monkeypatch) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -46,10 +45,8 @@ def branches(depth: int) -> str:
 
 
 def test_a_tower_of_calls_is_refused_before_it_is_built() -> None:
-    started = time.perf_counter()
-    with pytest.raises(VerifyError) as error:
+    with limits(), pytest.raises(VerifyError) as error:
         admit(tower(60, 2))
-    assert time.perf_counter() - started < 5
     assert str(error.value) == (
         "g44: it has 196606 bindings, with those of the functions that it calls; 100000 are the most"
     )
@@ -209,7 +206,7 @@ def test_texts_that_stand_for_too_much_are_refused_quickly(text: str) -> None:
     ids=["a constant of 4 MB", "200,000 comments", "5,000 bindings"],
 )
 def test_texts_that_are_merely_long_are_read(text: str) -> None:
-    with limits(seconds=5, room_bytes=64 << 20):
+    with limits(room_bytes=64 << 20):
         assert list(parse(text)) == ["f"]
 
 

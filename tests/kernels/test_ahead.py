@@ -164,7 +164,7 @@ PRODUCTS = st.tuples(
 
 
 def test_equal_fingerprints_have_equal_keys(compiled):
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=15)
     @given(st.lists(PRODUCTS, min_size=20, max_size=40))
     def check(cases):
         keys: dict[int, str] = {}

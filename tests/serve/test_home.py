@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 import uvicorn
+from patience import HANGS_SECONDS
 from serving import Client
 
 from nnfront.serve.engine import Engine
@@ -43,7 +44,7 @@ def served(client: Client) -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
         server.should_exit = True
-        thread.join(30)
+        thread.join(HANGS_SECONDS)
         assert not thread.is_alive()
 
 

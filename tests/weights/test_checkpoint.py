@@ -221,6 +221,7 @@ def test_tensors_may_be_read_from_several_threads(tmp_path: Path):
 
 def test_files_are_closed_with_the_checkpoint(tmp_path: Path):
     save_file({"x": torch.ones(4)}, tmp_path / "x.safetensors")
+    gc.collect()  # files of others
     before = len(os.listdir("/proc/self/fd"))
     x = Checkpoint(tmp_path / "x.safetensors")["x"]
     gc.collect()

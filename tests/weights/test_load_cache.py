@@ -6,6 +6,7 @@ import os
 import resource
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -331,8 +332,10 @@ def test_conversions_are_kept_too(tmp_path, computed):
 
 def test_hashing_waits_until_the_clock_has_ticked(folder, tmp_path, monkeypatch):
     slept: list[float] = []
-    monkeypatch.setattr(contents.time, "sleep", slept.append)
-    os.utime(folder / "model.safetensors")  # changes it now
+    os.utime(folder / "model.safetensors")  # changes it
+    changed = (folder / "model.safetensors").stat().st_ctime_ns
+    now = SimpleNamespace(time_ns=lambda: changed + contents.TICK_NS // 2, sleep=slept.append)
+    monkeypatch.setattr(contents, "time", now)
     EXECUTABLE.load(nn.Checkpoint(folder), cache=tmp_path / "cache")
     assert slept
-    assert all(0 < seconds <= contents.TICK_NS / 1e9 for seconds in slept)
+    assert set(slept) == {contents.TICK_NS / 2 / 1e9}

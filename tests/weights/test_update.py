@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import HANGS_SECONDS
 from safetensors.torch import save_file
 
 import nnfront as nn
@@ -290,7 +291,7 @@ def test_a_call_sees_all_old_or_all_new_weights():
     right = [EXECUTABLE.load(each)["forward"](IDS) for each in versions]
     session = EXECUTABLE.load(versions[0])
     method, seen, wrong = session["forward"], set(), []
-    done = threading.Event()
+    done, calls = threading.Event(), threading.Semaphore(0)
 
     def call() -> None:
         while not done.is_set():
@@ -299,12 +300,17 @@ def test_a_call_sees_all_old_or_all_new_weights():
             seen.update(matches)
             if not matches:
                 wrong.append(result)
+            calls.release()
 
     threads = [threading.Thread(target=call) for _ in range(3)]
     for thread in threads:
         thread.start()
     for i in range(60):
         session.update(versions[(i + 1) % 2])
+        for _ in range(
+            i % 6
+        ):  # sometimes a call is made between two updates, sometimes there is no time for one
+            assert calls.acquire(timeout=HANGS_SECONDS)
     done.set()
     for thread in threads:
         thread.join()
