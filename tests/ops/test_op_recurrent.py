@@ -187,9 +187,7 @@ def test_a_token_of_a_long_prompt_takes_at_most_four_calls_of_torch(op: Op) -> N
         given_operands[1], given_operands[3] = torch.randn(16, 4), torch.randn(1, 16, 3)
     with Calls() as calls:
         run(op, *given_operands)
-    assert (
-        0 < calls.count <= 4 * 1000
-    )  # its formula, written down token by token, takes two to three times as many
+    assert 0 < calls.count <= 4 * 1000  # its formula, token by token, takes 15 to 36
 
 
 # What transformers computes; its chunks of delta nets subtract sums in float32, which leaves fewer digits than ours have.
