@@ -54,8 +54,8 @@ class Stop:
 
     def __init__(self, engine: Engine, steps: int, go_on: Callable[[], bool]) -> None:
         self.is_there = threading.Event()
-        self._begin, self._left, self._go_on = engine._begin, steps, go_on
-        engine._begin = self._wait  # type: ignore[method-assign]
+        self._begin, self._left, self._go_on = engine._runner._began, steps, go_on
+        engine._runner._began = self._wait
 
     def _wait(self, step: Step) -> None:
         self._begin(step)
