@@ -21,8 +21,8 @@ class Grammar(Protocol):
     is_over: bool
     """Whether nothing can come any more."""
 
-    def allowed(self, vocab: int) -> npt.NDArray[np.bool_]:
-        """Which of `vocab` tokens may come next: bool [vocab]."""
+    def allowed(self, vocab: int) -> npt.NDArray[np.uint8]:
+        """Which of `vocab` tokens may come next: uint8, a bit for each, the lowest of the first byte for the first; those without one may not."""
 
     def took(self, token: int) -> None:
         """Go on behind a token."""

@@ -34,10 +34,9 @@ class TokenGrammar:
         self.is_over = False
         self._next: Future[bytes] = threads.submit(matcher.compute_bitmask)
 
-    def allowed(self, vocab: int) -> npt.NDArray[np.bool_]:
-        """Which of `vocab` tokens may come next: bool [vocab]."""
-        bits = np.unpackbits(np.frombuffer(self._next.result(), np.uint8), bitorder="little")[:vocab]
-        return np.concatenate([bits, np.zeros(vocab - len(bits), np.uint8)]).astype(bool)
+    def allowed(self, vocab: int) -> npt.NDArray[np.uint8]:
+        """Which of `vocab` tokens may come next, a bit for each."""
+        return np.frombuffer(self._next.result(), np.uint8)
 
     def forced(self, most: int) -> list[int]:
         """Tokens that must come next, at most so many. None while another thread is at work: it is not waited for twice."""
