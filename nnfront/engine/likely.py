@@ -46,7 +46,8 @@ def weights(row: Row, temperature: float) -> Row:
     made = row - row.max()
     if temperature != 1:
         made *= np.float32(min(1 / temperature, STEEPEST))
-    return np.exp(made, out=made)
+    np.exp(made, out=made)
+    return made
 
 
 def nucleus(weights: Row, part: float) -> Tokens:

@@ -15,7 +15,8 @@ import torch
 
 from nnfront.engine.changes import Change
 from nnfront.engine.compute import Compute, Work
-from nnfront.engine.draw import Draw, Logprobs, Row
+from nnfront.engine.draw import Draw, Logprobs
+from nnfront.engine.likely import Row
 from nnfront.engine.multi_token import Heads, MultiTokenHead, Wish
 from nnfront.engine.pace import Pace
 from nnfront.engine.schedule import Scheduler, Sequence, Step
