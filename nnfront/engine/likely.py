@@ -43,7 +43,7 @@ def _reaching(row: Row, count: int) -> Tokens:
 
 def weights(row: Row, temperature: float) -> Row:
     """exp((row - its largest) / temperature)."""
-    made = row - row.max()
+    made: Row = row - row.max()
     if temperature != 1:
         made *= np.float32(min(1 / temperature, STEEPEST))
     np.exp(made, out=made)
