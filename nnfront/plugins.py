@@ -54,7 +54,7 @@ def register_kernel(
             f"there is no target {target!r} to register a kernel for", help=f"targets are {known}"
         )
     _check_op(op, target)
-    kernel = Kernel(name, op, make, why, accepts, view)
+    kernel = Kernel(name, op, make, why, accepts, view, in_rows=True)
     taken = [other for known in names() for other in table.kernels_of(known) if other.name == name]
     if not all(_is_same(kernel, other) for other in taken):
         raise LowerError(f"there is a kernel {name!r} already", help="choose another name")

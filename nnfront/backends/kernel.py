@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from nnfront.ir import TensorType, Type
+from nnfront.ir import TensorType, Type, WeightLayout
 from nnfront.lower.instructions import Run
 from nnfront.lower.slots import Frame
 from nnfront.memory.allocations import Workspace
@@ -106,6 +106,8 @@ class Kernel:
     workspace   the bytes that it allocates besides its results; None: it is metered, by running it on tensors without data
     reads_back  whether it waits for a result on the host, so that no graph can capture it
     write       how the native tape of a CPU writes a call (`cpu/tape_builder`), if it can: the one predicate of what its part in C takes
+    layout      how it wants its weights stored, which the compiler makes of those of another fusion's calls and lifts; None: as they are
+    in_rows     whether it reads weights row by row: one that is a transpose, or a part of each row, is copied when it is loaded
     """
 
     name: str
@@ -117,6 +119,8 @@ class Kernel:
     workspace: Workspace | None = None
     reads_back: bool = False
     write: Callable[..., Any] | None = None
+    layout: WeightLayout | None = None
+    in_rows: bool = False
 
     def of(self, op: str, rewrite: Rewrite) -> Kernel:
         """Return the kernel for calls of another op, seen as those of its own."""

@@ -13,7 +13,7 @@ Read the files in this order; each imports only from those above it:
     printer   IR -> text, and the grammar, with `print_types`
     equal     the first difference         summary  a module on two screens
     module    `Function` and `IRModule`    builder  make a function
-    callgraph which functions call which
+    callgraph which functions call which     weight_layout  how a kernel wants weights to be stored
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
     narrow    what branches know of dims   canonical  attributes as ops store them
     verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
@@ -92,6 +92,7 @@ from nnfront.ir.walk import (
     walk_bindings,
     walk_exprs,
 )
+from nnfront.ir.weight_layout import Formula, Packing, WeightLayout
 
 __all__ = [
     "KINDS",
@@ -110,6 +111,7 @@ __all__ = [
     "DtypePolicy",
     "Expr",
     "Facts",
+    "Formula",
     "Function",
     "FunctionBuilder",
     "FunctionCall",
@@ -125,6 +127,7 @@ __all__ = [
     "Op",
     "Operand",
     "OperandType",
+    "Packing",
     "Param",
     "Projection",
     "Provenance",
@@ -139,6 +142,7 @@ __all__ = [
     "TupleType",
     "Type",
     "Var",
+    "WeightLayout",
     "admit",
     "atoms_of",
     "branch",

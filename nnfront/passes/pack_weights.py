@@ -54,8 +54,8 @@ old one over the order undone, so a target without a kernel for it is right as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -65,15 +65,18 @@ from nnfront.ir import (
     Atom,
     Binding,
     Block,
+    Formula,
     Function,
     FunctionBuilder,
     FunctionCall,
     IRModule,
     Mutator,
     Names,
+    Packing,
     Scalar,
     TensorType,
     Var,
+    WeightLayout,
     walk_bindings,
 )
 from nnfront.ops.constants import constant
@@ -85,16 +88,14 @@ INT4_GROUPS = (32, 64, 128)
 # Byte i of four holds neighbour ORDER[i] (nnfront_kernels.quantized); swapping the middle two undoes itself.
 ORDER = (0, 2, 1, 3)
 
-Step: TypeAlias = Callable[[FunctionBuilder, Var], Var]
-
 
 @dataclass(frozen=True)
-class Packing:
-    """How operands of a region are stored, and how that is undone, by the operand's name."""
+class _Packing:
+    """The region that calls become, how its operands are packed, and how that is undone."""
 
     region: str
-    pack: Mapping[str, Step]
-    unpack: Mapping[str, Step] = field(default_factory=dict)
+    pack: Mapping[str, Formula]
+    unpack: Mapping[str, Formula]
 
 
 Takes: TypeAlias = Callable[[IRModule, Function, Collection[str]], bool]
@@ -102,16 +103,19 @@ Takes: TypeAlias = Callable[[IRModule, Function, Collection[str]], bool]
 
 
 @module_pass(sees_primitive=True)
-def pack_weights(ir: IRModule, takes: Takes | None = None) -> IRModule:
-    """Rewrite regions whose kernels want weights in an order of their own.
+def pack_weights(
+    ir: IRModule, takes: Takes | None = None, layouts: Iterable[WeightLayout] | None = None
+) -> IRModule:
+    """Rewrite regions whose kernels want weights in an order of their own: in these layouts, or in all that there are.
 
     `takes` is asked about each region in its new form: one that no kernel runs then keeps its weights as they are, since the order would
     have to be undone on each call. None: all are rewritten.
     """
     names = Names(ir)
-    packings: dict[str, Packing] = {}
+    packings: dict[str, _Packing] = {}
+    known = tuple(LAYOUTS.values() if layouts is None else layouts)
     for function in ir.functions:
-        packing = _packing(function) if function.kind == "fused" else None
+        packing = _packing(function, known) if function.kind == "fused" else None
         if packing is not None and (
             takes is None or takes(ir, _packed(function, packing, Names(ir), ir), packing.pack.keys())
         ):
@@ -126,13 +130,13 @@ def pack_weights(ir: IRModule, takes: Takes | None = None) -> IRModule:
             functions.append(function)
             continue
         packer = _Packer(function, ir, packings, made, names, kept)
-        known = len(made)
+        before = len(made)
         new = packer.function(function)
-        functions += [*list(made.values())[known:], new]
+        functions += [*list(made.values())[before:], new]
     return ir.with_functions(functions) if made else ir
 
 
-def _packed_operands(binding: Binding, ir: IRModule, packings: Mapping[str, Packing]) -> dict[str, Atom]:
+def _packed_operands(binding: Binding, ir: IRModule, packings: Mapping[str, _Packing]) -> dict[str, Atom]:
     """The operands of a region that would be packed, by name."""
     call = binding.value
     if not isinstance(call, FunctionCall) or call.function not in packings:
@@ -142,52 +146,50 @@ def _packed_operands(binding: Binding, ir: IRModule, packings: Mapping[str, Pack
     return {name: atom for name, atom in zip(names, call.args, strict=True) if name in wanted}
 
 
-def _packing(function: Function) -> Packing | None:
+def _packing(function: Function, layouts: Iterable[WeightLayout]) -> _Packing | None:
     """How a fused function's weights are to be stored; None if as they are."""
-    attrs, types = function.attrs, {p.name: p.type for p in function.params}
-    if attrs.get("region") == "experts":
-        if attrs.get("interleaved") or not attrs.get("gated", True):
-            return None
-        return Packing("interleaved_experts", {"gate_up": _interleave_each}, {"gate_up": _apart_each})
-    weight = types.get("weight")
-    if not isinstance(weight, TensorType) or not all(isinstance(size, int) for size in weight.shape):
-        return None
-    if attrs.get("region") == "gated_product" and attrs.get("kind") == "linear":
-        return Packing(
-            "interleaved_product",
-            dict.fromkeys(("weight", "bias"), _interleave),
-            dict.fromkeys(("weight", "bias"), _apart),
-        )
-    is_gated = attrs.get("region") == "quantized_gated_product"
-    if not is_gated and attrs.get("region") != "quantized_product":
-        return None
-    if attrs.get("kind") != "linear" or attrs.get("format") not in FORMATS:
-        return None
-    packing = _quantized(QuantFormat.of(attrs))
-    if packing is not None and is_gated:
-        return _gated(packing)
-    return packing if packing is not None and packing.pack else None
-
-
-def _quantized(format: QuantFormat) -> Packing | None:
-    """How the weight of a quantised product is to be stored."""
-    known = FORMATS[format.name]
-    if replace(format, group_size=known.group_size) != known:
-        return None
-    if format.name == "fp8":  # as it is, unless it is gated
-        return None if format.group_size else Packing("fp8_product", {})
-    if format.name == "int8":
-        turned = dict.fromkeys(("scales", "zero_points"), _turn)
-        return Packing("int8_product", turned, turned)
-    if format.name in ("int4", "uint4") and format.group_size in INT4_GROUPS:
-        return _int4(format.group_size, signed=format.symmetric)
+    for layout in layouts:
+        found = layout.packing(function) if layout.of == function.attrs.get("region") else None
+        if found is not None:
+            return _Packing(layout.region, *found)
     return None
 
 
-def _gated(packing: Packing) -> Packing:
+def _has_product(function: Function) -> bool:
+    """Whether it is of a plain product with a weight whose sizes are known."""
+    weight = next((p.type for p in function.params if p.name == "weight"), None)
+    is_known = isinstance(weight, TensorType) and all(isinstance(size, int) for size in weight.shape)
+    return is_known and function.attrs.get("kind") == "linear"
+
+
+def _gated_experts(function: Function) -> Packing | None:
+    if function.attrs.get("interleaved") or not function.attrs.get("gated", True):
+        return None
+    return {"gate_up": _interleave_each}, {"gate_up": _apart_each}
+
+
+def _gated_product(function: Function) -> Packing | None:
+    names = ("weight", "bias") if _has_product(function) else None
+    return names and (dict.fromkeys(names, _interleave), dict.fromkeys(names, _apart))
+
+
+def _quantized(packing: Callable[[QuantFormat], Packing | None], *formats: str) -> WeightLayout:
+    """The layout of a product with a weight in one of these formats, of which there is a packing."""
+
+    def of(function: Function) -> Packing | None:
+        if not _has_product(function) or function.attrs.get("format") not in formats:
+            return None
+        format = QuantFormat.of(function.attrs)
+        known = FORMATS[format.name]
+        return packing(format) if replace(format, group_size=known.group_size) == known else None
+
+    return WeightLayout("quantized_product", f"{formats[0]}_product", of)
+
+
+def _gated(plain: WeightLayout) -> WeightLayout:
     """The same with gate and up rows that alternate."""
 
-    def after(first: Step | None, second: Step | None) -> Step:
+    def after(first: Formula | None, second: Formula | None) -> Formula:
         def both(builder: FunctionBuilder, x: Var) -> Var:
             for step in (first, second):
                 x = x if step is None else step(builder, x)
@@ -195,10 +197,18 @@ def _gated(packing: Packing) -> Packing:
 
         return both
 
-    names = ("weight", "scales", "zero_points", "bias")
-    pack = {name: after(_interleave, packing.pack.get(name)) for name in names}
-    unpack = {name: after(packing.unpack.get(name), _apart) for name in names}
-    return Packing(packing.region.replace("product", "gated_product"), pack, unpack)
+    def packing(function: Function) -> Packing | None:
+        found = plain.packing(function)
+        if found is None:
+            return None
+        names, (pack, unpack) = ("weight", "scales", "zero_points", "bias"), found
+        return (
+            {name: after(_interleave, pack.get(name)) for name in names},
+            {name: after(unpack.get(name), _apart) for name in names},
+        )
+
+    of, region = (name.replace("product", "gated_product") for name in (plain.of, plain.region))
+    return WeightLayout(of, region, packing)
 
 
 def _interleave(builder: FunctionBuilder, x: Var) -> Var:
@@ -238,8 +248,21 @@ def _turn(builder: FunctionBuilder, x: Var) -> Var:
     return builder.call(ops.permute_dims, x, axes=(1, 0))
 
 
-def _int4(group: int, *, signed: bool) -> Packing:
+def _fp8(format: QuantFormat) -> Packing | None:
+    """As they are."""
+    return None if format.group_size else ({}, {})
+
+
+def _int8(format: QuantFormat) -> Packing:
+    turned = dict.fromkeys(("scales", "zero_points"), _turn)
+    return turned, turned
+
+
+def _int4(format: QuantFormat) -> Packing | None:
     """From the order of `pack_int4` (neighbours in one byte) to halves of a group in one byte, middle bytes exchanged."""
+    group, signed = format.group_size, format.symmetric
+    if group not in INT4_GROUPS:
+        return None
 
     def pack(builder: FunctionBuilder, x: Var) -> Var:
         nibbles = builder.call(ops.unpack_int4, x, axis=1, signed=signed)
@@ -265,7 +288,20 @@ def _int4(group: int, *, signed: bool) -> Packing:
         return builder.call(ops.pack_int4, builder.call(ops.reshape, chosen, shape=(rows, depth)), axis=1)
 
     turned = dict.fromkeys(("scales", "zero_points"), _turn)
-    return Packing("int4_product", {"weight": pack, **turned}, {"weight": unpack, **turned})
+    return {"weight": pack, **turned}, {"weight": unpack, **turned}
+
+
+_PRODUCTS = (_quantized(_int8, "int8"), _quantized(_int4, "int4", "uint4"))
+LAYOUTS = {
+    layout.region: layout
+    for layout in (
+        WeightLayout("experts", "interleaved_experts", _gated_experts),
+        WeightLayout("gated_product", "interleaved_product", _gated_product),
+        *_PRODUCTS,
+        *map(_gated, (*_PRODUCTS, _quantized(_fp8, "fp8"))),
+    )
+}
+"""By the region whose kernels want them. A product of float8 weights wants them as they are, a gated one in turn."""
 
 
 class _Packer(Mutator):
@@ -275,7 +311,7 @@ class _Packer(Mutator):
         self,
         function: Function,
         ir: IRModule,
-        packings: Mapping[str, Packing],
+        packings: Mapping[str, _Packing],
         made: dict[str, Function],
         names: Names,
         kept: set[str],
@@ -319,7 +355,7 @@ class _Packer(Mutator):
         return [*bindings, Binding(binding.var, new, binding.provenance)]
 
     def _stored(
-        self, arg: Atom, name: str, packing: Packing, binding: Binding, bindings: list[Binding]
+        self, arg: Atom, name: str, packing: _Packing, binding: Binding, bindings: list[Binding]
     ) -> Atom:
         """The operand in its new order: made once in each block."""
         assert isinstance(arg, Var)
@@ -333,7 +369,7 @@ class _Packer(Mutator):
         return self.packed[key]
 
 
-def _packed(callee: Function, packing: Packing, names: Names, ir: IRModule) -> Function:
+def _packed(callee: Function, packing: _Packing, names: Names, ir: IRModule) -> Function:
     """The function over operands in their new order: it undoes the order and calls the old one."""
     builder = FunctionBuilder(names.unique(packing.region), ir)
     args: list[Atom] = []

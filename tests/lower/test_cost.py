@@ -85,7 +85,7 @@ def main[n](x: input float32[n, 4], a: weight float32[4, 4], b: weight float32[4
 def test_explain_is_a_table_with_equal_lines_counted():
     expected = """\
 method  op         kernel        bytes      flops  module                    why
-main    linear     linear_plain  32*n + 64  32*n   layers.0.proj and 1 more  the weight as it is stored, no transpose; not linear_bfloat16: the weight is float32; not linear_float32: the weight has fewer than 1048576 elements
+main    linear     linear_plain  32*n + 64  32*n   layers.0.proj and 1 more  the weight as it is stored, no transpose; not linear_bfloat16: weight is float32; not linear_float32: the weight has fewer than 1048576 elements
 main    else: exp  exp           32*n       4*n    layers.0 and 1 more       reference
 """
     assert explain(lower(parse(TEXT)), {}) == expected

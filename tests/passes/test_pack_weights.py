@@ -11,8 +11,10 @@ from pass_checks import expect_same_results
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends.cuda.table import KERNELS as CUDA
 from nnfront.ir import first_difference, parse
 from nnfront.passes import lift_transform_params, outline, pack_weights
+from nnfront.passes.pack_weights import LAYOUTS
 
 D, F, GROUP = 64, 6, 32
 X = spec.Tensor(["n", D], "float32")
@@ -222,3 +224,15 @@ def test_private_functions_have_names_of_their_own_for_weights():
     }
     """
     assert "interleaved_product" in pack_weights(outline(parse(text)))
+
+
+def test_weights_are_stored_as_kernels_say_and_otherwise_as_they_are():
+    """A kernel's record has the layout that it wants, which is that of its own region."""
+    kernels = [kernel for kernel in CUDA if kernel.layout is not None]
+    assert {kernel.layout.region for kernel in kernels} == {*LAYOUTS}
+    assert all(kernel.layout.region == kernel.op for kernel in kernels)
+    ir = lifted("gated")
+    assert pack_weights(ir, layouts=()) is ir
+    of_others = [layout for layout in LAYOUTS.values() if layout.of != "gated_product"]
+    assert pack_weights(ir, layouts=of_others) is ir
+    assert "interleaved_product" in str(pack_weights(ir, layouts=[LAYOUTS["interleaved_product"]]))

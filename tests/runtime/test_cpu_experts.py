@@ -7,7 +7,7 @@ from few_of import few_of
 
 import nnfront as nn
 from nnfront import op, ops, spec
-from nnfront.backends.cpu import linear, quantized_pieces
+from nnfront.backends.cpu import in_c, quantized_pieces
 from nnfront.backends.table import resolver
 from nnfront.lower import Run, Structure
 
@@ -79,7 +79,7 @@ OPTIONS = {
 @pytest.mark.parametrize("lies", few_of(["row by row", "column by column"]))
 def test_chosen_experts_agree_with_a_loop_in_float64(lies, name, by, tokens, dtype, monkeypatch):
     if by == "torch":
-        monkeypatch.setattr(linear, "SMALL_BATCH", None)
+        monkeypatch.setattr(in_c, "NATIVE", None)
     options, biases = OPTIONS[name], ()
     operands = made(tokens, dtype, options.get("gated", True))
     if name != "silu":

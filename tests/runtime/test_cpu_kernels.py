@@ -105,7 +105,7 @@ def test_one_row_of_bfloat16_writes_every_element(rows, columns, monkeypatch):
 
 
 def test_without_a_kernel_for_few_rows_linear_goes_to_onednn(monkeypatch):
-    monkeypatch.setattr(cpu, "SMALL_BATCH", None)
+    monkeypatch.setattr(in_c, "NATIVE", None)
     x, w = torch.randn(1, 16).bfloat16(), torch.randn(8, 16).bfloat16()
     got, expected = both("linear_bfloat16", ops.linear, (x, w, None))
     assert torch.equal(got, expected)

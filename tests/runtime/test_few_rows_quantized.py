@@ -12,9 +12,13 @@ from few_of import few_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nnfront.backends.cpu import quantized_linear
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.quantized_gemv import GROUPS, find, find_dequantizer, table_of
+from nnfront.backends.cpu.gemv import MOST_ROWS
+from nnfront.backends.cpu.quantized_gemv import GROUPS, find_dequantizer, stored_as, table_of
+from nnfront.backends.cpu.quantized_linear import product
 from nnfront.ir import OPS
+from nnfront.lower import Run, Structure
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
 
 pytestmark = pytest.mark.usefixtures("instructions")
@@ -58,6 +62,20 @@ def as_stored(stored: str, codes: torch.Tensor) -> torch.Tensor:
     return codes.view(dtypes.get(stored, torch.uint8))
 
 
+def left_to_others(*operands: torch.Tensor | None) -> torch.Tensor:
+    """What stands for the other way."""
+    return torch.zeros(0)
+
+
+def in_c(format: QuantFormat, *operands: torch.Tensor | None, with_tiles: bool = True) -> torch.Tensor | None:
+    """The product by the kernel in C; None where it is not for these operands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quantized_linear, "TILES", with_tiles)
+        run = Run("", "quantized_product", (), Structure(0))
+        y = product(run, format, left_to_others)(*operands)
+    return y if y.ndim > 1 else None
+
+
 class Case:
     """Operands at odd places, and the weight that they stand for."""
 
@@ -73,7 +91,7 @@ class Case:
         with_tiles: bool = True,
         are_wide: bool = False,
     ) -> None:
-        self.kernel = find(NATIVE, format_of(stored, group), with_tiles=with_tiles)
+        self.format, self.with_tiles = format_of(stored, group), with_tiles
         self.dequantize = find_dequantizer(NATIVE, format_of(stored, group))
         is_rounded = stored in BLOCK_FORMATS or (stored, group) in TABLES
         self.is_rounded = is_rounded and with_tiles and rows >= BY_TILES and NATIVE.has_tiles()
@@ -108,8 +126,9 @@ class Case:
 
     def run(self, bias: bool = True) -> torch.Tensor:
         operands = self.x, self.weight, self.scales, self.zeros, self.bias if bias else None
-        assert self.kernel.takes(*operands)
-        return self.kernel.multiply(*operands)
+        y = in_c(self.format, *operands, with_tiles=self.with_tiles)
+        assert y is not None
+        return y
 
     def rounded(self) -> torch.Tensor:
         """What the kernel dequantises the weight to, which must be what it stands for to half of the last bit of bfloat16, and what float32 rounds of scales and minima."""
@@ -172,7 +191,7 @@ def test_each_code_in_each_lane_is_what_it_stands_for(stored, group):
     units = torch.eye(columns).bfloat16()
     for first in range(0, columns, 8):
         x = units[first : first + 8]
-        y = find(NATIVE, format_of(stored, group)).multiply(x, weight, scales, zeros, None)
+        y = in_c(format_of(stored, group), x, weight, scales, zeros, None)
         torch.testing.assert_close(y, expected.expand(len(x), -1), rtol=0, atol=0, equal_nan=True)
 
 
@@ -288,12 +307,12 @@ def test_what_is_no_number_stays_none_and_where_it_is():
     weight = torch.ones(3, 100).to(torch.float8_e4m3fn)
     weight[1, 98] = torch.nan
     ones = torch.ones(3, 1)
-    y = find(NATIVE, format_of("fp8", None)).multiply(torch.ones(1, 100).bfloat16(), weight, ones, None, None)
+    y = in_c(format_of("fp8", None), torch.ones(1, 100).bfloat16(), weight, ones, None, None)
     torch.testing.assert_close(y, torch.tensor([[100, torch.nan, 100]]).bfloat16(), equal_nan=True)
     x = torch.ones(2, 96).bfloat16()
     x[0, 95] = torch.inf
     codes = torch.full((2, 48), 0x9F, dtype=torch.uint8)  # -1 in the low half, -7 in the high one
-    y = find(NATIVE, format_of("int4", 32)).multiply(x, codes, torch.ones(2, 3).bfloat16(), None, None)
+    y = in_c(format_of("int4", 32), x, codes, torch.ones(2, 3).bfloat16(), None, None)
     assert torch.equal(y, torch.tensor([[-torch.inf] * 2, [-384.0] * 2]).bfloat16())
 
 
@@ -342,8 +361,8 @@ def test_blocks_of_any_bytes_are_what_the_op_says_they_are():
                 end = min(first + block.bytes, weight.shape[1])
                 weight[:, end + at + 1 if at < 0 else first + at + 1] &= 0x3B
         dense = OPS["dequantize_blocks"].run((weight,), {"format": stored, "dtype": "float64"})
-        x, kernel = torch.eye(384).bfloat16(), find(NATIVE, FORMATS[stored])
-        found = torch.cat([kernel.multiply(part, weight, None, None, None) for part in x.split(8)])
+        x, format = torch.eye(384).bfloat16(), FORMATS[stored]
+        found = torch.cat([in_c(format, part, weight, None, None, None) for part in x.split(8)])
         scale = dense.abs().amax(1)  # of the parts that a number is made of
         error = (found.double() - dense.T).abs()
         assert (error <= dense.T.abs() * 2**-8 + scale * 2**-15).all()
@@ -353,39 +372,56 @@ def test_blocks_of_any_bytes_are_what_the_op_says_they_are():
 def test_operands_that_do_not_fit_are_left_to_others():
     case = Case("int4", 32, 2, 64, 6)
     x, w, s, b = case.x, case.weight, case.scales, case.bias
-    takes = case.kernel.takes
-    assert takes(x, w, s, None, b)
-    assert not takes(x.float(), w, s, None, None)
-    assert not takes(torch.ones(case.kernel.most + 1, 64).bfloat16(), w, s, None, None)
-    assert not takes(x[:0], w, s, None, None)
-    assert not takes(torch.ones(2, 128).bfloat16()[:, ::2], w, s, None, None)
-    assert not takes(x, w[::2], s[:3], None, None)
-    assert not takes(x, w, s.half(), None, None)
-    assert not takes(x, w, s.T.contiguous().T, None, None)
-    assert not takes(x, w, s, None, b.float())
-    assert not takes(x, w, s, None, torch.ones(12).bfloat16()[::2])
+
+    def takes(format: QuantFormat, *operands: torch.Tensor | None) -> bool:
+        return in_c(format, *operands) is not None
+
+    int4, uint4 = case.format, format_of("uint4", 32)
+    assert takes(int4, x, w, s, None, b)
+    assert not takes(int4, x.float(), w, s, None, None)
+    assert not takes(int4, torch.ones(MOST_ROWS + 1, 64).bfloat16(), w, s, None, None)
+    assert not takes(int4, x[:0], w, s, None, None)
+    assert not takes(int4, x, w, s.half(), None, None)
+    assert not takes(int4, x, w, s, None, b.float())
     zeros = torch.zeros(6, 2, dtype=torch.uint8)
-    assert not takes(x, w, s, zeros, None)
-    with_zeros = find(NATIVE, format_of("uint4", 32)).takes
-    assert with_zeros(x, w, s, zeros, None)
-    assert not with_zeros(x, w, s, None, None)
-    assert not with_zeros(x, w, s, zeros.T.contiguous().T, None)
+    assert not takes(int4, x, w, s, zeros, None)
+    assert takes(uint4, x, w, s, zeros, None)
+    assert not takes(uint4, x, w, s, None, None)
+
+
+@native_only
+def test_small_operands_in_pieces_are_copied_for_the_kernel():
+    case = Case("uint4", 32, 2, 64, 6)
+    whole = case.x, case.weight, case.scales, case.zeros, case.bias
+    y = in_c(case.format, *whole)
+    for i, operand in enumerate(whole):
+        apart = torch.stack([operand, operand], -1)[..., 0]
+        assert not apart.is_contiguous()
+        assert torch.equal(in_c(case.format, *whole[:i], apart, *whole[i + 1 :]), y)
+
+
+@native_only
+def test_a_large_weight_in_pieces_is_left_to_others():
+    case = Case("int8", None, 2, 1024, 300)
+    assert in_c(case.format, case.x, case.weight, case.scales, None, None) is not None
+    weight = case.weight.T.contiguous().T
+    assert in_c(case.format, case.x, weight, case.scales, None, None) is None
 
 
 def test_without_the_extension_or_for_other_groups_there_is_no_kernel():
-    assert find(None, format_of("int8", None)) is None
-    assert find(NATIVE, format_of("int4", 16)) is None
-    assert find(NATIVE, format_of("int4", None)) is None
-    assert find(NATIVE, replace(FORMATS["int8"], symmetric=False)) is None
-    assert find(NATIVE, replace(FORMATS["int4"], axis=0)) is None
-    assert find(NATIVE, FORMATS["uint8"]) is None
+    assert stored_as(format_of("int4", 16)) is None
+    assert stored_as(format_of("int4", None)) is None
+    assert stored_as(replace(FORMATS["int8"], symmetric=False)) is None
+    assert stored_as(replace(FORMATS["int4"], axis=0)) is None
+    assert stored_as(FORMATS["uint8"]) is None
     assert find_dequantizer(None, FORMATS["int8"]) is None
     assert find_dequantizer(NATIVE, FORMATS["uint8"]) is None
 
 
 @native_only
 def test_a_weight_without_outputs_gives_none():
-    y = find(NATIVE, format_of("int8", None)).multiply(
+    y = in_c(
+        format_of("int8", None),
         torch.ones(1, 4).bfloat16(),
         torch.ones(0, 4, dtype=torch.int8),
         torch.ones(0, 1).bfloat16(),

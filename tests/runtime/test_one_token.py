@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import nnfront as nn
 from nnfront import ops
 from nnfront.backends.cpu import in_c
-from nnfront.backends.cpu import linear as kernels
 from nnfront.backends.cpu import tape as sequence
 from nnfront.backends.cpu.decode_attention import Scores
 from nnfront.backends.cpu.extension import NATIVE
@@ -248,7 +247,6 @@ def test_a_model_decodes_with_c_as_without(monkeypatch):
         with monkeypatch.context() as without:
             without.setattr(sequence, "NATIVE", None)
             without.setattr(in_c, "NATIVE", None)
-            without.setattr(kernels, "SMALL_BATCH", None)
             without_c = logits(batch)
         for got, expected in zip(with_c, without_c, strict=True):
             assert not torch.equal(got, torch.zeros_like(got))

@@ -13,8 +13,11 @@ from safetensors.torch import save_file
 
 import nnfront as nn
 from nnfront import op, spec
+from nnfront.backends import table
 from nnfront.backends.cpu import tape
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.kernel import Kernel
+from nnfront.lower.reference import reference
 from nnfront.session import Session
 
 
@@ -137,3 +140,16 @@ def test_no_product_of_a_gpt2_leaves_the_sequence(monkeypatch):
 
     monkeypatch.setattr(tape, "execute", one_by_one)
     session["decode"](torch.tensor([[5]]), cache)
+
+
+@pytest.mark.parametrize("in_rows", [True, False])
+def test_a_weight_is_copied_row_by_row_if_the_kernel_says_that_it_reads_it_so(in_rows):
+    ours = Kernel("linear_of_ours", "linear", reference, in_rows=in_rows)
+    table.add("cpu", ours)
+    try:
+        session = executable("linear", 64).load({"weight": WEIGHT})
+    finally:
+        table.remove("cpu", ours.name)
+    (held,) = session.weights.values()
+    assert held.is_contiguous() == in_rows
+    assert torch.equal(held, WEIGHT.T)

@@ -28,7 +28,7 @@ from nnfront.backends.cpu.attention_memory import (
     sdpa_fused_bytes,
 )
 from nnfront.backends.cpu.decode_attention import Scores
-from nnfront.backends.cpu.in_c import besides, in_c
+from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.tape_attention import write_attention
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run, by_position
@@ -311,23 +311,24 @@ def _attend(
 
 FLASH = "torch's flash attention: no matrix of scores"
 KERNELS = (
-    Kernel(
+    kernel(
         "attention_cached",
         "attention",
-        in_c(write_attention, cached),
+        write_attention,
+        cached,
         "one query for each group of heads: no copies of keys and values",
         with_cache,
-        workspace=besides(write_attention, cached_bytes, mask_bytes),
-        write=write_attention,
+        held=cached_bytes,
+        remembered=mask_bytes,
     ),
-    Kernel(
+    kernel(
         "attention_stored",
         "attention",
-        in_c(write_attention, cached),
+        write_attention,
+        cached,
         "torch's attention over what a layer holds, under a bias if there is one",
         stored,
-        workspace=besides(write_attention, general_bytes),
-        write=write_attention,
+        held=general_bytes,
     ),
     Kernel("attention_fused", "attention", fused, FLASH, without_cache, workspace=Workspace(fused_bytes)),
     Kernel(

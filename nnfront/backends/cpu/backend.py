@@ -27,10 +27,11 @@ from nnfront.backends.cpu import (
     weight_layout,
 )
 from nnfront.backends.cpu.extension import NATIVE, end_threads, instructions, say_what_is_missing
-from nnfront.backends.cpu.gemv import SMALL_BATCH, adds_single_rows_otherwise
+from nnfront.backends.cpu.gemv import adds_single_rows_otherwise
 from nnfront.backends.cpu.in_c import refusal
-from nnfront.backends.cpu.quantized_gemv import find
+from nnfront.backends.cpu.quantized_gemv import stored_as
 from nnfront.backends.cpu.quantized_pieces import DECODINGS
+from nnfront.backends.table import kernels_of
 from nnfront.lower import MethodProgram, Program, Run, Slot
 from nnfront.passes import PIPELINES
 from nnfront.quant_format import QuantFormat
@@ -62,7 +63,7 @@ class CpuBackend(Backend):
     name = "cpu"
     kernels = KERNELS
     reads_experts = True
-    adds_single_rows_otherwise = adds_single_rows_otherwise(SMALL_BATCH)
+    adds_single_rows_otherwise = adds_single_rows_otherwise(NATIVE)
 
     def end_threads(self) -> None:
         end_threads()
@@ -74,10 +75,10 @@ class CpuBackend(Backend):
         return any(not decoding.refusal(format) for decoding in DECODINGS)
 
     def reads_wide_scales(self, format: QuantFormat) -> bool:
-        return find(NATIVE, format) is not None
+        return NATIVE is not None and stored_as(format) is not None
 
     def laid_out(self, program: Program) -> Program:
-        return weight_layout.laid_out(program)
+        return weight_layout.laid_out(program, {k.name for k in kernels_of(program.target) if k.in_rows})
 
     def notes(self, program: Program) -> Iterator[str]:
         for name, method in program.methods.items() if NATIVE is not None else ():

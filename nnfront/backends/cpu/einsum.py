@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch
-
-from nnfront.backends.cpu.in_c import in_c
-from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand_bfloat16
+from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
 
@@ -40,8 +38,10 @@ def _write(builder: TapeBuilder, run: Run, x: Value, weight: Value) -> Sequence[
     *rest, heads, columns = x.shape
     is_turned = bool(_is_turned(run))
     outputs, tokens = weight.shape[2 if is_turned else 1], prod(rest)
-    demand(x.dtype == weight.dtype == torch.bfloat16, "operands are not all bfloat16")
-    demand(0 < tokens <= MOST_TOKENS and prod(weight.shape) > 0, f"there are more than {MOST_TOKENS} tokens")
+    demand_bfloat16(weight=weight, x=x)
+    builder.limit(
+        0 < tokens <= MOST_TOKENS and prod(weight.shape) > 0, f"there are more than {MOST_TOKENS} tokens"
+    )
     y = builder.make(run.outputs[0], (*rest, heads, outputs))
     sizes = tokens, heads, columns, outputs, is_turned, builder.threads
     builder.call("multiply_heads", *sizes, weight.place, x.place, y.place)
@@ -49,12 +49,12 @@ def _write(builder: TapeBuilder, run: Run, x: Value, weight: Value) -> Sequence[
 
 
 KERNELS = (
-    Kernel(
+    kernel(
         "einsum_heads",
         "einsum",
-        in_c(_write, reference),
+        _write,
+        reference,
         "few tokens: the matrix of each head at the speed of memory",
         _of_heads,
-        write=_write,
     ),
 )

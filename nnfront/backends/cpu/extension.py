@@ -114,6 +114,6 @@ def say_what_is_missing() -> None:
 NATIVE = find_native(native, torch_library(), os.environ.get(VARIABLE) or None)
 KERNELS: Mapping[str, Sequence[str]] = {
     name: re.findall(r"(?:SIZE|REAL|IN|OUT)\((\w+)", arguments)
-    for name, arguments in (read_table(NATIVE.table) if NATIVE else {}).items()
+    for name, arguments in read_table(TABLE.read_text()).items()
 }
 """The kernels in the order of their numbers, each with the names of what it takes."""

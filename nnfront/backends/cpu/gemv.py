@@ -11,14 +11,13 @@ out the argument types: where a build of torch has another kernel, the name is m
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import ModuleType
 from typing import TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
+from nnfront.backends.cpu.activations import NO_ACTIVATION
 from nnfront.backends.cpu.extension import NATIVE, torch_library
 
 _SYMBOL = (
@@ -29,76 +28,15 @@ _SYMBOL = (
 _VARIANTS = {"AVX512": ("6AVX512", "4AVX2", "7DEFAULT"), "AVX2": ("4AVX2", "7DEFAULT")}
 # Products are multiplied with tiles where the processor has them; tests turn it off.
 TILES = True
+# Rows that products in C take.
+MOST_ROWS = 64
 _ONE = 0x3F80  # 1.0 as bfloat16
 
-
-Multiply: TypeAlias = Callable[..., torch.Tensor]
-
-
-@dataclass(frozen=True)
-class SmallBatchLinear:
-    """A kernel for up to `most` rows.
-
-    multiply    (x, weight, bias, added, dtype, activation) -> activation(x @ weight.T + bias) + added, operands bfloat16 and contiguous;
-                x [..., columns], weight [outputs, columns], added [..., outputs]
-    results     what `dtype` may be; a result in float32 is not rounded
-    activates   whether `activation` may be a number of `activations.GATES`
-    gated       by activation: (x, weight, bias) -> activation(gate) * up, the halves of the product; for those that the kernel computes
-    """
-
-    most: int
-    multiply: Multiply
-    results: tuple[torch.dtype, ...] = (torch.bfloat16,)
-    gated: Mapping[str, Multiply] = field(default_factory=dict)
-    activates: bool = False
-
-    def takes(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether `x` is of few rows, and the operands are of one dtype and lie in one piece each."""
-        is_few = x.dtype == weight.dtype and 0 < x.numel() <= self.most * weight.shape[1]
-        are_whole = is_few and x.is_contiguous() and weight.is_contiguous()
-        return are_whole and (bias is None or (bias.dtype == weight.dtype and bias.is_contiguous()))
+OneRow: TypeAlias = Callable[..., "torch.Tensor | None"]
+"""(x, weight, bias) -> x @ weight.T + bias for one row in bfloat16; None for operands that it is not for."""
 
 
-def find_native(module: ModuleType | None, *, with_tiles: bool = TILES) -> SmallBatchLinear | None:
-    """Return the kernel in C, if there is one; with tiles where the processor has them, or without."""
-    if module is None:
-        return None
-    product, gated_product, threads = module.multiply, module.multiply_gated, torch.get_num_threads
-
-    def multiply(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        added: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.bfloat16,
-        activation: int = NO_ACTIVATION,
-    ) -> torch.Tensor:
-        outputs, columns = weight.shape
-        shape = list(x.shape)  # less work than taking a torch.Size apart
-        shape[-1] = outputs
-        y = torch.empty(shape, dtype=dtype)
-        rows, is_wide = x.numel() // columns, dtype is torch.float32
-        kind = is_wide, activation, with_tiles, threads()
-        product(rows, columns, outputs, *kind, weight, x, bias, added, y)
-        return y
-
-    def gated_by(activation: int) -> Multiply:
-        def gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-            outputs, columns = weight.shape[0] // 2, weight.shape[1]
-            shape = list(x.shape)
-            shape[-1] = outputs
-            y = torch.empty(shape, dtype=torch.bfloat16)
-            kind = activation, with_tiles, threads()
-            gated_product(x.numel() // columns, columns, outputs, *kind, weight, x, bias, y)
-            return y
-
-        return gated
-
-    gates = {name: gated_by(i) for i, name in enumerate(GATES)}
-    return SmallBatchLinear(64, multiply, (torch.bfloat16, torch.float32), gates, True)
-
-
-def find_torch(torch_cpu: ctypes.CDLL | None) -> SmallBatchLinear | None:
+def find_torch(torch_cpu: ctypes.CDLL | None) -> OneRow | None:
     """Return torch's kernel for one row, or None if this build does not have it under the known name and type."""
     if torch_cpu is None:
         return None
@@ -116,40 +54,41 @@ def find_torch(torch_cpu: ctypes.CDLL | None) -> SmallBatchLinear | None:
         return None
 
     def multiply(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        added: torch.Tensor | None = None,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> torch.Tensor:
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         outputs, columns = weight.shape
-        if x.numel() != columns or not x.dtype == weight.dtype == torch.bfloat16:
-            raise ValueError(f"one row of {columns} elements in bfloat16, got {list(x.shape)} in {x.dtype}")
+        given = [t for t in (x, weight, bias) if t is not None]
+        are_read = all(t.dtype == torch.bfloat16 and t.is_contiguous() for t in given)
+        if not are_read or not 0 < x.numel() == x.shape[-1] == columns:
+            return None
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
         if outputs:
             kernel(columns, outputs, _ONE, weight.data_ptr(), columns, x.data_ptr(), 1, 0, y.data_ptr(), 1)
-        y = y if bias is None else y.add_(bias)
-        return y if added is None else y.add_(added)
+        return y if bias is None else y.add_(bias)
 
-    return SmallBatchLinear(1, multiply) if _is_right(multiply) else None
+    return multiply if _is_right(multiply) else None
 
 
-def _is_right(multiply: Callable[..., torch.Tensor]) -> bool:
+def _is_right(multiply: OneRow) -> bool:
     """Whether it computes what it should: integers that bfloat16 holds, sizes that are no multiple of a vector."""
     outputs, columns = 5, 67
     w = (torch.arange(outputs * columns) % 7 - 3).view(outputs, columns).to(torch.bfloat16)
     x = (torch.arange(columns) % 3 - 1).to(torch.bfloat16)
-    return torch.equal(multiply(x, w, None).float(), w.float() @ x.float())
+    y = multiply(x, w)
+    return y is not None and torch.equal(y.float(), w.float() @ x.float())
 
 
-SMALL_BATCH: SmallBatchLinear | None = find_native(NATIVE) or find_torch(torch_library())
+ONE_ROW = find_torch(torch_library()) if NATIVE is None else None
 
 
-def adds_single_rows_otherwise(few: SmallBatchLinear | None) -> bool:
+def adds_single_rows_otherwise(module: ModuleType | None) -> bool:
     """Whether a product of a single row has its sums in another order than one of several rows, as where tiles multiply these."""
-    if few is None or few.most == 1:
+    if module is None:
         return True
-    generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, 1024, generator=generator).to(torch.bfloat16) for n in (2, 256))
-    one, two = (few.multiply(rows, weight, dtype=torch.float32) for rows in (x[:1], x))
+    generator, rows, columns = torch.Generator().manual_seed(0), 2, 1024
+    x, weight = (torch.randn(n, columns, generator=generator).to(torch.bfloat16) for n in (rows, 256))
+    one, two = (torch.empty(n, len(weight)) for n in (1, rows))
+    for y in (one, two):
+        kind = True, NO_ACTIVATION, TILES, torch.get_num_threads()
+        module.multiply(len(y), columns, len(weight), *kind, weight, x[: len(y)], None, None, y)
     return not torch.equal(one[0], two[0])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,7 +27,7 @@ from nnfront.backends.cpu.tape_builder import (
     Value,
     Write,
 )
-from nnfront.backends.kernel import ACCEPTED, NOTHING, Bind, Kernel
+from nnfront.backends.kernel import ACCEPTED, NOTHING, Accepts, Bind, Kernel, Rewrite, unchanged
 from nnfront.dims import evaluate
 from nnfront.lower import Run, Slot, StateLayerType, Structure, TensorType
 from nnfront.lower.slots import dims_in
@@ -102,34 +103,64 @@ def _of_one(write: Write, run: Run, values: Sequence[Any], sized: dict[str, Any]
     return builder.tape()
 
 
-def refusal(write: Write, run: Run, slots: Sequence[Slot]) -> str:
-    """Why C does not take the smallest call of an instruction, which it takes if it takes any; ACCEPTED if it does."""
+def kernel(
+    name: str,
+    op: str,
+    write: Write,
+    otherwise: Bind,
+    why: str,
+    accepts: Accepts | None = None,
+    rewrite: Rewrite = unchanged,
+    *,
+    held: Callable[..., int] | None = None,
+    remembered: Callable[..., int] | None = None,
+    reads_back: bool = False,
+) -> Kernel:
+    """A kernel that is C for what `write` takes and `otherwise` for the rest, which hold what `held` and `remembered` say.
+
+    `accepts` is what it is for altogether, if that is more than C is for.
+    """
+    workspace = None if held is None else besides(write, held, remembered)
+    chosen = by_types(write) if accepts is None else accepts
+    return Kernel(
+        name, op, in_c(write, otherwise), why, chosen, rewrite, workspace, reads_back, write, in_rows=True
+    )
+
+
+def by_types(write: Write) -> Accepts:
+    """Accept what C takes in some sizes: what there is of others goes the other way."""
+    return lambda run, context: refusal(write, run, context.frame.slots, any_size=True)
+
+
+def refusal(write: Write, run: Run, slots: Sequence[Slot], *, any_size: bool = False) -> str:
+    """Why C does not take the smallest call of an instruction, which it takes if it takes any, or with `any_size` its types; ACCEPTED if it does."""
     try:
-        sized = {name: _least(slots[i].value) for name, i in run.sized.items()}
-        values = [_smallest(slots[i]) for i in run.inputs]
-        write(TapeBuilder(torch.get_num_threads(), {}), run, *values, **sized)
+        size = partial(_small, times=2 if any_size else 1)  # no size is 1 that can be another
+        sized = {name: size(slots[i].value) for name, i in run.sized.items()}
+        values = [_operand(slots[i], size) for i in run.inputs]
+        write(TapeBuilder(torch.get_num_threads(), {}, any_size), run, *values, **sized)
     except Refused as refused:
         return str(refused).replace("torch.", "")
     return ACCEPTED
 
 
-def _smallest(slot: Slot) -> Any:
-    """The smallest operand that a slot may hold."""
+def _operand(slot: Slot, size: Callable[[Any], Any]) -> Any:
+    """An operand of such sizes that a slot may hold."""
     if isinstance(slot.type, TensorType):
-        shape = tuple(map(_least, slot.type.shape))
+        shape = tuple(map(size, slot.type.shape))
         return Value(Place(MEMORY + 1), shape, getattr(torch, slot.type.dtype))
     if isinstance(slot.type, StateLayerType):
-        return LayerValue(layer_of(slot.type, _least, ring_windows=True), MEMORY + 1)
+        return LayerValue(layer_of(slot.type, size, ring_windows=True), MEMORY + 1)
     if slot.kind not in ("constant", "dim", "size"):
         raise Refused("a number is computed")
-    return _least(slot.value)
+    return size(slot.value)
 
 
-def _least(size: Any) -> Any:
-    """A size, or several, where each dim is as small as it may be and not 0."""
+def _small(size: Any, times: int = 1) -> Any:
+    """A size, or several, where each dim is as small as it may be and not 0, or so many times that."""
     if isinstance(size, (tuple, list)):
-        return tuple(map(_least, size))
-    numbers = {s: int(max(s.low, s.divisor)) for dim in dims_in(size) for s in dim.symbols}
+        return tuple(_small(each, times) for each in size)
+    numbers = {s: times * int(max(s.low, s.divisor)) for dim in dims_in(size) for s in dim.symbols}
     return evaluate(size, numbers) if numbers else size
 
 
@@ -163,7 +194,9 @@ class _InC(Workspace):
 def without_c(kernel: Kernel) -> Kernel:
     """The kernel as it is on another device: what `in_c` does of tensors that are not on a CPU, and what that holds."""
     held = kernel.workspace
-    return replace(kernel, write=None, workspace=held.otherwise if isinstance(held, _InC) else held)
+    return replace(
+        kernel, write=None, in_rows=False, workspace=held.otherwise if isinstance(held, _InC) else held
+    )
 
 
 def _planned(write: Write, run: Run, operands: Sequence[Any], sized: dict[str, Any]) -> Tape | None:

@@ -17,14 +17,21 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu.activations import (
     GATES,
-    NO_ACTIVATION,
     activation,
     activation_name,
     activation_number,
 )
-from nnfront.backends.cpu.gemv import SMALL_BATCH, TILES, SmallBatchLinear
-from nnfront.backends.cpu.in_c import besides, in_c
-from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
+from nnfront.backends.cpu.gemv import MOST_ROWS, ONE_ROW, TILES
+from nnfront.backends.cpu.in_c import by_types, kernel
+from nnfront.backends.cpu.tape_builder import (
+    Operand,
+    Refused,
+    TapeBuilder,
+    Value,
+    demand,
+    demand_bfloat16,
+    place_of,
+)
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -63,11 +70,6 @@ def _widened(run: Run, context: Context) -> str:
     return ACCEPTED if dtype in ("float16", "bfloat16") else f"the weight is {dtype}"
 
 
-def _bfloat16(run: Run, context: Context) -> str:
-    dtype = context.tensor(run.inputs[1]).dtype
-    return _plain(run, context) or (ACCEPTED if dtype == "bfloat16" else f"the weight is {dtype}")
-
-
 def _large_float32(run: Run, context: Context) -> str:
     weight = context.tensor(run.inputs[1])
     sizes = [size for size in weight.shape if isinstance(size, int)]
@@ -84,7 +86,7 @@ def _as_gated(run: Run, context: Context) -> Run:
     """The product that the kernel is to use as an attribute: the one that a linear of these operands gets."""
     x, weight, bias = run.inputs
     product = replace(run, op="linear", inputs=(x, weight, bias), attrs={})
-    kernels = (kernel.name for kernel in PRODUCTS if not kernel.accepts(product, context))
+    kernels = (k.name for k in PRODUCTS if not k.accepts(product, context))
     return replace(run, attrs={**run.attrs, "product": next(kernels, PLAIN.name)})
 
 
@@ -95,24 +97,6 @@ def _gates_linear(run: Run, context: Context) -> str:
     return ACCEPTED if context.tensor(weight).dtype == context.tensor(x).dtype else "operands differ in dtype"
 
 
-def _ends_in_bfloat16(run: Run, context: Context) -> str:
-    """A product in bfloat16, and nothing but an activation, a residual of its shape and a cast to float32 after it."""
-    x, weight, _, scale, residual = run.inputs
-    if run.attrs["kind"] != "linear" or "product_dtype" in run.attrs:
-        return "it is not a plain linear"
-    if "scale" in run.attrs or not context.is_none(scale):
-        return "more than an activation, a residual and a cast comes after it"
-    if run.attrs.get("dtype", "float32") != "float32":
-        return f"the result is {run.attrs['dtype']}"
-    operands = (x, weight) if context.is_none(residual) else (x, weight, residual)
-    if any(context.tensor(slot).dtype != "bfloat16" for slot in operands):
-        return "operands are not all bfloat16"
-    is_like = (
-        context.is_none(residual) or context.tensor(residual).shape == context.tensor(run.outputs[0]).shape
-    )
-    return ACCEPTED if is_like else "the residual is broadcast"
-
-
 # Elements of a weight that are widened at a time: 4 MiB of float32.
 PIECE = 1 << 20
 
@@ -121,16 +105,19 @@ def _linear(run: Run) -> Callable[..., Any]:
     return F.linear
 
 
-def linear_bfloat16(run: Run) -> Callable[..., Any]:
-    """Few rows go to a kernel for them; more rows to oneDNN, which is the faster one then."""
-    if SMALL_BATCH is None:
+def _linear_bfloat16(run: Run) -> Callable[..., Any]:
+    """One row by torch's own kernel for it where there is none in C; more rows by oneDNN, which is the faster one then."""
+    one_row = ONE_ROW
+    if one_row is None:
         return F.linear
-    takes, multiply = SMALL_BATCH.takes, SMALL_BATCH.multiply
 
-    def multiply_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return multiply(x, weight, bias) if takes(x, weight, bias) else F.linear(x, weight, bias)
+    def linear_bfloat16(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y = one_row(x, weight, bias)
+        return F.linear(x, weight, bias) if y is None else y
 
-    return multiply_rows
+    return linear_bfloat16
 
 
 def _linear_float32(run: Run) -> Callable[..., Any]:
@@ -153,16 +140,9 @@ def _linear_float32(run: Run) -> Callable[..., Any]:
 
 
 def _linear_wide(run: Run) -> Callable[..., Any]:
-    """A float32 result from half operands: the weight is widened in pieces that stay in the caches, never as a whole.
-
-    Few rows of bfloat16 go to a kernel that widens in registers, if there is one.
-    """
-    few = SMALL_BATCH if SMALL_BATCH and torch.float32 in SMALL_BATCH.results else None
+    """A float32 result from half operands: the weight is widened in pieces that stay in the caches, never as a whole."""
 
     def linear_wide(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if few and x.dtype == weight.dtype == torch.bfloat16 and few.takes(x, weight, None):
-            y = few.multiply(x, weight, None, None, torch.float32)
-            return y if bias is None else y.add_(bias)
         rows, columns = weight.shape
         y = torch.empty((*x.shape[:-1], rows))
         wide, step = x.float(), max(PIECE // max(columns, 1), 1)
@@ -174,19 +154,10 @@ def _linear_wide(run: Run) -> Callable[..., Any]:
     return linear_wide
 
 
-def finishing_small_batch(run: Run) -> SmallBatchLinear | None:
-    """Return the kernel that computes a product of few rows and all that comes after it, if there is one."""
-    dtype, number = getattr(torch, run.attrs.get("dtype", "bfloat16")), activation_number(run)
-    if SMALL_BATCH is None or dtype not in SMALL_BATCH.results or number is None:
-        return None
-    return SMALL_BATCH if SMALL_BATCH.activates or number == NO_ACTIVATION else None
-
-
 def _finished_product(run: Run) -> Callable[..., Any]:
-    """activation(x @ weight.T + bias) + residual, as float32 if it is cast: few rows are rounded once at the end, more rows after each."""
+    """activation(x @ weight.T + bias) + residual, as float32 if it is cast, rounded after each."""
     dtype: torch.dtype = getattr(torch, run.attrs.get("dtype", "bfloat16"))
-    few, number = finishing_small_batch(run), activation_number(run)
-    options = () if number == NO_ACTIVATION else (number,)
+    multiply = _linear_bfloat16(run)
     activate = activation(run) if "activation" in run.attrs else None
 
     def finished_product(
@@ -196,35 +167,22 @@ def _finished_product(run: Run) -> Callable[..., Any]:
         scale: None,
         residual: torch.Tensor | None,
     ) -> torch.Tensor:
-        if few and few.takes(x, weight, bias) and (residual is None or residual.is_contiguous()):
-            return few.multiply(x, weight, bias, residual, dtype, *options)
-        y = F.linear(x, weight, bias)
+        y = multiply(x, weight, bias)
         y = y if activate is None else activate(y)
         return (y if residual is None else y.add_(residual)).to(dtype)
 
     return finished_product
 
 
-def gated_small_batch(run: Run) -> Callable[..., torch.Tensor] | None:
-    """Return the kernel that computes a gated product of few rows, if there is one."""
-    if SMALL_BATCH is None or run.attrs["product"] != "linear_bfloat16":
-        return None
-    return SMALL_BATCH.gated.get(activation_name(run))
-
-
-def gated_product(run: Run) -> Callable[..., Any]:
+def _gated_product(run: Run) -> Callable[..., Any]:
     """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight.
 
-    Few rows go to a kernel that does all of it, if there is one. Else rows are multiplied with one half after the other: elementwise calls on
-    halves of one result take 1.4 times as long.
+    Rows are multiplied with one half after the other: elementwise calls on halves of one result take 1.4 times as long.
     """
     product = next(k for k in (*PRODUCTS, PLAIN) if k.name == run.attrs["product"])
     multiply, activate = product.bind(replace(run, op="linear", attrs={})), activation(run)
-    few, gated = SMALL_BATCH, gated_small_batch(run)
 
     def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if few and gated and few.takes(x, weight, bias):
-            return gated(x, weight, bias)
         half = weight.shape[0] // 2
         if x.numel() == x.shape[-1]:
             both = multiply(x, weight, bias)
@@ -235,11 +193,11 @@ def gated_product(run: Run) -> Callable[..., Any]:
     return multiply_gated
 
 
-def small_rows(x: Value, columns: int, most: int) -> int:
-    """The rows of x, if they are few and in bfloat16."""
+def small_rows(builder: TapeBuilder, x: Value, columns: int) -> int:
+    """The rows of x, if they are few."""
     rows = prod(x.shape) // max(columns, 1)
-    demand(x.dtype == torch.bfloat16, f"x is {x.dtype}")
-    demand(0 < rows <= most and prod(x.shape) == rows * columns, f"there are more than {most} rows, or none")
+    are_few = 0 < rows <= MOST_ROWS and prod(x.shape) == rows * columns
+    builder.limit(are_few, f"there are more than {MOST_ROWS} rows, or none")
     return rows
 
 
@@ -249,21 +207,23 @@ def _write(
     x: Value,
     weight: Value,
     bias: Value | None,
-    scale: None = None,
-    added: Value | None = None,
+    scale: Value | float | None = None,
+    residual: Value | None = None,
 ) -> Sequence[Operand]:
-    if SMALL_BATCH is None:
-        raise Refused("there is no kernel for few rows")
+    """A product in bfloat16, and nothing but an activation, a residual of its shape and a cast to float32 after it."""
+    number, dtype = activation_number(run), run.attrs.get("out_dtype") or run.attrs.get("dtype", "bfloat16")
+    demand_bfloat16(weight=weight, x=x, bias=bias, residual=residual)
     outputs, columns = weight.shape
-    rows, number = small_rows(x, columns, SMALL_BATCH.most), activation_number(run)
+    rows, shape = small_rows(builder, x, columns), (*x.shape[:-1], outputs)
+    is_all = scale is None and "scale" not in run.attrs and "product_dtype" not in run.attrs
+    demand(is_all, "more than an activation, a residual and a cast comes after it")
+    demand(dtype in ("bfloat16", "float32"), f"the result is {dtype}")
+    demand(residual is None or residual.shape == shape, "the residual is broadcast")
     if number is None:
         raise Refused(f"there is no {run.attrs['activation']} in the kernel")
-    is_wide = "float32" in (run.attrs.get("out_dtype"), run.attrs.get("dtype"))
-    are_alike = all(t is None or t.dtype == torch.bfloat16 for t in (weight, bias, added))
-    demand(are_alike, "operands are not all bfloat16")
-    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs), torch.float32 if is_wide else torch.bfloat16)
-    operands = (weight.place, x.place, place_of(bias), place_of(added), y.place)
-    kind = is_wide, number, TILES, builder.threads
+    y = builder.make(run.outputs[0], shape, getattr(torch, dtype))
+    operands = (weight.place, x.place, place_of(bias), place_of(residual), y.place)
+    kind = dtype == "float32", number, TILES, builder.threads
     builder.call("multiply", rows, columns, outputs, *kind, *operands)
     return (y,)
 
@@ -271,15 +231,28 @@ def _write(
 def _write_gated(
     builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None
 ) -> Sequence[Operand]:
-    if SMALL_BATCH is None or gated_small_batch(run) is None:
-        raise Refused(f"it is no product of bfloat16, or there is no {activation_name(run)} in the kernel")
+    name = activation_name(run)
+    demand_bfloat16(weight=weight, x=x, bias=bias)
+    demand(name in GATES, f"there is no {name} in the kernel")
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
-    rows, gate = small_rows(x, columns, SMALL_BATCH.most), GATES.index(activation_name(run))
+    rows, kind = small_rows(builder, x, columns), (GATES.index(name), TILES, builder.threads)
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     operands = (weight.place, x.place, place_of(bias), y.place)
-    kind = gate, TILES, builder.threads
     builder.call("multiply_gated", rows, columns, outputs, *kind, *operands)
     return (y,)
+
+
+def _plain_in_c(run: Run, context: Context) -> str:
+    return _plain(run, context) or by_types(_write)(run, context)
+
+
+def _finished_in_c(run: Run, context: Context) -> str:
+    is_plain = run.attrs["kind"] == "linear" and "product_dtype" not in run.attrs
+    return by_types(_write)(run, context) if is_plain else "it is not a plain linear"
+
+
+def _nothing(run: Run, *operands: Any) -> int:
+    return 0
 
 
 def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
@@ -309,17 +282,23 @@ def _gated_product_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | Non
 
 
 PLAIN = Kernel(
-    "linear_plain", "", _linear, "the weight as it is stored, no transpose", _plain, workspace=NOTHING
+    "linear_plain",
+    "",
+    _linear,
+    "the weight as it is stored, no transpose",
+    _plain,
+    workspace=NOTHING,
+    in_rows=True,
 )
 PRODUCTS = (
-    Kernel(
+    kernel(
         "linear_bfloat16",
         "linear",
-        in_c(_write, linear_bfloat16),
+        _write,
+        _linear_bfloat16,
         "few rows: a kernel that reads the weight at memory speed; more rows: oneDNN",
-        _bfloat16,
-        workspace=NOTHING,
-        write=_write,
+        _plain_in_c,
+        held=_nothing,
     ),
     Kernel(
         "linear_float32",
@@ -328,39 +307,42 @@ PRODUCTS = (
         "oneDNN's inner product instead of the BLAS: 1.2 to 3 times as fast for few rows",
         _large_float32,
         workspace=NOTHING,
+        in_rows=True,
     ),
-    Kernel(
+    kernel(
         "linear_wide",
         "linear",
-        in_c(_write, _linear_wide),
+        _write,
+        _linear_wide,
         "the weight widened piece by piece, not as a whole",
         _widened,
-        workspace=besides(_write, _linear_wide_bytes),
-        write=_write,
+        held=_linear_wide_bytes,
     ),
 )
 """Linear layers by themselves; a gated product uses the first that takes it."""
-
+BFLOAT16 = PRODUCTS[0]
+GATED = kernel(
+    "gated_product",
+    "gated_product",
+    _write_gated,
+    _gated_product,
+    "gate and up in tensors of their own, multiplied in place",
+    _gates_linear,
+    _as_gated,
+    held=_gated_product_bytes,
+)
+FINISHED = kernel(
+    "finished_product",
+    "product",
+    _write,
+    _finished_product,
+    "few rows: what comes after it in the kernel of the product; more rows: the sum in the product's own memory",
+    _finished_in_c,
+    held=_finished_product_bytes,
+)
 KERNELS = (
-    Kernel(
-        "gated_product",
-        "gated_product",
-        in_c(_write_gated, gated_product),
-        "gate and up in tensors of their own, multiplied in place",
-        _gates_linear,
-        _as_gated,
-        workspace=besides(_write_gated, _gated_product_bytes),
-        write=_write_gated,
-    ),
-    Kernel(
-        "finished_product",
-        "product",
-        in_c(_write, _finished_product),
-        "few rows: what comes after it in the kernel of the product; more rows: the sum in the product's own memory",
-        _ends_in_bfloat16,
-        workspace=besides(_write, _finished_product_bytes),
-        write=_write,
-    ),
+    GATED,
+    FINISHED,
     *PRODUCTS,
-    *(kernel.of("matmul", as_linear) for kernel in (*PRODUCTS[:2], PLAIN, PRODUCTS[2])),
+    *(product.of("matmul", as_linear) for product in (*PRODUCTS[:2], PLAIN, PRODUCTS[2])),
 )

@@ -11,9 +11,9 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.gemv import TILES
-from nnfront.backends.cpu.in_c import besides, in_c
-from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand
-from nnfront.backends.kernel import Kernel
+from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, demand_bfloat16
+from nnfront.backends.kernel import always
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout
 
@@ -49,10 +49,10 @@ def _write(
     """A few rows in bfloat16."""
     (sequences, *_, size), (count, rank, _), outputs = x.shape, a.shape, y.shape[-1]
     tokens = prod(x.shape[1:-1])
-    are_alike = all(t.dtype == torch.bfloat16 for t in (y, x, a, b)) and adapter.dtype == torch.int32
-    demand(are_alike, "operands are not all bfloat16")
+    demand_bfloat16(y=y, x=x, a=a, b=b)
+    demand(adapter.dtype == torch.int32, f"adapters are {adapter.dtype}")
     are_few = 0 < sequences * tokens <= MOST_ROWS and count > 0 and min(size, rank, outputs) > 0
-    demand(are_few, f"there are more than {MOST_ROWS} rows, or none")
+    builder.limit(are_few, f"there are more than {MOST_ROWS} rows, or none")
     made = builder.make(run.outputs[0], y.shape)
     work = builder.take(2 * (sequences * tokens + 1) * (size + rank + 2 * outputs))
     sizes: tuple[Any, ...] = sequences, tokens, count, size, rank, outputs, TILES, builder.threads
@@ -62,13 +62,14 @@ def _write(
 
 
 KERNELS = (
-    Kernel(
+    kernel(
         "low_rank_by_adapter",
         "add_low_rank",
-        in_c(_write, by_sequence),
+        _write,
+        by_sequence,
         "the adapters that are there, each with its rows",
-        workspace=besides(_write, _bytes),
+        always,
+        held=_bytes,
         reads_back=True,
-        write=_write,
     ),
 )

@@ -15,12 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional as F
 
+from nnfront.backends.cpu import linear
 from nnfront.backends.cpu.activations import ACTIVATIONS, GATES
-from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import TILES
-from nnfront.backends.cpu.in_c import besides, in_c
-from nnfront.backends.cpu.linear import gated_product, linear_bfloat16
-from nnfront.backends.cpu.quantized_gemv import find
+from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.quantized_linear import product, product_held
 from nnfront.backends.cpu.quantized_pieces import (
     BY_OPS,
     DECODINGS,
@@ -29,8 +28,8 @@ from nnfront.backends.cpu.quantized_pieces import (
     dequantized_by_ops,
     in_pieces,
 )
-from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, demand_bfloat16
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel, always
 from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
@@ -150,8 +149,8 @@ def _gated(run: Run, multiply: Multiply) -> Multiply:
     others = gated_by_torch(run, multiply)
     if not _is_product(run):
         return others
-    product = {"activation": _options(run)["activation"], "product": "linear_bfloat16"}
-    of_bfloat16 = gated_product(replace(run, attrs=product))
+    attrs = {"activation": _options(run)["activation"], "product": linear.BFLOAT16.name}
+    of_bfloat16 = linear.GATED.bind(replace(run, attrs=attrs))
 
     def gated(x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor | None) -> torch.Tensor:
         return of_bfloat16(x, weight, rest[-1]) if x.dtype == torch.bfloat16 else others(x, weight, *rest)
@@ -171,11 +170,11 @@ def by_torch(run: Run, matrix: str) -> Multiply:
     return _plain(F.linear) if format is None else in_pieces(partial(dequantized_by_ops, format))
 
 
-def _plain(linear: Callable[..., torch.Tensor]) -> Multiply:
+def _plain(multiply_by: Callable[..., torch.Tensor]) -> Multiply:
     def multiply(
         x: torch.Tensor, weight: torch.Tensor, scales: None, zeros: None, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        return linear(x, weight, bias)
+        return multiply_by(x, weight, bias)
 
     return multiply
 
@@ -184,29 +183,27 @@ def _products(run: Run, matrix: str) -> Multiply:
     """Few rows in the kernels for them, many by the fastest way to decode a format."""
     format, others = format_of(run, matrix), by_torch(run, matrix)
     if format is None:
-        of_bfloat16 = _plain(linear_bfloat16(run))
+        of_bfloat16 = _plain(linear.BFLOAT16.bind(replace(run, attrs={})))
 
-        def product(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
+        def dense(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
             return (of_bfloat16 if x.dtype == torch.bfloat16 else others)(x, *stored)
 
-        return product
-    few, decoding, own = find(NATIVE, format), _decoding(format), format.read_scales
+        return dense
+    decoding, own = _decoding(format), format.read_scales
     decoded = others if decoding is None else decoding.multiply(format)
 
-    def quantized_product(
+    def by_pieces(
         x: torch.Tensor,
         weight: torch.Tensor,
         scales: torch.Tensor | None,
         zeros: torch.Tensor | None,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        if few and few.takes(x, weight, scales, zeros, bias):
-            return few.multiply(x, weight, scales, zeros, bias)
         usual = (getattr(torch, own) if own else x.dtype, torch.float32)
         is_usual = scales is None or scales.dtype in usual
         return (decoded if is_usual else others)(x, weight, scales, zeros, bias)
 
-    return quantized_product
+    return product(run, format, by_pieces)
 
 
 def _decoding(format: QuantFormat) -> Decoding | None:
@@ -240,21 +237,20 @@ def _moe_mlp_bytes(
 
 def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
     """The same, and pieces of matrices."""
-    gate_up, gate_up_scales, _, down, down_scales, _, *rest = operands
-    held = []
-    for name, matrix, scales, columns in (
-        ("gate_up", gate_up, gate_up_scales, x.shape[-1]),
-        ("down", down, down_scales, gate_up.shape[1] // (2 if _options(run)["gated"] else 1)),
+    gate_up, down, rest, held = operands[0], operands[3], operands[6:], []
+    for name, stored, columns in (
+        ("gate_up", operands[:3], x.shape[-1]),
+        ("down", operands[3:6], gate_up.shape[1] // (2 if _options(run)["gated"] else 1)),
     ):
         format, rows = format_of(run, name), contiguous((x.shape[0], columns), x.dtype)
         if format is None:
             held.append(0)
             continue
-        few = find(NATIVE, format)
-        is_few = few is not None and x.dtype == "bfloat16" and 0 < x.shape[0] <= few.most
-        of_one = None if scales is None else contiguous(scales.shape[1:], scales.dtype)
-        pieces = (_decoding(format) or BY_OPS).most_held(format, rows, of_one, matrix.shape[1])
-        held.append(0 if is_few else pieces)
+        decoding, of_one = (
+            _decoding(format) or BY_OPS,
+            (t and contiguous(t.shape[1:], t.dtype) for t in stored),
+        )
+        held.append(product_held(run, decoding, format, rows, *of_one))
     return _moe_mlp_bytes(
         run, x, gate_up, contiguous((*down.shape[:2], columns), x.dtype), *rest, held=(held[0], held[1])
     )
@@ -274,10 +270,10 @@ def _write(
     activation, (tokens, size), (count, _, inner) = _options(run)["activation"], x.shape, down.shape
     is_known = _is_product(run) and activation in GATES and not any(biases)
     demand(is_known, "experts have biases, or are gated in a way that the kernel has not")
-    demand(all(t.dtype == torch.bfloat16 for t in (x, gate_up, down)), "x and experts are not all bfloat16")
+    demand_bfloat16(x=x, gate_up=gate_up, down=down)
     are_read = experts.dtype == torch.int32 and weights.dtype in (torch.bfloat16, torch.float32)
     demand(are_read, f"choices are {experts.dtype}, their weights {weights.dtype}")
-    demand(0 < tokens <= MOST_TOKENS, f"there are more than {MOST_TOKENS} tokens, or none")
+    builder.limit(0 < tokens <= MOST_TOKENS, f"there are more than {MOST_TOKENS} tokens, or none")
     y = builder.make(run.outputs[0], x.shape)
     top = experts.shape[1]
     work = builder.take(tokens * (4 * size + 2 * top * (size + inner)))
@@ -292,14 +288,15 @@ def _write(
 _SORTED = "the experts that were chosen, each with its tokens at once"
 _DECODED = "the experts that were chosen, each with its tokens at once; their matrices are decoded piece by piece as they are multiplied"
 KERNELS = (
-    Kernel(
+    kernel(
         "moe_mlp_sorted",
         "moe_mlp",
-        in_c(_write, partial(sorted_by_expert, _products, _gated)),
+        _write,
+        partial(sorted_by_expert, _products, _gated),
         _SORTED,
-        workspace=besides(_write, _moe_mlp_bytes),
+        always,
+        held=_moe_mlp_bytes,
         reads_back=True,
-        write=_write,
     ),
     Kernel(
         "quantized_experts_sorted",
@@ -309,5 +306,6 @@ KERNELS = (
         _in_order,
         workspace=Workspace(_quantized_experts_bytes),
         reads_back=True,
+        in_rows=True,
     ),
 )

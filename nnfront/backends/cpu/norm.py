@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.in_c import FEW, besides, in_c
-from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, place_of
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.cpu.in_c import FEW, by_types, kernel
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
+from nnfront.backends.kernel import ACCEPTED, Accepts, Context
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout
 
@@ -43,11 +43,20 @@ def _write(
 
 
 def _write_of_sum(
-    builder: TapeBuilder, run: Run, x: Value, added: Value | None, weight: Value | None, bias: Value | None
+    builder: TapeBuilder,
+    run: Run,
+    x: Value | float | None,
+    added: Value | float | None,
+    weight: Value | None,
+    bias: Value | None,
 ) -> Sequence[Operand]:
-    """Few rows in bfloat16 or float32; weight and bias alike."""
+    """Few rows in bfloat16, or float32 where nothing is added; weight and bias alike."""
+    if not isinstance(x, Value) or not (added is None or isinstance(added, Value)):
+        raise Refused("it is no sum of two tensors")
+    is_sum = added is None or (x.shape, x.dtype) == (added.shape, added.dtype) == (x.shape, torch.bfloat16)
+    demand(is_sum, "the sum is not of two tensors in bfloat16 of one shape")
     count, kinds = prod(x.shape), {vector.dtype for vector in (weight, bias) if vector is not None}
-    demand(0 < count <= FEW, f"there are more than {FEW} elements, or none")
+    builder.limit(0 < count <= FEW, f"there are more than {FEW} elements, or none")
     are_read = len(kinds) < 2 and {x.dtype, *kinds} <= {torch.bfloat16, torch.float32}
     demand(are_read, "rows, weight and bias are of other dtypes than bfloat16 and float32")
     y, total = builder.make(run.outputs[0], x.shape, x.dtype), None
@@ -61,7 +70,7 @@ def _write_of_sum(
     norm, size, wide = Norm.of(run), x.shape[-1], torch.float32
     operands = map(place_of, (x, added, total, weight, bias, y))
     kind = (norm.is_centered, x.dtype == wide, wide in kinds, builder.threads, norm.epsilon)
-    builder.call("norm", count // size, size, *kind, *operands)
+    builder.call("norm", count // max(size, 1), size, *kind, *operands)
     if total is not None and not has_sum:
         builder.release(total.place)
     return (y, total) if has_sum else (y,)
@@ -147,23 +156,15 @@ def _vectors_fit(run: Run, context: Context) -> str:
     return ACCEPTED if found <= {dtype} or is_wider else "weight, bias and rows differ in dtype"
 
 
-def _sum_of_alike(run: Run, context: Context) -> str:
-    x, residual = run.inputs[:2]
-    if context.is_none(x) or context.is_none(residual):
-        return "it is no sum of two tensors"
-    y, *operands = (context.tensor(slot) for slot in (run.outputs[0], x, residual))
-    is_alike = y.dtype == "bfloat16" and all(operand == y for operand in operands)
-    return ACCEPTED if is_alike else "the sum is not of two tensors in bfloat16 of one shape"
-
-
-def _of_sum(accepts: Callable[[Run, Context], str], attr: str, why: str) -> Callable[[Run, Context], str]:
-    """Whether a norm of a sum is one that `accepts` takes of rows, which has an attribute; `why` not, if it is another kind."""
+def _of_sum(accepts: Accepts, attr: str, why: str) -> Accepts:
+    """Accept the norm of a sum that C takes, which has an attribute and is one that `accepts` takes of rows; `why` not, if it is another kind."""
 
     def accepts_sum(run: Run, context: Context) -> str:
         if attr not in run.attrs:
             return why
         x, _, *vectors = run.inputs
-        return _sum_of_alike(run, context) or accepts(replace(run, inputs=(x, *vectors)), context)
+        of_rows = replace(run, inputs=(x, *vectors))
+        return by_types(_write_of_sum)(run, context) or accepts(of_rows, context)
 
     return accepts_sum
 
@@ -189,7 +190,7 @@ def _norm_of_sum_bytes(
 
 _SUM = "few rows: the sum in the kernel of the norm"
 KERNELS = tuple(
-    Kernel(name, op, in_c(write, general), why, accepts, workspace=besides(write, held), write=write)
+    kernel(name, op, write, general, why, accepts, held=held)
     for name, op, general, why, accepts, write, held in (
         (
             "rms_norm_last",

@@ -11,10 +11,10 @@ import torch
 
 from nnfront.backends.cpu import attention, attention_memory
 from nnfront.backends.cpu.attention_kinds import softmax_only
-from nnfront.backends.cpu.in_c import besides, in_c
+from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.rope import rope_rotated, rope_rotated_bytes, rope_tables
 from nnfront.backends.cpu.tape_attention import write_qkv_attention
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.lower import Run
 from nnfront.memory.layout import Layer, Layout, contiguous
 from nnfront.state.layer import CacheLayer
@@ -90,14 +90,15 @@ def _remembered_by_qkv(
 
 
 KERNELS = (
-    Kernel(
+    kernel(
         "qkv_attention",
         "qkv_attention",
-        in_c(write_qkv_attention, _qkv_attention),
+        write_qkv_attention,
+        _qkv_attention,
         "q and k rotated at once",
         _caches,
         _as_rotated_attention,
-        workspace=besides(write_qkv_attention, _qkv_attention_bytes, _remembered_by_qkv),
-        write=write_qkv_attention,
+        held=_qkv_attention_bytes,
+        remembered=_remembered_by_qkv,
     ),
 )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with weights in 8 or 4 bits, on a CPU, and what comes after them in their regions.
 
-Few rows of bfloat16 go to a kernel in C that reads the codes at the speed of memory. For all others pieces of the weight are decoded as they are
+Few rows of bfloat16 go to a kernel in C that reads quantised values at the speed of memory. For all others pieces of the weight are decoded as they are
 multiplied (`quantized_pieces`), never the weight as a whole.
 
 Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups], bias [outputs].
@@ -10,6 +10,7 @@ Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, col
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,44 +18,57 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
-from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.gemv import TILES
-from nnfront.backends.cpu.in_c import in_c
+from nnfront.backends.cpu.in_c import besides, in_c, kernel
 from nnfront.backends.cpu.linear import small_rows
-from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, SmallBatchQuantized, find, table_of
+from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
-from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
-from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
+from nnfront.backends.cpu.tape_builder import (
+    Operand,
+    Refused,
+    TapeBuilder,
+    Value,
+    demand,
+    demand_bfloat16,
+    place_of,
+)
+from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context
 from nnfront.lower import Run
-from nnfront.memory.allocations import Workspace
-from nnfront.memory.layout import Layout
+from nnfront.memory.layout import Layout, contiguous
 from nnfront.quant_format import QuantFormat
 
 
-def small_batch(run: Run) -> SmallBatchQuantized | None:
-    """Return the kernel in C for a region's weight, if there is one."""
-    return find(NATIVE, QuantFormat.of(run.attrs))
+def product(run: Run, format: QuantFormat, otherwise: Multiply) -> Multiply:
+    """The product with a weight and nothing after it: in C for what that takes, `otherwise` for the rest."""
+    return in_c(_write, lambda plain: otherwise)(_plain(run, format))
 
 
-def _multiply(decoding: Decoding, run: Run) -> Multiply:
-    """The kernel in C for what it takes, pieces for what it does not."""
-    few, others = small_batch(run), decoding.multiply(QuantFormat.of(run.attrs))
-    if few is None:
-        return others
-    takes, in_c = few.takes, few.multiply
+def product_held(
+    run: Run,
+    decoding: Decoding,
+    format: QuantFormat,
+    x: Layout,
+    weight: Layout,
+    scales: Layout | None,
+    zeros: Layout | None,
+    bias: Layout | None = None,
+) -> int:
+    """The most that `product` holds besides its result, if the rest is decoded so."""
+    held = besides(_write, lambda run, *_: decoding.most_held(format, x, scales, weight.shape[0])).held
+    return held(_plain(run, format), x, weight, scales, zeros, bias)
 
-    def multiply(*operands: Any) -> torch.Tensor:
-        return (in_c if takes(*operands) else others)(*operands)
 
-    return multiply
+def _plain(run: Run, format: QuantFormat) -> Run:
+    """An instruction of a product alone."""
+    return replace(run, op="quantized_product", attrs=format.attrs)
 
 
 def _product(decoding: Decoding) -> Bind:
     """A kernel that multiplies so, and does what comes after it."""
 
     def make(run: Run) -> Callable[..., Any]:
-        multiply, finish = _multiply(decoding, run), _finish(run)
-        few = small_batch(run) if only_adds(run) else None
+        format, finish = QuantFormat.of(run.attrs), _finish(run)
+        multiply = product(run, format, decoding.multiply(format))
 
         def quantized_product(
             x: torch.Tensor,
@@ -65,8 +79,6 @@ def _product(decoding: Decoding) -> Bind:
             scale: torch.Tensor | None,
             residual: torch.Tensor | None,
         ) -> torch.Tensor:
-            if few and scale is None and few.takes(x, weight, scales, zeros, bias, residual):
-                return few.multiply(x, weight, scales, zeros, bias, residual)
             return finish(multiply(x, weight, scales, zeros, bias), scale, residual)
 
         return quantized_product
@@ -97,11 +109,11 @@ def _finish(run: Run) -> Callable[..., torch.Tensor]:
 
 
 def _gated_product(decoding: Decoding) -> Bind:
-    """A kernel for activation(gate) * up by such products, gate and up the halves of one weight; in C, and of one row, both at once."""
+    """A kernel for activation(gate) * up by such products, gate and up the halves of one weight; of one row both at once."""
 
     def make(run: Run) -> Callable[..., Any]:
-        multiply, activate = _multiply(decoding, run), activation(run)
-        few = small_batch(run) if activation_name(run) in GATES else None
+        format, activate = QuantFormat.of(run.attrs), activation(run)
+        multiply = product(run, format, decoding.multiply(format))
 
         def quantized_gated_product(
             x: torch.Tensor,
@@ -110,8 +122,6 @@ def _gated_product(decoding: Decoding) -> Bind:
             zeros: torch.Tensor | None,
             bias: torch.Tensor | None,
         ) -> torch.Tensor:
-            if few and few.takes(x, weight, scales, zeros, bias):
-                return gate(few.multiply(x, weight, scales, zeros, bias), activation_name(run))
             half = len(weight) // 2
             if x.numel() == x.shape[-1]:
                 both = multiply(x, weight, scales, zeros, bias)
@@ -125,15 +135,6 @@ def _gated_product(decoding: Decoding) -> Bind:
         return quantized_gated_product
 
     return make
-
-
-def gate(both: torch.Tensor, name: str) -> torch.Tensor:
-    """activation(first half) * second half of few rows, by the kernel in C."""
-    assert NATIVE is not None
-    *rows, width = both.shape
-    y = torch.empty([*rows, width // 2], dtype=torch.bfloat16)
-    NATIVE.gate(both.numel() // max(width, 1), width // 2, GATES.index(name), both, y)
-    return y
 
 
 def _accepts(decoding: Decoding) -> Accepts:
@@ -157,17 +158,6 @@ def _accepts(decoding: Decoding) -> Accepts:
     return accepts
 
 
-def _runs_in_c(run: Run, x: Layout) -> bool:
-    """Whether the kernel in C takes these rows."""
-    few = small_batch(run)
-    return few is not None and x.dtype == "bfloat16" and 0 < x.count <= few.most * x.shape[-1]
-
-
-def _held(decoding: Decoding, run: Run, x: Layout, scales: Layout | None, outputs: int) -> int:
-    """The most that is held for pieces of so many outputs; nothing in C."""
-    return 0 if _runs_in_c(run, x) else decoding.most_held(QuantFormat.of(run.attrs), x, scales, outputs)
-
-
 def _product_bytes(
     decoding: Decoding,
     run: Run,
@@ -180,10 +170,10 @@ def _product_bytes(
     residual: Layout | None,
 ) -> int:
     """The pieces; the whole product, unless it is the result because nothing comes after it that takes new memory."""
-    attrs, pieces = run.attrs, _held(decoding, run, x, scales, weight.shape[0])
+    attrs, format = run.attrs, QuantFormat.of(run.attrs)
+    pieces = product_held(run, decoding, format, x, weight, scales, zeros, bias)
     is_new = attrs.get("activation", "silu").startswith("gelu") or "scale" in attrs or "dtype" in attrs
-    in_c = _runs_in_c(run, x) and only_adds(run)
-    if scale is None and (in_c or (not is_new and residual is None)):
+    if scale is None and not is_new and residual is None:
         return pieces
     count = x.count // max(x.shape[-1], 1) * weight.shape[0]
     product, result = count * x.item, count * dtypes.size_bytes(attrs.get("dtype", x.dtype))
@@ -199,14 +189,13 @@ def _gated_product_bytes(
     zeros: Layout | None,
     bias: Layout | None,
 ) -> int:
-    """The pieces and one of gate and up; of one row pieces of both; in C both."""
-    outputs = weight.shape[0]
-    half = x.count // max(x.shape[-1], 1) * (outputs // 2) * x.item
-    if _runs_in_c(run, x) and activation_name(run) in GATES:
-        return 2 * half
+    """The pieces and one of gate and up; of one row pieces of both."""
+    format, stored = QuantFormat.of(run.attrs), (weight, scales, zeros, bias)
+    half = x.count // max(x.shape[-1], 1) * (weight.shape[0] // 2) * x.item
     if x.count != x.shape[-1]:
-        return _held(decoding, run, x, scales, outputs // 2) + half
-    pieces = _held(decoding, run, x, scales, outputs) + half
+        halves: Any = (t and contiguous((t.shape[0] // 2, *t.shape[1:]), t.dtype) for t in stored)
+        return product_held(run, decoding, format, x, *halves) + half
+    pieces = product_held(run, decoding, format, x, *stored) + half
     return max(pieces, 2 * half) if _names_gelu(run) else pieces
 
 
@@ -228,20 +217,21 @@ def _write(
     *,
     is_gated: bool = False,
 ) -> Sequence[Operand]:
-    """A product with codes; in a gated one gate and up next to each other, then what they give."""
-    few = small_batch(run)
+    """A product with quantised values; in a gated one gate and up next to each other, then what they give."""
+    format = QuantFormat.of(run.attrs)
+    stored, group = stored_as(format), format.group_size
     demand(scale is None and (is_gated or only_adds(run)), "more than a residual comes after it")
     is_known = not is_gated or activation_name(run) in GATES
     demand(is_known, f"there is no {run.attrs.get('activation')} in the kernel")
-    if few is None:
-        raise Refused(f"there is no kernel for {QuantFormat.of(run.attrs)}")
+    if stored is None:
+        raise Refused(f"there is no kernel for {format}")
     columns, outputs = x.shape[-1], weight.shape[0]
-    rows = small_rows(x, columns, few.most)
+    rows = small_rows(builder, x, columns)
     scale_dtype = None if scales is None else scales.dtype
-    demand(few.takes_scales(scale_dtype), f"scales are {scale_dtype}")
-    demand((zeros is not None) == few.has_zeros, "it has zero points that the format has not, or has none")
-    are_alike = all(t is None or t.dtype == torch.bfloat16 for t in (bias, added))
-    demand(are_alike, "bias and residual are not bfloat16")
+    demand(takes_scales(format, scale_dtype), f"scales are {scale_dtype}")
+    has_zeros = not format.symmetric and not format.block
+    demand((zeros is not None) == has_zeros, "it has zero points that the format has not, or has none")
+    demand_bfloat16(x=x, bias=bias, residual=added)
     demand(added is None or added.shape == (*x.shape[:-1], outputs), "the residual is broadcast")
     if is_gated:
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
@@ -249,9 +239,9 @@ def _write(
     to = both.place if is_gated else y.place
     operands = (weight.place, place_of(scales), place_of(zeros), x.place, place_of(bias), place_of(added), to)
     kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
-    values, unit = table_of(few.format)
-    sizes = rows, columns, outputs, few.groups(columns), kind, *values
-    builder.call("multiply_quantized", few.stored, *sizes, TILES, builder.threads, unit, *operands)
+    values, unit = table_of(format)
+    sizes = rows, columns, outputs, columns // group if group else 1, kind, *values
+    builder.call("multiply_quantized", stored, *sizes, TILES, builder.threads, unit, *operands)
     if is_gated:
         builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
         builder.release(to)
@@ -263,14 +253,14 @@ _FUSIONS = (
     ("gated_product", _gated_product, _gated_product_bytes, partial(_write, is_gated=True)),
 )
 KERNELS = tuple(
-    Kernel(
+    kernel(
         f"{decoding.name}_{fusion}",
         f"quantized_{fusion}",
-        in_c(write, bind(decoding)),
+        write,
+        bind(decoding),
         decoding.why,
         _accepts(decoding),
-        workspace=Workspace(partial(held, decoding)),
-        write=write,
+        held=partial(held, decoding),
     )
     for fusion, bind, held, write in _FUSIONS
     for decoding in DECODINGS

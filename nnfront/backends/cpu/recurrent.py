@@ -18,9 +18,9 @@ import torch
 from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
 from nnfront.backends.cpu.decode_attention import FEW
 from nnfront.backends.cpu.elementwise import copied
-from nnfront.backends.cpu.in_c import besides, in_c
-from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, place_of
-from nnfront.backends.kernel import ACCEPTED, Bind, Context, Kernel
+from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, demand_bfloat16, place_of
+from nnfront.backends.kernel import Bind
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
 from nnfront.memory.allocations import metered
@@ -41,10 +41,13 @@ def delta_scale(run: Run, key_size: int) -> float:
     return float(key_size**-0.5 if scale is None else scale)
 
 
-def _demand_step(x: Value, state: Value | None, *tokens: Value) -> None:
+def _demand_step(builder: TapeBuilder, x: Value, state: Value | None, *tokens: Value) -> None:
     """One token in bfloat16, beside a state in float32."""
-    demand(x.shape[1] == 1 and prod(x.shape) > 0, "there is more than one token of a sequence, or none")
-    demand(all(t.dtype == torch.bfloat16 for t in (x, *tokens)), "tokens are not bfloat16")
+    builder.limit(
+        x.shape[1] == 1 and prod(x.shape) > 0, "there is more than one token of a sequence, or none"
+    )
+    for token in (x, *tokens):
+        demand_bfloat16(token=token)
     demand(state is None or state.dtype == torch.float32, "the state is not float32")
 
 
@@ -61,7 +64,7 @@ def _in_float(builder: TapeBuilder, *rates: Value | None) -> Iterator[list[Value
 def _causal_conv1d(
     builder: TapeBuilder, run: Run, x: Value, weight: Value, bias: Value | None, state: Value | None
 ) -> Sequence[Value]:
-    _demand_step(x, None)
+    _demand_step(builder, x, None)
     kept = x.dtype if state is None else state.dtype
     demand(bias is None or bias.dtype == weight.dtype, "weight and bias differ in dtype")
     demand(
@@ -90,7 +93,7 @@ def _ssm_scan(
     d: Value | None,
     state: Value | None,
 ) -> Sequence[Value]:
-    _demand_step(x, state, b, c)
+    _demand_step(builder, x, state, b, c)
     demand(prod(b.shape) > 0, "there is no state")
     (batch, _, heads, size), (groups, states) = x.shape, b.shape[2:]
     made = (
@@ -113,7 +116,7 @@ def _gated_delta_rule(
     beta: Value | None,
     state: Value | None,
 ) -> Sequence[Value]:
-    _demand_step(q, state, k, v)
+    _demand_step(builder, q, state, k, v)
     demand(q.shape[-1] <= MOST_KEYS, f"keys have more than {MOST_KEYS} features")
     (batch, _, groups, key_size), (heads, value_size) = q.shape, v.shape[2:]
     made = (
@@ -150,29 +153,18 @@ def _one_by_one(step: Bind, tokens: Sequence[int]) -> Bind:
     return bind
 
 
-def _in_bfloat16(run: Run, context: Context) -> str:
-    dtype = context.tensor(run.inputs[0]).dtype
-    return ACCEPTED if dtype == "bfloat16" else f"tokens are {dtype}"
-
-
 def _bytes(run: Run, x: Layout, *operands: Layout | None) -> int:
     """What the reference takes of more than one token."""
     return metered(replace(run, kernel=run.op), (x, *operands), {}, (None, None)).workspace
 
 
+_STEPS = "a few tokens: the state is read and written once or twice for each"
 KERNELS = tuple(
-    Kernel(
-        f"{op}_step",
-        op,
-        _one_by_one(in_c(write, reference), tokens),
-        "a few tokens: the state is read and written once or twice for each",
-        _in_bfloat16,
-        workspace=besides(write, _bytes),
-        write=write,
-    )
+    replace(step, bind=_one_by_one(step.bind, tokens))
     for op, write, tokens in (
         ("causal_conv1d", _causal_conv1d, (0,)),
         ("ssm_scan", _ssm_scan, (0, 1, 3, 4)),
         ("gated_delta_rule", _gated_delta_rule, (0, 1, 2, 3, 4)),
     )
+    for step in (kernel(f"{op}_step", op, write, reference, _STEPS, held=_bytes),)
 )

@@ -12,9 +12,9 @@ import torch
 
 from nnfront import dtypes
 from nnfront.backends.cpu.decode_attention import are_tables
-from nnfront.backends.cpu.in_c import FEW, besides, in_c
-from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand
-from nnfront.backends.kernel import Context, Kernel
+from nnfront.backends.cpu.in_c import FEW, kernel
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, demand, demand_bfloat16
+from nnfront.backends.kernel import Context, Kernel, always
 from nnfront.ir import TensorType, TupleType
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
@@ -113,8 +113,8 @@ def rope_rotated_bytes(run: Run, x: Layout, cos: Layout, sin: Layout) -> int:
 def _write(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> Sequence[Operand]:
     batch, seq, heads, size = x.shape
     rows, kind = batch * seq, (cos.shape[-1], is_interleaved(run))
-    demand(x.dtype == torch.bfloat16, f"x is {x.dtype}")
-    demand(0 < prod(x.shape) <= FEW, f"there are more than {FEW} elements, or none")
+    demand_bfloat16(x=x)
+    builder.limit(0 < prod(x.shape) <= FEW, f"there are more than {FEW} elements, or none")
     next_table = table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
     operands = (x.place, cos.place, sin.place, y.place)
@@ -132,13 +132,14 @@ def table_step(table: Value, rows: int, size: int) -> int:
 TABLES = Kernel("rope_tables", "", _rope_tables, workspace=Workspace(_rope_tables_bytes))
 KERNELS = (
     TABLES,
-    Kernel(
+    kernel(
         "rope_rotated",
         "rope",
-        in_c(_write, rope_rotated),
+        _write,
+        rope_rotated,
         "tables made once for all layers, then three calls",
-        rewrite=_as_rotated,
-        workspace=besides(_write, rope_rotated_bytes),
-        write=_write,
+        always,
+        _as_rotated,
+        held=rope_rotated_bytes,
     ),
 )

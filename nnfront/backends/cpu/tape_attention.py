@@ -18,6 +18,7 @@ from nnfront.backends.cpu.tape_builder import (
     TapeBuilder,
     Value,
     demand,
+    demand_bfloat16,
     place_of,
 )
 from nnfront.lower import Run
@@ -37,7 +38,7 @@ def write_attention(
         raise Refused("it appends nothing")
     batch, seq, heads, size = q.shape
     value_size = int(run.attrs["value_size"]) if v is None else v.shape[3]
-    demand(all(t is None or t.dtype == torch.bfloat16 for t in (q, k, v)), "tokens are not bfloat16")
+    demand_bfloat16(q=q, k=k, v=v)
     strides = tuple(0 if t is None else prod(t.shape[2:]) for t in (q, k, v))
     places, sizes = (q.place, k.place, place_of(v)), (batch, seq, heads, k.shape[2], size, value_size)
     return _append_and_attend(builder, run, layer, places, strides, sizes, sinks, bias)
@@ -57,8 +58,8 @@ def write_qkv_attention(
     batch, seq, width = qkv.shape
     size, kind = width // (heads + 2 * groups), (cos.shape[-1], is_interleaved(run))
     rows = batch * seq
-    demand(qkv.dtype == torch.bfloat16, f"tokens are {qkv.dtype}")
-    demand(seq <= FEW, f"there are more than {FEW} tokens of a sequence")
+    demand_bfloat16(qkv=qkv)
+    builder.limit(seq <= FEW, f"there are more than {FEW} tokens of a sequence")
     next_table = table_step(cos, rows, size)
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
     turned = builder.take(rows * turned_width * item)
@@ -87,7 +88,9 @@ def _append_and_attend(
     if layer is None:
         raise Refused("there is no cache")
     demand(run.attrs.get("is_causal", True), "it sees later tokens too")
-    demand(0 < seq <= FEW and prod(sizes) > 0, f"there are more than {FEW} tokens of a sequence, or none")
+    builder.limit(
+        0 < seq <= FEW and prod(sizes) > 0, f"there are more than {FEW} tokens of a sequence, or none"
+    )
     demand(size + value_size <= MOST_FEATURES, f"a key and a value have more than {MOST_FEATURES} features")
     floats = (torch.bfloat16, torch.float32)
     are_read = kinds[0] in (None, *floats) and kinds[1] in (None, torch.bool, *floats)

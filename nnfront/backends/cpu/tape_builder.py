@@ -81,6 +81,12 @@ def demand(is_right: bool, why: str) -> None:
         raise Refused(why)
 
 
+def demand_bfloat16(**operands: Value | None) -> None:
+    """Refuse operands in another dtype, the first of them by its name."""
+    for name, value in operands.items():
+        demand(value is None or value.dtype == torch.bfloat16, f"{name} is {getattr(value, 'dtype', None)}")
+
+
 @dataclass(frozen=True)
 class Tape:
     """What calls do for operands of certain shapes: their rows, the bytes of memory that they need, and what they return in which slots."""
@@ -100,10 +106,14 @@ class Tape:
 
 @dataclass
 class TapeBuilder:
-    """Writes the rows of a tape and finds places for its values. `outlive` are the slots of values that it returns, and their memories."""
+    """Writes the rows of a tape and finds places for its values. `outlive` are the slots of values that it returns, and their memories.
+
+    `any_size`: operands are asked about by their types alone, whatever their sizes are in a call.
+    """
 
     threads: int
     outlive: Mapping[int, int]
+    any_size: bool = False
     rows: list[list[int]] = field(default_factory=list)
     returned: dict[int, Value] = field(default_factory=dict)
     arena: Arena = field(default_factory=Arena)
@@ -113,6 +123,10 @@ class TapeBuilder:
         returned = {slot: self.returned[slot] for slot in self.outlive}
         rows = array("q", [number for row in self.rows for number in row])
         return Tape(torch.frombuffer(rows, dtype=torch.int64).view(-1, ROW), self.arena.size, returned)
+
+    def limit(self, is_right: bool, why: str) -> None:
+        """Refuse operands of sizes of which this is not right."""
+        demand(is_right or self.any_size, why)
 
     def call(self, kernel: str, *numbers: int | float | Place) -> None:
         """Add a call."""

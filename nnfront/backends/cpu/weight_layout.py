@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How weights lie in memory: a transpose, or a part of each row, that instructions read as it is, is copied row by row when it is loaded.
+"""How weights lie in memory: a transpose, or a part of each row, is copied row by row when it is loaded, if a kernel reads it so (`Kernel.in_rows`).
 
-Kernels in C read a product's weight as [out, in], row after row. One that a checkpoint has as [in, out], or between others as the matrices of latent attention,
+Those in C read a product's weight as [out, in], row after row. One that a checkpoint has as [in, out], or between others as the matrices of latent attention,
 is a view otherwise, and every product with it goes another way. What methods do nothing with but turn it back stays a view: the weight in its own order is what they read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -35,25 +35,25 @@ def _one_piece(run: Run) -> Any:
 KERNELS = (Kernel(ONE_PIECE, "", _one_piece, workspace=NOTHING),)
 
 
-def laid_out(program: Program) -> Program:
-    """Return the program whose transforms copy the transposes and parts of weights that methods read as they are."""
+def laid_out(program: Program, kernels: Collection[str]) -> Program:
+    """Return the program whose transforms copy the transposes and parts of weights that kernels of these names read."""
     transforms = {
         name: _copying(
             transform,
-            {weight for m in program.methods.values() if m.transform == name for weight in _read(m)},
+            {w for m in program.methods.values() if m.transform == name for w in _read(m, kernels)},
         )
         for name, transform in program.transforms.items()
     }
     return replace(program, transforms=MappingProxyType(transforms))
 
 
-def _read(method: MethodProgram) -> Iterator[str]:
-    """The transformed weights that something other than a transpose reads."""
+def _read(method: MethodProgram, kernels: Collection[str]) -> Iterator[str]:
+    """The transformed weights that kernels of these names read."""
     read = {
         slot
         for block in (method.setup, method.body)
         for instruction in block.walk()
-        if not _is_transpose(instruction)
+        if isinstance(instruction, Run) and instruction.kernel in kernels
         for slot in instruction.reads()
     }
     yield from (

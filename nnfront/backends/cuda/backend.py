@@ -50,8 +50,9 @@ class CudaBackend(Backend):
     uploads = True
 
     def passes(self, target: str) -> Sequence[Any]:
-        """Kernels are chosen first: a region's weights are packed only if a kernel takes it so."""
-        chosen = partial(pack_weights, takes=partial(takes, target))
+        """Kernels are chosen first: a region's weights are stored as a kernel wants them only if it takes it so."""
+        layouts = {kernel.layout: None for kernel in self.kernels if kernel.layout is not None}
+        chosen = partial(pack_weights, takes=partial(takes, target), layouts=layouts)
         return [chosen if step is pack_weights else step for step in PIPELINES["cuda"]]
 
     def reads(self, format: QuantFormat) -> bool:

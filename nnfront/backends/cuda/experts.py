@@ -13,6 +13,7 @@ from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.cuda.linear import ACTIVATIONS, in_rows
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.lower import Run
+from nnfront.passes.pack_weights import LAYOUTS
 
 _SEGMENTS = "tokens sorted by expert on the device, one launch for all experts, shares added in order"
 
@@ -78,5 +79,6 @@ def _experts(run: Run) -> Callable[..., Any]:
     return triton_experts
 
 
-_EXPERTS = Kernel("triton_experts", "interleaved_experts", _experts, _SEGMENTS, _experts_accepts)
-KERNELS = (_EXPERTS, replace(_EXPERTS, op="experts", accepts=_interleaved))
+_EXPERTS = Kernel("triton_experts", "experts", _experts, _SEGMENTS, _interleaved)
+_PACKED = LAYOUTS["interleaved_experts"]
+KERNELS = (replace(_EXPERTS, op=_PACKED.region, accepts=_experts_accepts, layout=_PACKED), _EXPERTS)

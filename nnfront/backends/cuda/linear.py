@@ -20,6 +20,7 @@ from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
+from nnfront.passes.pack_weights import LAYOUTS
 from nnfront.quant_format import FORMATS, QuantFormat
 
 ACTIVATIONS = {
@@ -316,7 +317,15 @@ def _fp8(run: Run) -> Callable[..., Any]:
 
 
 _PRODUCT = Kernel("triton_product", "product", _product, _ROWS, _dense, _noting)
-_GATED = Kernel("triton_gated", "interleaved_product", _gated, _TILES, _gated_accepts, _noting)
+_GATED = Kernel(
+    "triton_gated",
+    "interleaved_product",
+    _gated,
+    _TILES,
+    _gated_accepts,
+    _noting,
+    layout=LAYOUTS["interleaved_product"],
+)
 
 
 def _quantized_kernels(name: str) -> tuple[Kernel, Kernel]:
@@ -329,18 +338,20 @@ def _quantized_kernels(name: str) -> tuple[Kernel, Kernel]:
         _NIBBLES,
         _quantized_accepts(module),
         _noting,
+        layout=LAYOUTS[f"{name}_product"],
     )
-    return plain, replace(plain, op=f"{name}_gated_product")
+    gated = f"{name}_gated_product"
+    return plain, replace(plain, op=gated, layout=LAYOUTS[gated])
 
 
 KERNELS = (
     _GATED,
-    replace(_GATED, op="gated_product", accepts=_unpacked),
-    replace(_GATED, op="quantized_gated_product", accepts=_unpacked_quantized),
+    replace(_GATED, op="gated_product", accepts=_unpacked, layout=None),
+    replace(_GATED, op="quantized_gated_product", accepts=_unpacked_quantized, layout=None),
     *_quantized_kernels("int4"),
     *_quantized_kernels("int8"),
     *(
-        Kernel("triton_fp8", op, _fp8, why, _fp8_accepts(native=native), _noting)
+        Kernel("triton_fp8", op, _fp8, why, _fp8_accepts(native=native), _noting, layout=LAYOUTS.get(op))
         for op in ("quantized_product", "fp8_gated_product")
         for why, native in ((_FLOAT8, True), (_DECODED, False))
     ),
