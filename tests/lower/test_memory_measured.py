@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 import nnfront as nn
 from nnfront import op, spec
-from nnfront.backends.cpu import quantized_linear as quantized
-from nnfront.backends.cpu import quantized_pieces
+from nnfront.backends.cpu import in_c, quantized_pieces
 from nnfront.backends.cpu.backend import CPU
 from nnfront.backends.lowering import lower
 from nnfront.backends.table import memory_policy
@@ -171,7 +170,7 @@ def test_products_with_quantised_weights_hold_what_the_table_says(quant, name, r
     monkeypatch.setattr(quantized_pieces, "PIECE", 3 << 18)  # pieces that do not divide the outputs
     monkeypatch.setattr(quantized_pieces, "NEAR_PIECE", 3 << 18)
     if rows == "1 without C":
-        monkeypatch.setattr(quantized, "NATIVE", None)
+        monkeypatch.setattr(in_c, "NATIVE", None)
         rows = 1
     ir = Quantized(dtype).export({name: {"x": spec.Tensor([rows, 2048], dtype)}})
     executable = nn.compile(
