@@ -36,7 +36,15 @@ from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.nibbles import unpack
 from nnfront_kernels.quantized import GROUPS, dequantize_int4
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import MOST_NORMALISED, add_squares, divided, normalised
+from nnfront_kernels.row_norm import (
+    MOST_NORMALISED,
+    add_squares,
+    divided,
+    norm_example,
+    normalised,
+    require_norm,
+    weighted,
+)
 from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
 from nnfront_kernels.tiles import MatmulShape, smallest
 
@@ -50,13 +58,14 @@ def reference(
     zeros: torch.Tensor | None = None,
     *,
     norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
     **epilogue: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
     group = x.shape[1] // scales.shape[0]
     dense = dequantize_int4(w, scales, zeros, group, compute)
-    return Epilogue(**epilogue).reference(normalised(x.to(compute), norm_eps) @ dense.T, x.dtype)
+    return Epilogue(**epilogue).reference(normalised(x.to(compute), norm_eps, norm_weight) @ dense.T, x.dtype)
 
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
@@ -118,6 +127,7 @@ def matmul_int4_kernel(
     partial_ptr,
     arrived_ptr,
     scale,
+    norm_ptr,
     norm_eps,
     M,
     N,
@@ -175,6 +185,10 @@ def matmul_int4_kernel(
         next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
         if norm_eps is not None:
             squares = add_squares(add_squares(squares, x_first), x_second)
+        if norm_ptr is not None:
+            norm_rows = norm_ptr + g * GROUP + offs_k[None, :]
+            x_first = weighted(x_first, norm_rows, None, True)
+            x_second = weighted(x_second, norm_rows + HALF, None, True)
         low, high = unpack(w, x_ptr.dtype.element_ty, LOP3, BLOCK_N, HALF)
         product = tl.dot(x_first, low)
         product = tl.dot(x_second, high, product)
@@ -234,6 +248,7 @@ def plan(
     config: Config | None = None,
     workspace: Workspace | None = None,
     norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
@@ -241,6 +256,7 @@ def plan(
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
+    require_norm(norm_eps, norm_weight, k)
     require_matrix("w", w, n, k // 2, torch.uint8)
     if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
         raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
@@ -278,6 +294,7 @@ def plan(
             "scales_ptr": scales,
             "zeros_ptr": zeros,
             "stride_wn": w.stride(0),
+            "norm_ptr": norm_weight,
             "norm_eps": norm_eps,
             "stride_sg": row_stride(scales),
             "stride_zg": 0 if zeros is None else row_stride(zeros),
@@ -322,7 +339,7 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
         torch.empty(groups, shape.n, dtype=kind, device=device),
         torch.empty(groups, shape.n, dtype=torch.uint8, device=device) if shape.zero_points else None,
     )
-    return tensors, {"gated": shape.gated, "norm_eps": 1e-5 if shape.norm else None}
+    return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
 
 
 KERNEL = Kernel(

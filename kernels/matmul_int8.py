@@ -31,7 +31,15 @@ from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earli
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.quantized import GROUPS, dequantize_int8
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import MOST_NORMALISED, add_squares, divided, normalised
+from nnfront_kernels.row_norm import (
+    MOST_NORMALISED,
+    add_squares,
+    divided,
+    norm_example,
+    normalised,
+    require_norm,
+    weighted,
+)
 from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
 from nnfront_kernels.tiles import MatmulShape, smallest
 
@@ -44,11 +52,12 @@ def reference(
     scales: torch.Tensor,
     *,
     norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
     **epilogue: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    rows = normalised(x.to(compute), norm_eps)
+    rows = normalised(x.to(compute), norm_eps, norm_weight)
     return Epilogue(**epilogue).reference(rows @ dequantize_int8(w, scales, compute).T, x.dtype)
 
 
@@ -98,6 +107,7 @@ def matmul_int8_kernel(
     partial_ptr,
     arrived_ptr,
     scale,
+    norm_ptr,
     norm_eps,
     M,
     N,
@@ -156,6 +166,9 @@ def matmul_int8_kernel(
             w = tl.load(w_ptrs + step * BLOCK_K, mask=inside, other=0, eviction_policy="evict_first")
         if norm_eps is not None:
             squares = add_squares(squares, x)
+        if norm_ptr is not None:
+            norm_at = (step * BLOCK_K + offs_k)[None, :]
+            x = weighted(x, norm_ptr + norm_at, None if EVEN_K else norm_at < K, True)
         if GROUPED:
             at = tl.minimum(step + 1, num_steps - 1).to(tl.int64)
             next_scales = tl.load(scales_ptrs + at * stride_sg, mask=inside_n, other=0.0)
@@ -216,6 +229,7 @@ def plan(
     config: Config | None = None,
     workspace: Workspace | None = None,
     norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
@@ -223,6 +237,7 @@ def plan(
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
+    require_norm(norm_eps, norm_weight, k)
     require_matrix("w", w, n, k, torch.int8)
     if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
         raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
@@ -249,6 +264,7 @@ def plan(
             "w_ptr": w,
             "scales_ptr": scales,
             "stride_wn": w.stride(0),
+            "norm_ptr": norm_weight,
             "norm_eps": norm_eps,
             "stride_sg": row_stride(scales),
         },
@@ -289,7 +305,7 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
         torch.empty(shape.n, shape.k, dtype=torch.int8, device=device),
         torch.empty(shape.k // shape.group if shape.group else 1, shape.n, dtype=kind, device=device),
     )
-    return tensors, {"gated": shape.gated, "norm_eps": 1e-5 if shape.norm else None}
+    return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
 
 
 KERNEL = Kernel(

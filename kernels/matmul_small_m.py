@@ -29,7 +29,15 @@ from nnfront_kernels.common import (
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.row_norm import MOST_NORMALISED, add_squares, divided, normalised
+from nnfront_kernels.row_norm import (
+    MOST_NORMALISED,
+    add_squares,
+    divided,
+    norm_example,
+    normalised,
+    require_norm,
+    weighted,
+)
 from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
@@ -42,11 +50,12 @@ def reference(
     w: torch.Tensor,
     *,
     norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     compute: torch.dtype = torch.float32,
     **options: Any,
 ) -> torch.Tensor:
     """The definition, in float32 or in `compute`. Takes what `launch` takes."""
-    rows = normalised(x.to(compute), norm_eps)
+    rows = normalised(x.to(compute), norm_eps, norm_weight)
     options["out_dtype"] = options.get("out_dtype") or x.dtype
     return matmul.reference(rows, w, compute=compute, **options)
 
@@ -99,6 +108,7 @@ def matmul_small_m_kernel(
     partial_ptr,
     arrived_ptr,
     scale,
+    norm_ptr,
     norm_eps,
     M,
     N,
@@ -152,6 +162,8 @@ def matmul_small_m_kernel(
             w = tl.load(w_rows + at, mask=inside_n & (at < K), other=0.0, eviction_policy="evict_first")
         if norm_eps is not None:
             squares = add_squares(squares, x)
+        if norm_ptr is not None:
+            x = weighted(x, norm_ptr + at, None if EVEN_K else at < K, BLOCK_M > 1)
         if BLOCK_M == 1:
             products += w.to(tl.float32) * x.to(tl.float32)
         else:
@@ -204,6 +216,7 @@ def plan(
     config: Config | None = None,
     workspace: Workspace | None = None,
     norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
@@ -212,6 +225,7 @@ def plan(
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
     (m, k), n = x.shape, w.shape[0]
+    require_norm(norm_eps, norm_weight, k)
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
     shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned)
@@ -228,7 +242,7 @@ def plan(
         workspace,
         arch=arch,
         fetched_bits=16 if constant_weights else 0,
-        weights={"w_ptr": w, "stride_wn": w.stride(0), "norm_eps": norm_eps},
+        weights={"w_ptr": w, "stride_wn": w.stride(0), "norm_ptr": norm_weight, "norm_eps": norm_eps},
         constants={"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0},
         divisible=tuple(loads) if aligned else (),
     )
@@ -246,7 +260,7 @@ def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
     tensors, options = matmul.example(shape, dtype, device)
-    return tensors, options | {"norm_eps": 1e-5 if shape.norm else None}
+    return tensors, options | norm_example(shape.k if shape.norm else 0, tensors[0].dtype, device)
 
 
 KERNEL = Kernel(

@@ -7,9 +7,10 @@
 
 Shapes: x [M, K] 16-bit or float32, rows may be strided; q [M, K] float8_e4m3fn; scales [M, 1] or [M, ceil(K / 128)].
 A group that holds an infinity has no meaning: its infinity becomes NaN.
+With `norm_eps` rows are divided by their root mean square and multiplied by `norm_weight` [K] first, in float32; they have one scale each.
 
 The rounding is integer arithmetic: sm_80 cannot convert to e4m3fn, and Triton's interpreter rounds some values
-wrongly. The result equals `quantized.quantize_fp8` bit for bit.
+wrongly. Without a norm the result equals `quantized.quantize_fp8` bit for bit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 from nnfront_kernels.quantized import quantize_fp8 as quantize
 from nnfront_kernels.remembered import remembered
+from nnfront_kernels.row_norm import add_squares, norm_example, normalised, require_norm, weighted
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -48,11 +50,19 @@ class QuantizeShape:
     m: int
     k: int
     group: int = 0
+    norm: bool = False
 
 
-def reference(x: torch.Tensor, *, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def reference(
+    x: torch.Tensor,
+    *,
+    group: int = 0,
+    norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The definition: (q, scales)."""
-    return quantize(x, 1, group or max(x.shape[1], 1))
+    rows = x if norm_eps is None else normalised(x.float(), norm_eps, norm_weight)
+    return quantize(rows, 1, group or max(x.shape[1], 1))
 
 
 # One block per row, or 16 rows of one group. By arithmetic: enough loads in flight; not yet measured.
@@ -86,6 +96,8 @@ def quantize_fp8_kernel(
     x_ptr,
     q_ptr,  # uint8
     scales_ptr,
+    norm_ptr,
+    norm_eps,
     M,
     K,
     stride_xm,
@@ -109,17 +121,30 @@ def quantize_fp8_kernel(
     wait_for_earlier(PDL)
     let_next_start(PDL)
     largest = tl.full((BLOCK_M,), SMALLEST, dtype=tl.float32)
+    squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
     for k in range(first, end, BLOCK_K):
         at = (k + offs_k)[None, :]
-        x = tl.load(x_rows + at, mask=inside_m[:, None] & (at < end), other=0.0)
-        largest = tl.maximum(largest, tl.max(tl.abs(x.to(tl.float32)), axis=1))
+        x = tl.load(x_rows + at, mask=inside_m[:, None] & (at < end), other=0.0).to(tl.float32)
+        if norm_eps is not None:
+            squares = add_squares(squares, x)
+        if norm_ptr is not None:
+            x = weighted(x, norm_ptr + at, at < end, False)
+        largest = tl.maximum(largest, tl.max(tl.abs(x), axis=1))
+    if norm_eps is not None:
+        norm = 1.0 / tl.sqrt_rn(tl.sum(squares, axis=1) / K + norm_eps)
+        largest = tl.maximum(largest * norm, SMALLEST)
     full = tl.full((BLOCK_M,), LARGEST, dtype=tl.float32)
     tl.store(scales_ptr + offs_m.to(tl.int64) * stride_sm + group, tl.div_rn(largest, full), mask=inside_m)
     inverse = tl.div_rn(full, largest)[:, None]
     for k in range(first, end, BLOCK_K):
         at = (k + offs_k)[None, :]
         inside = inside_m[:, None] & (at < end)
-        z = tl.load(x_rows + at, mask=inside, other=0.0).to(tl.float32) * inverse
+        z = tl.load(x_rows + at, mask=inside, other=0.0).to(tl.float32)
+        if norm_ptr is not None:
+            z = weighted(z, norm_ptr + at, at < end, False)
+        if norm_eps is not None:
+            z = z * norm[:, None]
+        z = z * inverse
         limited = tl.minimum(tl.maximum(z, -LARGEST), LARGEST)
         tl.store(q_rows + at, encode(tl.where(z == z, limited, z)), mask=inside)
 
@@ -132,6 +157,8 @@ def accepts(shape: QuantizeShape, dtype: str, arch: str) -> str | None:
         return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group not in (0, GROUP):
         return f"the group must be {GROUP}, or 0 for one scale per row, got {shape.group}"
+    if shape.norm and shape.group:
+        return "rows that are normalised have one scale each, got groups"
     return None
 
 
@@ -142,13 +169,16 @@ def plan(
     group: int = 0,
     out: torch.Tensor | None = None,
     scales: torch.Tensor | None = None,
+    norm_eps: float | None = None,
+    norm_weight: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
     """Check the arguments of `launch` and describe the launch."""
     require_matrix("x", x, None, x.shape[-1], None)
     m, k = x.shape
-    shape = QuantizeShape(m, k, group)
+    require_norm(norm_eps, norm_weight, k)
+    shape = QuantizeShape(m, k, group, norm_eps is not None)
     arch = arch or arch_of(x.device)
     require(accepts(shape, dtype_name(x), arch), "quantize_fp8")
     across = cdiv(k, group) if group else 1
@@ -166,6 +196,8 @@ def plan(
             "x_ptr": x,
             "q_ptr": out.view(torch.uint8),
             "scales_ptr": scales,
+            "norm_ptr": norm_weight,
+            "norm_eps": norm_eps,
             "M": m,
             "K": k,
             "stride_xm": x.stride(0),
@@ -188,23 +220,25 @@ def plan(
 def launch(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x [M, K]: (q [M, K] float8_e4m3fn, scales [M, 1] or [M, ceil(K / 128)] float32).
 
-    Options: group 0 or 128; out and scales to write to. Raises KernelError if an argument does not fit.
+    Options: group 0 or 128; norm_eps and norm_weight [K]; out and scales to write to. Raises KernelError if an argument does not fit.
     """
     made = plan(x, **options)
     return made.launch(), made.arguments["scales_ptr"]
 
 
 def cost(shape: QuantizeShape, dtype: str) -> Cost:
-    """A multiplication for each value; each tensor moved once."""
+    """A multiplication for each value, with a norm four more; each tensor moved once."""
     scales = shape.m * (cdiv(shape.k, shape.group) if shape.group else 1)
-    return Cost(shape.m * shape.k, shape.m * shape.k * ((4 if dtype == "float32" else 2) + 1) + 4 * scales)
+    size = 4 if dtype == "float32" else 2
+    moved = shape.m * shape.k * (size + 1) + 4 * scales + shape.norm * size * shape.k
+    return Cost((1 + 4 * shape.norm) * shape.m * shape.k, moved)
 
 
 def example(shape: QuantizeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-    return (torch.empty(shape.m, shape.k, dtype=getattr(torch, dtype), device=device),), {
-        "group": shape.group
-    }
+    kind = getattr(torch, dtype)
+    options = {"group": shape.group, **norm_example(shape.k if shape.norm else 0, kind, device)}
+    return (torch.empty(shape.m, shape.k, dtype=kind, device=device),), options
 
 
 KERNEL = Kernel(

@@ -44,6 +44,7 @@ after:
     }
 
 gated_product      gate and up rows alternate: a tile of the product holds both partners; `experts` likewise, for each expert
+norm_...           the same regions with a norm of the rows before the product
 quantized_product  also gated, by their format: 4-bit weights in the order of `nnfront_kernels.quantized`, values from 0; scales and zero points [K / group, N];
                    float8 weights as they are, with their scales [N, 1]
 
@@ -81,6 +82,7 @@ from nnfront.ir import (
 )
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
+from nnfront.passes.regions import OF_NORM
 from nnfront.passes.weight_values import read_as_they_are, weight_values
 from nnfront.quant_format import FORMATS, QuantFormat
 
@@ -148,10 +150,12 @@ def _packed_operands(binding: Binding, ir: IRModule, packings: Mapping[str, _Pac
 
 def _packing(function: Function, layouts: Iterable[WeightLayout]) -> _Packing | None:
     """How a fused function's weights are to be stored; None if as they are."""
+    region = str(function.attrs.get("region", ""))
+    norm = OF_NORM if region.startswith(OF_NORM) else ""
     for layout in layouts:
-        found = layout.packing(function) if layout.of == function.attrs.get("region") else None
+        found = layout.packing(function) if norm + layout.of == region else None
         if found is not None:
-            return _Packing(layout.region, *found)
+            return _Packing(norm + layout.region, *found)
     return None
 
 

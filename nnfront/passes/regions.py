@@ -11,6 +11,7 @@ norm_residual      a sum and its RMS norm or layer norm; the region returns both
 For CUDA as well:
 rope_attention     rope, append to the cache and attention from separate q, k and v
 gated_activation   activation and multiplication, whatever gate and up are
+norm_product       a product of rows that nothing else reads with their RMS norm; norm_gated_product, norm_quantized_product and so on likewise
 experts            the feed-forward layers of a mixture of experts
 """
 
@@ -44,14 +45,24 @@ def _cast(inner: Part) -> Tree:
     return apply(ops.astype, inner, keeps={"dtype": "dtype"})
 
 
-def _product(weight: Part) -> Either:
+def _product(weight: Part, x: Part = "x") -> Either:
     keeps = {"out_dtype": "product_dtype"}
     return Either(
         (
-            apply(ops.linear, "x", weight, "bias", called="kind", keeps=keeps),
-            apply(ops.matmul, "x", weight, called="kind", keeps=keeps),
+            apply(ops.linear, x, weight, "bias", called="kind", keeps=keeps),
+            apply(ops.matmul, x, weight, called="kind", keeps=keeps),
         )
     )
+
+
+def _normalises_rows(call: Call) -> bool:
+    x, _, *bias = call.args
+    assert x is not None
+    assert isinstance(x.type, TensorType)
+    return call.attrs["axes"] == (x.type.ndim - 1,) and not any(bias)
+
+
+_NORMALISED = apply(ops.rms_norm, "x", "norm_weight", keeps={"epsilon": "epsilon"}, where=_normalises_rows)
 
 
 def _finished(product: Part) -> tuple[Tree, ...]:
@@ -99,8 +110,8 @@ def _format(attrs: dict[str, Any], found: Match, weight: str, prefix: str) -> Qu
     )
 
 
-def _quantized_products() -> tuple[Tree, ...]:
-    product = _product(_dequantized())
+def _products(product: Either) -> tuple[Tree, ...]:
+    """A product with what may be done to it, or alone."""
     alone = tuple(option for option in product.options if isinstance(option, Tree))
     return (*_finished(product), *alone)
 
@@ -114,8 +125,8 @@ def _is_halves(call: Call) -> bool:
     )
 
 
-def _gated_products(weight: Part) -> tuple[Tree, ...]:
-    halves = apply(ops.split, _product(weight), where=_is_halves)
+def _gated_products(product: Part) -> tuple[Tree, ...]:
+    halves = apply(ops.split, product, where=_is_halves)
     gate, up = field(halves, 0), field(halves, 1)
     return (
         apply(ops.multiply, _activation(gate), up, commutes=True),
@@ -243,13 +254,22 @@ def _rope_attention() -> Tree:
 
 _QKV = Pattern("qkv_attention", (_qkv_attention(),))
 _GATED = (
-    Pattern("quantized_gated_product", _gated_products(_dequantized()), attrs=_with_format),
-    Pattern("gated_product", _gated_products("weight")),
+    Pattern("quantized_gated_product", _gated_products(_product(_dequantized())), attrs=_with_format),
+    Pattern("gated_product", _gated_products(_product("weight"))),
 )
 _ROWS = (
-    Pattern("quantized_product", _quantized_products(), attrs=_with_format),
+    Pattern("quantized_product", _products(_product(_dequantized())), attrs=_with_format),
     Pattern("product", _finished(_product("weight"))),
     Pattern("norm_residual", _norms_of_sums()),
+)
+
+OF_NORM = "norm_"  # begins the names of regions that normalise their rows first
+_QUANTIZED_OF_NORM, _OF_NORM = _product(_dequantized(), _NORMALISED), _product("weight", _NORMALISED)
+_PRODUCTS_OF_NORMS = (
+    Pattern(f"{OF_NORM}quantized_gated_product", _gated_products(_QUANTIZED_OF_NORM), attrs=_with_format),
+    Pattern(f"{OF_NORM}gated_product", _gated_products(_OF_NORM)),
+    Pattern(f"{OF_NORM}quantized_product", _products(_QUANTIZED_OF_NORM), attrs=_with_format),
+    Pattern(f"{OF_NORM}product", _products(_OF_NORM)),
 )
 
 _QUANTIZED_EXPERTS = Pattern("quantized_experts", _quantized_experts(), attrs=_of_matrices)
@@ -258,6 +278,7 @@ PATTERNS: tuple[Pattern, ...] = (_QKV, *_GATED, _QUANTIZED_EXPERTS, *_ROWS)
 CUDA_PATTERNS: tuple[Pattern, ...] = (
     _QKV,
     Pattern("rope_attention", (_rope_attention(),)),
+    *_PRODUCTS_OF_NORMS,
     *_GATED,
     Pattern("gated_activation", _gated_activations(), _is_pair),
     _QUANTIZED_EXPERTS,

@@ -41,6 +41,14 @@ def test_experts_keep_to_rows_as_well():
     assert isinstance(independent_rows(methods["decode"]), Rows)
 
 
+def test_adapters_of_sequences_keep_to_rows_as_well():
+    ir = llama.build(CONFIG).export(llama.export_spec(CONFIG))
+    ir = nn.passes.add_adapters(ir, {"model.layers.0.self_attn.o_proj.weight": 4}, 2)
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    methods = nn.compile(ir, target="cuda:sm_90").program.methods
+    assert isinstance(independent_rows(methods["decode"]), Rows)
+
+
 def test_states_of_whole_sequences_are_not_padded():
     methods = decode_of(mamba2.build(mamba2.TINY), mamba2.TINY, export_spec=mamba2.export_spec)
     assert "cache_read" in str(independent_rows(methods["decode"]))

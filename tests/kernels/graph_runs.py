@@ -208,12 +208,9 @@ def whole() -> None:
         run("decode", torch.tensor([[i]]))
     assert one["decode"].graphs.replays == 2
     names = set(capturer.tapes[0].names)
-    assert {
-        "matmul_small_m_kernel",
-        "rms_norm_kernel",
-        "attention_decode_kernel",
-    } <= names
-    assert "rope_append_kernel" not in names  # attention rotates and stores a token by itself
+    # Attention rotates and stores a token by itself, and products normalise the rows that they read.
+    assert names >= {"matmul_small_m_kernel", "attention_decode_kernel"}
+    assert names.isdisjoint({"rope_append_kernel", "rms_norm_kernel"})
 
 
 def bake() -> None:

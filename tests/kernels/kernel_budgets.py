@@ -94,6 +94,8 @@ def others(kernel: Kernel) -> list[Build]:
         shapes = [shape]
         if kernel.name == "grouped_matmul":
             shapes += [replace(shape, gated=False, gather=False), replace(shape, k=shape.k + 16)]
+        if kernel.name == "quantize_fp8" and not shape.group:
+            shapes.append(replace(shape, norm=True))
         if hasattr(shape, "fp8"):
             made.append(chosen(kernel, arch, replace(shape, fp8=True), dtype))
         made += [Build(kernel.name, arch, config, each, dtype) for each in shapes]

@@ -41,10 +41,15 @@ class Case:
     group: int = 0
     zero_points: bool = False
     norm: bool = False
+    norm_weight: bool = False
     config: int | None = None
 
     def __str__(self) -> str:
-        flags = [name for name in ("bias", "gated", "residual", "zero_points", "norm") if getattr(self, name)]
+        flags = [
+            name
+            for name in ("bias", "gated", "residual", "zero_points", "norm", "norm_weight")
+            if getattr(self, name)
+        ]
         flags += [
             f"{name}{value}"
             for name in ("gap", "offset", "group", "config")
@@ -103,10 +108,13 @@ def run(package: ModuleType, name: str, case: Case, arch: str | None = None, *, 
         "residual": place(normal(case.m, case.n, dtype=beside)) if case.residual else None,
         "scale": case.scale,
         "out_dtype": kind if kind != dtype else None,
-        **({"norm_eps": EPS} if case.norm else {}),
     }
     if case.norm:
         dense_x = dense_x / (dense_x.square().mean(1, keepdim=True) + EPS).sqrt()
+        options["norm_eps"] = EPS
+    if case.norm_weight:
+        options["norm_weight"] = powers_of_two(case.k, generator).to(dense_x.device, dtype)
+        dense_x = dense_x * options["norm_weight"].double()
     configs = [(a, config) for a, row in kernel.configs.items() if arch in (None, a) for config in row]
     arch, config = (configs[0][0], None) if case.config is None else configs[case.config % len(configs)]
     if config is not None and config.block_m == 1 and case.m > 2:
@@ -140,6 +148,12 @@ def run(package: ModuleType, name: str, case: Case, arch: str | None = None, *, 
     options.pop("workspace", None)
     stated = kernel.reference(x, *weights, **options, compute=torch.float64)
     assert_close(actual=stated, expected=expected, drift=drift)
+
+
+def powers_of_two(size: int, generator: torch.Generator) -> torch.Tensor:
+    """Weights of a norm, between 1/8 and 8 and of both signs: multiplying by them rounds nothing."""
+    exponents = torch.randint(-3, 4, (size,), generator=generator, device="cpu")
+    return torch.exp2(exponents) * (torch.randint(0, 2, (size,), generator=generator, device="cpu") * 2 - 1)
 
 
 # Kernels with operands and epilogues like matmul's; the others have tests of their own.

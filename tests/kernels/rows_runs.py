@@ -155,9 +155,13 @@ def model_kernels(file: str) -> dict[str, list[tuple[str, str, str]]]:
     module: Any = {"llama": llama, "qwen3_moe": qwen3_moe}[file]
     config = dataclasses.replace(module.TINY, dtype="float16")
     executable = nn.compile(module.build(config).export(module.export_spec(config)), target="cuda")
-    ops = ("rms_norm", "norm_residual", "softmax")
+    ops = ("rms_norm", "softmax")
     return {
-        name: [(i.op, i.kernel, i.module.split(".")[-1]) for i in m.body.instructions if i.op in ops]
+        name: [
+            (i.op, i.kernel, i.module.split(".")[-1])
+            for i in m.body.instructions
+            if i.op in ops or i.op.startswith("norm_")
+        ]
         for name, m in executable.program.methods.items()
     }
 

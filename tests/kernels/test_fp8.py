@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant("subnormals_flushed", "quantize_fp8.py", "tl.where(size < 0x3C800000, subnormal, normal)", "tl.where(size < 0x3C800000, 0, normal)"),
     Mutant("code_without_sign", "quantize_fp8.py", "(code | (bits >> 24 & 0x80))", "code"),
     Mutant("largest_of_the_first_block", "quantize_fp8.py", "largest = tl.maximum(largest, ", "largest = tl.maximum(tl.where(k > first, largest, 0.0), "),
-    Mutant("negative_values_overlooked", "quantize_fp8.py", "tl.abs(x.to(tl.float32))", "x.to(tl.float32)"),
+    Mutant("negative_values_overlooked", "quantize_fp8.py", "tl.max(tl.abs(x), axis=1)", "tl.max(x, axis=1)"),
     Mutant("row_mask_of_the_codes", "quantize_fp8.py", "inside = inside_m[:, None] & (at < end)", "inside = at < end"),
     Mutant("column_mask_of_the_codes", "quantize_fp8.py", "inside = inside_m[:, None] & (at < end)", "inside = inside_m[:, None] & (at < end + 1)"),
     Mutant("scale_inverted", "quantize_fp8.py", "tl.div_rn(largest, full), mask", "tl.div_rn(full, largest), mask"),

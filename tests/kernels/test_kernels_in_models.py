@@ -14,9 +14,9 @@ from turned_runs import run as run_turned
     ("variant", "quant", "seq", "kernel"),
     few_of(
         [
-            ("plain", None, 5, "triton_gated"),
-            ("plain", None, 40, "triton_gated"),
-            ("biases, gelu, tied", None, 5, "triton_gated"),
+            ("plain", None, 5, "triton_norm_gated"),
+            ("plain", None, 40, "triton_norm_gated"),
+            ("biases, gelu, tied", None, 5, "triton_norm_gated"),
             ("plain", "int4", 5, "triton_int4"),
             ("plain", "int8", 5, "triton_int8"),
             ("experts", None, 5, "triton_experts"),

@@ -18,6 +18,8 @@ from nnfront_kernels import KernelError, add_low_rank
 from nnfront_kernels.ahead import compile_plan
 from nnfront_kernels.inspect import plan_for, report
 
+import nnfront as nn
+
 
 @dataclass(frozen=True)
 class LowRank:
@@ -150,6 +152,41 @@ def same_kernel(rows: int) -> bool:
 
 def test_no_number_of_rows_or_adapters_is_compiled_anew(compiled):
     assert compiled(same_kernel, 48)
+
+
+def changed_in_a_program(seq: int) -> tuple[float, set[str]]:
+    """How far a product with adapters by the kernels is from the CPU's in float64, and the kernels that ran."""
+
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            self.proj = nn.Linear(32, 48, bias=False)
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return self.proj(x)
+
+    torch.manual_seed(0)
+    shapes = {"proj.weight": (48, 32), "proj.weight.lora_a": (3, 4, 32), "proj.weight.lora_b": (3, 48, 4)}
+    x, adapter = torch.randn(4, seq, 32).half(), torch.tensor([2, -1, 0, 7], dtype=torch.int32)
+    weights = {name: torch.randn(shape).half() for name, shape in shapes.items()}
+    found = []
+    for dtype, target in (("float16", "cuda"), ("float64", "cpu")):
+        with nn.default_dtype(dtype):
+            ir = Product().export({"forward": {"x": nn.spec.Tensor(["batch", "seq", 32], dtype)}})
+        ir = nn.passes.add_adapters(ir, {"proj.weight": 4}, 3)
+        executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True), target=target)
+        kind = getattr(torch, dtype)
+        session = executable.load({name: weight.to(kind) for name, weight in weights.items()})
+        found.append(session["forward"](x.to(kind), adapter).double())
+        if target == "cuda":
+            kernels = {run.kernel for run in executable.program.methods["forward"].body.instructions}
+    return float((found[0] - found[1]).abs().max() / found[1].abs().max()), kernels
+
+
+@pytest.mark.parametrize("seq", [3, 70])  # more rows than the kernel takes in a call: torch's products
+def test_a_program_with_adapters_runs_on_the_kernel_and_agrees_with_the_cpu(interpreted, seq):
+    off, kernels = interpreted(changed_in_a_program, seq)
+    assert off < 1e-3  # a product and a change are rounded to float16, 5e-4 each at most
+    assert "triton_add_low_rank" in kernels
 
 
 x = torch.empty(4, 32, dtype=torch.float16, device="meta")

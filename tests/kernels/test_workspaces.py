@@ -82,12 +82,16 @@ def test_kernels_allocate_what_the_table_says(interpreted, variant, quant):
     assert any(said > 1000 for pairs in found.values() for said, _ in pairs)
 
 
+# Bytes that torch's attention takes for itself on a CPU, which no plan for a GPU counts.
+OF_ATTENTION = 1024
+
+
 @pytest.mark.parametrize(("variant", "quant"), [("plain", "int4"), ("experts", None)])
 def test_a_call_takes_what_its_plan_says_and_a_recording_that_gave_nothing_back_would_take_twice_that(
     interpreted, variant, quant
 ):
     for planned, taken, kept in interpreted(peaks, variant, quant).values():
-        assert planned <= taken <= 1.12 * planned
+        assert planned <= taken <= 1.12 * planned + OF_ATTENTION
         assert kept > 2 * planned
 
 

@@ -181,6 +181,9 @@ class _Rows:
             return data not in self._theirs and indices in self._theirs and not run.attrs["axis"]
         if run.op == "einsum":
             return self._einsum(run)
+        if run.op == "add_low_rank":
+            y, x, a, b, adapter = run.inputs
+            return {y, x, adapter} <= self._theirs and self._theirs.isdisjoint((a, b))
         if run.op.endswith(PRODUCTS):
             return run.inputs[0] in self._theirs and not set(run.inputs[1:3]) & self._theirs
         return False

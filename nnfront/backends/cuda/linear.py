@@ -17,6 +17,7 @@ import torch
 from nnfront.backends.cpu.linear import as_linear
 from nnfront.backends.cuda import many_rows
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.row_norm import RowNorm, is_inside, of_norm
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -238,10 +239,11 @@ def _product(run: Run) -> Callable[..., Any]:
         bias: torch.Tensor | None,
         scale: None,
         residual: torch.Tensor | None,
+        norm: RowNorm | None = None,
     ) -> torch.Tensor:
         added = None if residual is None else in_rows(residual)
         y = many_rows.product(
-            in_rows(x), _adjacent(weight), bias=bias, residual=added, constant=constant, **options
+            in_rows(x), _adjacent(weight), bias=bias, residual=added, constant=constant, norm=norm, **options
         )
         return _like(x, y)
 
@@ -251,9 +253,11 @@ def _product(run: Run) -> Callable[..., Any]:
 def _gated(run: Run) -> Callable[..., Any]:
     options, constant = _epilogue(run), run.attrs.get(CONSTANT, False)
 
-    def triton_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def triton_gated(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: RowNorm | None = None
+    ) -> torch.Tensor:
         y = many_rows.product(
-            in_rows(x), _adjacent(weight), bias=bias, gated=True, constant=constant, **options
+            in_rows(x), _adjacent(weight), bias=bias, gated=True, constant=constant, norm=norm, **options
         )
         return _like(x, y)
 
@@ -272,8 +276,11 @@ def _quantized(name: str) -> Bind:
             bias: torch.Tensor | None,
             scale: None = None,
             residual: torch.Tensor | None = None,
+            norm: RowNorm | None = None,
         ) -> torch.Tensor:
             rows, added = in_rows(x), None if residual is None else in_rows(residual)
+            if norm is not None and not is_inside(norm, rows):
+                rows, norm = norm.of(rows), None
             if many_rows.unpacks(name, rows):
                 dense = many_rows.unpacked(name, x.dtype, weight, scales, zeros)
                 return _like(
@@ -281,6 +288,7 @@ def _quantized(name: str) -> Bind:
                 )
             stored = (weight, scales) if zeros is None else (weight, scales, zeros)
             more = {**many_rows.added(x, added, options), CONSTANT: run.attrs.get(CONSTANT, False)}
+            more |= {} if norm is None else norm.options
             return _like(x, kernel.launch(rows, *stored, bias=bias, gated=gated, **more))
 
         return triton_quantized
@@ -301,8 +309,9 @@ def _fp8(run: Run) -> Callable[..., Any]:
         bias: torch.Tensor | None,
         scale: None = None,
         residual: torch.Tensor | None = None,
+        norm: RowNorm | None = None,
     ) -> torch.Tensor:
-        codes, x_scales = rounding.launch(in_rows(x))
+        codes, x_scales = rounding.launch(in_rows(x), **({} if norm is None else norm.options))
         if plain and many_rows.takes_scaled(x, codes, weight, bias):
             y = _like(x, many_rows.scaled(codes, weight, x_scales, scales, bias))
             return y if residual is None else y + residual
@@ -344,7 +353,7 @@ def _quantized_kernels(name: str) -> tuple[Kernel, Kernel]:
     return plain, replace(plain, op=gated, layout=LAYOUTS[gated])
 
 
-KERNELS = (
+_PRODUCTS = (
     _GATED,
     replace(_GATED, op="gated_product", accepts=_unpacked, layout=None),
     replace(_GATED, op="quantized_gated_product", accepts=_unpacked_quantized, layout=None),
@@ -356,6 +365,10 @@ KERNELS = (
         for why, native in ((_FLOAT8, True), (_DECODED, False))
     ),
     _PRODUCT,
+)
+KERNELS = (
+    *map(of_norm, _PRODUCTS),
+    *_PRODUCTS,
     _PRODUCT.of("linear", _as_product),
     _PRODUCT.of("matmul", _as_product),
 )

@@ -5,6 +5,8 @@
     more                cuBLAS where nothing or a bias comes after, or a residual of x's dtype, which it adds to before it rounds
     another end, gated  tiles that the copy engine moves, on GPUs that have one and where each row begins at 16 bytes; else tiles of pointers
 
+Rows that are to be normalised first are so inside of a product for few rows, and by a launch of their own before others.
+
 Weights in few bits are unpacked by each tile that reads them: for so many rows that tiles wait for that, once for the call is less work, though
 it writes the weight and reads it back. From how many rows on is arithmetic, not measured.
 """
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.kernel_package import kernel_module
+from nnfront.backends.cuda.row_norm import RowNorm, is_inside
 
 # Rows up to which the kernel that splits K is taken; it takes no more.
 SMALL_BATCH = 64
@@ -44,9 +47,13 @@ def product(
     residual: torch.Tensor | None = None,
     gated: bool = False,
     constant: bool = False,
+    norm: RowNorm | None = None,
     **options: Any,
 ) -> torch.Tensor:
     """x [rows, K], weight [N, K] of one dtype, residual [rows, N]; `constant`: no launch writes the weight. Options as for the kernels' `launch`."""
+    takes_few = len(x) <= SMALL_BATCH and x.dtype != torch.float32
+    if norm is not None and not (takes_few and is_inside(norm, x)):
+        x, norm = norm.of(x), None
     adds = residual is not None and bias is None and residual.dtype == x.dtype
     has_end = gated or bool(options) or not (residual is None or adds)
     if takes_cublas(is_gpu=on_gpu(x), rows=len(x), has_end=has_end):
@@ -54,7 +61,8 @@ def product(
             return torch.nn.functional.linear(x, weight, bias)
         return torch.addmm(residual, x, weight.t())
     more = {**added(x, residual, options), **({"gated": True} if gated else {})}
-    if len(x) <= SMALL_BATCH and x.dtype != torch.float32:
+    if takes_few:
+        more |= {} if norm is None else norm.options
         few = kernel_module("matmul_small_m")
         return few.launch(x, weight, bias=bias, constant_weights=constant, **more)  # type: ignore[no-any-return]
     return _kernel(x, weight, residual, gated, options).launch(x, weight, bias=bias, **more)  # type: ignore[no-any-return]

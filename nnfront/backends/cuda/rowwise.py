@@ -35,7 +35,8 @@ def _norm_accepts(run: Run, context: Context, x: TensorType, vectors: Mapping[st
     return reason or ACCEPTED
 
 
-def _rms_norm_accepts(run: Run, context: Context) -> str:
+def rms_norm_accepts(run: Run, context: Context) -> str:
+    """Why the kernel of an RMS norm cannot run a call; "" if it can."""
     x, weight, bias = run.inputs
     if not context.is_none(bias):
         return "it has a bias"
@@ -181,7 +182,7 @@ def _gated_activation(run: Run) -> Callable[..., Any]:
 
 KERNELS = (
     Kernel("triton_norm_residual", "norm_residual", _norm_residual, _SUM, _norm_of_sum),
-    Kernel("triton_rms_norm", "rms_norm", _rms_norm, _ONE_PASS, _rms_norm_accepts),
+    Kernel("triton_rms_norm", "rms_norm", _rms_norm, _ONE_PASS, rms_norm_accepts),
     Kernel("triton_layer_norm", "layer_norm", _layer_norm, _ONE_PASS, _layer_norm_accepts),
     Kernel("triton_softmax", "softmax", _softmax, _ONE_PASS, _softmax_accepts),
     Kernel("triton_gated_activation", "gated_activation", _gated_activation, _ONE_READ, _gated_accepts),

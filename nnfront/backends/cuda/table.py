@@ -9,10 +9,11 @@ from functools import partial
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import host, moe, rope, state
 from nnfront.backends.cpu.in_c import without_c
-from nnfront.backends.cuda import attention, experts, latent_attention, linear, recurrent, rowwise
+from nnfront.backends.cuda import attention, experts, latent_attention, linear, low_rank, recurrent, rowwise
 
 ON_DEVICE = (
     *linear.KERNELS,
+    *low_rank.KERNELS,
     *experts.KERNELS,
     *attention.KERNELS,
     *latent_attention.KERNELS,

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a decode step launches on sm_90, counted without a GPU: the session's tensors have no data, and a launcher keeps the names of kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from nnfront_kernels.common import Plan, launched_by, planning_for
+from nnfront_models import llama
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nnfront as nn
+from nnfront.backends.device import META, default_device, overriding_device
+from nnfront.backends.registry import backend_of
+
+CONFIG = dataclasses.replace(
+    llama.TINY, dtype="bfloat16", hidden_size=256, intermediate_size=512, head_dim=64, vocab_size=512
+)
+# What torch does without a launch: views, memory that is asked for, and what goes to the device beside the graph.
+NO_LAUNCHES = ("view", "empty", "empty_strided", "_unsafe_view", "slice", "select", "split", "split_with_sizes", "unsqueeze", "squeeze", "t", "transpose", "permute", "expand", "as_strided", "detach", "alias", "narrow", "_reshape_alias", "lift_fresh")  # fmt: skip
+
+
+class Ops(TorchDispatchMode):
+    """Writes down which ops of torch run on tensors without data."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        on_device = isinstance(result, torch.Tensor) and result.is_meta
+        if name not in NO_LAUNCHES and on_device:
+            self._names.append(name)
+        return result
+
+
+@cache
+def launched(layers: int, quant: str | None, batch: int, adapters: bool = False) -> Counter[str]:
+    """The launches of a step of a Llama with so many layers, by the kernel's name or by that of torch's op."""
+    config = dataclasses.replace(CONFIG, num_hidden_layers=layers)
+    model = llama.build(config)
+    weights = {
+        name: torch.zeros([int(size) for size in p.shape], dtype=torch.bfloat16)
+        for name, p in model.named_parameters()
+    }
+    ir = model.export(llama.export_spec(config))
+    more: tuple[torch.Tensor, ...] = ()
+    if adapters:
+        changed = {name: 8 for name in weights if name.endswith("o_proj.weight")}
+        ir = nn.passes.add_adapters(ir, changed, 3)
+        for name in changed:
+            out, into = weights[name].shape
+            weights[f"{name}.lora_a"] = torch.zeros(3, 8, into, dtype=torch.bfloat16)
+            weights[f"{name}.lora_b"] = torch.zeros(3, out, 8, dtype=torch.bfloat16)
+        more = (torch.zeros(batch, dtype=torch.int32, device=META),)
+    if quant is not None:
+        ir = nn.passes.quantize_weights(ir, quant)
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    executable = nn.compile(ir, target="cuda:sm_90")
+    backend_of("cpu")  # it looks at what torch computes, on tensors that have data
+    names: list[str] = []
+
+    def kept(plan: Plan) -> None:
+        names.append(plan.kernel.__name__.removesuffix("_kernel"))
+
+    with overriding_device(META), default_device(META), torch.no_grad():
+        with planning_for("sm_90"), launched_by(kept):
+            session = executable.load(weights)
+            tokens = session.make_cache(batch=batch, max_seq=128)
+            session["prefill"](torch.zeros(batch, 9, dtype=torch.int64), tokens, *more)
+            names.clear()
+            with Ops(names):
+                session["decode"](torch.zeros(batch, 1, dtype=torch.int64), tokens, *more)
+    return Counter(names)
+
+
+def of_a_layer(quant: str | None, batch: int, *, adapters: bool = False) -> dict[str, int]:
+    return dict(launched(3, quant, batch, adapters) - launched(2, quant, batch, adapters))
+
+
+ATTENTION = {"attention_decode": 1}
+LAYERS = [
+    # qkv, output and its residual, gate and up, down and its residual; the first and third normalise what they read
+    (None, 1, ATTENTION | {"matmul_small_m": 4}),
+    (None, 16, ATTENTION | {"matmul_small_m": 4}),
+    (None, 17, ATTENTION | {"matmul_small_m": 4, "rms_norm": 2}),
+    ("int4", 1, ATTENTION | {"matmul_int4": 4}),
+    ("int8", 16, ATTENTION | {"matmul_int8": 4}),
+    ("fp8", 1, ATTENTION | {"matmul_fp8": 4, "quantize_fp8": 4}),
+    ("fp8", 32, ATTENTION | {"matmul_fp8": 4, "quantize_fp8": 4}),
+]
+
+
+@pytest.mark.parametrize(("quant", "batch", "expected"), LAYERS)
+def test_a_layer_of_a_decode_step_is_a_launch_for_each_product_and_one_for_attention(quant, batch, expected):
+    assert of_a_layer(quant, batch) == expected
+
+
+def test_beside_its_layers_a_step_looks_up_tokens_and_multiplies_with_the_head():
+    layers, found = of_a_layer(None, 1), launched(2, None, 1)
+    beside = found - Counter({name: 2 * count for name, count in layers.items()})
+    assert beside["matmul_small_m"] == 1
+    assert {"cos", "sin"} <= beside.keys()
+    assert beside.total() <= 12, sorted(beside.elements())
+
+
+def test_an_adapter_of_a_product_takes_two_launches_more():
+    plain = of_a_layer(None, 2)
+    assert of_a_layer(None, 2, adapters=True) == plain | {"shrink": 1, "expand": 1}
