@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from more_templates import MORE
+
 CHATML = """{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 TAGGED = """{{- bos_token }}{%- if messages[0]['role'] == 'system' %}{%- set system = '<<SYS>>\\n' ~ messages[0]['content'] ~ '\\n<</SYS>>\\n\\n' %}{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}
@@ -116,6 +118,7 @@ FAMILIES = {
     "trained": TRAINED,
     "channels": CHANNELS,
     "loops": LOOPS,
+    **MORE,
 }
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -43,6 +43,12 @@ def test_a_template_gives_what_transformers_makes_of_it(family: str, talk: str, 
         assert ours(FAMILIES[family], TALKS[talk], **more) == theirs(FAMILIES[family], TALKS[talk], **more)
 
 
+def test_there_are_25_families_and_each_renders_most_of_what_is_compared() -> None:
+    assert len(FAMILIES) >= 25
+    for source in FAMILIES.values():
+        assert sum(theirs(source, talk) is not None for talk in TALKS.values()) >= 3
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_arguments_as_text_are_given_as_objects(family: str) -> None:
     written = copy.deepcopy(TALKS["calls"])
@@ -52,7 +58,15 @@ def test_arguments_as_text_are_given_as_objects(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"enable_thinking": False}, {"reasoning_effort": "high"}, {"date_string": "1 May"}]
+    "more",
+    [
+        {"enable_thinking": False},
+        {"reasoning_effort": "high"},
+        {"date_string": "1 May"},
+        {"thinking": True},
+        {"thinking_budget": 600},
+        {"documents": [{"title": "A & B", "text": "c"}]},
+    ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_further_variables_reach_the_template(family: str, more: dict[str, Any]) -> None:
