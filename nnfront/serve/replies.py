@@ -10,7 +10,8 @@ from typing import Any
 from nnfront.engine.draw import Logprobs
 from nnfront.llm.tokenizer import Tokenizer
 from nnfront.serve.answers import Answer, Piece
-from nnfront.serve.sections import Call, Kind, Sections
+from nnfront.serve.calls import Call
+from nnfront.serve.sections import Kind, Sections
 
 Drawn = Sequence[tuple[int, Logprobs]]
 

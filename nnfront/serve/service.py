@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from nnfront.engine.params import Params
 from nnfront.serve.answers import Answer, Wanted, together
+from nnfront.serve.calls import CallForm, call_form, call_grammar, tools_of
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 from nnfront.serve.failures import Failure, check_model
@@ -32,15 +33,7 @@ from nnfront.serve.replies import (
     completion_logprobs,
     usage,
 )
-from nnfront.serve.sections import (
-    THINK,
-    THOUGHT,
-    CallForm,
-    Sections,
-    call_form,
-    call_grammar,
-    tools_of,
-)
+from nnfront.serve.sections import Sections, thoughts_of
 
 Chunks: TypeAlias = AsyncGenerator[dict[str, Any], None]
 COMPLETION_TOKENS = 16
@@ -155,13 +148,13 @@ class Service:
             grammar or self._grammar(request.structured_outputs) or self._formatted(request.response_format)
         )
         assert self.template is not None
-        thinks = THOUGHT in self.template.source and grammar is None
-        answers = self._answers(
-            call, request, [prompt], params, grammar, shows_special=thinks or form is not None
-        )
+        thoughts = thoughts_of(self.template) if grammar is None else None
+        is_thinking = thoughts is not None and text.rstrip().endswith(thoughts.begin)
+        shows_special = thoughts is not None or form is not None
+        answers = self._answers(call, request, [prompt], params, grammar, shows_special=shows_special)
 
         def sections() -> Sections:
-            return Sections(form, thinks=thinks, is_thinking=thinks and text.rstrip().endswith(THINK))
+            return Sections(form, thoughts, is_thinking=is_thinking)
 
         head = Head("chat.completion", f"chatcmpl-{call.number}", model)
         if request.stream:

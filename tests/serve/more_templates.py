@@ -5,7 +5,7 @@ from __future__ import annotations
 
 PYTHONIC = """{{- bos_token }}{%- set keep = keep_past_thinking | default(false) %}
 {%- if tools %}{{- '<|sys|>Tools: [' }}{%- for tool in tools %}{%- set tool = tool.function | default(tool) %}{{- tool | tojson(sort_keys=true) }}{%- if not loop.last %}, {% endif %}{%- endfor %}{{- ']\\n' }}{%- endif %}
-{%- macro literal(value) -%}{%- if value is string %}{{- '"' ~ value | replace('\\\\', '\\\\\\\\') | replace('"', '\\\\"') ~ '"' }}{%- elif value is boolean or value is none %}{{- value }}{%- else %}{{- value }}{%- endif %}{%- endmacro -%}
+{%- macro literal(value) -%}{%- if value is string %}{{- '"' ~ value | replace('\\\\', '\\\\\\\\') | replace('"', '\\\\"') | replace('\\n', '\\\\n') ~ '"' }}{%- elif value is boolean or value is none %}{{- value }}{%- else %}{{- value }}{%- endif %}{%- endmacro -%}
 {%- for message in messages %}{{- '<|' ~ message.role ~ '|>\\n' }}
 {%- if message.tool_calls %}{{- '<|call_start|>[' }}{%- for call in message.tool_calls %}{{- call.function.name ~ '(' }}{%- for key, value in call.function.arguments.items() %}{{- key ~ '=' ~ literal(value) }}{%- if not loop.last %}, {% endif %}{%- endfor %}{{- ')' }}{%- if not loop.last %}, {% endif %}{%- endfor %}{{- ']<|call_end|>' }}
 {%- else %}{%- set content = message.content if message.content is string else message.content | tojson %}{%- if '</think>' in content and not keep %}{%- set content = content.split('</think>')[-1] | trim %}{%- endif %}{{- content }}{%- endif %}{{- '<|end|>\\n' }}{%- endfor %}

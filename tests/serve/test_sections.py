@@ -15,33 +15,42 @@ from hypothesis import strategies as st
 from serving import Client
 from templates import CHATML, FAMILIES, HERMES, PARAMETERS, SPECIAL, TALKS, THINKING, TOOLS
 
+from nnfront.serve.calls import Call, call_form
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
-from nnfront.serve.sections import Call, Sections, call_form
+from nnfront.serve.sections import Sections, Thoughts, thoughts_of
 
-CALLERS = ["headers", "hermes", "listed", "named", "parameters"]
-ENDS = ("<|eot|>", "<|im_end|>\n", "</s>", "<end>")
+PLAIN = ["parameters", "argkeys", "invokes", "budgets"]  # values are plain text
+CALLERS = ["headers", "hermes", "listed", "named", "pythonic", "actions", "brackets", "args", "numbered", "states", "switched", "dated", "modes", *PLAIN]  # fmt: skip
+SEVERAL = [family for family in CALLERS if family not in ("headers", "args", "listed")] + ["listed", "args"]
+ENDS = ("<|eot|>", "<|im_end|>\n", "</s>", "<end>", "<|end|>\n", "[e~[\n", "<|END|>", "<|end|></s>", "<|im_end|>", "\n<SPECIAL_12>\n", "<|end_of_text|>\n")  # fmt: skip
+THINK = Thoughts("<think>", "</think>")
 
 
 def written(family: str, calls: list[dict[str, Any]]) -> str:
     """What the model of a family writes for some calls, without the token that ends its turn."""
     template = ChatTemplate(FAMILIES[family], SPECIAL)
     talk = copy.deepcopy(TALKS["calls"][:2])
-    talk[1]["tool_calls"] = [{"id": "call00000", "type": "function", "function": call} for call in calls]
+    talk[1]["tool_calls"] = [
+        {"id": f"functions.{call['name']}:{i}", "type": "function", "function": call}
+        for i, call in enumerate(calls)
+    ]
     whole = template.render(talk, add_generation_prompt=False)
     head = template.render(talk[:1], add_generation_prompt=True)
-    text = whole[len(head.rstrip()) :] if whole.startswith(head.rstrip()) else whole[whole.index("[TOOL") :]
+    head = head.rstrip().removesuffix("<think>").removesuffix("</think>").rstrip()
+    text = whole[len(head) :] if whole.startswith(head) else whole[whole.index("[TOOL") :]
+    text = text.lstrip("\n").removeprefix("<think></think>").removeprefix("</think>")
     for end in ENDS:
         text = text.removesuffix(end)
     return text.lstrip("\n")
 
 
 def sections(
-    family: str, pieces: list[str], *, thinks: bool = False, is_thinking: bool = False
+    family: str, pieces: list[str], thoughts: Thoughts | None = None, *, is_thinking: bool = False
 ) -> list[tuple[str, Any]]:
     """What comes, with pieces of one kind put together."""
     form = call_form(ChatTemplate(FAMILIES[family], SPECIAL))
-    reader, found = Sections(form, thinks=thinks, is_thinking=is_thinking), list[tuple[str, Any]]()
+    reader, found = Sections(form, thoughts, is_thinking=is_thinking), list[tuple[str, Any]]()
     for i, piece in enumerate(pieces):
         for kind, value in reader.push(piece, is_last=i == len(pieces) - 1):
             if found and kind == found[-1][0] and isinstance(value, str):
@@ -65,7 +74,7 @@ def cut(text: str, places: list[int]) -> list[str]:
 def test_a_call_is_read_as_the_template_writes_it(
     family: str, arguments: dict[str, Any], places: list[int]
 ) -> None:
-    if family == "parameters":  # whose values are plain text
+    if family in PLAIN:
         arguments = {key: str(value).strip() + "x" for key, value in arguments.items()}
         if any("<" in value or "{" in value for value in arguments.values()):
             return
@@ -76,7 +85,7 @@ def test_a_call_is_read_as_the_template_writes_it(
     assert json.loads(found[0][1].arguments) == arguments
 
 
-@pytest.mark.parametrize("family", ["hermes", "listed", "parameters"])
+@pytest.mark.parametrize("family", SEVERAL)
 def test_several_calls_are_read_one_after_the_other(family: str) -> None:
     calls = [{"name": name, "arguments": {"place": name + "x"}} for name in ("a", "b", "c")]
     found = sections(family, [written(family, calls)])
@@ -89,7 +98,7 @@ def test_several_calls_are_read_one_after_the_other(family: str) -> None:
 @given(st.lists(st.integers(0, 500), max_size=8))
 def test_text_and_reasoning_before_calls_come_as_they_are(places: list[int]) -> None:
     text = '<think>\nfirst this < that</think>\n\nNow: <tool_ <tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>'
-    found = sections("hermes", cut(text, places), thinks=True)
+    found = sections("hermes", cut(text, places), THINK)
     assert found == [
         ("reasoning", "first this < that"),
         ("content", "Now: <tool_"),
@@ -98,8 +107,30 @@ def test_text_and_reasoning_before_calls_come_as_they_are(places: list[int]) -> 
 
 
 def test_a_prompt_may_have_begun_the_reasoning() -> None:
-    found = sections("chatml", ["so", " it</thi", "nk>\n\nyes"], thinks=True, is_thinking=True)
+    found = sections("chatml", ["so", " it</thi", "nk>\n\nyes"], THINK, is_thinking=True)
     assert found == [("reasoning", "so it"), ("content", "yes")]
+
+
+THOUGHTS = {
+    **dict.fromkeys(["thinking", "argkeys", "invokes", "pythonic", "states", "switched", "modes"], THINK),
+    "channels": Thoughts("<|channel|>analysis<|message|>", "<|end|>", "<|start|>assistant<|channel|>final<|message|>"),
+    "actions": Thoughts("<|THINKING|>", "<|/THINKING|>", "<|RESPONSE|>"),
+    "budgets": Thoughts("<s:think>", "</s:think>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_stands_around_reasoning_is_read_off_the_template(family: str) -> None:
+    assert thoughts_of(ChatTemplate(FAMILIES[family], SPECIAL)) == THOUGHTS.get(family)
+
+
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(THOUGHTS)), st.lists(st.integers(0, 500), max_size=8))
+def test_reasoning_of_every_family_comes_apart(family: str, places: list[int]) -> None:
+    thoughts = THOUGHTS[family]
+    text = f"{thoughts.begin}why < {thoughts.end[:3]} so{thoughts.end}{thoughts.opening}because"
+    expected = [("reasoning", f"why < {thoughts.end[:3]} so"), ("content", "because")]
+    assert sections(family, cut(text, places), thoughts) == expected
 
 
 @pytest.mark.parametrize(
