@@ -102,6 +102,10 @@ class Backend:
         """Whether they do so as fast where scales are float32 and the weight that they stand for is not."""
         return False
 
+    def refuses_int8(self, format: QuantFormat, dtype: str) -> str:
+        """Why no kernel multiplies weights in a format, in integers, with activations of a dtype that it rounds to 8 bits; "" if one does."""
+        return f"{self.name} has no kernel for them"
+
     def page_sizes(self, target: str) -> tuple[int, ...] | None:
         """How many tokens a page of a cache may hold; None if the kernels take any number."""
         return None

@@ -44,6 +44,11 @@ def add_quant_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="round weights by what they are multiplied with on some text: what nnfront calibrate DIR --text FILE -o OUT wrote",
     )
+    parser.add_argument(
+        "--activations",
+        choices=("int8",),
+        help="round what weights in integers are multiplied with to 8 bits, each row by its largest element: prompts are read faster",
+    )
     parser.add_argument("--quant-report", action="store_true", help="say what becomes of each weight")
 
 
@@ -55,7 +60,9 @@ def scheme(args: argparse.Namespace) -> nn.passes.QuantScheme | None:
                 "it is said how weights are to be quantised, but not to what",
                 help="add --quant int8, or leave it out",
             )
-        return None
+        return (
+            None if args.activations is None else nn.passes.QuantScheme("keep", activations=args.activations)
+        )
     rules = []
     for text in args.quant_rules:
         pattern, _, format = text.rpartition("=")
@@ -65,7 +72,9 @@ def scheme(args: argparse.Namespace) -> nn.passes.QuantScheme | None:
                 help="write the modules and the format: --quant-rule '*.o_proj=int8'",
             )
         rules.append((pattern, format))
-    return nn.passes.QuantScheme(args.quant, args.quant_head, tuple(rules), args.calibration)
+    return nn.passes.QuantScheme(
+        args.quant, args.quant_head, tuple(rules), args.calibration, args.activations
+    )
 
 
 def say(report: nn.passes.QuantizeReport | None, args: argparse.Namespace) -> None:

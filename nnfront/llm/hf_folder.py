@@ -223,6 +223,11 @@ def compile_folder(
                 help="leave --calibration out, or --tp (ranks)",
             )
         module, quantized, checkpoint = quantized_by(module, quant, checkpoint)
+        if quant.activations is not None:
+            refuses = backend_of(target).refuses_int8
+            report = passes.quantize_activations.report(module, refuses)
+            module = passes.quantize_activations(module, refuses)
+            quantized = replace(quantized, activations=report)
     module = passes.lift_transform_params(module, shared_transform=True)
     phases.end("lift")
     executable = compile(module, target=target)

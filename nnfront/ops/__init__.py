@@ -7,6 +7,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     elementwise, logic, activation    each element on its own
     matmul, conv, resize              products, convolutions, resolutions
     low_rank                          low-rank changes of products, by the sequence
+    linear_int8                       products of integers
     reduce, norm                      along axes
     shape, join, slice, index         other shapes, parts, and elements chosen by positions
     create                            from nothing but a shape
@@ -80,6 +81,7 @@ from nnfront.ops.elementwise import (
 )
 from nnfront.ops.index import gather, scatter, scatter_add, take, tril, triu
 from nnfront.ops.join import chunk, concat, split, stack
+from nnfront.ops.linear_int8 import linear_int8
 from nnfront.ops.logic import (
     bitwise_and,
     bitwise_not,
@@ -217,6 +219,7 @@ __all__ = [
     "less",
     "less_equal",
     "linear",
+    "linear_int8",
     "log",
     "log_softmax",
     "logical_and",

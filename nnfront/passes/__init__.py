@@ -28,6 +28,7 @@ from nnfront.passes.lift_transform_params import lift_transform_params
 from nnfront.passes.outline import outline
 from nnfront.passes.pack_weights import pack_weights
 from nnfront.passes.patterns import Pattern
+from nnfront.passes.quantize_activations import quantize_activations
 from nnfront.passes.quantize_weights import quantize_weights
 from nnfront.passes.quantizing.report import QuantizeReport
 from nnfront.passes.quantizing.scheme import QuantScheme
@@ -86,6 +87,7 @@ __all__ = [
     "multiple_of",
     "outline",
     "pack_weights",
+    "quantize_activations",
     "quantize_weights",
     "run",
     "shard_weights",

@@ -205,6 +205,21 @@ def _(draw: Draw, name: str) -> Case:
     return Case((make(shape, dtype_of(draw, FLOATS)), moments), {"format": format, "group_size": group})
 
 
+@case("linear_int8")
+def _(draw: Draw, name: str) -> Case:
+    format, group = draw(st.sampled_from(["int8", "int4", "uint4"])), draw(st.sampled_from([None, 4]))
+    lead, columns, out = shape_of(draw, 0, 2), 4 * draw(st.sampled_from([1, 2, 3])), draw(SIZES)
+    dtype = draw(st.sampled_from(FLOATS))
+    stored = make((out, columns), "int8") if format == "int8" else make((out, columns // 2), "uint8")
+    groups = (out, columns // group if group else 1)
+    zeros = torch.randint(0, 16, groups, dtype=torch.uint8) if format == "uint4" else None
+    scales = make(groups, draw(st.sampled_from(sorted({dtype, "float32"}))))
+    bias = make((out,), dtype) if draw(st.booleans()) else None
+    return Case(
+        (make((*lead, columns), dtype), stored, scales, zeros, bias), {"format": format, "group_size": group}
+    )
+
+
 @case("dequantize_blocks")
 def _(draw: Draw, name: str) -> Case:
     format = draw(st.sampled_from(BLOCK_FORMATS))

@@ -20,6 +20,7 @@ CHANGING = {
     "bind_params",
     "external_attention",
     "input_moments",
+    "quantize_activations",
     "quantize_weights",
     "shard_weights",
     "split_embedding",

@@ -13,6 +13,7 @@ from nnfront.backends.cpu import (
     einsum,
     elementwise,
     host,
+    int8_linear,
     linear,
     low_rank,
     moe,
@@ -40,6 +41,7 @@ KERNELS = (
     *qkv_attention.KERNELS,
     *linear.KERNELS,
     *quantized_linear.KERNELS,
+    *int8_linear.KERNELS,
     *low_rank.KERNELS,
     *moe.KERNELS,
     *norm.KERNELS,
@@ -76,6 +78,9 @@ class CpuBackend(Backend):
 
     def reads_wide_scales(self, format: QuantFormat) -> bool:
         return NATIVE is not None and stored_as(format) is not None
+
+    def refuses_int8(self, format: QuantFormat, dtype: str) -> str:
+        return int8_linear.refusal(format, dtype)
 
     def laid_out(self, program: Program) -> Program:
         return weight_layout.laid_out(program, {k.name for k in kernels_of(program.target) if k.in_rows})

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nnfront.passes.quantize_activations import ActivationsReport
 from nnfront.passes.quantizing.choose import Choice
 from nnfront.passes.quantizing.scheme import QuantScheme
 
@@ -18,6 +19,7 @@ class QuantizeReport:
 
     scheme: QuantScheme
     weights: tuple[Choice, ...]
+    activations: ActivationsReport | None = None
 
     @property
     def quantized(self) -> tuple[Choice, ...]:
@@ -48,7 +50,7 @@ class QuantizeReport:
         )
         return (
             f"quantised: {'; '.join(done) or 'nothing'};{calibrated} as they are: {', '.join(others) or 'nothing'};"
-            f" all weights: {change(self.weights)}"
+            f" all weights: {change(self.weights)}" + (f"; {self.activations}" if self.activations else "")
         )
 
     def text(self) -> str:

@@ -15,6 +15,7 @@ from nnfront.quant_format import FORMATS, TOGETHER, QuantFormat
 
 KEEP = "keep"
 AUTO = "auto"
+ACTIVATIONS = "int8"
 HEAD = "int8"
 """What the head and the embedding are stored in where other weights have fewer bits."""
 
@@ -28,6 +29,7 @@ class QuantScheme:
             measured error, so that all together take no more than 4.5 bits for an element
     head    of the head and the embedding, or `keep`, which leaves them as they are; by default `format`, or `int8` if that has fewer bits
     rules   (pattern, format or `keep`): for the weights of modules of these paths, and of modules inside them, `*` standing for anything; the last that fits counts
+    activations  `int8`: what weights in integers are multiplied with is rounded to 8 bits as well (`quantize_activations`), for whole folders; `format` may be `keep` then
     calibration  a file that `nnfront.calibrate` wrote, for whole folders: weights are rounded by the inputs that they are multiplied with on some text
     """
 
@@ -35,9 +37,15 @@ class QuantScheme:
     head: str | None = None
     rules: tuple[tuple[str, str], ...] = ()
     calibration: str | Path | None = None
+    activations: str | None = None
 
     def __post_init__(self) -> None:
-        if self.format == KEEP:
+        if self.activations not in (None, ACTIVATIONS):
+            raise PassError(
+                f"activations are rounded to {ACTIVATIONS}, got {self.activations!r}",
+                help=f"write {ACTIVATIONS}, or leave them as they are",
+            )
+        if self.format == KEEP and self.activations is None:
             raise PassError(
                 "the format of a scheme is 'keep'",
                 help="say what weights are to be quantised to, such as 'int8'",
@@ -64,21 +72,22 @@ class QuantScheme:
         return found
 
     @property
-    def body_format(self) -> QuantFormat:
-        """The format of most weights. Raises PassError if it is to be chosen by errors."""
+    def body_format(self) -> QuantFormat | None:
+        """The format of most weights; None if they stay as they are. Raises PassError if it is to be chosen by errors."""
         if self.budget is not None:
             raise PassError(
                 f"{self.format} is by the errors of weights, which are not known here",
                 help="give it to LLM.load, nnfront run or nnfront export, or name a format",
             )
-        return named(self.format)
+        return format_of(self.format)
 
     @property
     def head_format(self) -> QuantFormat | None:
         """The format of the head and the embedding; None if they stay as they are."""
         if self.head is not None:
             return format_of(self.head)
-        return FORMATS[HEAD] if self.body_format.bits < FORMATS[HEAD].bits else self.body_format
+        body = self.body_format
+        return FORMATS[HEAD] if body is not None and body.bits < FORMATS[HEAD].bits else body
 
     def rule_for(self, paths: Sequence[str]) -> tuple[str, QuantFormat | None] | None:
         """Return the last rule that fits one of the paths: its pattern and its format, None if they are to stay as they are."""

@@ -22,6 +22,7 @@
 
 #include "experts.c"
 #include "heads.c"
+#include "int8_product.c"
 
 #include "low_rank.c"
 

@@ -12,7 +12,7 @@
 
 enum { SIDE = 16, TILE = SIDE * LANES, MOST_TILES = 4 };  // rows of a tile; elements; tiles of x at a time
 
-#define TILED __attribute__((target("amx-tile,amx-bf16,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define TILED __attribute__((target("amx-tile,amx-bf16,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")))
 
 // Let all tiles of this thread be whole ones, until `_tile_release`.
 TILED INLINE void use_whole_tiles(void) {

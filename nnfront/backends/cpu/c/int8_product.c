@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of x, rounded to 8 bits a row, with a weight in integers of 8 or 4 bits: sums of integers, which processors make several times as fast as sums of floats.
+//
+// A row of x becomes the integers nearest to x / scale, where its largest element is 127. Weights become integers from 0, the offset of which is taken from sums of x: so zero points
+// cost nothing. CHUNK columns of FLOATS outputs at a time are brought into the order in which one instruction multiplies four neighbours of each output, and meet all rows there.
+
+#include <math.h>
+
+#include "codes.h"
+
+enum {
+    CHUNK = 512,                        // columns; their sums of products are exact in floats
+    IN_BLOCK = REGISTERS == 32 ? 12 : 4,  // rows of x that are multiplied at once
+    NEAR_ROWS = 44 * IN_BLOCK,          // rows whose sums stay in a near cache
+    FOUR = 4,
+    STEP = 16,  // columns that are rounded at a time
+};
+
+#if AVX512_BF16
+typedef int8_t Code;  // multiplied with bytes of a weight
+#else
+typedef int16_t Code;  // with words, the first and third of four neighbours ahead of the others
+#endif
+
+typedef struct {
+    const struct multiply_int8 *n;
+    float *scales;             // [rows]
+    float *sums;               // [rows, parts], of codes
+    Code *codes;               // of each block of rows [columns / 4, rows, 4]
+    Py_ssize_t padded, length, parts;  // columns with what fills them up; of a part, which is a group or CHUNK; how many there are
+} Int8;
+
+// How many rows the block has that begins at a row.
+INLINE Py_ssize_t rows_of_block(Py_ssize_t left) { return left >= IN_BLOCK ? IN_BLOCK : left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+
+// The column of a code among eight: four neighbours for bytes; of four bits, of which two are in a byte, the low halves and then the high ones.
+INLINE int column_of_code(bool is_four_bits, int code) {
+    const int byte = code % FOUR, place = sizeof(Code) == 1 ? byte : (byte & 1) * 2 + byte / 2;
+    return is_four_bits ? 2 * place + code / FOUR : code / FOUR * FOUR + place;
+}
+
+// Round a row, which is number `row` of a block of `rows` that begins at `to`.
+FAST INLINE void round_row(const Int8 *p, const uint16_t *x, Py_ssize_t row, Code *to, Py_ssize_t rows, Py_ssize_t at) {
+    const Py_ssize_t columns = p->n->columns;
+    const bool is_four_bits = p->n->stored >= INT4_GROUPS;
+    uint16_t most = 0;
+    for (Py_ssize_t i = 0; i < columns; i++) {
+        const uint16_t size = x[i] & 0x7FFF;
+        most = size > most ? size : most;
+    }
+    const bool is_finite = most < 0x7F80;
+    const float scale = !is_finite ? NAN : most ? widened(most) / 127.0f : 1.0f;
+    p->scales[row] = scale;
+    for (Py_ssize_t part = 0; part < p->parts; part++) {
+        const Py_ssize_t begin = part * p->length, end = begin + p->length < p->padded ? begin + p->length : p->padded;
+        int32_t sum = 0;
+        for (Py_ssize_t first = begin; first < end; first += STEP) {
+            int32_t codes[STEP];
+            for (int i = 0; i < STEP; i += FLOATS) {
+                const Py_ssize_t left = columns - first - i;
+                const Floats values = widened_vector(x + first + i, first_lanes(left > 0 ? left : 0));
+                const Ints rounded = __builtin_convertvector(is_finite ? nearest(values / all(scale)) : all(0.0f), Ints);
+                memcpy(codes + i, &rounded, sizeof rounded);
+            }
+            for (int i = 0; i < STEP; i++) sum += codes[i];
+            Code *of_step = to + (first / FOUR * rows + at) * FOUR;
+            for (int four = 0; four < STEP / FOUR; four++)
+                for (int i = 0; i < FOUR; i++)
+                    of_step[four * rows * FOUR + i] = (Code)codes[four / 2 * 8 + column_of_code(is_four_bits, four % 2 * FOUR + i)];
+        }
+        p->sums[row * p->parts + part] = (float)sum;
+    }
+}
+
+FAST static void round_rows(const void *given, Py_ssize_t first, Py_ssize_t end) {
+    const Int8 *p = given;
+    const Py_ssize_t all_rows = p->n->rows;
+    for (Py_ssize_t row = 0, rows; row < end; row += rows) {
+        rows = rows_of_block(all_rows - row);
+        for (Py_ssize_t i = 0; i < rows; i++)
+            if (row + i >= first && row + i < end)
+                round_row(p, (const uint16_t *)p->n->x + (row + i) * p->n->columns, row + i, p->codes + row * p->padded, rows, i);
+    }
+}
+
+// What four codes of a row and four bytes of each output add to sums.
+FAST INLINE Ints plus_products(Ints sum, Bits weight, const Code *x) {
+#if AVX512_BF16
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weight, _mm512_set1_epi32(four));
+#elif AVX512 || AVX2
+    int32_t even, odd;
+    memcpy(&even, x, sizeof even), memcpy(&odd, x + 2, sizeof odd);
+    const Bits low = weight & 0x00FF00FF, high = weight >> 8 & 0x00FF00FF;
+#if AVX512
+    const __m512i first = _mm512_madd_epi16((__m512i)low, _mm512_set1_epi32(even)), second = _mm512_madd_epi16((__m512i)high, _mm512_set1_epi32(odd));
+#else
+    const __m256i first = _mm256_madd_epi16((__m256i)low, _mm256_set1_epi32(even)), second = _mm256_madd_epi16((__m256i)high, _mm256_set1_epi32(odd));
+#endif
+    return sum + ((Ints)first + (Ints)second);
+#else
+    sum += (Ints)(weight & 255) * x[0] + (Ints)(weight >> 16 & 255) * x[1];
+    return sum + (Ints)(weight >> 8 & 255) * x[2] + (Ints)(weight >> 24) * x[3];
+#endif
+}
+
+// Four bytes of each of FLOATS outputs that lie `step` apart; of the last of `there` where there are fewer.
+FAST INLINE Bits four_of_each(const uint8_t *from, Py_ssize_t step, Py_ssize_t there, Py_ssize_t count) {
+    Bits found = {0};
+#if AVX512
+    if (count == FOUR && step < (1 << 26)) {
+        const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        const __m512i last = _mm512_set1_epi32((int)there - 1);
+        return (Bits)_mm512_i32gather_epi32(_mm512_mullo_epi32(_mm512_min_epi32(lanes, last), _mm512_set1_epi32((int)step)), from, 1);
+    }
+#endif
+    for (int lane = 0; lane < FLOATS; lane++) {
+        uint32_t four = 0;
+        const uint8_t *of = from + (lane < there ? lane : there - 1) * step;
+        if (count == FOUR) memcpy(&four, of, FOUR);
+        else memcpy(&four, of, (size_t)count);
+        found[lane] = four;
+    }
+    return found;
+}
+
+// Columns `first` to `end` of FLOATS outputs from `at` on, as integers from 0, four neighbours of each output together.
+FAST INLINE void arrange_chunk(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Bits *to) {
+    const struct multiply_int8 *n = p->n;
+    const Stored how = (Stored)n->stored;
+    const Py_ssize_t bytes = bytes_of(how, n->columns), there = n->outputs - at < FLOATS ? n->outputs - at : FLOATS;
+    const uint8_t *codes = (const uint8_t *)n->codes + at * bytes;
+    if (how < INT4_GROUPS) {
+        for (Py_ssize_t column = first; column < end; column += FOUR)
+            *to++ = four_of_each(codes + column, bytes, there, n->columns - column < FOUR ? n->columns - column : FOUR) ^ 0x80808080;
+        return;
+    }
+    const uint32_t flipped = how == INT4_GROUPS ? 0x08080808 : 0;
+    for (Py_ssize_t column = first; column < end; column += 2 * FOUR) {
+        const Bits both = four_of_each(codes + column / 2, bytes, there, FOUR);
+        *to++ = (both & 0x0F0F0F0F) ^ flipped;
+        *to++ = (both >> 4 & 0x0F0F0F0F) ^ flipped;
+    }
+}
+
+// For each part from `first` on the scales of FLOATS outputs, and what their integers are more than the weight's.
+FAST INLINE void factors_of_parts(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, Floats *scales, Floats *offsets) {
+    const struct multiply_int8 *n = p->n;
+    for (Py_ssize_t part = first; part < end; part++)
+        for (int lane = 0; lane < FLOATS; lane++) {
+            const Py_ssize_t output = at + lane < n->outputs ? at + lane : n->outputs - 1;
+            const Py_ssize_t place = n->stored == INT8 ? output : output * n->groups + part;
+            scales[part - first][lane] = scale_at(n->scales, (Scales)n->scale_kind, place);
+            offsets[part - first][lane] = n->stored == UINT4_GROUPS ? (float)((const uint8_t *)n->zeros)[place] : n->stored == INT4_GROUPS ? 8.0f : 128.0f;
+        }
+}
+
+// What a chunk that is in order adds to the sums of a block; `rows` is a constant wherever this is inlined.
+FAST INLINE void multiply_block(const Int8 *p, const Bits *weight, const Floats *scales, const Floats *offsets, Py_ssize_t first, Py_ssize_t end, Py_ssize_t row,
+                                float *to, const int rows) {
+    const Code *x = p->codes + row * p->padded + first * rows;
+    Floats sums[IN_BLOCK];
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) sums[i] = first ? floats(to + i * FLOATS) : all(0.0f);
+    for (Py_ssize_t begin = first, part = first / p->length; begin < end; begin += p->length, part++) {
+        const Py_ssize_t count = ((end - begin < p->length ? end - begin : p->length) + FOUR - 1) / FOUR;
+        Ints products[IN_BLOCK];
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) products[i] = (Ints){0};
+        for (Py_ssize_t k = 0; k < count; k++, weight++, x += FOUR * rows) {
+#pragma GCC unroll 12
+            for (int i = 0; i < rows; i++) products[i] = plus_products(products[i], *weight, x + FOUR * i);
+        }
+        const Floats scale = *scales++, offset = *offsets++;
+#pragma GCC unroll 12
+        for (int i = 0; i < rows; i++) {
+            const Floats less = __builtin_convertvector(products[i], Floats) - offset * all(p->sums[(row + i) * p->parts + part]);
+            sums[i] = fused(less, scale, sums[i]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < rows; i++) store(to + i * FLOATS, sums[i]);
+}
+
+FAST INLINE void finish_rows(const Int8 *p, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, const float *sums) {
+    const struct multiply_int8 *n = p->n;
+    const Lanes there = first_lanes(n->outputs - at);
+    const Floats bias = n->bias ? widened_vector((const uint16_t *)n->bias + at, there) : all(0.0f);
+    for (Py_ssize_t row = first; row < end; row++) {
+        const Py_ssize_t to = row * n->outputs + at;
+        Floats y = fused(floats(sums + (row - first) * FLOATS), all(p->scales[row]), bias);
+        if (n->added) y += widened_vector((const uint16_t *)n->added + to, there);
+        store_rounded((uint16_t *)n->y + to, there, y);
+    }
+}
+
+// Vectors of outputs, by number.
+FAST static void int8_outputs(const void *given, Py_ssize_t vector, Py_ssize_t last) {
+    const Int8 *p = given;
+    Bits weight[CHUNK / FOUR];
+    Floats scales[CHUNK / 32], offsets[CHUNK / 32];
+    float sums[NEAR_ROWS * FLOATS];
+    for (; vector < last; vector++)
+        for (Py_ssize_t from = 0; from < p->n->rows; from += NEAR_ROWS) {
+            const Py_ssize_t at = vector * FLOATS, to = p->n->rows - from < NEAR_ROWS ? p->n->rows : from + NEAR_ROWS;
+            for (Py_ssize_t first = 0; first < p->padded; first += CHUNK) {
+                const Py_ssize_t end = p->padded - first < CHUNK ? p->padded : first + CHUNK;
+                arrange_chunk(p, at, first, end < p->n->columns ? end : p->n->columns, weight);
+                factors_of_parts(p, at, first / p->length, (end + p->length - 1) / p->length, scales, offsets);
+                for (Py_ssize_t row = from, rows; row < to; row += rows) {
+                    rows = rows_of_block(p->n->rows - row);
+                    float *of = sums + (row - from) * FLOATS;
+#define ROWS(count) case count: multiply_block(p, weight, scales, offsets, first, end < p->n->columns ? end : p->n->columns, row, of, count); break;
+                    switch (rows) {
+                        ROWS(1) ROWS(2) ROWS(4)
+#if REGISTERS == 32
+                        ROWS(8) ROWS(12)
+#endif
+                    }
+#undef ROWS
+                }
+            }
+            finish_rows(p, at, from, to, sums);
+        }
+}
+
+static const char *multiply_int8(const struct multiply_int8 *n) {
+    const Stored how = (Stored)n->stored;
+    const char *why = unlike(how, n->stored, n->columns, n->groups, n->scale_kind);
+    if (why) return why;
+    if (how != INT8 && how != INT8_GROUPS && how != INT4_GROUPS && how != UINT4_GROUPS) return refused("integers of a weight, got %zd", n->stored);
+    if (n->scale_kind == POWERS) return refused("scales that are floats, got %zd", n->scale_kind);
+    Int8 p = {.n = n, .padded = (n->columns + STEP - 1) / STEP * STEP, .length = how == INT8 ? (Py_ssize_t)CHUNK : n->columns / n->groups};
+    p.parts = (p.padded + p.length - 1) / p.length;
+    p.scales = n->work, p.sums = p.scales + n->rows, p.codes = (Code *)(p.sums + n->rows * p.parts);
+    const Py_ssize_t elements = n->rows * n->columns, vectors = (n->outputs + FLOATS - 1) / FLOATS, bytes = bytes_of(how, n->columns);
+    in_shares(round_rows, &p, n->rows, IN_BLOCK, elements < SMALL_CODES ? 1 : (unsigned)n->threads);
+    in_shares(int8_outputs, &p, vectors, CODES_SHARE / (bytes * FLOATS + 1) + 1, n->outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads);
+    return NULL;
+}

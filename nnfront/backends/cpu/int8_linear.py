@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of integers on a CPU (`c/int8_product.c`): weights in 8 or 4 bits with activations that are rounded to 8 bits, of any number of rows.
+
+Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, columns / 2], scales and zeros [outputs, groups], bias [outputs].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.in_c import besides, in_c
+from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, find
+from nnfront.backends.cpu.tape_builder import (
+    Operand,
+    Refused,
+    TapeBuilder,
+    Value,
+    attribute,
+    demand,
+    place_of,
+)
+from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.ir import TensorType
+from nnfront.lower import Run
+from nnfront.lower.reference import reference
+from nnfront.memory.allocations import metered
+from nnfront.memory.layout import Layout
+from nnfront.quant_format import FORMATS, QuantFormat
+
+
+def refusal(format: QuantFormat, dtype: str) -> str:
+    """Why there is no kernel for weights in a format, in integers, and x in a dtype; "" if there is one."""
+    if dtype != "bfloat16":
+        return f"activations are {dtype}, the kernel takes bfloat16"
+    if NATIVE is None:
+        return "the kernels in C are not there"
+    return ACCEPTED if find(NATIVE, format) is not None else f"no kernel for {format}"
+
+
+def _format(run: Run) -> QuantFormat:
+    return replace(FORMATS[attribute(run, "format")], group_size=attribute(run, "group_size"))
+
+
+def _accepts(run: Run, context: Context) -> str:
+    x = context.tensor(run.inputs[0])
+    assert isinstance(x, TensorType)
+    return refusal(_format(run), x.dtype)
+
+
+def _write(
+    builder: TapeBuilder,
+    run: Run,
+    x: Value,
+    weight: Value,
+    scales: Value,
+    zeros: Value | None,
+    bias: Value | None,
+) -> Sequence[Operand]:
+    format = _format(run)
+    few = find(NATIVE, format)
+    if few is None:
+        raise Refused(f"there is no kernel for {format}")
+    columns, outputs = x.shape[-1], weight.shape[0]
+    rows, groups = prod(x.shape[:-1]), few.groups(columns)
+    demand(rows > 0 and columns > 0, "there are no rows")
+    are_alike = all(t is None or t.dtype == torch.bfloat16 for t in (x, bias))
+    demand(are_alike and scales.dtype in (torch.bfloat16, torch.float32), "operands are not in bfloat16")
+    y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
+    work = builder.take(work_bytes(rows, columns, groups))
+    sizes = few.stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
+    operands = weight.place, scales.place, place_of(zeros), x.place, place_of(bias), None
+    places = (place_of(None) if place is None else place for place in operands)
+    builder.call("multiply_int8", *sizes, *places, work, y.place)
+    builder.release(work)
+    return (y,)
+
+
+def work_bytes(rows: int, columns: int, groups: int) -> int:
+    """What rows take as integers, with their scales and sums of groups: as `c/kernels.def` has it."""
+    return rows * (2 * columns + columns // 128 + 1 + 4 * groups + 64)
+
+
+def _by_ops(run: Run) -> Callable[..., torch.Tensor]:
+    """What the reference gives, of operands in pieces."""
+    return reference(run)
+
+
+def _bytes(run: Run, *operands: Layout | None) -> int:
+    """What the reference holds."""
+    return metered(run, operands, {}, (None,)).workspace
+
+
+KERNELS = (
+    Kernel(
+        "int8_activations",
+        "linear_int8",
+        in_c(_write, _by_ops),
+        "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply",
+        _accepts,
+        workspace=besides(_write, _bytes),
+        write=_write,
+    ),
+)
