@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from nnfront.dims import Size, product
 from nnfront.ir.op import op
-from nnfront.ir.types import TensorType
+from nnfront.ir.types import TensorType, Type
 from nnfront.ops.quant import dequantize, quantize, unpack_int4
 from nnfront.ops.rules import require, require_float, require_same, wide
 from nnfront.quant_format import FORMATS
@@ -44,7 +44,7 @@ def linear_int8(
     require(format in INTEGERS, "format must be one of {}, got {!r}", ", ".join(INTEGERS), format)
     require_float(x, "x")
     require(bool(x.shape), "x has no axes")
-    stored = unpack_int4.infer(weight, axis=1, signed=format == "int4") if format != "int8" else weight
+    stored: Type = unpack_int4.infer(weight, axis=1, signed=format == "int4") if format != "int8" else weight
     require(weight.ndim == 2, "weight must have two axes [out, in], got {}", weight.ndim)
     require(
         (zero_points is not None) == (format == "uint4"),
@@ -56,6 +56,7 @@ def linear_int8(
     given = dequantize.canonical_attrs(
         [stored, scales, zero_points], dequantize.full_attrs({"group_size": group_size, "axis": 1})
     )
+    assert isinstance(stored, TensorType)
     dense = dequantize.infer(stored, scales, zero_points, **given)
     assert isinstance(dense, TensorType)
     require(

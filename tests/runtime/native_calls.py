@@ -92,6 +92,13 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["groups"] = pick.randint(1, 3) if is_grouped else 1
         found["columns"] = found["groups"] * pick.choice(sizes) if is_grouped else found["columns"]
         found["columns"] = 128 * pick.randint(1, 5) if found["stored"] > 6 else found["columns"]
+    if kernel == "multiply_int8":
+        found["stored"] = pick.choice([0, 1, 4, 5])
+        found["groups"] = pick.randint(1, 3) if found["stored"] else 1
+        found["columns"] = (
+            found["groups"] * pick.choice([32, 64, 128]) if found["stored"] else found["columns"]
+        )
+        found["scale_kind"] = pick.randint(0, 1)
     return found
 
 

@@ -82,7 +82,7 @@ def _write(
 
 def work_bytes(rows: int, columns: int, groups: int) -> int:
     """What rows take as integers, with their scales and sums of groups: as `c/kernels.def` has it."""
-    return rows * (2 * columns + columns // 128 + 1 + 4 * groups + 64)
+    return rows * (3 * columns + 4 * groups + 64)
 
 
 def _by_ops(run: Run) -> Callable[..., torch.Tensor]:

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of integers, by the kernel in C, against float64; what rows become is said in plain words here."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nnfront as nn
+from nnfront import op, ops, spec
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.int8_linear import work_bytes
+from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, find
+from nnfront.quant_format import FORMATS
+
+pytestmark = [
+    pytest.mark.usefixtures("instructions"),
+    pytest.mark.skipif(NATIVE is None, reason="no kernels in C"),
+]
+WAYS = [("int8", None)] + [(name, group) for name in ("int8", "int4", "uint4") for group in GROUPS]
+GUARD = 64
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Integers from -127 to 127 times a scale, which the largest element of the row says."""
+    scale = x.float().abs().amax(1, keepdim=True) / 127
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (x.float() / scale).round().double() * scale.double()
+
+
+class Case:
+    """Operands, and the weight that they stand for."""
+
+    def __init__(
+        self, name: str, group: int | None, rows: int, columns: int, outputs: int, *, is_wide: bool
+    ) -> None:
+        self.format = replace(FORMATS[name], group_size=group)
+        self.groups = columns // group if group else 1
+        self.x = torch.randn(rows, columns).bfloat16()
+        scales = torch.rand(outputs, self.groups) / 8 + 0.01
+        self.scales = scales if is_wide else scales.bfloat16()
+        self.zeros = None
+        if name == "int8":
+            self.weight = torch.randint(-128, 128, (outputs, columns)).to(torch.int8)
+            numbers = self.weight.double()
+        else:
+            self.weight = torch.randint(0, 256, (outputs, columns // 2), dtype=torch.uint8)
+            numbers = torch.stack([self.weight % 16, self.weight // 16], -1).flatten(1).double()
+            numbers = numbers if name == "uint4" else (numbers + 8) % 16 - 8
+        if name == "uint4":
+            self.zeros = torch.randint(0, 256, (outputs, self.groups), dtype=torch.uint8)
+            numbers -= self.zeros.double().repeat_interleave(columns // self.groups, 1)
+        self.dense = numbers * self.scales.double().repeat_interleave(columns // self.groups, 1)
+
+    def run(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, added: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The product, its result between bytes that must stay as they are."""
+        (rows, columns), outputs = x.shape, len(self.weight)
+        work = torch.full((work_bytes(rows, columns, self.groups),), 0xFF, dtype=torch.uint8)
+        beside = torch.full((rows * outputs + 2 * GUARD,), 7.0).bfloat16()
+        sizes = find(NATIVE, self.format).stored, rows, columns, outputs, self.groups
+        kind = SCALE_KINDS[self.scales.dtype]
+        operands = self.weight, self.scales, self.zeros, x, bias, added, work, beside[GUARD:]
+        NATIVE.multiply_int8(*sizes, kind, 2, *operands)
+        assert (beside[:GUARD] == 7).all()
+        assert (beside[-GUARD:] == 7).all()
+        return beside[GUARD:-GUARD].view(rows, outputs)
+
+    def check(self, y: torch.Tensor, exact: torch.Tensor) -> None:
+        sizes = self.x.double().abs() @ self.dense.abs().T
+        assert ((y.double() - exact).abs() <= exact.abs() * 2.0**-8 + sizes * 2.0**-20).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_it_is_the_product_of_what_rows_are_rounded_to(data: st.DataObject):
+    name, group = data.draw(st.sampled_from(WAYS))
+    columns = group * data.draw(st.integers(1, 9)) if group else data.draw(st.integers(1, 1100))
+    rows, outputs = data.draw(st.sampled_from([1, 2, 3, 4, 7, 12, 13, 31])), data.draw(st.integers(1, 37))
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    case = Case(name, group, rows, columns, outputs, is_wide=data.draw(st.booleans()))
+    bias = torch.randn(outputs).bfloat16() if data.draw(st.booleans()) else None
+    added = torch.randn(rows, outputs).bfloat16() if data.draw(st.booleans()) else None
+    exact = rounded(case.x) @ case.dense.T
+    exact = exact + (0 if bias is None else bias.double()) + (0 if added is None else added.double())
+    case.check(case.run(case.x, bias, added), exact)
+
+
+@pytest.mark.parametrize(("name", "group"), WAYS, ids=str)
+def test_a_row_is_the_same_bits_alone_and_among_many(name, group):
+    torch.manual_seed(0)
+    case = Case(name, group, 540, 640, 20, is_wide=False)
+    together = case.run(case.x)
+    case.check(together, rounded(case.x) @ case.dense.T)
+    for row in (0, 11, 12, 527, 528, 539):
+        assert torch.equal(case.run(case.x[row : row + 1].clone())[0], together[row])
+
+
+def test_rows_of_zeros_are_zeros_and_what_is_not_finite_is_its_own_row_alone():
+    torch.manual_seed(0)
+    case = Case("int4", 32, 16, 64, 18, is_wide=True)
+    plain = case.run(case.x)
+    case.x[3], case.x[5, 7], case.x[14, 0] = 0, torch.inf, torch.nan
+    y = case.run(case.x)
+    assert (y[3] == 0).all()
+    assert y[[5, 14]].isnan().all()
+    others = [row for row in range(16) if row not in (3, 5, 14)]
+    assert torch.equal(y[others], plain[others])
+
+
+@pytest.mark.parametrize("size", [1e-30, 3e38])
+def test_rows_of_any_size_are_rounded_by_their_own(size):
+    torch.manual_seed(0)
+    case = Case("int8", None, 3, 96, 17, is_wide=True)
+    case.scales, case.dense = case.scales * 2.0**-20, case.dense * 2.0**-20  # so that sums are finite
+    case.x[1] = (case.x[1].float() / case.x[1].float().abs().max() * size).bfloat16()
+    case.check(case.run(case.x), rounded(case.x) @ case.dense.T)
+
+
+def test_wrong_numbers_are_refused_before_memory_is_touched():
+    y = torch.full((512,), torch.nan)
+
+    def call(stored: int, columns: int, groups: int, kind: int = 0) -> None:
+        operands = torch.zeros(512), torch.zeros(512), torch.zeros(512), torch.zeros(512)
+        NATIVE.multiply_int8(
+            stored, 1, columns, 4, groups, kind, 1, *operands, None, None, torch.zeros(4096), y
+        )
+
+    for stored in (2, 3, 6, 7):
+        with pytest.raises(ValueError, match=f"integers of a weight, got {stored}"):
+            call(stored, 128, 1 if stored != 6 else 4)
+    with pytest.raises(ValueError, match="scales that are floats, got 2"):
+        call(0, 64, 1, 2)
+    with pytest.raises(ValueError, match="groups of 32, 64 or 128, got 3 of 64 columns"):
+        call(1, 64, 3)
+    assert y.isnan().all()
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        self.up = nn.Linear(128, 48, bias=True)
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        return op.relu(self.up(x))
+
+
+@pytest.mark.parametrize("format", ["int8", "int8:32", "int4", "uint4:64"])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_a_session_runs_it_and_computes_what_the_reference_does(format, rows):
+    model = Product()
+    model.to("bfloat16")
+    ir = model.export({"forward": {"x": spec.Tensor(["n", 2, 128], "bfloat16")}})
+    ir = nn.passes.quantize_activations(nn.passes.quantize_weights(ir, format))
+    executable = nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True))
+    assert "int8_activations" in [
+        run.kernel for run in executable.program.methods["forward"].body.instructions
+    ]
+    torch.manual_seed(rows)
+    weights = {"up.weight": torch.randn(48, 128).bfloat16(), "up.bias": torch.randn(48).bfloat16()}
+    x = torch.randn(rows, 2, 128).bfloat16()
+    session = executable.load(weights)
+    stored = {name.removeprefix("up.weight."): tensor for name, tensor in session.weights.items()}
+    parts = (stored[format.partition(":")[0]], stored["scales"], stored.get("zero_points"))
+    attrs = {"format": format.partition(":")[0], "group_size": FORMATS["int8"].group_size}
+    attrs["group_size"] = (
+        int(group) if (group := format.partition(":")[2]) else FORMATS[attrs["format"]].group_size
+    )
+    expected = ops.linear_int8.run((x, *parts, weights["up.bias"]), attrs).relu()
+    torch.testing.assert_close(session["forward"](x), expected, rtol=2**-7, atol=0.02)
+    assert torch.equal(
+        session["forward"](x.transpose(0, 1).contiguous().transpose(0, 1)), session["forward"](x)
+    )
