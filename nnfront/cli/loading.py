@@ -109,7 +109,7 @@ def refuse_for_artefact(args: argparse.Namespace) -> None:
     if nn.artefact.is_artefact(args.path):
         refuse(
             args,
-            ("model", "dtype", "quant", "lora", "lora_modules", "cache", "ignore"),
+            ("model", "dtype", "quant", "activations", "lora", "lora_modules", "cache", "ignore"),
             f"{args.path} is an artefact, whose model and weights are made already",
             "give the folder that it was made of",
         )

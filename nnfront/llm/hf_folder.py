@@ -226,6 +226,7 @@ def compile_folder(
         if quant.activations is not None:
             refuses = backend_of(target).refuses_int8
             report = passes.quantize_activations.report(module, refuses)
+            report.require_any()
             module = passes.quantize_activations(module, refuses)
             quantized = replace(quantized, activations=report)
     module = passes.lift_transform_params(module, shared_transform=True)

@@ -125,6 +125,7 @@ interpolate         op.interpolate(torch.tensor([[[1.0, 2.0]]]), scale_factor=2,
 multinomial_from_uniform    op.multinomial_from_uniform(torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5]]))
 quantize            op.quantize(torch.tensor([[-127.0, 64.0]]), bits=8)
 dequantize          op.dequantize(torch.tensor([[-127, 64]], dtype=torch.int8), torch.tensor([[0.5]]))
+linear_int8         op.linear_int8(torch.tensor([[1.0, -0.5]]), torch.tensor([[2, 4]], dtype=torch.int8), torch.tensor([[0.5]]))
 quantize_blocks      op.quantize_blocks(torch.ones(1, 256), "q4_k").shape
 quantize_calibrated    op.quantize_calibrated(torch.ones(1, 32), torch.eye(32)[None], "int4")[1]
 dequantize_blocks    op.dequantize_blocks(op.quantize_blocks(torch.ones(1, 256), "q6_k"), "q6_k")[0, :2]

@@ -18,7 +18,6 @@ after:
 Run it behind `quantize_weights`, or on weights that others have quantised to integers. What is not read any more goes with dead code.
 
 leaves:  products with weights in other formats, of experts, and those that `refuses` names a reason against, given a format and the dtype of x.
-raises:  PassError if that is all of them.
 """
 
 from __future__ import annotations
@@ -46,14 +45,6 @@ def nothing_refused(format: QuantFormat, dtype: str) -> str:
 @module_pass()
 def quantize_activations(ir: IRModule, refuses: Refuses = nothing_refused) -> IRModule:
     """Have products with integers round what they multiply these with to 8 bits."""
-    found = list(_products(ir))
-    if not any(each.is_rounded or not each.reason(refuses) for each in found):
-        reasons = dict.fromkeys(reason for each in found if (reason := each.reason(refuses)))
-        raise PassError(
-            "no product takes activations in int8",
-            details=list(reasons) or ["there is none with a quantised weight"],
-            help="quantise weights to int8, int4 or uint4 on a target with a kernel for that, or leave activations as they are",
-        )
     return ir.with_functions(_Rounding(function, refuses).function(function) for function in ir.functions)
 
 
@@ -74,6 +65,15 @@ class ActivationsReport:
 
     products: int
     reasons: Mapping[str, int]
+
+    def require_any(self) -> None:
+        """Raise PassError if there is no product whose activations are rounded."""
+        if self.products == sum(self.reasons.values()):
+            raise PassError(
+                "no product takes activations in int8",
+                details=list(self.reasons) or ["there is none with a quantised weight"],
+                help="quantise weights to int8, int4 or uint4 on a target with a kernel for that, or leave activations as they are",
+            )
 
     def __str__(self) -> str:
         left = "".join(f"; {count} as they are: {reason}" for reason, count in self.reasons.items())
@@ -135,12 +135,11 @@ def _product(call: Call, made: Mapping[Var, object]) -> _Product | None:
 
 def _stored(call: Call, made: Mapping[Var, object]) -> tuple[QuantFormat, tuple[Atom | None, ...]]:
     """The format of what a call dequantises, and its elements as they are stored, scales and zero points."""
-    attrs, elements = ops.dequantize.full_attrs(call.attrs), call.args[0]
-    assert isinstance(elements, Var) and isinstance(elements.type, TensorType)
-    source, packing = made.get(elements), None
+    attrs, codes = ops.dequantize.full_attrs(call.attrs), call.args[0]
+    source = made.get(codes) if isinstance(codes, Var) else None
+    elements, packing = codes, None
     if isinstance(source, Call) and source.op is ops.unpack_int4:
         elements, packing = source.args[0], ops.unpack_int4.full_attrs(source.attrs)["axis"]
-    codes = call.args[0]
     assert codes is not None and isinstance(codes.type, TensorType)
     format = recognise(
         codes.type.dtype,

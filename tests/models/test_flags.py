@@ -70,6 +70,8 @@ REFUSED: dict[tuple[str, str, str], str] = {
     ("run", "encoder", "--quant int8"): "holds no language model",
     ("run", "artefact", "--dtype float32"): ARTEFACT,
     ("run", "artefact", "--quant int8"): ARTEFACT,
+    ("run", "artefact", "--activations int8"): ARTEFACT,
+    ("run", "text", "--activations int8"): "no product takes activations in int8",
     ("run", "artefact", "--cache {out}"): ARTEFACT,
     ("run", "artefact", "--lora x"): ARTEFACT,
     ("run", "artefact", "--ignore x"): ARTEFACT,

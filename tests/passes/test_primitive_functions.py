@@ -15,7 +15,7 @@ from nnfront.ir import Call, FunctionCall, IRModule, first_difference, infer, ve
 from nnfront.passes import PASSES, eliminate_dead_code, outline
 
 # Something for each pass: a reshape to the same, a dead and a repeated value, a permutation twice, constants, a product with
-# its activation, a call of a private function, weights that can be permuted beforehand, dims that can be bound.
+# its activation, one with a quantised weight, a call of a private function, weights that can be permuted beforehand, dims that can be bound.
 BODY = """
     again: float32[n, 4] = reshape(x, shape=(n, 4))
     dead: float32[n, 4] = exp(x)
@@ -33,7 +33,10 @@ BODY = """
     s: float16[n, 3] = @gated_product(x16, m)
     total: float16[] = sum(s)
     r: float32[n, 4] = add(y, total)
-    return r
+    d: float32[1, 4] = dequantize(const(int8[1, 4], [1, 2, 3, 4]), const(float32[1, 1], [0.5]), axis=1)
+    e: float32[n, 1] = linear(r, d)
+    z: float32[n, 4] = add(r, e)
+    return z
 """
 # A region whose weight a pass may pack, and a private function.
 CALLED = """

@@ -12,8 +12,8 @@ from quantize_cases import exported, weights
 
 import nnfront as nn
 from nnfront import ops
-from nnfront.backends.registry import backend_of
 from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.registry import backend_of
 from nnfront.cli import main
 from nnfront.errors import PassError
 from nnfront.passes import QuantScheme, lift_transform_params, quantize_activations, quantize_weights
@@ -72,22 +72,24 @@ def test_each_product_multiplies_what_is_rounded_and_nothing_else_changes(format
 def test_twice_is_once_and_a_module_without_products_of_integers_is_refused() -> None:
     once = quantize_activations(quantize_weights(exported(), "int8"))
     assert str(quantize_activations(once)) == str(once)
+    floats = quantize_weights(exported(), "fp8")
+    assert str(quantize_activations(floats)) == str(floats)
     with pytest.raises(PassError) as raised:
-        quantize_activations(quantize_weights(exported(), "fp8"))
+        quantize_activations.report(floats).require_any()
     assert str(raised.value) == (
         "no product takes activations in int8\n  weights in fp8\n"
         "  help: quantise weights to int8, int4 or uint4 on a target with a kernel for that, or leave activations as they are"
     )
     with pytest.raises(PassError, match="there is none with a quantised weight"):
-        quantize_activations(exported())
+        quantize_activations.report(exported()).require_any()
 
 
 def test_targets_without_a_kernel_refuse_and_say_which_they_are() -> None:
     ir = quantize_weights(exported(), "int8")
     with pytest.raises(PassError, match="cuda has no kernel for them"):
-        quantize_activations(ir, backend_of("cuda:sm_90").refuses_int8)
+        quantize_activations.report(ir, backend_of("cuda:sm_90").refuses_int8).require_any()
     with pytest.raises(PassError, match="activations are float32, the kernel takes bfloat16"):
-        quantize_activations(ir, backend_of("cpu").refuses_int8)
+        quantize_activations.report(ir, backend_of("cpu").refuses_int8).require_any()
 
 
 def test_experts_and_floats_stay_and_the_report_counts_them() -> None:
