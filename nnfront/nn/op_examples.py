@@ -125,7 +125,6 @@ interpolate         op.interpolate(torch.tensor([[[1.0, 2.0]]]), scale_factor=2,
 multinomial_from_uniform    op.multinomial_from_uniform(torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5]]))
 quantize            op.quantize(torch.tensor([[-127.0, 64.0]]), bits=8)
 dequantize          op.dequantize(torch.tensor([[-127, 64]], dtype=torch.int8), torch.tensor([[0.5]]))
-linear_int8         op.linear_int8(torch.tensor([[1.0, -0.5]]), torch.tensor([[2, 4]], dtype=torch.int8), torch.tensor([[0.5]]))
 quantize_blocks      op.quantize_blocks(torch.ones(1, 256), "q4_k").shape
 quantize_calibrated    op.quantize_calibrated(torch.ones(1, 32), torch.eye(32)[None], "int4")[1]
 dequantize_blocks    op.dequantize_blocks(op.quantize_blocks(torch.ones(1, 256), "q6_k"), "q6_k")[0, :2]
@@ -164,6 +163,9 @@ moe_mlp
     gate_up, down = torch.randn(4, 2 * 6, 8), torch.randn(4, 8, 6)
     experts, weights = torch.tensor([[0, 3], [1, 2]]), torch.full((2, 2), 0.5)
     op.moe_mlp(torch.randn(2, 8), gate_up, down, experts, weights).shape
+linear_int8
+    weight, scales = torch.tensor([[2, 4]], dtype=torch.int8), torch.tensor([[0.5]])
+    op.linear_int8(torch.tensor([[1.0, -0.5]]), weight, scales)
 add_low_rank
     y, x, a, b = torch.zeros(2, 3, 6), torch.randn(2, 3, 8), torch.randn(4, 2, 8), torch.randn(4, 6, 2)
     op.add_low_rank(y, x, a, b, torch.tensor([-1, 3])).shape
