@@ -6,15 +6,15 @@ Shapes: x [..., columns], weight [outputs, columns] or, in 4 bits, [outputs, col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
 import torch
 
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.in_c import besides, in_c
-from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, find
+from nnfront.backends.cpu.in_c import kernel
+from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as
 from nnfront.backends.cpu.tape_builder import (
     Operand,
     Refused,
@@ -22,9 +22,10 @@ from nnfront.backends.cpu.tape_builder import (
     Value,
     attribute,
     demand,
+    demand_bfloat16,
     place_of,
 )
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.ir import TensorType
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
@@ -39,7 +40,7 @@ def refusal(format: QuantFormat, dtype: str) -> str:
         return f"activations are {dtype}, the kernel takes bfloat16"
     if NATIVE is None:
         return "the kernels in C are not there"
-    return ACCEPTED if find(NATIVE, format) is not None else f"no kernel for {format}"
+    return ACCEPTED if stored_as(format) is not None else f"no kernel for {format}"
 
 
 def _format(run: Run) -> QuantFormat:
@@ -62,17 +63,17 @@ def _write(
     bias: Value | None,
 ) -> Sequence[Operand]:
     format = _format(run)
-    few = find(NATIVE, format)
-    if few is None:
+    stored, group = stored_as(format), format.group_size
+    if stored is None:
         raise Refused(f"there is no kernel for {format}")
     columns, outputs = x.shape[-1], weight.shape[0]
-    rows, groups = prod(x.shape[:-1]), few.groups(columns)
+    rows, groups = prod(x.shape[:-1]), columns // group if group else 1
     demand(rows > 0 and columns > 0, "there are no rows")
-    are_alike = all(t is None or t.dtype == torch.bfloat16 for t in (x, bias))
-    demand(are_alike and scales.dtype in (torch.bfloat16, torch.float32), "operands are not in bfloat16")
+    demand_bfloat16(x=x, bias=bias)
+    demand(scales.dtype in (torch.bfloat16, torch.float32), f"scales are {scales.dtype}")
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     work = builder.take(work_bytes(rows, columns, groups))
-    sizes = few.stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
+    sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
     operands = weight.place, scales.place, place_of(zeros), x.place, place_of(bias), None
     places = (place_of(None) if place is None else place for place in operands)
     builder.call("multiply_int8", *sizes, *places, work, y.place)
@@ -85,24 +86,19 @@ def work_bytes(rows: int, columns: int, groups: int) -> int:
     return rows * (3 * columns + 4 * groups + 64)
 
 
-def _by_ops(run: Run) -> Callable[..., torch.Tensor]:
-    """What the reference gives, of operands in pieces."""
-    return reference(run)
-
-
 def _bytes(run: Run, *operands: Layout | None) -> int:
     """What the reference holds."""
     return metered(run, operands, {}, (None,)).workspace
 
 
 KERNELS = (
-    Kernel(
+    kernel(
         "int8_activations",
         "linear_int8",
-        in_c(_write, _by_ops),
+        _write,
+        reference,
         "activations are rounded to 8 bits, a scale for each row; sums of integers, which scales multiply",
         _accepts,
-        workspace=besides(_write, _bytes),
-        write=_write,
+        held=_bytes,
     ),
 )
