@@ -150,12 +150,10 @@ def _packed_operands(binding: Binding, ir: IRModule, packings: Mapping[str, _Pac
 
 def _packing(function: Function, layouts: Iterable[WeightLayout]) -> _Packing | None:
     """How a fused function's weights are to be stored; None if as they are."""
-    region = str(function.attrs.get("region", ""))
-    norm = OF_NORM if region.startswith(OF_NORM) else ""
     for layout in layouts:
-        found = layout.packing(function) if norm + layout.of == region else None
+        found = layout.packing(function) if layout.of == function.attrs.get("region") else None
         if found is not None:
-            return _Packing(norm + layout.region, *found)
+            return _Packing(layout.region, *found)
     return None
 
 
@@ -295,14 +293,23 @@ def _int4(format: QuantFormat) -> Packing | None:
     return {"weight": pack, **turned}, {"weight": unpack, **turned}
 
 
-_PRODUCTS = (_quantized(_int8, "int8"), _quantized(_int4, "int4", "uint4"))
+def _of_norm(layout: WeightLayout) -> WeightLayout:
+    """The same with a norm of the rows before the product."""
+    return WeightLayout(OF_NORM + layout.of, OF_NORM + layout.region, layout.packing)
+
+
+_PLAIN = (_quantized(_int8, "int8"), _quantized(_int4, "int4", "uint4"))
+_PRODUCTS = (
+    WeightLayout("gated_product", "interleaved_product", _gated_product),
+    *_PLAIN,
+    *map(_gated, (*_PLAIN, _quantized(_fp8, "fp8"))),
+)
 LAYOUTS = {
     layout.region: layout
     for layout in (
         WeightLayout("experts", "interleaved_experts", _gated_experts),
-        WeightLayout("gated_product", "interleaved_product", _gated_product),
         *_PRODUCTS,
-        *map(_gated, (*_PRODUCTS, _quantized(_fp8, "fp8"))),
+        *map(_of_norm, _PRODUCTS),
     )
 }
 """By the region whose kernels want them. A product of float8 weights wants them as they are, a gated one in turn."""

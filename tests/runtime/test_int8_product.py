@@ -12,7 +12,7 @@ import nnfront as nn
 from nnfront import op, ops, spec
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.int8_linear import work_bytes
-from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, find
+from nnfront.backends.cpu.quantized_gemv import GROUPS, SCALE_KINDS, stored_as
 from nnfront.quant_format import FORMATS
 
 pytestmark = [
@@ -61,7 +61,7 @@ class Case:
         (rows, columns), outputs = x.shape, len(self.weight)
         work = torch.full((work_bytes(rows, columns, self.groups),), 0xFF, dtype=torch.uint8)
         beside = torch.full((rows * outputs + 2 * GUARD,), 7.0).bfloat16()
-        sizes = find(NATIVE, self.format).stored, rows, columns, outputs, self.groups
+        sizes = stored_as(self.format), rows, columns, outputs, self.groups
         kind = SCALE_KINDS[self.scales.dtype]
         operands = self.weight, self.scales, self.zeros, x, bias, added, work, beside[GUARD:]
         NATIVE.multiply_int8(*sizes, kind, 2, *operands)

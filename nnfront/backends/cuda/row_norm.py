@@ -17,6 +17,7 @@ from nnfront.backends.cuda import rowwise
 from nnfront.backends.cuda.kernel_package import kernel_module
 from nnfront.backends.kernel import Context, Kernel
 from nnfront.lower import Run
+from nnfront.passes.pack_weights import LAYOUTS
 from nnfront.passes.regions import OF_NORM
 
 
@@ -84,4 +85,5 @@ def of_norm(kernel: Kernel) -> Kernel:
         why=f"rows are normalised where they are read; {kernel.why}",
         accepts=accepts,
         rewrite=rewrite,
+        layout=kernel.layout and LAYOUTS[OF_NORM + kernel.layout.region],
     )
