@@ -45,10 +45,8 @@ INLINE int column_of(const Stored how, int byte, int is_high) {
     return has_minima(how) ? byte / 32 * 64 + is_high * 32 + byte % 32 : is_high * 64 + byte;
 }
 
-// Bring a row of x into the order of the codes, with the sums of its groups, as they are multiplied with factors, behind each block. Whether it may be multiplied so: sums of
-// what is not finite, or near the largest number, say nothing.
-FAST static bool arrange_blocks(const uint16_t *from, Element *to, Py_ssize_t columns, const Stored how) {
-    bool is_usual = true;
+// Bring a row of x into the order of the codes, with the sums of its groups, as they are multiplied with factors, behind each block.
+FAST static void arrange_blocks(const uint16_t *from, Element *to, Py_ssize_t columns, const Stored how) {
     for (Py_ssize_t begin = 0; begin < columns; begin += BLOCK, to += BLOCK_ELEMENTS) {
         const int there = columns - begin < BLOCK ? HALF : BLOCK;
         float sums[FACTORS] = {0};
@@ -68,11 +66,9 @@ FAST static bool arrange_blocks(const uint16_t *from, Element *to, Py_ssize_t co
 #endif
                     if (has_minima(how)) sums[group] -= MORE * value, sums[8 + group] -= value;
                     else sums[group] -= (MORE + 32) * value;
-                    is_usual &= (given & 0x7F80) < 0x7000;
                 }
         memcpy(to + BLOCK, sums, sizeof sums);
     }
-    return is_usual;
 }
 
 FAST INLINE float of_half(const uint8_t *from) {

@@ -115,15 +115,19 @@ FAST INLINE Floats scales_there(const void *scales, const Scales kind, Py_ssize_
     return (Floats)((exponents << 23 & ~is_nan) | (is_least & (1u << 22)) | (is_nan & 0x7FC00000));
 }
 
-// The sums of a row of x over groups, and zeros behind them. Whether codes may be multiplied as more or less than they stand for: sums of what is not finite, or near the largest number,
-// say nothing.
-FAST static bool sum_groups(const uint16_t *x, float *to, Py_ssize_t groups, const int shift) {
-    bool is_usual = true;
+// Whether codes may be multiplied as more or less than they stand for: sums of what is not finite, or near the largest number, say nothing.
+FAST static bool are_usual(const uint16_t *x, Py_ssize_t count) {
+    uint16_t largest = 0;
+    for (Py_ssize_t i = 0; i < count; i++) largest = (x[i] & 0x7F80) > largest ? x[i] & 0x7F80 : largest;
+    return largest < 0x7000;
+}
+
+// The sums of a row of x over groups, and zeros behind them.
+FAST static void sum_groups(const uint16_t *x, float *to, Py_ssize_t groups, const int shift) {
     for (Py_ssize_t group = 0; group < groups + FLOATS; group++, x += 1 << shift) {
         to[group] = 0.0f;
-        for (int i = 0; group < groups && i < 1 << shift; i++) to[group] += widened(x[i]), is_usual &= (x[i] & 0x7F80) < 0x7000;
+        for (int i = 0; group < groups && i < 1 << shift; i++) to[group] += widened(x[i]);
     }
-    return is_usual;
 }
 
 // Add to the sums of an output and of all rows of x what its codes are more than they have been multiplied as: `offset`, less their zero points.

@@ -180,7 +180,7 @@ static void share_outputs(Share share, const void *work, Py_ssize_t outputs, Py_
 // Bring x into the order of tiles where these are used, to be freed. Returns false if there is no memory.
 static bool pack(Product *p, Py_ssize_t with_tiles) {
     const bool is_tiled = with_tiles && p->rows > 1 && has_tiles();
-    p->packed = is_tiled ? packed_for_tiles(p) : NULL;
+    p->packed = is_tiled ? packed_for_tiles(p, false) : NULL;
     return p->packed || !is_tiled;
 }
 

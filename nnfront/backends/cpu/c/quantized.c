@@ -21,8 +21,6 @@ INLINE int elements_in_step(const Stored how) { return in_blocks(how) ? (int)BLO
 
 enum {
     PAGE = 4 << 10,         // bytes of x
-    LEAST_BY_TILES = 6,     // rows; fewer take less time by pairs
-    MOST_BY_TILES = 64,
     ALIGNED = 64,
 };
 
@@ -111,8 +109,7 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     const Py_ssize_t columns = n->columns, outputs = n->outputs;
     const char *why = unlike(how, n->stored, columns, n->groups, n->scale_kind);
     if (why) return why;
-    const bool are_few = n->rows < LEAST_BY_TILES || n->rows > MOST_BY_TILES;
-    if (n->with_tiles && !are_few && has_tiles()) return multiply_codes_by_tiles(n);
+    if (n->with_tiles && takes_tiles(n)) return multiply_codes_by_tiles(n);
     const Py_ssize_t bytes = bytes_of(how, columns), steps = (bytes + bytes_in_step(how) - 1) / bytes_in_step(how);
     // Rows whose addresses differ by multiples of a page would share few places of the nearest cache.
     const Py_ssize_t padded = steps * elements_in_step(how), size = (Py_ssize_t)sizeof(Element), page = PAGE / size;
@@ -134,12 +131,12 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
         const Py_ssize_t turns = (p.rows * padded * size + NEAR_CODED - 1) / NEAR_CODED;
         p.turn = turns > 1 ? (steps + turns - 1) / turns : steps;
         p.ahead = turns > 1 ? (CODES_AHEAD / bytes_in_step(how) / p.turn + 1) * p.bytes : CODES_AHEAD;
-        p.plain = (const uint16_t *)n->x + row * columns, p.is_arranged = true;
+        p.plain = (const uint16_t *)n->x + row * columns, p.is_arranged = !(is_offset || in_blocks(how)) || are_usual(p.plain, p.rows * columns);
         for (Py_ssize_t i = 0; i < p.rows; i++) {
             const uint16_t *row_of_x = p.plain + i * columns;
-            if (in_blocks(how)) p.is_arranged &= arrange_blocks(row_of_x, x + i * stride, columns, how);
+            if (in_blocks(how)) arrange_blocks(row_of_x, x + i * stride, columns, how);
             else arrange(row_of_x, x + i * stride, columns, steps, how);
-            if (is_offset) p.is_arranged &= sum_groups(row_of_x, sums + i * next_sums, n->groups, p.shift);
+            if (is_offset) sum_groups(row_of_x, sums + i * next_sums, n->groups, p.shift);
         }
         const Py_ssize_t least = (CODES_SHARE / (bytes + 1) / OUTPUTS_TOGETHER + 1) * OUTPUTS_TOGETHER;
         in_shares(coded_shares[how], &p, outputs, least, outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads);

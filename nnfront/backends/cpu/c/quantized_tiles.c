@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of several rows with a weight in few bits by matrix tiles, as in `tiles.c`: codes become a tile of bfloat16, which holds each of them
-// exactly, and the sums of a group are scaled; where groups are too small for that, or are not only scaled, it is what codes stand for that becomes one.
+// Products of several rows with a weight in few bits by matrix tiles, as in `tiles.c`: codes become tiles of bfloat16, which holds each of them
+// exactly, and the sums of a group are scaled; where groups are too small for that it is what codes stand for that becomes them.
 
 #include <stdlib.h>
 
@@ -8,11 +8,31 @@
 #include "product.h"
 #include "rounded.h"
 
+enum {
+    PANEL = 512,  // columns that are decoded at a time, of SIDE outputs: beside them x passes through the nearest cache
+    PANEL_GROUPS = PANEL / LANES,
+};
+
 typedef struct {
     const struct multiply_quantized *n;
     Quantized weight;
     const uint16_t *packed;  // x as tiles want it
+    const float *sums;       // of x over groups, [group, tile, row], where codes are multiplied as less than they stand for
 } Coded;
+
+// Columns of SIDE outputs: numbers that tiles multiply, and what the sums of a group are multiplied with, and those of x over it.
+typedef struct {
+    uint16_t values[PANEL_GROUPS][TILE];
+    float scales[SIDE][PANEL_GROUPS], offsets[SIDE][PANEL_GROUPS];
+} __attribute__((aligned(64))) Panel;
+
+// Whether tiles hold codes as they are, and sums are scaled.
+INLINE bool is_scaled(const Stored how, const int shift) { return how != Q6_K && (how != VALUES4 || 1 << shift >= LANES); }
+
+INLINE bool has_sums(const Stored how) { return how == Q4_K || how == Q5_K || has_offset(how); }
+
+// Whether columns are multiplied in the order in which four bits come apart.
+INLINE bool is_spread(const Stored how, const int shift) { return how >= INT4_GROUPS && how <= VALUES4 && is_scaled(how, shift); }
 
 // Tiles of x times one of a weight, a step of LANES columns.
 TILED INLINE void multiply_step(const uint16_t *weight, const uint16_t *x, const int tiles) {
@@ -40,70 +60,153 @@ TILED INLINE void store_tiles(float *to, const int tiles) {
     if (tiles > 3) _tile_stored(3, to + 3 * SIDE * SIDE, 4 * SIDE);
 }
 
-// LANES codes of an output as bfloat16, or the first of them that `there` marks.
+// Compilers do not know that tiles are loaded from memory and stored to it.
+INLINE void order_memory(void) { __asm__ volatile("" : : : "memory"); }
+
+// LANES codes of 8 bits of an output as bfloat16, or the first of them that `there` marks.
 TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const uint8_t *codes, __mmask32 there) {
-    if (how == INT4_GROUPS || how == UINT4_GROUPS) {
-        const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)codes));
-        const __m512i low = _mm512_and_si512(pairs, _mm512_set1_epi32(15)), high = _mm512_slli_epi32(_mm512_srli_epi32(pairs, 4), 16);
-        return _mm512_permutexvar_epi16(_mm512_or_si512(low, high), table[0]);
-    }
     const __m256i bytes = _mm256_maskz_loadu_epi8(there, codes);
     if (is_float8(how)) {
         const __m512i words = _mm512_cvtepu8_epi16(bytes);
         return (__m512i)float8(table, words, _mm512_slli_epi16(words, 8));
     }
-    const __m512 first = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
+    const __m512i first = (__m512i)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes)));
     const __m512 second = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1)));
-    return (__m512i)_mm512_cvtne2ps_pbh(second, first);
+    return (__m512i)_mm512_cvtne2ps_pbh(second, (__m512)first);
 }
 
-// Add to the sums of an output, [tiles, output, row], those of a group times its scale.
-TILED INLINE void scale_group(float *sums, const float *parts, const struct multiply_quantized *n, const Stored how, Py_ssize_t at, Py_ssize_t group,
-                        int there, const int tiles) {
-    for (int output = 0; output < there; output++) {
-        const Py_ssize_t which = (at + output) * n->groups + group;
-        const __m512 by = _mm512_set1_ps(scale_at(n->scales, (Scales)n->scale_kind, which));
+// The columns from `begin` on of an output, `count` of them, into its rows of a panel.
+TILED INLINE void decode_columns(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to) {
+    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin), *next = codes + SIDE * p->bytes;
+    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch((const char *)next + line, _MM_HINT_T1);
+    if (how < INT4_GROUPS) {
+        for (int column = 0; column < count; column += LANES, to += TILE) {
+            const __mmask32 mask = count - column < LANES ? ((__mmask32)1 << (count - column)) - 1 : (__mmask32)-1;
+            _mm512_store_si512(to, tile_values(how, table, codes + column, mask));
+        }
+        return;
+    }
+    // Each quarter of a vector has the same sixteen bytes, of which it takes other bits.
+    const __m512i bits = _mm512_set_epi64(0x000C000C000C000C, 0x000C000C000C000C, 0x0008000800080008, 0x0008000800080008, 0x0004000400040004, 0x0004000400040004, 0, 0);
 #pragma GCC unroll 4
-        for (int tile = 0; tile < tiles; tile++) {
-            float *sum = sums + (tile * SIDE + output) * SIDE;
-            _mm512_store_ps(sum, _mm512_fmadd_ps(_mm512_load_ps(parts + (tile * SIDE + output) * SIDE), by, _mm512_load_ps(sum)));
-        }
+    for (const uint8_t *end = codes + count / 2; codes < end; codes += LANES / 2, to += TILE) {
+        const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)codes));
+        _mm512_store_si512(to, _mm512_permutexvar_epi16(_mm512_srlv_epi16(words, bits), table[0]));
     }
 }
 
-// The numbers from 0 to 15 less a zero point.
-TILED INLINE __m512i less_zero(uint8_t zero) {
-    const __m512 from_zero = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), less = _mm512_sub_ps(from_zero, _mm512_set1_ps(zero));
-    return (__m512i)_mm512_cvtne2ps_pbh(less, less);
+// The scales of an output from a group on, and its offsets.
+TILED INLINE void scales_of_columns(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t group, float *scales, float *offsets) {
+    const Py_ssize_t from = at * p->groups + group;
+    const Lanes there = first_lanes(p->groups - group);
+    const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
+    _mm_prefetch((const char *)p->scales + ((from + SIDE * p->groups) << log), _MM_HINT_T1);
+    if (how == UINT4_GROUPS) _mm_prefetch((const char *)p->zeros + from + SIDE * p->groups, _MM_HINT_T1);
+    const Floats by = scales_there(p->scales, p->kind, from, there);
+    store(scales, by);
+    if (how == UINT4_GROUPS) store(offsets, by * (8.0f - __builtin_convertvector((Ints)bytes_there(p->zeros + from, there), Floats)));
 }
 
-// `there` outputs from `at` on; `how` and `tiles` are constants wherever this is inlined.
-TILED INLINE void coded_block(const Coded *given, const Stored how, const __m512i *table, Py_ssize_t at, int there, float *sums, const int tiles) {
-    const struct multiply_quantized *n = given->n;
-    const Py_ssize_t columns = n->columns, bytes = bytes_of(how, columns), group = columns / n->groups;
-    float parts[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
-    uint16_t some[2][TILE] __attribute__((aligned(64)));
-    memset(some, 0, sizeof some);
-    memset(sums, 0, sizeof parts);
-    for (Py_ssize_t begin = 0; begin < columns; begin += group) {
-        zero_tiles(tiles);
-        for (Py_ssize_t column = begin; column < begin + group; column += LANES) {
-            const Py_ssize_t step = column / LANES, left = columns - column;
-            const __mmask32 mask = left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1;
-            const uint8_t *codes = (const uint8_t *)n->codes + at * bytes + (how >= INT4_GROUPS ? column / 2 : column);
-            uint16_t *to = some[step % 2];
-            for (int output = 0; output < there; output++) {
-                if (step % 2 == 0) _mm_prefetch((const char *)codes + output * bytes + CODES_AHEAD, _MM_HINT_T1);
-                const Py_ssize_t which = (at + output) * n->groups + begin / group;
-                const __m512i own = how == UINT4_GROUPS ? less_zero(((const uint8_t *)n->zeros)[which]) : table[0];
-                _mm512_store_si512(to + output * LANES, tile_values(how, how == UINT4_GROUPS ? &own : table, codes + output * bytes, mask));
+// The same of both for blocks of 4 or 5 bits, which hold their scales.
+TILED INLINE void decode_blocks(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to, float *scales,
+                                float *offsets) {
+    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin), *next = codes + SIDE * p->bytes;
+    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch((const char *)next + line, _MM_HINT_T1);
+    for (int column = 0; column < count; column += BLOCK, codes += block_bytes(how), scales += 8, offsets += 8) {
+        uint8_t copy[MOST_BYTES];
+        const uint8_t *block = whole_block(codes, how, bytes_of(how, count - column < BLOCK ? count - column : BLOCK), copy);
+        const __m512 factors = (__m512)factors_of(block, how).vectors[0];
+        _mm256_storeu_ps(scales, _mm512_castps512_ps256(factors));
+        _mm256_storeu_ps(offsets, _mm256_sub_ps(_mm256_setzero_ps(), _mm512_extractf32x8_ps(factors, 1)));
+        const __m512i above = how == Q5_K ? word_of_each(block + above_at(how, 0), LANES) : _mm512_setzero_si512(), fifth = _mm512_set1_epi16(16);
+#pragma GCC unroll 4
+        for (int part = 0; part < 4; part++, to += 2 * TILE) {
+            if (column + part * 2 * LANES >= count) return;
+            const __m512i words = word_of_each(block + nibbles_at(how) + LANES * part, LANES);
+            __m512i low = words, high = _mm512_srli_epi16(words, 4);
+            if (how == Q5_K) {
+                const __m512i first = part < 2 ? _mm512_slli_epi16(above, 4 - 2 * part) : _mm512_srli_epi16(above, 2 * part - 4);
+                const __m512i second = part < 2 ? _mm512_slli_epi16(above, 3 - 2 * part) : _mm512_srli_epi16(above, 2 * part - 3);
+                low = _mm512_ternarylogic_epi32(fifth, first, low, 0xCA);  // of each bit the first's where `fifth` has it
+                high = _mm512_ternarylogic_epi32(fifth, second, high, 0xCA);
             }
-            __asm__ volatile("" : : "r"(to) : "memory");  // compilers do not know that loading a tile reads memory
-            multiply_step(to, given->packed + step * tiles * TILE, tiles);
+            _mm512_store_si512(to, _mm512_permutexvar_epi16(low, table[0]));
+            _mm512_store_si512(to + TILE, _mm512_permutexvar_epi16(high, table[0]));
         }
-        store_tiles(parts, tiles);
-        scale_group(sums, parts, n, how, at, begin / group, there, tiles);
     }
+}
+
+// The sums of a group of a tile of x: the steps from `values` and `x` on.
+#define MULTIPLY_GROUP(tile, weight, with, to) \
+    do { \
+        _tile_zero(tile); \
+        for (int step = 0; step < steps; step++, values += TILE, x += tiles * TILE) { \
+            _tile_loadd(weight, values, 2 * LANES); \
+            _tile_loadd(with, x, 2 * LANES); \
+            _tile_dpbf16ps(tile, weight, with); \
+        } \
+        _tile_stored(tile, to, 4 * SIDE); \
+    } while (0)
+
+// Add to the sums of a tile of x, [output, row], those of `groups` groups of a panel, each times its scale. While a group is scaled, tiles multiply the next one.
+TILED INLINE void add_groups(const Panel *panel, const Stored how, const uint16_t *x, const float *of_x, float *sums, const int groups, const int steps, const int tiles) {
+    float parts[2][SIDE * SIDE] __attribute__((aligned(64)));
+    const uint16_t *values = panel->values[0];
+    __m512 sum[SIDE];
+#pragma GCC unroll 16
+    for (int output = 0; output < SIDE; output++) sum[output] = _mm512_load_ps(sums + output * SIDE);
+    MULTIPLY_GROUP(0, 4, 6, parts[0]);
+    for (int group = 0; group < groups; group++, of_x += tiles * SIDE) {
+        if (group + 1 < groups) {
+            if (group % 2) MULTIPLY_GROUP(0, 4, 6, parts[0]);
+            else MULTIPLY_GROUP(1, 5, 7, parts[1]);
+        }
+        order_memory();
+        const float *part = parts[group % 2];
+        const __m512 sum_of_x = has_sums(how) ? _mm512_loadu_ps(of_x) : _mm512_setzero_ps();
+#pragma GCC unroll 16
+        for (int output = 0; output < SIDE; output++) {
+            sum[output] = _mm512_fmadd_ps(_mm512_load_ps(part + output * SIDE), _mm512_set1_ps(panel->scales[output][group]), sum[output]);
+            if (has_sums(how)) sum[output] = _mm512_fmadd_ps(sum_of_x, _mm512_set1_ps(panel->offsets[output][group]), sum[output]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int output = 0; output < SIDE; output++) _mm512_store_ps(sums + output * SIDE, sum[output]);
+}
+#undef MULTIPLY_GROUP
+
+// `there` outputs from `at` on by codes as they are; `how` and `tiles` are constants wherever this is inlined.
+TILED INLINE void coded_block(const Coded *given, const Stored how, const __m512i *table, Py_ssize_t at, int there, Panel *panel, float *sums, const int tiles) {
+    const Quantized *p = &given->weight;
+    const Py_ssize_t columns = p->columns;
+    const int size = !is_grouped(how) ? 0 : in_blocks(how) ? 32 : 1 << p->shift;
+    if (size) memset(sums, 0, (size_t)tiles * SIDE * SIDE * sizeof *sums);
+    else zero_tiles(tiles);
+    for (Py_ssize_t begin = 0; begin < columns; begin += PANEL) {
+        const int count = columns - begin < PANEL ? (int)(columns - begin) : PANEL;
+        for (int output = 0; output < there; output++) {
+            uint16_t *to = panel->values[0] + output * LANES;
+            float *scales = panel->scales[output], *offsets = panel->offsets[output];
+            if (in_blocks(how)) {
+                decode_blocks(p, how, table, at + output, begin, count, to, scales, offsets);
+                continue;
+            }
+            decode_columns(p, how, table, at + output, begin, count, to);
+            if (size) scales_of_columns(p, how, at + output, begin >> p->shift, scales, offsets);
+        }
+        order_memory();
+        const uint16_t *x = given->packed + begin / LANES * tiles * TILE;
+        if (!size)
+            for (int step = 0; step * LANES < count; step++) multiply_step(panel->values[step], x + step * tiles * TILE, tiles);
+        for (int tile = 0; size && tile < tiles; tile++)
+            add_groups(panel, how, x + tile * TILE, given->sums + (begin / size * tiles + tile) * SIDE, sums + tile * SIDE * SIDE, count / size, size / LANES, tiles);
+    }
+    if (size) return;
+    store_tiles(sums, tiles);
+    order_memory();
+    const Floats scales = scales_there(p->scales, p->kind, at, first_lanes(there));
+    for (int output = 0; output < there; output++)
+        for (int i = output * SIDE; i < tiles * SIDE * SIDE; i += SIDE * SIDE) store(sums + i, floats(sums + i) * all(scales[output]));
 }
 
 // The same by what codes stand for.
@@ -123,25 +226,41 @@ TILED INLINE void rounded_block(const Coded *given, const Stored how, Py_ssize_t
             for (int step = 0; step < steps; step++)
                 _mm512_store_si512(some + step * TILE + output * LANES, _mm512_load_si512(values + step * LANES));
         }
-        __asm__ volatile("" : : "r"(some) : "memory");  // compilers do not know that loading a tile reads memory
+        order_memory();
         for (int step = 0; step < steps; step++) multiply_step(some + step * TILE, given->packed + (begin / LANES + step) * tiles * TILE, tiles);
     }
     store_tiles(sums, tiles);
 }
 
+// What tiles hold for codes.
+TILED INLINE void set_table(const Quantized *p, const Stored how, __m512i *table) {
+    static const uint16_t numbers[32] = {
+        0x0000, 0x3F80, 0x4000, 0x4040, 0x4080, 0x40A0, 0x40C0, 0x40E0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170,
+        0x4180, 0x4188, 0x4190, 0x4198, 0x41A0, 0x41A8, 0x41B0, 0x41B8, 0x41C0, 0x41C8, 0x41D0, 0x41D8, 0x41E0, 0x41E8, 0x41F0, 0x41F8,
+    };
+    for (int i = 0; i < 4; i++)
+        table[i] = how == Q4_K ? _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)numbers))
+            : how == Q5_K ? _mm512_loadu_si512(numbers)
+            : is_float8(how) ? _mm512_loadu_si512(float8_values + LANES * i)
+            : constants(p, how).table[0];
+}
+
 TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t at, Py_ssize_t end) {
     const struct multiply_quantized *n = given->n;
     const Product p = {.bias = n->bias, .added = n->added, .y = n->y, .rows = n->rows, .columns = n->columns, .outputs = n->outputs};
+    const bool by_scales = is_scaled(how, given->weight.shift);
     float sums[MOST_TILES * SIDE * SIDE] __attribute__((aligned(64)));
+    Panel panel;
+    memset(&panel, 0, sizeof panel);
     __m512i table[4];
-    for (int i = 0; i < 4; i++) table[i] = _mm512_loadu_si512(is_float8(how) ? float8_values + 32 * i : integers);
+    set_table(&given->weight, how, table);
     use_whole_tiles();
     for (; at < end; at += SIDE) {
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
         switch ((n->rows + SIDE - 1) / SIDE) {
 #define TILES(tiles) \
-    if (how >= VALUES4) rounded_block(given, how, at, there, sums, tiles); \
-    else coded_block(given, how, table, at, there, sums, tiles)
+    if (by_scales) coded_block(given, how, table, at, there, &panel, sums, tiles); \
+    else rounded_block(given, how, at, there, sums, tiles)
             case 1: TILES(1); break;
             case 2: TILES(2); break;
             case 3: TILES(3); break;
@@ -161,14 +280,51 @@ OUTPUTS(INT8) OUTPUTS(INT8_GROUPS) OUTPUTS(FLOAT8) OUTPUTS(FLOAT8_GROUPS) OUTPUT
 static const Share tile_shares[] = {tile_outputs_INT8, tile_outputs_INT8_GROUPS, tile_outputs_FLOAT8, tile_outputs_FLOAT8_GROUPS, tile_outputs_INT4_GROUPS,
                                     tile_outputs_UINT4_GROUPS, tile_outputs_VALUES4, tile_outputs_Q4_K, tile_outputs_Q5_K, tile_outputs_Q6_K};
 
+// The sums of x over groups of `size` columns, by a tile of ones.
+TILED static void sum_by_tiles(const uint16_t *packed, float *to, Py_ssize_t groups, Py_ssize_t size, Py_ssize_t tiles) {
+    uint16_t ones[TILE] __attribute__((aligned(64)));
+    float sums[SIDE * SIDE] __attribute__((aligned(64)));
+    for (int i = 0; i < TILE; i++) ones[i] = 0x3F80;
+    use_whole_tiles();
+    order_memory();
+    _tile_loadd(4, ones, 2 * LANES);
+    for (Py_ssize_t group = 0; group < groups; group++)
+        for (Py_ssize_t tile = 0; tile < tiles; tile++, to += SIDE) {
+            _tile_zero(0);
+            for (Py_ssize_t step = group * size / LANES; step < (group + 1) * size / LANES; step++) {
+                _tile_loadd(5, packed + (step * tiles + tile) * TILE, 2 * LANES);
+                _tile_dpbf16ps(0, 4, 5);
+            }
+            _tile_stored(0, sums, 4 * SIDE);
+            order_memory();
+            memcpy(to, sums, SIDE * sizeof *sums);
+        }
+    _tile_release();
+}
+
+// Whether tiles multiply all rows of x in less time than pairs, and may: where codes are less than they stand for there, sums of what is not finite, or near the largest number, say nothing.
+static bool takes_tiles(const struct multiply_quantized *n) {
+    const Stored how = (Stored)n->stored;
+    const int least = !is_scaled(how, shift_of(n->columns, n->groups)) ? 6 : is_float8(how) ? 5 : 3;
+    return n->rows >= least && n->rows <= MOST_TILES * SIDE && has_tiles() && (!has_sums(how) || are_usual(n->x, n->rows * n->columns));
+}
+
 static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
+    const Stored how = (Stored)n->stored;
+    Coded given = {.n = n, .weight = WEIGHT_OF(n, n->outputs)};
     const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};
-    uint16_t *packed = packed_for_tiles(&p);
-    if (!packed) return no_memory;
-    const Py_ssize_t bytes = bytes_of((Stored)n->stored, n->columns);
-    const Coded given = {n, WEIGHT_OF(n, n->outputs), packed};
+    const Py_ssize_t tiles = (n->rows + SIDE - 1) / SIDE, groups = in_blocks(how) ? n->columns / 32 : n->groups;
+    uint16_t *packed = packed_for_tiles(&p, is_spread(how, given.weight.shift));
+    float *sums = packed && has_sums(how) ? malloc((size_t)(groups * tiles * SIDE) * sizeof *sums + 1) : NULL;
+    if (!packed || (has_sums(how) && !sums)) {
+        free(packed);
+        return no_memory;
+    }
+    if (sums) sum_by_tiles(packed, sums, groups, n->columns / (groups + !groups), tiles);
+    given.packed = packed, given.sums = sums;
+    const Py_ssize_t bytes = given.weight.bytes;
     const unsigned threads = n->outputs * bytes < SMALL_CODES ? 1 : (unsigned)n->threads;
     in_shares(tile_shares[n->stored], &given, n->outputs, (CODES_SHARE / (bytes + 1) / SIDE + 1) * SIDE, threads);
-    free(packed);
+    free(packed), free(sums);
     return NULL;
 }

@@ -20,7 +20,7 @@ TILED INLINE void use_whole_tiles(void) {
         uint8_t palette, start, zeros[14];
         uint16_t bytes[16];
         uint8_t rows[16];
-    } shape = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64}, .rows = {SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE}};
+    } shape = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE, SIDE}};
     _tile_loadconfig(&shape);
 }
 
@@ -108,15 +108,21 @@ TILED static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t e
     _tile_release();
 }
 
-// x as tiles want it, to be freed; NULL if there is no memory.
-static uint16_t *packed_for_tiles(const Product *p) {
+// x as tiles want it, [step, tile, pair of columns, row], to be freed; NULL if there is no memory. Of each step every fourth column one after the other if it is spread.
+TILED static uint16_t *packed_for_tiles(const Product *p, const bool is_spread) {
     const Py_ssize_t tiles = (p->rows + SIDE - 1) / SIDE, steps = (p->columns + LANES - 1) / LANES;
-    uint16_t *packed = calloc((size_t)(steps * tiles * TILE) + LANES, sizeof *packed);
+    uint16_t *packed = calloc((size_t)(steps * tiles * TILE) + LANES, sizeof *packed), order[LANES];
+    int32_t pairs[SIDE];
     if (!packed) return NULL;
-    for (Py_ssize_t row = 0; row < p->rows; row++) {
-        uint16_t *to = packed + row / SIDE * TILE + row % SIDE * 2;
-        for (Py_ssize_t i = 0; i < p->columns; i++)
-            to[i / LANES * tiles * TILE + i % LANES / 2 * LANES + i % 2] = p->x[row * p->columns + i];
-    }
+    for (int i = 0; i < LANES; i++) order[i] = (uint16_t)(is_spread ? i % 8 * 4 + i / 8 : i);
+    for (int i = 0; i < SIDE; i++) pairs[i] = i * SIDE;
+    const __m512i ordered = _mm512_loadu_si512(order), apart = _mm512_loadu_si512(pairs);
+    for (Py_ssize_t row = 0; row < p->rows; row++)
+        for (Py_ssize_t step = 0; step < steps; step++) {
+            const Py_ssize_t left = p->columns - step * LANES;
+            const __mmask32 mask = left < LANES ? ((__mmask32)1 << left) - 1 : (__mmask32)-1;
+            const __m512i values = _mm512_permutexvar_epi16(ordered, _mm512_maskz_loadu_epi16(mask, p->x + row * p->columns + step * LANES));
+            _mm512_i32scatter_epi32(packed + (step * tiles + row / SIDE) * TILE + row % SIDE * 2, apart, values, 4);
+        }
     return packed;
 }
