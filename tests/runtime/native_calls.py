@@ -86,7 +86,7 @@ def drawn(kernel: str, pick: random.Random) -> dict[str, Any]:
         found["k"] = pick.randint(1, found["size"])
     if kernel == "rotate":
         found["rotated"] = 2 * pick.randint(0, found["size"] // 2)
-    if kernel in ("multiply_quantized", "dequantize"):
+    if kernel in ("multiply_quantized", "multiply_dequantized", "dequantize"):
         is_grouped = found["stored"] in (1, 3, 4, 5, 6)
         sizes = [128] if found["stored"] == 3 else [32, 64, 128]
         found["groups"] = pick.randint(1, 3) if is_grouped else 1

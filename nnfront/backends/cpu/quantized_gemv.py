@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels in C read of quantised weights: in products of a few rows of bfloat16 (`c/quantized.c`), and when pieces are dequantised for those of many rows (`c/dequantize.c`).
+"""What kernels in C read of quantised weights: in products of a few rows of bfloat16 (`c/quantized.c`), in those of many rows, with what is dequantised as it is
+multiplied (`c/dequantized_tiles.c`), and when pieces are dequantised ahead (`c/dequantize.c`).
 
 Shapes: x [..., columns], bias [outputs] and what is added [..., outputs] bfloat16; weight [outputs, columns] int8 or float8_e4m3fn, or uint8 [outputs, columns / 2] with
 the first of two 4-bit numbers in the low half, or [outputs, bytes] in blocks; scales [outputs, groups], float32, or bfloat16 unless for float8, None for blocks; zeros
@@ -17,6 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
+from nnfront.backends.cpu.gemv import TILES
 from nnfront.quant_format import FORMATS, QuantFormat
 
 GROUPS = (32, 64, 128)
@@ -49,6 +51,8 @@ _READS = (
 FORMATS_READ = frozenset(reads.format for reads in _READS)
 
 
+# Rows that tiles multiply at a time, and how often of what has been dequantised once.
+_TILED_ROWS, _MOST_TOGETHER = 32, 16
 # What scales are, by their numbers in C; bytes are powers of two.
 SCALE_KINDS = {torch.bfloat16: 0, torch.float32: 1, torch.uint8: 2}
 
@@ -108,3 +112,42 @@ def find_dequantizer(module: ModuleType | None, format: QuantFormat) -> Dequanti
         return y
 
     return dequantize
+
+
+def work_elements(rows: int, columns: int) -> int:
+    """The elements of x in the order of tiles, of as many rows as are multiplied together."""
+    return _together(rows) * _TILED_ROWS * (columns + 31)
+
+
+def _together(rows: int) -> int:
+    return min(max(-(-rows // _TILED_ROWS), 1), _MOST_TOGETHER)
+
+
+def find_many_rows(
+    module: ModuleType | None, format: QuantFormat, *, with_tiles: bool = TILES
+) -> Callable[..., torch.Tensor] | None:
+    """Return the kernel for many rows and a weight in a format, if the processor has tiles for it: (x, weight, scales, zeros, bias) -> the product with what the weight stands for in
+    bfloat16, each number rounded once; operands in one piece, scales as `takes_scales` says."""
+    how, group = stored_as(format), format.group_size
+    if module is None or how is None or not (with_tiles and module.has_tiles()):
+        return None
+    run, threads = module.multiply_dequantized, torch.get_num_threads
+    values, unit = table_of(format)
+
+    def multiply(
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        scales: torch.Tensor | None,
+        zeros: torch.Tensor | None,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        outputs, columns = weight.shape[0], x.shape[-1]
+        y = torch.empty((*x.shape[:-1], outputs), dtype=torch.bfloat16)
+        rows = x.numel() // max(columns, 1)
+        work = torch.empty(work_elements(rows, columns), dtype=torch.bfloat16)
+        kind = 0 if scales is None else SCALE_KINDS[scales.dtype]
+        sizes = rows, columns, outputs, columns // group if group else 1, kind, *values
+        run(how, *sizes, _together(rows), threads(), unit, weight, scales, zeros, x, bias, work, y)
+        return y
+
+    return multiply

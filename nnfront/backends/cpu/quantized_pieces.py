@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products with a quantised weight by pieces of it, on a CPU: each is decoded, multiplied and dropped, so the whole weight is never there.
 
-A kernel in C decodes pieces that stay in a near cache, where it was built. A `Decoding` is how that is done by torch for some formats, and what memory it takes;
+A kernel in C multiplies such pieces by matrix tiles, or decodes those that stay in a near cache, where it was built. A `Decoding` is how that is done by torch for some formats, and what memory it takes;
 `DECODINGS` are all that there are.
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nnfront.backends.cpu import float8
 from nnfront.backends.cpu.extension import NATIVE
-from nnfront.backends.cpu.quantized_gemv import find_dequantizer, takes_scales
+from nnfront.backends.cpu.quantized_gemv import find_dequantizer, find_many_rows, takes_scales, work_elements
 from nnfront.ir import OPS
 from nnfront.memory.layout import Layout
 from nnfront.quant_format import BLOCK_FORMATS, FORMATS, QuantFormat
@@ -65,7 +65,8 @@ class Decoding:
         others, dequantize = self.by_torch(format), find_dequantizer(NATIVE, format)
         if dequantize is None:
             return others
-        in_c = in_pieces(lambda *stored: dequantize(*stored[:3]), NEAR_PIECE)
+        in_c = find_many_rows(NATIVE, format)
+        in_c = in_c or in_pieces(lambda *stored: dequantize(*stored[:3]), NEAR_PIECE)
 
         def multiply(
             x: torch.Tensor,
@@ -77,7 +78,11 @@ class Decoding:
             is_known = x.dtype == torch.bfloat16 and takes_scales(
                 format, scales.dtype if scales is not None else None
             )
-            are_whole = is_known and all(t is None or t.is_contiguous() for t in (weight, scales, zeros))
+            are_whole = is_known and all(
+                t is None or t.is_contiguous() for t in (weight, scales, zeros, bias)
+            )
+            are_whole = are_whole and (bias is None or bias.dtype == x.dtype)
+            x = x.contiguous() if are_whole else x
             return (in_c if are_whole else others)(x, weight, scales, zeros, bias)
 
         return multiply
@@ -88,6 +93,9 @@ class Decoding:
         is_in_c = x.dtype == "bfloat16" and takes_scales(format, dtype)
         if not is_in_c or find_dequantizer(NATIVE, format) is None:
             return self.held(format, x, scales, outputs)
+        if find_many_rows(NATIVE, format) is not None:
+            columns = max(x.shape[-1], 1)
+            return x.item * work_elements(x.count // columns, columns)
         decoded, product = _piece_elements(x, outputs, NEAR_PIECE)
         return x.item * (decoded + product)
 

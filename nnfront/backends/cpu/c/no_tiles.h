@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// In the place of `tiles.c` and `quantized_tiles.c` where there are no matrix tiles: what is asked first says so, and the rest is not called.
+// In the place of `tiles.c`, `quantized_tiles.c` and `dequantized_tiles.c` where there are no matrix tiles: what is asked first says so, and the rest is not called.
 
 #include "product.h"
 
@@ -8,3 +8,4 @@ static uint16_t *packed_for_tiles(const Product *p, const bool is_spread) { retu
 static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t end) {}
 static bool takes_tiles(const struct multiply_quantized *n) { return false; }
 static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) { return NULL; }
+static void multiply_dequantized_by_tiles(const struct multiply_dequantized *n) {}

@@ -144,3 +144,19 @@ static const char *multiply_quantized(const struct multiply_quantized *n) {
     free(memory);
     return NULL;
 }
+
+static const char *multiply_dequantized(const struct multiply_dequantized *n) {
+    const char *why = unlike((Stored)n->stored, n->stored, n->columns, n->groups, n->scale_kind);
+    if (why) return why;
+    if (!n->together) return refused("rows to multiply together, got 0");
+    if (has_tiles()) {
+        multiply_dequantized_by_tiles(n);
+        return NULL;
+    }
+    const struct multiply_quantized same = {
+        .stored = n->stored, .rows = n->rows, .columns = n->columns, .outputs = n->outputs, .groups = n->groups, .scale_kind = n->scale_kind, .values0 = n->values0,
+        .values1 = n->values1, .values2 = n->values2, .values3 = n->values3, .threads = n->threads, .unit = n->unit, .codes = n->codes, .scales = n->scales,
+        .zeros = n->zeros, .x = n->x, .bias = n->bias, .y = n->y,
+    };
+    return multiply_quantized(&same);
+}

@@ -75,6 +75,11 @@ TILED INLINE __m512i tile_values(const Stored how, const __m512i *table, const u
     return (__m512i)_mm512_cvtne2ps_pbh(second, (__m512)first);
 }
 
+// Of 32 numbers of four bits each quarter of a vector has all bytes, and its own bits of their words lowest, when they have been moved so far.
+TILED INLINE __m512i quarter_bits(void) {
+    return _mm512_set_epi64(0x000C000C000C000C, 0x000C000C000C000C, 0x0008000800080008, 0x0008000800080008, 0x0004000400040004, 0x0004000400040004, 0, 0);
+}
+
 // The columns from `begin` on of an output, `count` of them, into its rows of a panel.
 TILED INLINE void decode_columns(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to) {
     const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin), *next = codes + SIDE * p->bytes;
@@ -86,8 +91,7 @@ TILED INLINE void decode_columns(const Quantized *p, const Stored how, const __m
         }
         return;
     }
-    // Each quarter of a vector has the same sixteen bytes, of which it takes other bits.
-    const __m512i bits = _mm512_set_epi64(0x000C000C000C000C, 0x000C000C000C000C, 0x0008000800080008, 0x0008000800080008, 0x0004000400040004, 0x0004000400040004, 0, 0);
+    const __m512i bits = quarter_bits();
 #pragma GCC unroll 4
     for (const uint8_t *end = codes + count / 2; codes < end; codes += LANES / 2, to += TILE) {
         const __m512i words = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)codes));

@@ -7,6 +7,8 @@
 #include "tiles.c"
 
 #include "quantized_tiles.c"
+
+#include "dequantized_tiles.c"
 #else
 #include "no_tiles.h"
 #endif

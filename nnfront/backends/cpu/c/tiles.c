@@ -108,15 +108,21 @@ TILED static void outputs_by_tiles(const Product *p, Py_ssize_t at, Py_ssize_t e
     _tile_release();
 }
 
+// The columns of a step in their order, or every fourth one after the other if they are spread.
+TILED INLINE __m512i order_of_columns(const bool is_spread) {
+    uint16_t order[LANES];
+    for (int i = 0; i < LANES; i++) order[i] = (uint16_t)(is_spread ? i % 8 * 4 + i / 8 : i);
+    return _mm512_loadu_si512(order);
+}
+
 // x as tiles want it, [step, tile, pair of columns, row], to be freed; NULL if there is no memory. Of each step every fourth column one after the other if it is spread.
 TILED static uint16_t *packed_for_tiles(const Product *p, const bool is_spread) {
     const Py_ssize_t tiles = (p->rows + SIDE - 1) / SIDE, steps = (p->columns + LANES - 1) / LANES;
-    uint16_t *packed = calloc((size_t)(steps * tiles * TILE) + LANES, sizeof *packed), order[LANES];
+    uint16_t *packed = calloc((size_t)(steps * tiles * TILE) + LANES, sizeof *packed);
     int32_t pairs[SIDE];
     if (!packed) return NULL;
-    for (int i = 0; i < LANES; i++) order[i] = (uint16_t)(is_spread ? i % 8 * 4 + i / 8 : i);
     for (int i = 0; i < SIDE; i++) pairs[i] = i * SIDE;
-    const __m512i ordered = _mm512_loadu_si512(order), apart = _mm512_loadu_si512(pairs);
+    const __m512i ordered = order_of_columns(is_spread), apart = _mm512_loadu_si512(pairs);
     for (Py_ssize_t row = 0; row < p->rows; row++)
         for (Py_ssize_t step = 0; step < steps; step++) {
             const Py_ssize_t left = p->columns - step * LANES;
