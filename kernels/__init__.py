@@ -43,6 +43,7 @@ from nnfront_kernels import (
     rope,
     rope_append,
     sampling,
+    sampling_parts,
     softmax,
     ssm_scan,
 )
@@ -66,6 +67,7 @@ KERNELS: tuple[Kernel, ...] = (
     gated_activation.KERNEL,
     add_low_rank.KERNEL,
     sampling.KERNEL,
+    sampling_parts.KERNEL,
     rope.KERNEL,
     rope_append.KERNEL,
     attention_decode.KERNEL,

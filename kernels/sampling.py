@@ -15,7 +15,7 @@ With `advance` the kernel adds 1 to the step of its row and marks the token as s
 
 A row with a NaN gives -1; so does, when a token is to be drawn, one whose largest z is infinite: it has no distribution.
 
-One block for each row. Tokens that some bound cannot exclude are gathered first, few as a rule; thresholds are then found bit by
+One block for each row (`sampling_parts` has several). Tokens that some bound cannot exclude are gathered first, few as a rule; thresholds are then found bit by
 bit among them, without a sort.
 
 Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011) for Philox; Keskar et al., arXiv 1909.05858,
@@ -46,8 +46,8 @@ from nnfront_kernels.common import (
     require_vector,
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
-from nnfront_kernels.philox import bits_of_block, exponential, exponentials
-from nnfront_kernels.token_limits import draw_filtered, gather, largest, load_scores, value_of
+from nnfront_kernels.philox import exponentials
+from nnfront_kernels.token_limits import best_of_lanes, draw, draw_filtered, gather, largest, value_of
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -162,14 +162,7 @@ def sampling_kernel(
     if seen_ptr is not None:
         seen = seen_ptr + row * stride_seen
     lane = tl.arange(0, BLOCK)
-    # Each lane keeps the first of its largest tokens. A NaN stays: nothing is greater.
-    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
-    token = tl.zeros((BLOCK,), dtype=tl.int32)
-    for first in range(0, VOCAB, BLOCK):
-        z = load_scores(logits, seen, first + lane, VOCAB, penalty, temperature)
-        better = (z > best) | (z != z)
-        best = tl.where(better, z, best)
-        token = tl.where(better, first + lane, token)
+    best, token = best_of_lanes(logits, seen, 0, VOCAB, penalty, temperature, BLOCK)
     top = tl.max(best, axis=0)
     has_nan = tl.max((best != best).to(tl.int32), axis=0) > 0
     winner = tl.min(tl.where(best == top, token, VOCAB), axis=0)
@@ -200,37 +193,19 @@ def sampling_kernel(
                 if nearest is not None:
                     low = tl.maximum(low, top + nearest)
                 count, total = gather(
-                    logits, seen, scores, ids, kept, top, low, VOCAB, penalty, temperature, BLOCK
+                    logits, seen, scores, ids, kept, top, low, 0, VOCAB, penalty, temperature, BLOCK
                 )
                 winner = draw_filtered(
                     scores, ids, kept, count, ROOM, top, total, seed, step, top_k, top_p, min_p, VOCAB, BLOCK
                 )
             else:
-                winner = draw(logits, seen, top, seed, step, VOCAB, penalty, temperature, BLOCK)
+                _, winner = draw(logits, seen, top, seed, step, 0, VOCAB, penalty, temperature, BLOCK)
     tl.store(token_ptr + row, winner.to(tl.int64))
     if ADVANCE:
         if temperature is not None:
             tl.store(state_ptr + 2 * row + 1, tl.load(state_ptr + 2 * row + 1) + 1)
         if seen_ptr is not None:
             tl.store(seen + winner, 1, mask=winner >= 0)
-
-
-@triton.jit
-def draw(logits, seen, top, seed, step, VOCAB, penalty, temperature, BLOCK: tl.constexpr):
-    """The token that wins among all."""
-    lane = tl.arange(0, BLOCK)
-    best = tl.full((BLOCK,), -1.0, dtype=tl.float32)
-    token = tl.zeros((BLOCK,), dtype=tl.int32)
-    for first in range(0, VOCAB, BLOCK):
-        z = load_scores(logits, seen, first + lane, VOCAB, penalty, temperature)
-        weight = tl.exp(z - top)
-        chance = tl.where(
-            first + lane < VOCAB, weight / exponential(bits_of_block(seed, step, first, BLOCK)), -1.0
-        )
-        better = chance > best
-        best = tl.where(better, chance, best)
-        token = tl.where(better, first + lane, token)
-    return tl.min(tl.where(best == tl.max(best, axis=0), token, VOCAB), axis=0)
 
 
 def accepts(shape: SampleShape, dtype: str, arch: str) -> str | None:
@@ -274,7 +249,7 @@ def plan(
     shape = SampleShape(rows, vocab, not draws, filtered, seen is not None)
     arch = arch or arch_of(logits.device)
     require(accepts(shape, dtype_name(logits), arch), "sampling")
-    _require_options(logits, temperature, penalty, seen, state, kept)
+    require_options(logits, temperature, penalty, seen, state, kept)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     require_vector("out", out, rows)
     space = _space(workspace, rows, vocab, logits.device) if filtered else None
@@ -300,7 +275,7 @@ def plan(
             "top_k": top_k,
             "top_p": None if top_p is None else float(top_p),
             "min_p": None if min_p is None else float(min_p),
-            "nearest": _nearest(vocab, top_k, top_p, min_p),
+            "nearest": nearest_kept(vocab, top_k, top_p, min_p),
         },
         constants={"ADVANCE": advance, "BLOCK": config.block_n, "PDL": overlaps(arch)},
         config=config,
@@ -308,7 +283,7 @@ def plan(
     )
 
 
-def _nearest(vocab: int, top_k: int | None, top_p: float | None, min_p: float | None) -> float | None:
+def nearest_kept(vocab: int, top_k: int | None, top_p: float | None, min_p: float | None) -> float | None:
     """How far below the largest z a token must be to be dropped for certain; None if that cannot be said.
 
     All tokens that are each less likely than (1 - p) / vocab of the likeliest hold less than 1 - p together. What top_k leaves out
@@ -321,7 +296,7 @@ def _nearest(vocab: int, top_k: int | None, top_p: float | None, min_p: float | 
     return max(bounds) - 1.0 if bounds else None  # 1: far more than rounding can move a weight
 
 
-def _require_options(
+def require_options(
     logits: torch.Tensor,
     temperature: float,
     penalty: float,
@@ -329,6 +304,7 @@ def _require_options(
     state: torch.Tensor | None,
     kept: torch.Tensor | None,
 ) -> None:
+    """Raise KernelError unless the options of a draw fit its logits."""
     rows, vocab = logits.shape
     if penalty != 1.0 and seen is None:
         raise KernelError("a penalty needs to be told which tokens were seen")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens top_k, top_p and min_p keep, and the draw among them, by one block and without a sort.
+"""Which tokens top_k, top_p and min_p keep, and the draw among them, by one block and without a sort; and the draw among all tokens.
 
 Tokens that no bound excludes are gathered, in order. The k-th largest z, and the one at which the likeliest hold p, are found bit by
 bit: 32 times the block adds up what lies from some z on. Sums are in a fixed order.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from nnfront_kernels.philox import bits_of_tokens, exponential
+from nnfront_kernels.philox import bits_of_block, bits_of_tokens, exponential
 
 
 @triton.jit
@@ -27,6 +27,39 @@ def load_scores(logits, seen, at, VOCAB, penalty, temperature):
 
 
 @triton.jit
+def best_of_lanes(logits, seen, begin, VOCAB, penalty, temperature, BLOCK: tl.constexpr):
+    """Of every BLOCK-th token from `begin` to VOCAB the largest z and the first token that has it. A NaN stays: nothing is greater."""
+    lane = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    token = tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(begin, VOCAB, BLOCK):
+        z = load_scores(logits, seen, first + lane, VOCAB, penalty, temperature)
+        better = (z > best) | (z != z)
+        best = tl.where(better, z, best)
+        token = tl.where(better, first + lane, token)
+    return best, token
+
+
+@triton.jit
+def draw(logits, seen, top, seed, step, begin, VOCAB, penalty, temperature, BLOCK: tl.constexpr):
+    """The chance of the token that wins among those from `begin` to VOCAB, and the token."""
+    lane = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), -1.0, dtype=tl.float32)
+    token = tl.zeros((BLOCK,), dtype=tl.int32)
+    for first in range(begin, VOCAB, BLOCK):
+        z = load_scores(logits, seen, first + lane, VOCAB, penalty, temperature)
+        weight = tl.exp(z - top)
+        chance = tl.where(
+            first + lane < VOCAB, weight / exponential(bits_of_block(seed, step, first, BLOCK)), -1.0
+        )
+        better = chance > best
+        best = tl.where(better, chance, best)
+        token = tl.where(better, first + lane, token)
+    greatest = tl.max(best, axis=0)
+    return greatest, tl.min(tl.where(best == greatest, token, VOCAB), axis=0)
+
+
+@triton.jit
 def value_of(key):
     """Floats in the order of unsigned integers: -inf up to a certain one, then all floats, NaN from another on."""
     bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, key ^ 0xFFFFFFFF)
@@ -34,12 +67,14 @@ def value_of(key):
 
 
 @triton.jit
-def gather(logits, seen, scores, ids, kept, top, low, VOCAB, penalty, temperature, BLOCK: tl.constexpr):
-    """Write down the tokens with at least z = `low`, in order: how many they are, and the weight of all tokens."""
+def gather(
+    logits, seen, scores, ids, kept, top, low, begin, VOCAB, penalty, temperature, BLOCK: tl.constexpr
+):
+    """Write down the tokens from `begin` to VOCAB with at least z = `low`, in order: how many they are, and the weight of all tokens."""
     lane = tl.arange(0, BLOCK)
     count = 0
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for first in range(0, VOCAB, BLOCK):
+    for first in range(begin, VOCAB, BLOCK):
         at = first + lane
         z = load_scores(logits, seen, at, VOCAB, penalty, temperature)
         total += tl.exp(z - top)

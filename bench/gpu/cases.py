@@ -72,7 +72,12 @@ def _shapes(kernel: Kernel) -> list[Any]:
             MatmulShape(8192, *SQUARE)
         ]
     if name == "matmul_small_m":
-        return [MatmulShape(m, n, k) for m in (1, 16, 64) for n, k in LLAMA]
+        return [
+            MatmulShape(m, n, k, norm=norm)
+            for m in (1, 16, 64)
+            for n, k in LLAMA
+            for norm in ((False, True) if m <= 16 and (n, k) in LLAMA[1::2] else (False,))
+        ]
     if kernel in MATMULS:
         return [
             MatmulShape(m, n, k, group=group)
@@ -100,7 +105,7 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
     if name == "softmax":
         return [SoftmaxShape(r, s) for r, s in ((1, 128256), (4096, 4096), (131072, 128))]
-    if name == "sampling":
+    if name in ("sampling", "sampling_parts"):
         return [
             SampleShape(r, 128256, greedy=g, filtered=f, penalty=f)
             for r in (1, 64)
@@ -144,7 +149,7 @@ def _shapes(kernel: Kernel) -> list[Any]:
 def small(run: Run, is_half: bool) -> Run:
     """The same run with small sizes; in float16 for the interpreter, which knows no bfloat16."""
     sizes = {
-        "m": 17,
+        "m": 15 if getattr(run.shape, "norm", False) else 17,
         "tokens": 4,
         "n": 64,
         "k": 128,
@@ -152,7 +157,7 @@ def small(run: Run, is_half: bool) -> Run:
         "experts": 4,
         "width": min(64, vars(run.shape).get("width", 0)),  # of a convolution it is a few taps
         "vocab": 100,
-        "rows": 9,
+        "rows": 2 if run.kernel == "sampling_parts" else 9,  # each is 32 blocks
         "size": 64,
         "pairs": 24,
         "batch": 3,

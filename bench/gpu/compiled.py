@@ -19,7 +19,6 @@ import torch
 from cases import edges, full, small
 from nnfront_kernels import KERNELS, ahead
 from nnfront_kernels.common import ARCHS, Plan, launched_by
-from nnfront_kernels.inspect import plan_for
 from right import RECORDS, edge
 
 from nnfront.backends.cuda.ahead.cubin import CompiledKernels, read_cubin
@@ -79,7 +78,8 @@ def one(arch: str, folder: Path, kind: str, *what: Any) -> None:
             edge(*what, arch, "cpu")  # nothing is launched, so it is found to be wrong
         else:
             (run,) = what
-            plan_for(RECORDS[run.kernel], run.shape, run.dtype, arch).launch()
+            arguments, options = RECORDS[run.kernel].example(run.shape, run.dtype)
+            RECORDS[run.kernel].launch(*arguments, **options, arch=arch)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

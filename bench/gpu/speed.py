@@ -13,7 +13,7 @@ from typing import Any
 import stored
 import torch
 from cases import Run
-from nnfront_kernels import moe_routing
+from nnfront_kernels import moe_routing, sampling_parts
 from nnfront_kernels.common import Config
 from right import RECORDS, operands
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -184,6 +184,8 @@ def timed(run: Run, arch: str, clock: Clock, every_config: bool) -> list[dict[st
         def planned(arguments: Any, options: Any, config: Config = config) -> Callable[[], Any]:
             if run.kernel == "moe_routing":
                 plans = moe_routing.launches(*arguments, **options, arch=arch).plans
+            elif run.kernel == "sampling_parts":
+                plans = tuple(sampling_parts.launches(*arguments, **options, arch=arch, config=config))
             else:
                 plans = (kernel.plan(*arguments, **options, arch=arch, config=config),)
             return lambda: [plan.launch() for plan in plans]

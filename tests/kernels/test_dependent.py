@@ -25,6 +25,7 @@ ROWS = (
     "rope_append",
     "attention_decode",
     "sampling",
+    "sampling_parts",
 )
 
 

@@ -15,14 +15,17 @@ import torch
 from few_of import few_of
 from kernel_checks import Guarded, surrounded
 from kernel_launches import launched_twice
+from kernel_memory import watched
 from kernel_mutants import Mutant, package
-from nnfront_kernels import KernelError, philox, sampling
-from nnfront_kernels.common import Config, Cost
+from nnfront_kernels import KernelError, philox, sampling, sampling_parts
+from nnfront_kernels.common import Config, Cost, Plan
 from nnfront_kernels.sampling import SampleShape
 
 from nnfront.llm.sampling import Sampler, Sampling
 
 SMALL = Config(1, 256, 1, 4, 1)  # several blocks for few tokens
+PARTS = Config(1, 64, 1, 1, 1, split_k=4)
+KERNELS = ((sampling, SMALL), (sampling_parts, PARTS))
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Rows:
     penalty: float = 1.0
     gap: int = 0
     small: bool = False
+    parts: int = 0
 
     def __str__(self) -> str:
         limits = [f"{n}{getattr(self, n)}" for n in ("top_k", "top_p", "min_p") if getattr(self, n)]
@@ -48,6 +52,7 @@ class Rows:
                 f"{self.rows}x{self.vocab}-{self.logits}-{self.dtype}-t{self.temperature}-r{self.penalty}",
                 *limits,
                 "small" * self.small,
+                f"parts{self.parts}" * (self.parts > 0),
             ]
         )
 
@@ -73,8 +78,19 @@ def made(rows: Rows) -> torch.Tensor:
     return surrounded(values.to(getattr(torch, rows.dtype)), rows.gap, 0)
 
 
+def planned_last(kernel: ModuleType, logits: torch.Tensor, **options: Any) -> Plan:
+    """The last launch of a draw, those before it done."""
+    if not hasattr(kernel, "launches"):
+        return kernel.plan(logits, **options)
+    *earlier, last = kernel.launches(logits, **options)
+    for plan in earlier:
+        with watched(plan.arguments, backwards=True):
+            plan.launch()
+    return last
+
+
 def draw(package: ModuleType, rows: Rows) -> None:
-    """Launch twice; AssertionError unless the tokens that could be drawn, and those that were, are right."""
+    """Launch twice, in parts if the case says so; AssertionError unless the tokens that could be drawn, and those that were, are right."""
     logits = made(rows)
     generator = torch.Generator().manual_seed(5)
     seen = None
@@ -84,14 +100,19 @@ def draw(package: ModuleType, rows: Rows) -> None:
     steps = torch.tensor([2**40 + 3, 7])[: rows.rows]
     state = torch.stack([torch.arange(rows.rows) * -(2**35) + 11, steps], 1)
     options = {name: getattr(rows, name) for name in ("temperature", "top_k", "top_p", "min_p", "penalty")}
-    space = package.sampling.workspace(rows.rows, rows.vocab, torch.device("cpu"))
+    if rows.parts:
+        kernel, config = package.sampling_parts, replace(PARTS, split_k=rows.parts)
+        space = kernel.workspace(rows.rows, rows.vocab, torch.device("cpu"), config)
+    else:
+        kernel, config = package.sampling, SMALL if rows.small else None
+        space = kernel.workspace(rows.rows, rows.vocab, torch.device("cpu"))
 
-    def planned(views: list[torch.Tensor]) -> Any:
+    def planned(views: list[torch.Tensor]) -> Plan:
         space.scores.fill_(math.nan)
         space.ids.fill_(-77)
         kept = {"kept": views[1].view(torch.bool)} if rows.temperature else {}
-        return package.sampling.plan(
-            logits, **options, **kept, seen=seen, state=state, out=views[0][:, 0], workspace=space, arch="sm_80", config=SMALL if rows.small else None
+        return planned_last(
+            kernel, logits, **options, **kept, seen=seen, state=state, out=views[0][:, 0], workspace=space, arch="sm_80", config=config
         )  # fmt: skip
 
     token, *kept = launched_twice(
@@ -121,10 +142,7 @@ def draw(package: ModuleType, rows: Rows) -> None:
     assert possible.gather(1, token[:, None]).all()
     if rows.top_k is rows.top_p is rows.min_p is None:
         # Without the question what can be drawn, nothing is gathered.
-        config = SMALL if rows.small else None
-        again = package.sampling.launch(
-            logits, **options, seen=seen, state=state, arch="sm_80", config=config
-        )
+        again = kernel.launch(logits, **options, seen=seen, state=state, arch="sm_80", config=config)
         assert torch.equal(again, token)
 
 
@@ -157,11 +175,23 @@ CASES = [
 ]  # fmt: skip
 
 
+IN_PARTS = [
+    Rows(1000, "ties", rows=1, top_k=40, top_p=0.7, penalty=0.8, parts=4),
+    Rows(1000, parts=4),
+    Rows(1000, "ties", temperature=0.0, penalty=1.3, parts=4),
+    Rows(300, "equal", rows=1, top_p=0.3512, parts=8),
+    Rows(300, "holes", rows=1, top_k=200, top_p=0.99, parts=2),
+    Rows(70, top_k=8, top_p=0.8, parts=4, dtype="float16", gap=3),
+    Rows(1, rows=1, top_k=1, top_p=0.5, min_p=0.5, parts=2),
+    Rows(1025, rows=1, min_p=0.02, parts=2),
+]
+
+
 def draw_here(rows: Rows) -> None:
     draw(nnfront_kernels, rows)
 
 
-@pytest.mark.parametrize("rows", few_of(CASES, 5), ids=str)
+@pytest.mark.parametrize("rows", few_of(CASES, 4) + few_of(IN_PARTS, 2), ids=str)
 def test_the_tokens_that_can_be_drawn_are_the_cpus_and_the_token_is_the_definitions(interpreted, rows):
     interpreted(draw_here, rows)
 
@@ -191,24 +221,27 @@ def test_random_limits_keep_what_the_cpu_keeps(interpreted, rows):
     interpreted(draw_here, rows)
 
 
-def without_a_token(temperature: float) -> list[int]:
+def without_a_token(temperature: float, which: int) -> list[int]:
+    kernel, config = KERNELS[which]
     logits = torch.randn(5, 300)
     logits[0, 299] = math.nan
     logits[1, 0] = math.nan
     logits[2] = -math.inf
     logits[3, 7] = math.inf
     logits[4, 9] = 100.0
-    return sampling.launch(
-        logits, temperature=temperature, top_k=3, state=torch.zeros(5, 2, dtype=torch.int64), config=SMALL
-    ).tolist()
+    state = torch.zeros(5, 2, dtype=torch.int64)
+    tokens = kernel.launch(logits, temperature=temperature, top_k=3, state=state, config=config)
+    return tokens.tolist()
 
 
-def test_a_row_without_a_token_gives_minus_one_and_spares_the_others(interpreted):
-    assert interpreted(without_a_token, 0.0) == [-1, -1, 0, 7, 9]
-    assert interpreted(without_a_token, 1.0) == [-1, -1, -1, -1, 9]
+@pytest.mark.parametrize("which", [0, 1], ids=["one block", "parts"])
+def test_a_row_without_a_token_gives_minus_one_and_spares_the_others(interpreted, which):
+    assert interpreted(without_a_token, 0.0, which) == [-1, -1, 0, 7, 9]
+    assert interpreted(without_a_token, 1.0, which) == [-1, -1, -1, -1, 9]
 
 
-def advancing(temperature: float) -> None:
+def advancing(temperature: float, which: int) -> None:
+    kernel, config = KERNELS[which]
     logits = torch.tensor([[5.0, 4.0, -3.0], [math.nan, 0.0, 0.0]])
     state = torch.tensor([[3, 2**32 - 1], [4, 9]])
     seen = torch.tensor([[False, False, True], [False, False, False]])
@@ -216,7 +249,7 @@ def advancing(temperature: float) -> None:
     for step in range(3):
         options = {"temperature": temperature, "penalty": 2.0, "seen": seen, "state": state}
         stated = sampling.reference(logits, **options)
-        token = sampling.launch(logits, **options, advance=True)
+        token = kernel.launch(logits, **options, advance=True, config=config)
         assert torch.equal(token, stated)
         marks.append(marks[-1].clone())
         marks[-1][0, token[0]] = True
@@ -224,9 +257,10 @@ def advancing(temperature: float) -> None:
         assert state[:, 1].tolist() == ([2**32 + step, 10 + step] if temperature else [2**32 - 1, 9])
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["one block", "parts"])
 @pytest.mark.parametrize("temperature", [0.0, 0.6])
-def test_advancing_counts_a_step_for_each_draw_and_marks_the_token(interpreted, temperature):
-    interpreted(advancing, temperature)
+def test_advancing_counts_a_step_for_each_draw_and_marks_the_token(interpreted, temperature, which):
+    interpreted(advancing, temperature, which)
 
 
 def test_philox_gives_the_published_words():
@@ -301,6 +335,7 @@ TIES = Rows(300, "equal", rows=1, top_p=0.3512, small=True)
 BOTH = Rows(300, rows=1, temperature=3.0, top_k=30, top_p=0.7, small=True)
 MIN = Rows(300, rows=1, temperature=2.0, min_p=0.2, small=True)
 NOISE = Rows(300, "equal", small=True)
+NEAR = Rows(1000, rows=1, temperature=3.0, top_p=0.95, parts=4)
 MARKED = Rows(300, min_p=1e-4, penalty=1.7, small=True)
 MUTANTS = [
     (Mutant("draw_k_one_less", "token_limits.py", "value_of(largest(scores, count, ROOM, top, top_k.to(tl.float32), False, BLOCK))", "value_of(largest(scores, count, ROOM, top, top_k.to(tl.float32) - 1, False, BLOCK))"), K),
@@ -321,7 +356,11 @@ MUTANTS = [
     (Mutant("draw_words_in_wrong_order", "philox.py", "tl.join(tl.join(a, c), tl.join(b, d))", "tl.join(tl.join(a, b), tl.join(c, d))"), NOISE),
     (Mutant("draw_step_above_32_bits_lost", "philox.py", "(step >> 32).to(tl.uint32)", "(step >> 63).to(tl.uint32)"), NOISE),
     (Mutant("draw_same_numbers_for_neighbours", "philox.py", "token % 4 < 2", "token % 4 < 4"), P),
-    (Mutant("draw_first_of_equals_lost", "sampling.py", "better = (z > best) | (z != z)", "better = (z >= best) | (z != z)"), Rows(600, "equal", temperature=0.0, small=True)),
+    (Mutant("draw_last_part_lost", "sampling_parts.py", "for part in range(1, PARTS):", "for part in range(1, PARTS - 1):"), NEAR),
+    (Mutant("draw_weight_of_one_part", "sampling_parts.py", "tl.sum(all_totals, axis=0)", "tl.max(all_totals, axis=0)"), NEAR),
+    (Mutant("draw_parts_over_each_other", "sampling_parts.py", "scores + count + first + lane, z", "scores + first + lane, z"), NEAR),
+    (Mutant("draw_largest_of_one_part", "sampling_parts.py", "tl.where(tops == top, firsts, VOCAB)", "tl.where(tops == tops, firsts, VOCAB)"), replace(NEAR, temperature=0.0, top_p=None)),
+    (Mutant("draw_first_of_equals_lost", "token_limits.py", "better = (z > best) | (z != z)", "better = (z >= best) | (z != z)"), Rows(600, "equal", temperature=0.0, small=True)),
 ]  # fmt: skip
 
 

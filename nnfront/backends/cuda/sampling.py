@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draw tokens where the logits are: one launch for a batch, nothing read back, the same buffers every time."""
+"""Draw tokens where the logits are: one launch or two for a batch, nothing read back, the same buffers every time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import torch
 
 from nnfront.backends.cuda.kernel_package import kernel_module
 from nnfront.backends.device import current, sent
+
+
+def _kernel(vocab: int) -> Any:
+    """One block for a row of few tokens, several for one of many."""
+    parts = kernel_module("sampling_parts")
+    return parts if vocab >= parts.LEAST else kernel_module("sampling")
 
 
 def takes(logits: torch.Tensor) -> bool:
@@ -42,7 +48,7 @@ def enumerate_draws(logits: torch.Tensor) -> None:
 
 
 class DeviceSampler:
-    """One launch of the kernel `sampling` for each call. Seeds, steps and marks of seen tokens lie on the device and the kernel advances
+    """A launch of the kernel `sampling` for each call, or two of `sampling_parts`. Seeds, steps and marks of seen tokens lie on the device and the kernel advances
     them, so a launch can be captured and replayed.
 
     Row r counts its steps from r * 2^32 on, so rows draw different numbers from one seed.
@@ -62,7 +68,7 @@ class DeviceSampler:
 
         seen: bool [batch, vocab], the tokens that the penalty is for; what is drawn is added to them.
         """
-        kernel = kernel_module("sampling")
+        kernel = _kernel(logits.shape[-1])
         rows = logits if logits.stride(-1) == 1 else logits.contiguous()
         if rows.shape != self._shape:
             self._shape = tuple(rows.shape)
