@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2
 import openai
@@ -21,9 +22,20 @@ from serving import FOLDER, TEMPLATE
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    template = tmp_path_factory.mktemp("serve") / "template.jinja"
-    template.write_text(TEMPLATE)
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("serve") / "template.jinja"
+    path.write_text(TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(template: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    with serving(template) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def serving(template: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     command = [sys.executable, "-m", "nnfront.cli", "serve", str(FOLDER), "--port", "0", "--api-key", "k"]
     command += ["--chat-template", str(template)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -83,13 +95,13 @@ def test_what_comes_broken_is_refused_and_leaves_nothing(
 
 def holds_nothing_and_answers(url: str) -> None:
     with httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=HANGS_SECONDS) as http:
-        for _ in range(200):
+        until = time.monotonic() + HANGS_SECONDS
+        busy = ["?"]
+        while busy != ["0.0", "0.0"]:
+            assert time.monotonic() < until, busy
+            time.sleep(0.02)
             text = http.get("/metrics").text
             busy = re.findall(r"num_requests_(?:running|waiting)\{.*?\} (\S+)", text)
-            if busy == ["0.0", "0.0"]:
-                break
-            time.sleep(0.05)
-        assert busy == ["0.0", "0.0"]
         assert http.get("/health").status_code == 200
         reply = http.post("/v1/completions", json={"prompt": "import os", "max_tokens": 2})
         assert reply.json()["usage"]["completion_tokens"] == 2
@@ -130,6 +142,26 @@ def test_who_does_not_read_or_closes_one_half_holds_up_nobody(
         )
         assert reply.json()["usage"]["completion_tokens"] == 2  # while two do not read
     holds_nothing_and_answers(url)
+
+
+def test_a_server_that_was_killed_in_the_middle_of_an_answer_begins_again_and_answers_alike(
+    template: Path,
+) -> None:
+    body = {"prompt": "import os", "max_tokens": 9, "ignore_eos": True}
+    texts = []
+    for _ in range(2):
+        with serving(template) as (url, process):
+            with httpx2.Client(
+                base_url=url, headers={"authorization": "Bearer k"}, timeout=HANGS_SECONDS
+            ) as http:
+                texts.append(http.post("/v1/completions", json=body).json()["choices"])
+                with http.stream(
+                    "POST", "/v1/completions", json={**body, "max_tokens": 400, "stream": True}
+                ) as answer:
+                    assert next(answer.iter_lines()).startswith("data: {")
+                    process.kill()
+            process.wait()
+    assert texts[0] == texts[1]
 
 
 def test_the_server_answers_and_drains_when_it_is_told_to_end(
