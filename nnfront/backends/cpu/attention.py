@@ -10,12 +10,12 @@ head (decoding) the query heads of a group are therefore given to it as the quer
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
+from nnfront.backends.cpu.attention_blocks import in_blocks
 from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, with_cache, without_cache
 from nnfront.backends.cpu.attention_memory import (
     BLOCK,
@@ -91,7 +91,7 @@ def cached(run: Run) -> Callable[..., Any]:
         seq, stored = q.shape[1], keys.shape[2]
         sees_all = window is None or stored <= window
         if bias is None and before.equal is not None and seq > FOLDED and sees_all:
-            return _in_blocks(q, keys, values, before, scale)
+            return in_blocks(q, keys, values, before, scale)
         mask = None
         if before.equal is None or seq > 1 or not sees_all:
             mask = _mask(before, layer, seq, window, q.dtype)
@@ -189,42 +189,6 @@ def _folded(
     return folded.view(batch, groups, shared, seq, -1).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, -1)
 
 
-def _in_blocks(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, memory: SequenceLengths, scale: float | None
-) -> torch.Tensor:
-    """Attend causally, the last query to all keys: q [batch, seq, heads, size], keys and values [batch, groups, stored, size].
-
-    `memory` keeps the masks for the next layer.
-    """
-    batch, seq, heads, size = q.shape
-    groups, stored = keys.shape[1:3]
-    shared, before = heads // groups, stored - seq
-    y = q.new_empty((batch, seq, heads, values.shape[3]))
-    for first in range(0, seq, BLOCK):
-        count = min(BLOCK, seq - first)
-        mask = memory.remember(
-            ("block", count, stored, shared, q.dtype), partial(_block_mask, count, stored, shared, q.dtype)
-        )
-        seen = before + first + count
-        query = q.narrow(1, first, count).view(batch, count, groups, shared, size).permute(0, 2, 3, 1, 4)
-        query = query.reshape(batch, groups, shared * count, size)
-        part = attend(
-            query, keys.narrow(2, 0, seen), values.narrow(2, 0, seen), mask[:, stored - seen :], scale=scale
-        )
-        part = part.view(batch, groups, shared, count, -1).permute(0, 3, 1, 2, 4)
-        y.narrow(1, first, count).view(part.shape).copy_(part)
-    return y
-
-
-def _block_mask(count: int, stored: int, shared: int, dtype: torch.dtype) -> torch.Tensor:
-    """The causal mask of the last `count` of `stored` tokens, for each head of a group: [shared * count, stored].
-
-    Its last columns are the mask of a block that sees fewer.
-    """
-    hidden = torch.ones(count, stored, dtype=torch.bool).triu_(stored - count + 1)
-    return torch.zeros(count, stored, dtype=dtype).masked_fill_(hidden, -torch.inf).repeat(shared, 1)
-
-
 def _with_bias(mask: torch.Tensor | None, bias: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """What is added to scores: a bias, or what it hides, and a mask."""
     if bias.dtype == torch.bool:
@@ -268,7 +232,7 @@ def fused(run: Run) -> Callable[..., Any]:
         seq, mask = q.shape[1], None
         is_hidden = is_causal and (window is None or window >= seq)
         if is_hidden and seq == k.shape[1] and seq > FOLDED and q.numel():
-            return _in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), SequenceLengths((), q.device), scale)
+            return in_blocks(q, k.transpose(1, 2), v.transpose(1, 2), SequenceLengths((), q.device), scale)
         if window is not None and window < seq:
             steps = torch.arange(seq)[None]
             mask = _hidden(steps, steps, window, q.dtype)

@@ -13,6 +13,8 @@ from nnfront.memory.layout import Layer, Layout, contiguous
 FOLDED = 8
 # Tokens of a prompt that attend at a time. Between 32 and 128 it makes little difference.
 BLOCK = 64
+# Keys that a block attends to at a time: torch lays them out anew, with their values.
+NEAR = 2048
 
 
 def as_op(run: Run) -> Run:
@@ -29,14 +31,15 @@ def _window_mask_bytes(q: Layout) -> int:
 
 
 def _block_bytes(q: Layout) -> int:
-    """Of a block of queries the queries themselves and the result, in the order in which they are computed."""
+    """Of a block of queries the queries themselves and the result, in the order in which they are computed; where it attends in pieces two results of these, one of them in float32 twice."""
     batch, seq, heads, size = q.shape
-    return 2 * batch * min(BLOCK, seq) * heads * size * q.item
+    elements = batch * min(BLOCK, seq) * heads * size
+    return elements * (2 * q.item + (8 if seq > NEAR else 0))
 
 
 def _block_mask_bytes(q: Layout, groups: int) -> int:
-    """The mask of a block."""
-    return min(BLOCK, q.shape[1]) * q.shape[1] * q.shape[2] // groups * q.item
+    """The mask of a block that sees no more than what is near."""
+    return min(BLOCK, q.shape[1]) * min(NEAR, q.shape[1]) * q.shape[2] // groups * q.item
 
 
 def _is_general(run: Run, sinks: Layout | None) -> bool:
