@@ -40,8 +40,8 @@ def in_blocks(
         if is_far:
             part = _in_pieces(query, keys, values, seen, mask, scale)
         else:
-            near = (t.narrow(2, 0, seen) for t in (keys, values))
-            part = attend(query, *near, mask[:, masked - seen :], scale=scale)
+            near, own = keys.narrow(2, 0, seen), values.narrow(2, 0, seen)
+            part = attend(query, near, own, mask[:, masked - seen :], scale=scale)
         part = part.view(batch, groups, shared, count, -1).permute(0, 3, 1, 2, 4)
         y.narrow(1, first, count).view(part.shape).copy_(part)
     return y
@@ -58,7 +58,8 @@ def _in_pieces(
     """Attend to the first `seen` keys, the last of them under a mask: query [batch, groups, rows, size], mask [rows, own]."""
     past = seen - mask.shape[1]
     ends = [*range(NEAR, past, NEAR), past, seen]
-    total, sums = None, None
+    total: torch.Tensor | None = None
+    sums: torch.Tensor | None = None
     for begin, end in zip([0, *ends], ends, strict=False):
         part, logs = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query,
