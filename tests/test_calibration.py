@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from few_of import few_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -47,7 +48,7 @@ def divergence(model: nn.LLM, of: torch.Tensor) -> float:
     return float((of.exp() * (of - found)).sum(-1).mean())
 
 
-@pytest.mark.parametrize("format", ["int4", "q4_k", "nvfp4"])
+@pytest.mark.parametrize("format", few_of(["int4", "q4_k", "nvfp4"]))
 def test_a_calibrated_model_diverges_less_on_other_text(format, calibration, as_it_is):
     plain = nn.LLM.load(FOLDER, quant=QuantScheme(format, head=format))
     model = nn.LLM.load(FOLDER, quant=QuantScheme(format, head=format, calibration=calibration))

@@ -68,7 +68,7 @@ def met(case) -> set:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(cases().filter(bool), min_size=2, max_size=4))
 def test_coverage_and_overlap_are_what_all_inputs_say(read):
     inputs = [met(case) for case in read]
@@ -82,7 +82,7 @@ def test_coverage_and_overlap_are_what_all_inputs_say(read):
         assert not inputs[-1] <= earlier
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(["a", "b"]), one("a"), min_size=1))
 def test_a_case_is_refused_if_and_only_if_no_input_meets_it(conditions):
     possible = any(

@@ -27,7 +27,7 @@ from nnfront.dims import Dim, Symbol, evaluator, parse, same
 from nnfront.errors import DimError
 
 SEQ = Dim("seq", min=1, max=8192, multiple_of=16)
-PROPERTY = settings(max_examples=120, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @PROPERTY

@@ -14,7 +14,7 @@ from nnfront import dims
 from nnfront.dims import Dim, assuming_unequal, parse, strict_comparisons
 from nnfront.errors import DimError
 
-PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 @PROPERTY

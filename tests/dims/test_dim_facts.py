@@ -12,7 +12,7 @@ from nnfront import dims
 from nnfront.dims import Dim, Symbol, merge_facts, names, same, substitute, with_facts
 from nnfront.errors import DimError
 
-PROPERTY = settings(max_examples=100, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=50, deadline=None, derandomize=True)
 
 
 def test_dim_shows_the_facts_as_declared():

@@ -15,7 +15,7 @@ from nnfront import dims
 from nnfront.dims import Dim, Symbol, determined, evaluate, evaluator, parse, same, solve, unify
 from nnfront.errors import DimError
 
-PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)
 SYMBOLS = [Symbol(name) for name in NAMES]
 
 

@@ -13,7 +13,7 @@ from ir_modules import modules, renamed
 from nnfront.errors import ParseError
 from nnfront.ir import IRModule, first_difference, parse, parse_function
 
-PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+PROPERTY = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 @PROPERTY

@@ -48,7 +48,7 @@ def test_used_vars_of_an_if_are_those_that_it_does_not_bind() -> None:
     assert [var.name for var in used_vars(chosen)] == ["c", "a", "x", "w"]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(modules())
 def test_mutator_that_does_nothing_returns_the_same_function(module: IRModule) -> None:
     assert all(Mutator().function(function) is function for function in module.functions)

@@ -21,7 +21,7 @@ ELSEWHERE = {"empty", "scan", *(name for name in OPS if name.startswith("cache_"
 
 
 @pytest.mark.parametrize("name", sorted(set(OPS) - ELSEWHERE))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_an_op_gives_the_same_in_a_program(name, data):
     op, case = OPS[name], data.draw(CASES[name])

@@ -248,7 +248,7 @@ def lowered(op, case) -> tuple[Program, list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("name", sorted(set(OPS) - ELSEWHERE - {"extern"}))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_result_shares_memory_with_an_operand_where_the_plan_says_so(name, data):
     program, inputs = lowered(OPS[name], data.draw(CASES[name]))
@@ -265,7 +265,7 @@ def test_a_result_shares_memory_with_an_operand_where_the_plan_says_so(name, dat
 
 
 @pytest.mark.parametrize("name", sorted(op.name for op in OPS.values() if not op.scratch and not op.is_view))
-@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_an_op_that_is_not_metered_takes_what_a_meter_would_find(name, data):
     program, _ = lowered(OPS[name], data.draw(CASES[name]))

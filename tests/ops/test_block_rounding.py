@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from few_of import few_of
 from gguf.constants import GGMLQuantizationType
 
 import nnfront as nn
@@ -62,7 +63,7 @@ def test_blocks_of_one_number_hold_it(name, value):
     assert (op.dequantize_blocks(op.quantize_blocks(x, name), name) - x).abs().max() <= abs(value) * 2**-10
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", few_of(BLOCK_FORMATS))
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_what_is_not_finite_is_refused_when_it_is_loaded(name, wrong):
     x = torch.zeros(2, 384)
@@ -79,7 +80,7 @@ def test_what_is_not_finite_is_refused_when_it_is_loaded(name, wrong):
         nn.compile(nn.passes.lift_transform_params(ir, shared_transform=True)).load(weights)
 
 
-@pytest.mark.parametrize("name", BLOCK_FORMATS)
+@pytest.mark.parametrize("name", few_of(BLOCK_FORMATS))
 def test_a_model_in_blocks_is_the_model_of_what_they_stand_for(name):
     """Products of few rows and many, an embedding that is the head as well, and none of it by our own reading of blocks."""
     llm = nn.LLM.load(FOLDER, quant=QuantScheme(name, head=name))

@@ -24,7 +24,7 @@ from nnfront.memory.allocations import Meter
 from nnfront.transform import blockwise
 
 FEW = settings(
-    max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
 MANY = settings(max_examples=300, phases=[Phase.generate], derandomize=True, database=None)
 # Their results are handles or nothing, not tensors.

@@ -32,7 +32,7 @@ def same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a is b if a is None or b is None else a.dtype == b.dtype and torch.equal(a.float(), b.float())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(CASES["getitem"])
 def test_known_sizes(case: Case) -> None:
     (x,), index = case.operands, case.attrs["index"]
@@ -49,7 +49,7 @@ def at_values(entry: Any) -> Any:
     return substitute(entry, VALUES) if isinstance(entry, Dim) else entry
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(CASES["getitem"], st.sets(st.integers(0, 4)))
 def test_dims_give_what_their_values_give(case: Case, known: set[int]) -> None:
     (x,), index = case.operands, case.attrs["index"]

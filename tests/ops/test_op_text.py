@@ -15,7 +15,7 @@ from nnfront.ir.op import OPS
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize("name", sorted(CASES))
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(data=st.data())
 def test_a_call_of_every_op_survives_its_text(name: str, data: st.DataObject) -> None:
     op, case = OPS[name], data.draw(CASES[name])

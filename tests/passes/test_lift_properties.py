@@ -13,7 +13,7 @@ from random_modules import modules
 from nnfront.ir import IRModule
 from nnfront.passes import lift_transform_params
 
-PROPERTY = settings(max_examples=40, deadline=None, derandomize=True)
+PROPERTY = settings(max_examples=15, deadline=None, derandomize=True)
 
 
 def resident_bytes(ir: IRModule, lifted: IRModule) -> tuple[int, int]:
@@ -29,7 +29,7 @@ def resident_bytes(ir: IRModule, lifted: IRModule) -> tuple[int, int]:
     return before, after
 
 
-@settings(PROPERTY, max_examples=40)
+@settings(PROPERTY, max_examples=15)
 @given(CASES)
 def test_a_module_stays_what_it_is_when_it_is_lifted_printed_parsed_and_lifted_again(case):
     check(case, artefact=False)

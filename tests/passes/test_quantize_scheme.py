@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from few_of import few_of
 from nnfront_models import llama, qwen3_moe
 from quantize_cases import D, F, stands_for
 
@@ -29,7 +30,7 @@ class TestReport:
 
     @pytest.mark.parametrize(
         "scheme",
-        ["int4", "int8:16", "uint4:64", "fp8", "mxfp4", "nvfp4", QuantScheme("int4", "keep")],
+        few_of(["int4", "int8:16", "uint4:64", "fp8", "mxfp4", "nvfp4", QuantScheme("int4", "keep")], 3),
         ids=str,
     )
     @pytest.mark.parametrize("file", [llama, qwen3_moe], ids=["llama", "qwen3_moe"])

@@ -30,7 +30,7 @@ STEPS = {step.name: step for step in (*PIPELINES["simplify"], inline)}
 
 @pytest.mark.parametrize("name", STEPS)
 def test_results_stay_the_same(name):
-    @settings(max_examples=40, deadline=None, derandomize=True)
+    @settings(max_examples=15, deadline=None, derandomize=True)
     @given(modules())
     def check_one(ir):
         after = STEPS[name](ir)
@@ -41,7 +41,7 @@ def test_results_stay_the_same(name):
     check_one()
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(modules(), st.permutations(sorted(STEPS)))
 def test_passes_work_in_any_order(ir, order):
     expect_same_results(ir, run(ir, [STEPS[name] for name in order]))

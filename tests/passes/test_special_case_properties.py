@@ -81,7 +81,7 @@ def label(rounds: Rounds, inputs: Inputs) -> str:
     return case_text({name: p[0] if len(p) == 1 else p for name, p in held.items()}) if held else "general"
 
 
-@for_random_methods(30, 2000)
+@for_random_methods(15, 2000)
 def test_nothing_right_is_refused_and_every_call_computes_what_the_general_function_does(ir, rounds, data):
     verify(ir)
     special = specialised(ir, rounds)
@@ -107,7 +107,7 @@ def test_nothing_right_is_refused_and_every_call_computes_what_the_general_funct
         assert entered == [label(rounds, inputs)]
 
 
-@for_random_methods(10, 500)
+@for_random_methods(6, 500)
 def test_lifting_first_gives_the_same_and_sessions_count_and_explain_what_ran(ir, rounds, data):
     special, growth = specialised(ir, rounds), data.draw(st.booleans())
     if special is None:
@@ -136,7 +136,7 @@ def test_lifting_first_gives_the_same_and_sessions_count_and_explain_what_ran(ir
             assert session.explain("main", **inputs.arguments).taken == text
 
 
-@for_random_methods(10, 500)
+@for_random_methods(6, 500)
 def test_binding_after_the_cases_is_binding_before_them(ir, rounds, data):
     special = specialised(ir, rounds)
     if special is None:

@@ -117,7 +117,7 @@ def attendings(draw: Any) -> Attending:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     case=attendings(),
     page_size=st.sampled_from([None, 8, 16, 128]),
@@ -151,7 +151,7 @@ def test_a_token_is_the_same_bits_in_a_row_and_in_pages_alone_and_beside_others_
         assert torch.equal(together[i], case.alone(i, stored_as))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(case=attendings(), scale=st.sampled_from([1e-30, 1e-3, 1.0, 1e4]))
 def test_c_stores_the_codes_of_8_bits_that_torch_does(case: Attending, scale: float) -> None:
     case.k, case.v = case.k * scale, case.v * scale

@@ -126,7 +126,7 @@ def biases(data: st.DataObject, batch: int, heads: int, positions: int) -> torch
     return torch.rand(shape) < 0.7 if kind == torch.bool else (2 * torch.randn(shape)).to(kind)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_attention_in_c_agrees_with_float64(data: st.DataObject):
     lengths = data.draw(st.lists(st.sampled_from([1, 2, 15, 127, 129, 260]), min_size=1, max_size=3))

@@ -157,7 +157,7 @@ class Pages(RuleBasedStateMachine):
 
 
 Pages.TestCase.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, report_multiple_bugs=False
+    max_examples=15, stateful_step_count=20, deadline=None, report_multiple_bugs=False
 )
 test_pages_are_counted_and_hold_what_the_lists_hold = Pages.TestCase
 

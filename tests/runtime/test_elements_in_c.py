@@ -30,7 +30,7 @@ shapes = st.builds(
     st.lists(st.integers(1, 3), max_size=2),
     st.one_of(st.integers(1, 70), st.sampled_from([511, 513, 1025])),
 )
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=10, deadline=None)
 
 
 def in_c(op: str, *operands: Any, results: int = 1, **attrs: Any) -> list[torch.Tensor]:

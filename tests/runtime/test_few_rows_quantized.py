@@ -25,7 +25,7 @@ NO_VALUES = (0, 0, 0, 0)
 
 
 @native_only
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_few_rows_agree_with_float64_wherever_operands_lie(data: st.DataObject):
     stored, group = data.draw(st.sampled_from(WAYS + TABLES + BLOCKS))
@@ -150,7 +150,7 @@ def test_threads_share_the_outputs_and_change_nothing(stored, group, rows, colum
 
 
 @native_only
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_weight_is_dequantised_to_what_it_stands_for_rounded_once(data: st.DataObject):
     stored, group = data.draw(st.sampled_from(WAYS + TABLES + BLOCKS))

@@ -33,7 +33,7 @@ def test_the_table_is_read_as_c_reads_it():
 
 
 @pytest.mark.parametrize(("kernel", "run"), EACH_WAY)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_an_operand_that_is_a_byte_too_small_is_refused_and_nothing_is_written(kernel, run, seed):
     torch.manual_seed(seed)
@@ -57,7 +57,7 @@ def test_an_operand_that_is_a_byte_too_small_is_refused_and_nothing_is_written(k
 
 
 @pytest.mark.parametrize(("kernel", "run"), EACH_WAY)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_sizes_that_are_negative_or_huge_are_refused(kernel, run, seed):
     torch.manual_seed(seed)

@@ -100,7 +100,7 @@ def parts(session: Session, method: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", few_of(NAMES.split(), 12))
+@pytest.mark.parametrize("name", few_of(NAMES.split(), 4))
 def test_all_layers_of_a_token_are_one_call(name):
     file = importlib.import_module(f"nnfront_models.{name}")
 

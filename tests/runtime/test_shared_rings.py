@@ -72,7 +72,7 @@ def check(session, order, windows, chunks, **options):
     return cache
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_any_order_of_layers_that_share_is_attention_over_the_whole_text(data):
     draw = data.draw

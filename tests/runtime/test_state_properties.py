@@ -68,7 +68,7 @@ def refusal(call):
     return None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_a_state_is_what_its_tokens_make_it(data):
     draw = data.draw

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from answering import Answer, asked_together
+from few_of import few_of
 from model_folders import random_folder
 from serving import LIMITS
 
@@ -148,7 +149,9 @@ def test_what_is_in_a_window_behind_whole_chunks_is_shared_and_answers_stay_the_
         assert [other.cached for other in others] == [64] * 4
 
 
-@pytest.mark.parametrize("model_type", ["falcon", "gpt_oss", "deepseek_v3", "mamba2", "qwen3_next", "mpt"])
+@pytest.mark.parametrize(
+    "model_type", few_of(["falcon", "gpt_oss", "deepseek_v3", "mamba2", "mpt", "qwen3_next"], 3)
+)
 def test_a_long_prompt_in_chunks_gives_what_one_call_gives(
     tmp_path: Path, model_type: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from answering import Answer, asked_together
+from few_of import few_of
 from model_folders import random_folder
 from safetensors.torch import load_file, save_file
 from serving import FOLDER, LIMITS
@@ -133,7 +134,7 @@ def test_a_head_computes_what_its_description_says(loaded: Any, model_type: str,
 
 @pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
 @pytest.mark.parametrize("model_type", TYPES)
-@pytest.mark.parametrize("pages", [160, 40])
+@pytest.mark.parametrize("pages", few_of([40, 160]))
 def test_texts_are_the_same_with_a_head(
     loaded: Any, model_type: str, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from answering import Answer, asked_together
+from few_of import few_of
 from serving import FOLDER, LIMITS
 
 import nnfront as nn
@@ -57,8 +58,9 @@ def requests(text: list[int], count: int) -> list[tuple[list[int], Params]]:
     return found
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("pages", [160, 32])
+@pytest.mark.parametrize(
+    ("wrong", "pages"), few_of([(0.3, 32), (0.0, 160), (0.3, 160), (0.0, 32), (1.0, 32), (1.0, 160)], 2)
+)
 def test_texts_are_the_same_whatever_is_guessed(
     extending: nn.LLM, text: list[int], wrong: float, pages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def test_a_file_that_is_absent_or_a_folder_is_an_error(tmp_path: Path):
     edits=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4),
     cut=st.integers(0, 60),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_mutated_file_is_an_error_or_means_what_the_reference_library_reads(tmp_path_factory, edits, cut):
     content = bytearray(save({**PAIR, "c": torch.ones(2, 2, dtype=torch.bfloat16)}, {"format": "pt"}))
     for place, byte in edits:
