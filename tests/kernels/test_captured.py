@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from few_of import few_of
 from kernel_attention import normal
 from nnfront_kernels import attention_decode, attention_prefill, rope_append
 from nnfront_kernels.common import Plan
@@ -124,6 +125,6 @@ def launched_again(make: Callable[..., Any], paged: bool, fp8: bool) -> None:
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-@pytest.mark.parametrize(("paged", "fp8"), [(True, False), (False, True)], ids=["paged", "8bits"])
+@pytest.mark.parametrize(("paged", "fp8"), few_of([(True, False), (False, True)]), ids=["paged", "8bits"])
 def test_one_plan_stays_right_as_sequences_grow(interpreted, make, paged, fp8):
     interpreted(launched_again, make, paged, fp8)

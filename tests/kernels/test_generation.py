@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import pytest
+from few_of import few_of
 from generation_runs import WAYS, ahead, generations, given_for_a_token
 
 
-def test_captured_draws_are_those_of_steps_that_run_as_usual_and_one_capture_serves_all_seeds(interpreted):
-    same, captures = interpreted(generations)
-    assert same == [True] * 2 * len(WAYS)
-    ways = {tuple((k, v) for k, v in way.items() if k != "seed") for way in WAYS}
+@pytest.mark.parametrize(("first", "count"), few_of([(1, 2), (0, len(WAYS))]))
+def test_captured_draws_are_those_of_steps_that_run_as_usual_and_one_capture_serves_all_seeds(
+    interpreted, first, count
+):
+    same, captures = interpreted(generations, first, count)
+    assert same == [True] * 2 * count
+    ways = {tuple((k, v) for k, v in way.items() if k != "seed") for way in WAYS[first : first + count]}
     assert captures == len(ways)
 
 
@@ -17,5 +22,6 @@ def test_the_next_step_is_under_way_when_a_token_is_handed_out(interpreted):
     interpreted(ahead)
 
 
+@pytest.mark.matrix
 def test_a_token_takes_a_graph_and_two_copies(interpreted):
     assert interpreted(given_for_a_token) == ["copy_", "copy_"]

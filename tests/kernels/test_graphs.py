@@ -8,15 +8,19 @@ from few_of import few_of
 from graph_runs import bake, bound, chunks, decode, fail, live, pad, refuse_when_full, wander, whole
 
 
-@pytest.mark.parametrize(("batch", "page_size", "stored_as"), [(1, None, "float8_e4m3fn"), (3, 16, None)])
+@pytest.mark.parametrize(
+    ("batch", "page_size", "stored_as"), few_of([(3, 16, None), (1, None, "float8_e4m3fn")])
+)
 def test_decode_steps_that_are_replayed_give_the_bits_of_the_method(interpreted, batch, page_size, stored_as):
     interpreted(decode, batch, page_size, stored_as)
 
 
+@pytest.mark.matrix
 def test_batches_of_other_sizes_are_replayed_in_the_rows_of_one_graph(interpreted):
     interpreted(pad)
 
 
+@pytest.mark.matrix
 def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):
     interpreted(chunks)
 
@@ -26,10 +30,12 @@ def test_what_happens_to_a_cache_between_calls_is_seen_by_graphs(interpreted, pa
     interpreted(live, page_size)
 
 
+@pytest.mark.matrix
 def test_every_kernel_of_a_step_can_be_replayed(interpreted):
     interpreted(whole)
 
 
+@pytest.mark.matrix
 def test_a_length_that_a_graph_took_from_the_host_would_show(interpreted):
     interpreted(bake)
 
@@ -43,6 +49,7 @@ def test_a_full_cache_is_refused_before_anything_is_replayed(interpreted, page_s
     interpreted(refuse_when_full, page_size)
 
 
+@pytest.mark.matrix
 def test_graphs_are_few_and_hold_no_cache(interpreted):
     interpreted(bound)
 

@@ -21,13 +21,14 @@ from state_graph_runs import caches_share, cross, decode, launches, wander
             ("bloom", None),
             ("bloom", 16),
         ],
-        4,
+        2,
     ),
 )
 def test_replayed_steps_of_every_kind_of_state_give_what_the_method_gives(interpreted, name, page_size):
     interpreted(decode, name, page_size)
 
 
+@pytest.mark.matrix
 def test_replayed_steps_read_what_an_encoder_has_stored(interpreted):
     interpreted(cross)
 
@@ -42,6 +43,7 @@ def test_a_replayed_step_is_a_token_in_a_graph_and_a_result_out(interpreted, pag
     assert steps == [["copy_", "copy_"]] * 6
 
 
+@pytest.mark.matrix
 def test_a_new_page_is_sent_once_for_all_layers(interpreted):
     steps = interpreted(launches, "llama", 16, 14)
     (new,) = (step for step in steps if step != ["copy_", "copy_"])
