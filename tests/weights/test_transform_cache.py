@@ -3,13 +3,11 @@
 
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from children import code_of, in_child
 from safetensors.torch import save_file
 
 import nnfront as nn
@@ -130,16 +128,13 @@ def test_a_damaged_result_is_made_again(folder: Path, tmp_path: Path):
 
 
 def test_a_run_that_is_killed_is_taken_up_where_it_stopped(folder: Path, tmp_path: Path):
-    script = f"""
-        import os, signal, sys
-        sys.path.insert(0, {os.path.dirname(__file__)!r})
-        from pathlib import Path
-        from test_transform_cache import bound, program_of, cached_transform
-        stop = lambda done, total: done == 2 and os.kill(os.getpid(), signal.SIGKILL)
-        cached_transform(program_of(2.0, 3.0, 4.0), bound(Path({str(folder)!r})), Path({str(tmp_path / "cache")!r}), progress=stop)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    program = program_of(2.0, 3.0, 4.0)
+    child = in_child(lambda: cached_transform(program, bound(folder), tmp_path / "cache", progress=stop))
+    assert code_of(child) == -signal.SIGKILL
     first = kept(tmp_path / "cache")
     assert 1 <= len(first) <= 2
     told = []

@@ -5,13 +5,11 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from children import code_of, in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -167,17 +165,14 @@ class TestNothingIsLost:
 
     def test_a_process_that_is_killed(self, tmp_path: Path):
         write(tmp_path, self.old)
-        script = """
-            import os, signal, sys, torch
-            from pathlib import Path
-            from nnfront.weights import stored_type, write_tensors
-            def make():
-                yield "a", torch.zeros(1000)
-                os.kill(os.getpid(), signal.SIGKILL)
-            write_tensors(Path(sys.argv[1]), "model", dict.fromkeys("ab", stored_type(torch.zeros(1000))), make())
-        """
-        done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)], check=False)
-        assert done.returncode == -signal.SIGKILL
+
+        def make():
+            yield "a", torch.zeros(1000)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        types = dict.fromkeys("ab", stored_type(torch.zeros(1000)))
+        child = in_child(lambda: write_tensors(tmp_path, "model", types, make()))
+        assert code_of(child) == -signal.SIGKILL
         assert same(load_file(tmp_path / "model.safetensors")["old"], self.old["old"])
         write(tmp_path, {"new": torch.ones(3)})
         assert list(load_file(tmp_path / "model.safetensors")) == ["new"]
