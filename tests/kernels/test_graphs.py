@@ -20,7 +20,6 @@ def test_batches_of_other_sizes_are_replayed_in_the_rows_of_one_graph(interprete
     interpreted(pad)
 
 
-@pytest.mark.matrix
 def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):
     interpreted(chunks)
 
@@ -35,7 +34,6 @@ def test_every_kernel_of_a_step_can_be_replayed(interpreted):
     interpreted(whole)
 
 
-@pytest.mark.matrix
 def test_a_length_that_a_graph_took_from_the_host_would_show(interpreted):
     interpreted(bake)
 
@@ -49,7 +47,6 @@ def test_a_full_cache_is_refused_before_anything_is_replayed(interpreted, page_s
     interpreted(refuse_when_full, page_size)
 
 
-@pytest.mark.matrix
 def test_graphs_are_few_and_hold_no_cache(interpreted):
     interpreted(bound)
 
