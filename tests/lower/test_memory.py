@@ -163,7 +163,7 @@ def test_weights_that_are_returned_are_copied_and_arguments_are_not():
 # Properties.
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ir=programs(), rows=st.sampled_from([1, 2, 7, 64]))
 def test_the_peak_is_what_torch_allocates_on_the_path_that_takes_most(ir, rows):
     program = lower(ir)
@@ -177,7 +177,7 @@ def test_the_peak_is_what_torch_allocates_on_the_path_that_takes_most(ir, rows):
         assert max(peaks) == plan.peak
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(ir=programs(), rows=st.integers(1, 64))
 def test_no_size_within_the_range_takes_more_than_the_bound(ir, rows):
     found = lower(ir).methods["main"]
