@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from answering import Answer
+from answering import Answer, asked_together
 from few_of import few_of
 from model_folders import random_folder
 from serving import FOLDER, LIMITS
@@ -76,9 +76,7 @@ def requests(count: int, vocab: int) -> list[tuple[list[int], Params]]:
 
 def together(engine: Engine, wanted: list[tuple[list[int], Params]]) -> list[tuple[list[int], str]]:
     """What comes of requests of which none is begun before all are there."""
-    with engine._changed:
-        answers = [Answer(engine, *each) for each in wanted]
-    return [answer.wait() for answer in answers]
+    return [answer.wait() for answer in asked_together(engine, wanted)]
 
 
 @pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")

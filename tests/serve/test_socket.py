@@ -20,6 +20,8 @@ import pytest
 from patience import HANGS_SECONDS
 from serving import FOLDER, TEMPLATE
 
+BUSY = r"num_requests_(?:running|waiting)\{.*?\} (\S+)"
+
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -95,13 +97,10 @@ def test_what_comes_broken_is_refused_and_leaves_nothing(
 
 def holds_nothing_and_answers(url: str) -> None:
     with httpx2.Client(base_url=url, headers={"authorization": "Bearer k"}, timeout=HANGS_SECONDS) as http:
-        until = time.monotonic() + HANGS_SECONDS
-        busy = ["?"]
-        while busy != ["0.0", "0.0"]:
-            assert time.monotonic() < until, busy
-            time.sleep(0.02)
-            text = http.get("/metrics").text
-            busy = re.findall(r"num_requests_(?:running|waiting)\{.*?\} (\S+)", text)
+        end = time.monotonic() + HANGS_SECONDS
+        while (busy := re.findall(BUSY, http.get("/metrics").text)) != ["0.0", "0.0"]:
+            assert time.monotonic() < end, busy
+            time.sleep(0.05)
         assert http.get("/health").status_code == 200
         reply = http.post("/v1/completions", json={"prompt": "import os", "max_tokens": 2})
         assert reply.json()["usage"]["completion_tokens"] == 2
