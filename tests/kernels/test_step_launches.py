@@ -15,6 +15,7 @@ from nnfront_models import llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nnfront as nn
+from nnfront.backends.cuda.sampling import DeviceSampler
 from nnfront.backends.device import META, default_device, overriding_device
 from nnfront.backends.registry import backend_of
 
@@ -26,16 +27,16 @@ NO_LAUNCHES = ("view", "empty", "empty_strided", "_unsafe_view", "slice", "selec
 
 
 class Ops(TorchDispatchMode):
-    """Writes down which ops of torch run on tensors without data."""
+    """Writes down which ops of torch run on the tensors of a device."""
 
-    def __init__(self, names: list[str]) -> None:
+    def __init__(self, names: list[str], device: str = "meta") -> None:
         super().__init__()
-        self._names = names
+        self._names, self._device = names, device
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        on_device = isinstance(result, torch.Tensor) and result.is_meta
+        on_device = isinstance(result, torch.Tensor) and result.device.type == self._device
         if name not in NO_LAUNCHES and on_device:
             self._names.append(name)
         return result
@@ -114,3 +115,27 @@ def test_beside_its_layers_a_step_looks_up_tokens_and_multiplies_with_the_head()
 def test_an_adapter_of_a_product_takes_two_launches_more():
     plain = of_a_layer(None, 2)
     assert of_a_layer(None, 2, adapters=True) == plain | {"shrink": 1, "expand": 1}
+
+
+ONE_BLOCK, IN_PARTS = "sampling", ("largest_in_parts", "draw_in_parts")
+
+
+@pytest.mark.parametrize(
+    ("vocab", "options", "kernels"),
+    [
+        (1000, {"temperature": 1.0, "top_p": 0.9}, (ONE_BLOCK,)),
+        (152064, {"temperature": 0.0}, IN_PARTS[:1]),
+        (152064, {"temperature": 1.0}, IN_PARTS),
+        (152064, {"temperature": 1.0, "top_k": 50, "top_p": 0.9}, IN_PARTS),
+    ],
+)
+def test_a_draw_is_a_launch_or_two_for_many_tokens_and_fills_nothing(vocab, options, kernels):
+    names: list[str] = []
+    sampler = DeviceSampler({"top_k": None, "top_p": None, "min_p": None, **options}, 0)
+    with planning_for("sm_90"), launched_by(lambda plan: names.append(plan.kernel.__name__)):
+        for _ in range(2):
+            names.clear()
+            with Ops(names, device="cpu"):
+                sampler(torch.empty(3, vocab), None)
+    assert [name for name in names if name.endswith("_kernel")] == [f"{name}_kernel" for name in kernels]
+    assert not {"zeros", "zero_", "fill_", "copy_"} & set(names)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.kernel_package import kernel_module
+from nnfront.backends.cuda.shared_workspace import sharing
 from nnfront.backends.device import current, sent
 
 
@@ -74,7 +75,7 @@ class DeviceSampler:
             self._shape = tuple(rows.shape)
             self._buffers = self._made(kernel, rows)
         self._calls += 1
-        with current(logits.device):
+        with current(logits.device), sharing():
             token: torch.Tensor = kernel.launch(
                 rows,
                 **self._options,
