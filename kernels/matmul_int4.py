@@ -112,7 +112,8 @@ def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split by `tiles.splits`."""
-    return smallest("matmul_int4", candidates(shape, arch), shape, arch, shared_bytes, 4)
+    registers = 168 if arch == "sm_80" else 144
+    return smallest("matmul_int4", candidates(shape, arch), shape, arch, shared_bytes, 4, registers)
 
 
 @triton.jit(do_not_specialize=["M"])

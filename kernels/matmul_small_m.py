@@ -89,7 +89,8 @@ UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded t
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, and K split by `tiles.splits`."""
     candidates = CONFIGS[arch] if shape.aligned else (UNALIGNED,)
-    return smallest("matmul_small_m", candidates, shape, arch, operand_bytes, 16)
+    registers = 152 if arch == "sm_80" and shape.m > 1 else 128
+    return smallest("matmul_small_m", candidates, shape, arch, operand_bytes, 16, registers)
 
 
 def operand_bytes(config: Config) -> int:

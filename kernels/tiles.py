@@ -105,12 +105,16 @@ def smallest(
     arch: str,
     shared: Callable[[Config], int],
     w_bits: int,
+    norm_registers: int = 0,
 ) -> Config:
-    """The candidate with the fewest rows that hold M, else the last, with K split to fill the GPU. Where there are groups, block_k is the group. Candidates that the installed Triton spills are left out."""
+    """The candidate with the fewest rows that hold M, else the last, with K split to fill the GPU. Where there are groups, block_k is the group. Candidates that the installed Triton spills are left out.
+    A thread that normalises rows has `norm_registers` at most."""
     m = bucket(shape.m)
     candidates = without_spills(kernel, candidates, arch, group=shape.group, zero_points=shape.zero_points)
     config = next((c for c in candidates if c.block_m >= m), candidates[-1])
     config = replace(config, block_k=shape.group or config.block_k)
+    if shape.norm:  # what rows are multiplied by, and their squares, are in registers too
+        config = replace(config, registers=max(config.registers, norm_registers))
     return replace(config, split_k=splits(config, shape, ARCHS[arch], shared(config), w_bits))
 
 

@@ -147,6 +147,17 @@ def test_no_thread_has_more_registers_than_choose_reckons_with(compiled, build):
     assert compiled(compile_build, build).registers <= build.config.registers
 
 
+@pytest.mark.parametrize("build", [b for b in ALL if getattr(b.shape, "norm", False)], ids=str)
+def test_choose_reckons_with_the_registers_that_a_norm_takes(build):
+    """Those of the budgets, which machine code is held to."""
+    kernel = next(kernel for kernel in nnfront_kernels.KERNELS if kernel.name == build.kernel)
+    shape = build.shape
+    if isinstance(shape, MatmulShape):
+        shape = replace(shape, m=min(shape.m, build.config.block_m))
+    chosen_config = kernel.choose(shape, build.dtype, build.arch)
+    assert load()[str(build)]["registers"] <= chosen_config.registers
+
+
 PAGED = [
     b
     for b in ALL
