@@ -309,7 +309,7 @@ TILED static void sum_by_tiles(const uint16_t *packed, float *to, Py_ssize_t gro
 // Whether tiles multiply all rows of x in less time than pairs, and may: where codes are less than they stand for there, sums of what is not finite, or near the largest number, say nothing.
 static bool takes_tiles(const struct multiply_quantized *n) {
     const Stored how = (Stored)n->stored;
-    const int least = !is_scaled(how, shift_of(n->columns, n->groups)) ? 6 : is_float8(how) ? 5 : 3;
+    const int least = !is_scaled(how, shift_of(n->columns, n->groups)) ? 6 : how < INT4_GROUPS ? 5 : 4;
     return n->rows >= least && n->rows <= MOST_TILES * SIDE && has_tiles() && (!has_sums(how) || are_usual(n->x, n->rows * n->columns));
 }
 
