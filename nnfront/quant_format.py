@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How weights are stored in few bits: one value for each format, which goes by its name from `--quant` to the kernels.
+"""How weights are quantised: one value for each format, which goes by its name from `--quant` to the kernels.
 
     int8   a scale for each output; uint8 has a zero point as well
     int4   two to a byte, a scale for each 32 neighbours; uint4 has a zero point as well

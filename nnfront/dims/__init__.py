@@ -4,20 +4,20 @@
 Read the files in this order; each imports only from those above it:
 
     symbol    names and the facts about them          work      how much all of it may take
-    form      the canonical form, + - *, ranges and divisors
+    polynomial  the canonical form, + - *, ranges and divisors
     divide    // and %
     compare   equal, <=, divides: yes, no or unknown
-    extreme   min and max
-    text      form -> text        parse    text -> form        rebuild   substitution
-    decide    comparisons that must have an answer, or raise
+    min_max   min and max
+    text      form -> text        parse    text -> form        substitution
+    require_comparison  comparisons that must have an answer, or raise
     dim       `Dim`: the form with Python's operators around it
     sizes     functions over sizes: what the other rooms call
     evaluate  numbers for sizes   solve    sizes from numbers, and from other sizes
 """
 
-from nnfront.dims.decide import assuming_unequal, strict_comparisons
 from nnfront.dims.dim import Dim, Size, of_symbol
 from nnfront.dims.evaluate import evaluate, evaluator
+from nnfront.dims.require_comparison import assuming_unequal, strict_comparisons
 from nnfront.dims.sizes import (
     as_symbol,
     ceildiv,

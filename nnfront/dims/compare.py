@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from nnfront.dims.divide import check_divisor, floordiv, is_nonnegative, mod
-from nnfront.dims.form import (
+from nnfront.dims.polynomial import (
     Call,
     Coefficient,
     Form,

@@ -7,8 +7,8 @@ from numbers import Integral
 from typing import Any, NoReturn, TypeAlias
 
 from nnfront.dims import divide
-from nnfront.dims.decide import equality, known_facts, order
-from nnfront.dims.form import (
+from nnfront.dims.parse import parse_form
+from nnfront.dims.polynomial import (
     INF,
     Form,
     add,
@@ -21,7 +21,7 @@ from nnfront.dims.form import (
     sorted_symbols,
     subtract,
 )
-from nnfront.dims.parse import parse_form
+from nnfront.dims.require_comparison import equality, known_facts, order
 from nnfront.dims.symbol import Symbol, names
 from nnfront.dims.text import text as text_of
 from nnfront.errors import DimError

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from nnfront.dims.form import (
+from nnfront.dims.polynomial import (
     INF,
     ONE,
     ZERO,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims.dim import Dim, Size, form_of
-from nnfront.dims.form import Atom, Form, constant, single_symbol
-from nnfront.dims.rebuild import rebuild
+from nnfront.dims.polynomial import Atom, Form, constant, single_symbol
+from nnfront.dims.substitution import rebuild
 from nnfront.dims.symbol import Symbol
 from nnfront.errors import DimError
 

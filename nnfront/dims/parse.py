@@ -17,8 +17,8 @@ from functools import lru_cache
 from typing import NoReturn
 
 from nnfront.dims.divide import ceildiv, floordiv, mod
-from nnfront.dims.extreme import extreme
-from nnfront.dims.form import Form, add, constant, multiply, negate, of_atom, subtract
+from nnfront.dims.min_max import extreme
+from nnfront.dims.polynomial import Form, add, constant, multiply, negate, of_atom, subtract
 from nnfront.dims.symbol import FUNCTIONS, Symbol
 from nnfront.errors import DimError
 

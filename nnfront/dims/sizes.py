@@ -9,10 +9,10 @@ from numbers import Integral
 
 from nnfront.dims import compare, divide
 from nnfront.dims.dim import Dim, Size, form_of, of_symbol, size_of
-from nnfront.dims.extreme import extreme
-from nnfront.dims.form import ONE, ZERO, Form, add, multiply, of_atom, scale, single_symbol, symbols
+from nnfront.dims.min_max import extreme
 from nnfront.dims.parse import parse_form
-from nnfront.dims.rebuild import rebuild
+from nnfront.dims.polynomial import ONE, ZERO, Form, add, multiply, of_atom, scale, single_symbol, symbols
+from nnfront.dims.substitution import rebuild
 from nnfront.dims.symbol import Symbol, join_facts
 from nnfront.dims.text import text as text_of
 from nnfront.errors import DimError

@@ -9,9 +9,9 @@ from math import gcd
 
 from nnfront.dims.dim import Dim, Size, form_of, size_of
 from nnfront.dims.divide import clear_fractions, divide
-from nnfront.dims.form import Form, Monomial, add, constant, of_atom, single_symbol, subtract, symbols
-from nnfront.dims.rebuild import rebuild
+from nnfront.dims.polynomial import Form, Monomial, add, constant, of_atom, single_symbol, subtract, symbols
 from nnfront.dims.sizes import as_symbol, equal, same, satisfies, substitute
+from nnfront.dims.substitution import rebuild
 from nnfront.dims.symbol import Symbol, describe_facts
 from nnfront.dims.work import spend
 from nnfront.errors import DimError

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 
 from nnfront.dims.divide import is_nonnegative
-from nnfront.dims.form import Atom, Call, Coefficient, Form, Monomial, divisor, terms_divisor
+from nnfront.dims.polynomial import Atom, Call, Coefficient, Form, Monomial, divisor, terms_divisor
 from nnfront.dims.symbol import Symbol
 
 Names = Mapping[Symbol, str]

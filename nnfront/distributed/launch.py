@@ -56,7 +56,7 @@ def launch(ranks: int, arguments: Sequence[str]) -> None:
 
 def _what_ended(failures: Mapping[int, ProcessFailure]) -> NnfrontError:
     """The error that a person wants to see: of a rank that was killed, else of one that others did not make fail."""
-    said = {rank: _said(failure) for rank, failure in failures.items()}
+    said = {rank: _message(failure) for rank, failure in failures.items()}
     for kind, text in said.values():
         if kind == "HungRank":
             return RunError(text)
@@ -76,7 +76,7 @@ def _what_ended(failures: Mapping[int, ProcessFailure]) -> NnfrontError:
     return RunError(text if kind else f"rank {first} ended with exit code {failures[first].exitcode}")
 
 
-def _said(failure: ProcessFailure) -> tuple[str, str]:
+def _message(failure: ProcessFailure) -> tuple[str, str]:
     """The class and the text of the error that a rank has left; both empty if it left none."""
     message: Any = failure.message
     if not isinstance(message, dict):

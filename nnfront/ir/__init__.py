@@ -9,14 +9,14 @@ Read the files in this order; each imports only from those above it:
     interfaces  what functions and modules show to those who print and compare them
     walk      iterate over bindings        infer    the type of an expression
     visit     rewrite
-    scope     the dims of a function       literals names and numbers as text
+    function_dims  the dims of a function       literals names and numbers as text
     printer   IR -> text, and the grammar, with `print_types`
     equal     the first difference         summary  a module on two screens
     module    `Function` and `IRModule`    builder  make a function
     callgraph which functions call which     weight_layout  how a kernel wants weights to be stored
     parser    text -> IR, with `tokens`, `parse_dims`, `parse_types`
-    narrow    what branches know of dims   canonical  attributes as ops store them
-    verify    the rules that IR keeps, with `body`, `rules_form`, `rules_types`, `rules_handles`
+    facts     what branches know of dims   canonical  attributes as ops store them
+    verify    the rules that IR keeps, with `verifier_view`, `rules_form`, `rules_types`, `rules_state`
     untrusted_text  IR for other machines, and from them: parsed, verified and of bounded size (`budget`)
 """
 
@@ -45,9 +45,7 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
-from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
-from nnfront.ir.module import KINDS, Function, IRModule, Kind
-from nnfront.ir.narrow import (
+from nnfront.ir.facts import (
     NO_FACTS,
     Facts,
     branch_facts,
@@ -57,12 +55,14 @@ from nnfront.ir.narrow import (
     is_true,
     map_attr,
 )
+from nnfront.ir.function_dims import symbols_in
+from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
+from nnfront.ir.module import KINDS, Function, IRModule, Kind
 from nnfront.ir.op import OPS, DtypePolicy, Op, Operand, OperandType, op
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
 from nnfront.ir.printer import print_function, print_module
 from nnfront.ir.same_code import same_code
-from nnfront.ir.scope import symbols_in
 from nnfront.ir.summary import summarize
 from nnfront.ir.types import (
     Buffer,

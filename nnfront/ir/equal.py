@@ -25,9 +25,9 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
+from nnfront.ir.function_dims import symbols_in
 from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.print_types import TypePrinter, dim_text
-from nnfront.ir.scope import symbols_in
 from nnfront.ir.types import Type
 
 

@@ -45,7 +45,7 @@ from nnfront.ir.types import (
 OperandType: TypeAlias = TensorType | ScalarType
 
 # A size with the least and greatest number that it is and a divisor, None for no bound.
-SaidOfSize: TypeAlias = tuple[Size, int | None, int | None, int | None]
+ImpliedSize: TypeAlias = tuple[Size, int | None, int | None, int | None]
 
 # How a result shares the memory of an operand: for any operand; for one in row-major order, while others are copied; or for some
 # operands and attributes, which the op's name does not tell (a cast to the dtype that a tensor has).
@@ -130,7 +130,7 @@ class Op:
     _reference: Callable[..., Any] | None = field(default=None, repr=False)
     _normalize: Callable[..., dict[str, Any]] | None = field(default=None, repr=False)
     _calls: Callable[..., FunctionType] | None = field(default=None, repr=False)
-    _says: Callable[..., list[SaidOfSize]] | None = field(default=None, repr=False)
+    _implies: Callable[..., list[ImpliedSize]] | None = field(default=None, repr=False)
 
     @property
     def is_variadic(self) -> bool:
@@ -158,9 +158,9 @@ class Op:
         self._normalize = self._again("normaliser", self._normalize, function)
         return function
 
-    def says(self, function: Callable[..., list[SaidOfSize]]) -> Callable[..., list[SaidOfSize]]:
-        """Declare what a true result says about sizes, for branches: same parameters as the rule; see `said_where_true`."""
-        self._says = self._again("statement about sizes", self._says, function)
+    def implies(self, function: Callable[..., list[ImpliedSize]]) -> Callable[..., list[ImpliedSize]]:
+        """Declare what a true result implies for sizes, for branches: same parameters as the rule; see `implied_facts`."""
+        self._implies = self._again("statement about sizes", self._implies, function)
         return function
 
     def calls(self, function: Callable[..., FunctionType]) -> Callable[..., FunctionType]:
@@ -180,9 +180,9 @@ class Op:
             raise _taken(f"the op {self.name!r} has another {what} already", known, function)
         return function
 
-    def said_where_true(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> list[SaidOfSize]:
+    def implied_facts(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> list[ImpliedSize]:
         """Return (size, least, greatest, divisor) for each operand that is a size, None for no bound; what holds where the result is true."""
-        return [] if self._says is None else self._apply(self._says, types, {**self._defaults, **attrs})
+        return [] if self._implies is None else self._apply(self._implies, types, {**self._defaults, **attrs})
 
     def result_type(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> Type:
         """Return the type of the result for these operand types (None: an optional operand that is absent).
@@ -323,7 +323,7 @@ class Facts(TypedDict, total=False):
     collective: bool
 
 
-def _said(op: Op) -> list[object]:
+def _facts(op: Op) -> list[object]:
     """What a declaration says besides functions."""
     return [op.is_pure, *(getattr(op, f) for f in Facts.__annotations__ if f not in ("holds", "flops"))]
 
@@ -354,7 +354,7 @@ def op(
         known = OPS.setdefault(op_name, declared)
         if known is not declared:
             functions = ((each.infer, each.flops, each.holds) for each in (known, declared))
-            if _said(known) != _said(declared) or not same_code(*functions):
+            if _facts(known) != _facts(declared) or not same_code(*functions):
                 raise _taken(f"there is another op {op_name!r} already", known.infer, rule)
             # A file that is run again declares it anew, over names of its own.
             known.infer, known.flops, known.holds = rule, declared.flops, declared.holds

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims import Dim, Size, Symbol
+from nnfront.ir.function_dims import DimTexts
 from nnfront.ir.literals import KEYWORDS, name_text, number_text, quote
-from nnfront.ir.scope import DimTexts
 from nnfront.ir.types import (
     FunctionName,
     FunctionType,

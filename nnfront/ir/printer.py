@@ -70,10 +70,10 @@ from nnfront.ir.expr import (
     Tuple,
     Var,
 )
+from nnfront.ir.function_dims import symbols_in
 from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.literals import CALLS, constant_text, escape, name_text, number_text
 from nnfront.ir.print_types import INDENT, WIDTH, TypePrinter, bracketed, dim_text, lines, tuple_parts
-from nnfront.ir.scope import symbols_in
 
 
 def print_module(module: ModuleLike, *, provenance: bool = False) -> str:

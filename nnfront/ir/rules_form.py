@@ -12,7 +12,6 @@ from nnfront import dtypes
 from nnfront.dims import Dim
 from nnfront.errors import VerifyError
 from nnfront.ir.attributes import INT64
-from nnfront.ir.body import Body, Scope
 from nnfront.ir.budget import MAX_AXES
 from nnfront.ir.expr import ROLES, Binding, Call, Constant, FunctionCall, Scalar, Var
 from nnfront.ir.types import (
@@ -27,6 +26,7 @@ from nnfront.ir.types import (
     Type,
     sizes_of,
 )
+from nnfront.ir.verifier_view import Body, Scope
 from nnfront.ir.walk import functions_of
 
 _KINDS = ("public", "private", "transform", "fused", "external")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nnfront.errors import VerifyError
-from nnfront.ir.body import Body, Scope
 from nnfront.ir.expr import Atom, Binding, Call, Var
 from nnfront.ir.types import TensorType
+from nnfront.ir.verifier_view import Body, Scope
 from nnfront.ir.walk import functions_of, variables_of, walk_exprs
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from nnfront.dims import Dim, Symbol, describe_facts, equal, of_symbol, same
 from nnfront.errors import NnfrontError, VerifyError
 from nnfront.ir.attributes import RULE_ERRORS
-from nnfront.ir.body import Body, Scope, Step
 from nnfront.ir.expr import Binding, Call, Expr, FunctionCall, If, MatchShape
+from nnfront.ir.facts import NO_FACTS, Facts, infer_within
 from nnfront.ir.infer import map_sizes, substitute_type
-from nnfront.ir.narrow import NO_FACTS, Facts, infer_within
 from nnfront.ir.print_types import TypePrinter, type_text
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type, sizes_of
+from nnfront.ir.verifier_view import Body, Scope, Step
 
 
 def v13_dims_are_defined(body: Body) -> Iterator[VerifyError]:

@@ -15,9 +15,9 @@ from typing import TypeAlias
 from nnfront import dtypes
 from nnfront.dims import determined
 from nnfront.ir.expr import Call, Param
+from nnfront.ir.function_dims import DimTexts, symbols_in
 from nnfront.ir.interfaces import FunctionLike, ModuleLike
 from nnfront.ir.print_types import dim_text, repeats, type_text
-from nnfront.ir.scope import DimTexts, symbols_in
 from nnfront.ir.types import StateType, TensorType, TupleType, Type, sizes_of, type_symbols
 from nnfront.ir.walk import functions_of, walk_exprs
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from nnfront.dims import Dim, bounded_work
 from nnfront.errors import VerifyError
-from nnfront.ir.body import Body
 from nnfront.ir.budget import MAX_DIM_TERMS
 from nnfront.ir.infer import map_sizes
 from nnfront.ir.print_types import type_text
@@ -28,8 +27,8 @@ from nnfront.ir.rules_form import (
     v10_attributes_are_known,
     v11_called_functions_exist,
 )
-from nnfront.ir.rules_handles import v19_states_come_back, v20_handles_are_used_once
 from nnfront.ir.rules_ranks import v22_ranks_meet_alike
+from nnfront.ir.rules_state import v19_states_come_back, v20_handles_are_used_once
 from nnfront.ir.rules_types import (
     v13_dims_are_defined,
     v14_dims_mean_one_thing,
@@ -39,6 +38,7 @@ from nnfront.ir.rules_types import (
     v18_types_follow_from_operands,
 )
 from nnfront.ir.types import Type
+from nnfront.ir.verifier_view import Body
 from nnfront.ir.walk import functions_of, walk_exprs
 
 if TYPE_CHECKING:

@@ -199,7 +199,7 @@ class Generation(Coming):
         return cache
 
 
-def in_turns(streams: Sequence[Iterator[str]]) -> Iterator[tuple[int, str]]:
+def round_robin(streams: Sequence[Iterator[str]]) -> Iterator[tuple[int, str]]:
     """A piece of each stream in turn, with the stream's number."""
     going = dict(enumerate(streams))
     while going:

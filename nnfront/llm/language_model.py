@@ -19,7 +19,7 @@ from nnfront.engine.speculate import DraftModel, Guesser, guesser_of
 from nnfront.errors import LoadError, RunError
 from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
-from nnfront.llm.generation import Captured, Coming, Generation, in_turns, until_ends
+from nnfront.llm.generation import Captured, Coming, Generation, round_robin, until_ends
 from nnfront.llm.load_options import opened, session_on, stored_as, text_of
 from nnfront.llm.methods import SEQ2SEQ, Methods
 from nnfront.llm.prompts import adapter_numbers, are_integers, check_prompts, check_tokens, kind_of, listed
@@ -48,7 +48,7 @@ class LLM:
     least `max_position_embeddings` and `vocab_size`; `phases` are times so far; `sampling` is how `generate` chooses tokens if it is not
     told; `quantized` says what `quant` did, None where it was not given; `files` is the folder, held open; `stored_as` is how caches keep keys
     and values, for `make_cache`; `stored` says what became of
-    weights that the checkpoint holds in few bits, None where its config.json says of none; `adapters` are names of adapters that `generate` takes.
+    weights that the checkpoint holds quantised, None where its config.json says of none; `adapters` are names of adapters that `generate` takes.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ class LLM:
         streams = [until(self.tokenizer.stream(coming.tokens(i)), stop) for i in range(len(prompts))]
         if isinstance(prompt, str):
             return streams[0] if stream else "".join(streams[0])
-        pieces = in_turns(streams)
+        pieces = round_robin(streams)
         if stream:
             return pieces
         texts = [""] * len(prompts)

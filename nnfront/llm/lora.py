@@ -63,7 +63,7 @@ class Product:
     scale: float
     b: str
     a: str | None = None
-    is_turned: bool = False
+    is_transposed: bool = False
     magnitude: str | None = None
 
 
@@ -278,8 +278,8 @@ class Merging:
             self.problem(b, f"{weight!r} has {len(shape)} axes, expected 2")
             return
         turned_sizes = (info(b).shape[:1], info(a).shape[1:]) == (shape[1:], shape[:1])
-        is_turned = is_rows or (turned_sizes and (shape[0] != shape[1] or adapter.config.is_turned))
-        outputs, inputs = reversed(shape) if is_turned else shape
+        is_transposed = is_rows or (turned_sizes and (shape[0] != shape[1] or adapter.config.is_transposed))
+        outputs, inputs = reversed(shape) if is_transposed else shape
         why = f", for {weight!r} and a rank of {rank}"
         found_b = self.type(adapter, b, (outputs, rank), why)
         found_a = self.type(adapter, a, (rank, inputs), why)
@@ -295,7 +295,7 @@ class Merging:
         change = self.changes.setdefault(weight, Change())
         if any(each.magnitude for each in change.products):
             self.problem(b, "with use_dora an adapter is alone with its weight, and counts in full")
-        change.products.append(Product(scale, found_b, found_a, is_turned, size))
+        change.products.append(Product(scale, found_b, found_a, is_transposed, size))
         if "B bias" in parts:
             name = parts["B bias"]
             bias = self.weight(name, f"{module}.bias")
@@ -339,12 +339,12 @@ def _changed(b: FunctionBuilder, weight: Var, product: Product, values: Mapping[
     change = cast(b, values[product.b], "float32")
     if product.a is not None:
         change = b.call(ops.matmul, change, cast(b, values[product.a], "float32"))
-    if product.is_turned:
+    if product.is_transposed:
         change = b.call(ops.permute_dims, change, axes=(1, 0))
     new = b.call(ops.add, weight, b.call(ops.multiply, change, Scalar(product.scale)))
     if product.magnitude is None:
         return new
-    inputs = 0 if product.is_turned else 1
+    inputs = 0 if product.is_transposed else 1
     size = b.call(ops.sqrt, b.call(ops.sum, b.call(ops.square, new), axis=inputs, keepdims=True))
     assert isinstance(size.type, TensorType)
     wanted = b.call(ops.reshape, cast(b, values[product.magnitude], "float32"), shape=size.type.shape)

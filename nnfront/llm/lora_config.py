@@ -51,7 +51,7 @@ class LoraConfig:
     ranks: Mapping[str, Any]
     alphas: Mapping[str, Any]
     is_rank_stabilised: bool
-    is_turned: bool
+    is_transposed: bool
     has_magnitudes: bool
     replaced: tuple[str, ...]
     base: str

@@ -66,7 +66,7 @@ def keep_adapters(
     names = list(dict.fromkeys(name for products in found for name in products))
     stacks = {name: _Stack([products.get(name) for products in found]) for name in names}
     ranks = {name: stack.rank for name, stack in stacks.items()}
-    turned = [name for name, stack in stacks.items() if stack.is_turned]
+    turned = [name for name, stack in stacks.items() if stack.is_transposed]
     try:
         module = add_adapters(ir, ranks, len(adapters), turned)
     except PassError as error:
@@ -86,7 +86,7 @@ class _LowRank:
     a: str
     b: str
     types: Mapping[str, TensorType]
-    is_turned: bool
+    is_transposed: bool
 
     @property
     def rank(self) -> int:
@@ -112,7 +112,7 @@ def _products(
             elif each.magnitude is not None:
                 why = "it is scaled as a whole (use_dora)"
             else:
-                found[name] = _LowRank(each.scale, each.a, each.b, merging.stored, each.is_turned)
+                found[name] = _LowRank(each.scale, each.a, each.b, merging.stored, each.is_transposed)
         if why:
             problems.append((name, f"{shown_text(repr(name))}: {why}"))
     if problems:
@@ -144,9 +144,9 @@ class _Stack:
         return max(each.rank for each in self.adapters if each is not None)
 
     @property
-    def is_turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether the weight lies as [in, out]."""
-        return any(each is not None and each.is_turned for each in self.adapters)
+        return any(each is not None and each.is_transposed for each in self.adapters)
 
     def formulas(self) -> dict[str, Formula]:
         """How the two stacks are made, by what their names end with: a [adapters, rank, in], and b [adapters, out, rank], in which the scales are."""

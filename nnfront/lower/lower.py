@@ -45,7 +45,7 @@ from nnfront.lower.function_value import FunctionValue
 from nnfront.lower.instructions import PACK, Block, Branch, Instruction, Match, Run, SlotKind, Structure
 from nnfront.lower.program import Argument, MethodProgram, Place, Program
 from nnfront.lower.schedule import finish
-from nnfront.lower.signature import bind_dims, bound_at_load, said_by_weights
+from nnfront.lower.signature import bind_dims, bound_at_load, bound_by_weights
 from nnfront.lower.slots import Frame, bare_symbol, dims_in
 
 Choose: TypeAlias = Callable[[Block, Frame, str], Block]
@@ -64,7 +64,7 @@ def lower(ir: IRModule, target: str, choose: Choose) -> Program:
 
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
-    said = said_by_weights(ir)
+    said = bound_by_weights(ir)
     programs = {
         f.name: lower_function(f, ir, choose, target, said) for f in ir.functions if f.kind == "public"
     }

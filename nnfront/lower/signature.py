@@ -90,7 +90,7 @@ def symbolic_places(
     ]
 
 
-def said_by_weights(ir: Mapping[str, Function]) -> dict[Symbol, Place]:
+def bound_by_weights(ir: Mapping[str, Function]) -> dict[Symbol, Place]:
     """Return the dims that the weights of all methods and transforms together determine, each with the place that says it."""
     found = [
         item

@@ -3,13 +3,13 @@
 
 Read the files in this order; each imports only from those above it:
 
-    mode        what is active, a trace or an eager run, with place   shape   shapes as authors give them
+    mode        what is active, a trace or an eager run, with source_location   shape   shapes as authors give them
     spec        what methods are called with
     foreign     torch, numpy and Python given tensors of ours, with elsewhere: what they call what is here
     tensor      Tensor: traced, formula or value; `apply`, the door of every op
-    parameter   stored weights                 object, cache, effect   handles and state
-    eager       running without a trace        share           what makes two modules alike
-    trace       ops to bindings, with frame, subroutine, structure    methods, arguments   methods to functions
+    parameter   stored weights                 opaque, cache, effect   handles and state
+    eager       running without a trace layer_equivalence  what makes two modules alike
+    trace       ops to bindings, with trace_state, shared_layers, pytree    methods, dim_facts   methods to functions
     functional  the ops as functions           module          the tree, eager call, export
     containers, layers, conv, rotary, mutator, activations
     projections linear layers multiplied as one    causal_lm   what generates text    multi_token   and guesses several tokens    decoder   what most are made of    alibi
@@ -65,7 +65,7 @@ from nnfront.nn.layers import (
 from nnfront.nn.module import Module
 from nnfront.nn.multi_token import MultiTokenLayer, MultiTokenLM
 from nnfront.nn.mutator import Mutator
-from nnfront.nn.object import Object
+from nnfront.nn.opaque import Object
 from nnfront.nn.parameter import Parameter, default_dtype, get_default_dtype, joined, set_default_dtype
 from nnfront.nn.projections import MLP, Fused, GatedMLP, GateUpMLP, pairs_as_halves, part_by_part
 from nnfront.nn.ranks import Plan, PlannedWeight, divide

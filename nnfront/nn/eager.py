@@ -14,8 +14,8 @@ from nnfront.ir import Op, StateLayerType, TensorType, TupleType, Type, Var
 from nnfront.nn.loop import run_scan
 from nnfront.nn.mode import active_mode, canonical, infer, out_of_trace
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.place import raising_frame, user_place
-from nnfront.nn.structure import flatten, unflatten
+from nnfront.nn.pytree import flatten, unflatten
+from nnfront.nn.source_location import raising_frame, user_place
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand, operand_types, value
 from nnfront.ops.returned import run_reference
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from nnfront.errors import TraceError
 from nnfront.nn.mode import active_mode
-from nnfront.nn.place import user_place
+from nnfront.nn.source_location import user_place
 from nnfront.nn.tensor import Tensor
 
 

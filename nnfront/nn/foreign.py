@@ -19,7 +19,7 @@ from nnfront.ir import Op, Provenance
 from nnfront.nn import elsewhere
 from nnfront.nn.cache import Cache, CacheLayer
 from nnfront.nn.mode import outside_place
-from nnfront.nn.place import raising_frame, user_frame
+from nnfront.nn.source_location import raising_frame, user_frame
 
 BINARY: dict[str, Op] = {
     "add": ops.add,

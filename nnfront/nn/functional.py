@@ -21,8 +21,8 @@ from nnfront.nn.eager import eager
 from nnfront.nn.elsewhere import signature_text
 from nnfront.nn.loop import scan
 from nnfront.nn.mode import active_mode, outside_place
-from nnfront.nn.object import Object
-from nnfront.nn.place import user_place
+from nnfront.nn.opaque import Object
+from nnfront.nn.source_location import user_place
 from nnfront.nn.tensor import Tensor, apply
 from nnfront.ops.rules import dtype_name
 

@@ -52,7 +52,7 @@ class LatentAttention(Module):
         self.heads, self.plain, self.kv_rank, self.q_rank = heads, plain, kv_rank, q_rank
         self.scale, self.interleaved = scale, interleaved
 
-    def turned(self, x: Tensor, rope: Rotation | None) -> Tensor:
+    def _rotate(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """Features at their positions; without `rope` as they are."""
         y: Tensor = x if rope is None else op.rope(x, *rope, interleaved=self.interleaved)
         return y
@@ -63,14 +63,14 @@ class LatentAttention(Module):
         q = op.reshape(q, (*q.shape[:-1], self.heads, q.shape[-1] // self.heads))
         plain, rotated = op.split(q, [self.plain], -1)
         absorbed = op.einsum("bshn,hnr->bshr", plain, self.key_weight)
-        both: Tensor = op.concat([absorbed, self.turned(rotated, rope)], -1)
+        both: Tensor = op.concat([absorbed, self._rotate(rotated, rope)], -1)
         return both
 
     def latent(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """[batch, seq, size] to what is kept, [batch, seq, 1, kv_rank + rotated]."""
         compressed = op.unsqueeze(self.kv_a_proj_with_mqa(x), 2)
         latent, rotated = op.split(compressed, [self.kv_rank], -1)
-        both: Tensor = op.concat([self.kv_a_layernorm(latent), self.turned(rotated, rope)], -1)
+        both: Tensor = op.concat([self.kv_a_layernorm(latent), self._rotate(rotated, rope)], -1)
         return both
 
     def forward(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:

@@ -27,12 +27,12 @@ from nnfront.ir import (
     type_text,
     undefined_symbols,
 )
-from nnfront.nn.frame import Frame
 from nnfront.nn.mode import active_mode, outside_place
-from nnfront.nn.place import user_place
-from nnfront.nn.structure import flatten, unflatten
+from nnfront.nn.pytree import flatten, unflatten
+from nnfront.nn.source_location import user_place
 from nnfront.nn.tensor import Tensor, apply, as_operand
 from nnfront.nn.trace import Trace
+from nnfront.nn.trace_state import Frame
 from nnfront.ops.rules import axis_of
 
 Step = Callable[[Any, Any], Any]

@@ -27,15 +27,15 @@ from nnfront.ir import (
     walk_bindings,
 )
 from nnfront.nn import spec as specs
-from nnfront.nn.arguments import known_facts, with_facts_type
 from nnfront.nn.cache import Cache, CacheLayer
+from nnfront.nn.dim_facts import known_facts, with_facts_type
 from nnfront.nn.effect import Effect
-from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.mode import active_mode
-from nnfront.nn.object import Object
-from nnfront.nn.subroutine import Subroutines
+from nnfront.nn.opaque import Object
+from nnfront.nn.shared_layers import Subroutines
 from nnfront.nn.tensor import Tensor
 from nnfront.nn.trace import Trace
+from nnfront.nn.trace_state import Frame, Tree
 
 
 class MethodTrace(Trace):

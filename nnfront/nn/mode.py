@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from nnfront.errors import InferError, NnfrontError, TraceError
 from nnfront.ir import Op, Type, type_text
-from nnfront.nn.place import user_place
+from nnfront.nn.source_location import user_place
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

@@ -13,16 +13,16 @@ import torch
 
 from nnfront.errors import LoadError, SpecError, TraceError, UnknownName, nearest
 from nnfront.ir import IRModule, verify
-from nnfront.nn import elsewhere, share
+from nnfront.nn import elsewhere, layer_equivalence
 from nnfront.nn.eager import eager
 from nnfront.nn.effect import Effect
 from nnfront.nn.foreign import refuse_torch
-from nnfront.nn.frame import Tree
 from nnfront.nn.methods import refuse_additions, trace
 from nnfront.nn.mode import active_mode, outside_place
 from nnfront.nn.parameter import Parameter
 from nnfront.nn.spec import ModuleSpec
 from nnfront.nn.tensor import Tensor
+from nnfront.nn.trace_state import Tree
 from nnfront.ops.rules import dtype_name
 
 Self = TypeVar("Self", bound="Module")
@@ -76,20 +76,20 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def __getattribute__(self, name: str) -> Any:
-        if not share._active:
+        if not layer_equivalence._active:
             return object.__getattribute__(self, name)
         state = object.__getattribute__(self, "__dict__")
         if name in state:
             found = state[name]
-            share.note_read(self, name, found)
+            layer_equivalence.note_read(self, name, found)
             return found
         if name == "__dict__":
-            share.note_all_read(self)
+            layer_equivalence.note_all_read(self)
             return state
         try:
             return object.__getattribute__(self, name)  # methods, properties and constants of the class
         except AttributeError:
-            share.note_read(self, name, share.ABSENT)
+            layer_equivalence.note_read(self, name, layer_equivalence.ABSENT)
             raise
 
     if not TYPE_CHECKING:  # which knows what attributes there are

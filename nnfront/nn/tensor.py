@@ -24,8 +24,8 @@ from nnfront.errors import InferError, TraceError, UnknownName
 from nnfront.ir import Op, ScalarType, TensorType, TupleType, Type, Var, sizes_of, type_text
 from nnfront.nn import elsewhere, foreign
 from nnfront.nn.mode import active_mode, canonical, infer, names_place, out_of_trace, outside_place
-from nnfront.nn.place import user_place
 from nnfront.nn.shape import shape_of
+from nnfront.nn.source_location import user_place
 from nnfront.ops.returned import run_reference
 from nnfront.ops.rules import dtype_name
 

@@ -2,7 +2,7 @@
 """The tracing mode: each op that a method applies becomes a binding, each use of a parameter or formula a weight.
 
 A `Trace` does not know `Module`: it works on a `Tree` of parameters and names. A module that occurs many times is traced once into
-a private function, whose parameters are the weights it read, and called from then on (see `subroutine`). `methods` makes whole
+a private function, whose parameters are the weights it read, and called from then on (see `shared_layers`). `methods` makes whole
 functions with it.
 """
 
@@ -38,16 +38,16 @@ from nnfront.ir import (
     Var,
     branch,
 )
-from nnfront.nn.arguments import with_facts_attr
 from nnfront.nn.cache import Cache, CacheLayer
+from nnfront.nn.dim_facts import with_facts_attr
 from nnfront.nn.foreign import explain
-from nnfront.nn.frame import Frame, Tree
 from nnfront.nn.mode import located, out_of_trace
-from nnfront.nn.object import Object, kind_of
+from nnfront.nn.opaque import Object, kind_of
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.place import author_frame, user_frame
-from nnfront.nn.structure import flatten, unflatten
+from nnfront.nn.pytree import flatten, unflatten
+from nnfront.nn.source_location import author_frame, user_frame
 from nnfront.nn.tensor import Formula, FormulaCall, Tensor, as_operand
+from nnfront.nn.trace_state import Frame, Tree
 from nnfront.ops.constants import constant
 
 

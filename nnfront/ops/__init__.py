@@ -13,7 +13,7 @@ authors use `nnfront.op.matmul`, which is made from it.
     create                            from nothing but a shape
     attention, rope, cache            transformers
     recurrent, delta_rule             state space models and linear attention
-    quant, sample                     numbers in few bits; tokens from probabilities
+    quant, sample                     quantised numbers; tokens from probabilities
     loop                              steps along an axis that carry values
     control                           printing, external functions, which case it is
     collective                        what several processes compute together

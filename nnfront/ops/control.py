@@ -60,7 +60,7 @@ def _(values: Sequence[OperandType], ranges: Sequence[Sequence[int | float | Non
     return {"ranges": found}
 
 
-@within.says
+@within.implies
 def _(values: Sequence[OperandType], ranges: Sequence[Sequence[int | float | None]]) -> list[Any]:
     return [
         (value.value, *entry)

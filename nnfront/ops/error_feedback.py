@@ -61,8 +61,8 @@ class ErrorFeedback:
 
     def _ordered(self, x: torch.Tensor) -> torch.Tensor:
         """Numbers [rows, columns] as [blocks, size, rows]."""
-        turned = x.to(torch.float32).view(len(x), *self.order.shape).permute(1, 2, 0)
-        return turned.gather(1, self.order.unsqueeze(-1).expand_as(turned))
+        transposed = x.to(torch.float32).view(len(x), *self.order.shape).permute(1, 2, 0)
+        return transposed.gather(1, self.order.unsqueeze(-1).expand_as(transposed))
 
 
 def by_rows(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers in few bits: x is approximately (q - zero_point) * scale, one scale for each group of neighbours along an axis.
+"""Quantised numbers: x is approximately (q - zero_point) * scale, one scale for each group of neighbours along an axis.
 
 q holds integers, or floats of 8 bits (`dtype="float8_e4m3fn"`), whose own exponent makes the error relative to the element, not to the group; or, for
 a format that says what its elements stand for, places in the table of these values: x is approximately values[q] * scale.

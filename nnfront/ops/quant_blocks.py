@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers in few bits that lie in blocks of bytes with their scales, and these again as integers: a tensor for all of it, where `quantize` gives several."""
+"""Quantised numbers that lie in blocks of bytes with their scales, and these again as integers: a tensor for all of it, where `quantize` gives several."""
 
 from __future__ import annotations
 

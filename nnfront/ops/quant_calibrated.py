@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in few bits, rounded by what they are multiplied with: `quantize` and `quantize_blocks` with the moments of the inputs as one operand more."""
+"""Quantised weights, rounded by what they are multiplied with: `quantize` and `quantize_blocks` with the moments of the inputs as one operand more."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from nnfront.passes.regions import CUDA_PATTERNS, PATTERNS
 from nnfront.passes.shard_weights import shard_weights
 from nnfront.passes.special_cases import special_cases
 from nnfront.passes.split_embedding import split_embedding
-from nnfront.passes.turn_weights import turn_weights
+from nnfront.passes.transpose_weights import transpose_weights
 
 # Constants first: they decide branches. What the three before it leave unread goes last.
 _SIMPLIFY: tuple[Step, ...] = (
@@ -54,7 +54,7 @@ PIPELINES: dict[str, tuple[Step, ...]] = {
     "cuda": (
         special_cases,
         *_SIMPLIFY,
-        turn_weights,
+        transpose_weights,
         partial(outline, patterns=CUDA_PATTERNS),
         pack_weights,
         partial(lift_transform_params, shared_transform=True),
@@ -93,7 +93,7 @@ __all__ = [
     "shard_weights",
     "special_cases",
     "split_embedding",
-    "turn_weights",
+    "transpose_weights",
     "zeros",
 ]
 

@@ -89,7 +89,7 @@ class _LowRank:
     a: Var
     b: Var
     name: str
-    is_turned: bool = False
+    is_transposed: bool = False
 
     @property
     def types(self) -> tuple[TensorType, TensorType]:
@@ -114,19 +114,19 @@ class _Adding:
             return method
         given = {}
         for i, weight in changed.items():
-            name, rank, is_turned = weight.name, ranks[weight.name], weight.name in turned
+            name, rank, is_transposed = weight.name, ranks[weight.name], weight.name in turned
             assert isinstance(weight.type, TensorType)
-            outputs, inputs = reversed(weight.type.shape) if is_turned else weight.type.shape
+            outputs, inputs = reversed(weight.type.shape) if is_transposed else weight.type.shape
             a, b = (
                 Param(f"{name}.{end}", TensorType((count, *shape), weight.type.dtype), "weight")
                 for end, shape in (("lora_a", (rank, inputs)), ("lora_b", (outputs, rank)))
             )
-            given[i] = _LowRank(a, b, name, is_turned)
+            given[i] = _LowRank(a, b, name, is_transposed)
         return _Body(method, self, rows[0], given).rewritten()
 
     def private(self, name: str, given: Mapping[int, _LowRank], batch: Symbol) -> str:
         """The name of a private function some of whose weights have adapters."""
-        key = name, batch, *((i, each.is_turned, *each.types) for i, each in given.items())
+        key = name, batch, *((i, each.is_transposed, *each.types) for i, each in given.items())
         if key not in self.made:
             function, own = self.ir[name], {}
             for i, each in given.items():
@@ -200,7 +200,7 @@ class _Body(Mutator):
             new = self.product(builder, value, self.known[read[0]])
         elif isinstance(value, Call) and _turns(value):
             self.known[binding.var] = replace(
-                self.known[read[0]], is_turned=not self.known[read[0]].is_turned
+                self.known[read[0]], is_transposed=not self.known[read[0]].is_transposed
             )
             return (binding,)
         elif isinstance(value, Call) and value.op is ops.shard:
@@ -226,7 +226,7 @@ class _Body(Mutator):
         x, op = call.args[0], call.op
         assert x is not None and isinstance(x.type, TensorType)
         if (
-            (op is ops.matmul) != weight.is_turned
+            (op is ops.matmul) != weight.is_transposed
             or call.attrs.get("out_dtype") is not None
             or x.type.ndim < 2
         ):
@@ -273,7 +273,7 @@ class _Body(Mutator):
         """What is added to products with a rank's part of a weight: its outputs, or what its inputs give to the sum of all ranks."""
         whole, rank = cast(tuple[Var, Var], call.args)
         weight = self.known[whole]
-        is_outputs = (call.attrs["axis"] == 0) != weight.is_turned
+        is_outputs = (call.attrs["axis"] == 0) != weight.is_transposed
         matrix, end, axis = (weight.b, "lora_b", 1) if is_outputs else (weight.a, "lora_a", 2)
         attrs = {**call.op.full_attrs(call.attrs), "axis": axis}
         cut = Call(ops.shard, (matrix, rank), ops.shard.canonical_attrs([matrix.type, rank.type], attrs))
@@ -285,9 +285,9 @@ class _Body(Mutator):
         """What is added to products with several weights, one after another along the axis of outputs."""
         weights = [self.known.get(a) if isinstance(a, Var) else None for a in call.args]
         known = [each for each in weights if each is not None]
-        outputs = 1 if known[0].is_turned else 0
+        outputs = 1 if known[0].is_transposed else 0
         dim = call.op.full_attrs(call.attrs).get("dim")
-        if call.op is not ops.concat or dim != outputs or len({each.is_turned for each in known}) > 1:
+        if call.op is not ops.concat or dim != outputs or len({each.is_transposed for each in known}) > 1:
             return None
         count, dtype = known[0].types[0].shape[0], known[0].types[0].dtype
         ranks = [each.types[0].shape[1] for each in known]
@@ -306,7 +306,7 @@ class _Body(Mutator):
             blocks.append(self.concat(builder, [c for c in columns if c is not None], 2))
         b = self.concat(builder, blocks, 1, f"{name}.lora_b")
         a = self.concat(builder, [each.a for each in known], 1, f"{name}.lora_a")
-        return _LowRank(a, b, known[0].name, known[0].is_turned)
+        return _LowRank(a, b, known[0].name, known[0].is_transposed)
 
     def concat(self, builder: FunctionBuilder, parts: Sequence[Var], dim: int, name: str = "") -> Var:
         """Some matrices as one, which is made when weights are loaded if it has a name."""

@@ -97,7 +97,7 @@ def bind_symbols(
         bound = _with_facts(sizes)
         return resize(function, lambda size: substitute(size, bound), functions, known)
     except (DimError, InferError) as error:
-        given = ", ".join([*(_said(symbol, size) for symbol, size in sizes.items()), *known])
+        given = ", ".join([*(_text(symbol, size) for symbol, size in sizes.items()), *known])
         raise PassError(f"{function.name} cannot have {given}: {error.what}", details=error.details) from None
 
 
@@ -129,7 +129,7 @@ def chosen_functions(ir: IRModule, names: Iterable[str] | None) -> list[str]:
     return public if names is None else list(names)
 
 
-def _said(symbol: Symbol, size: Size) -> str:
+def _text(symbol: Symbol, size: Size) -> str:
     own = as_symbol(size)
     return f"{symbol} = {size}" if own != symbol else f"{symbol} {describe_facts(*own.facts)}"
 

@@ -26,7 +26,7 @@ from collections.abc import Hashable, Sequence
 from nnfront.ir import Binding, Block, If, IRModule, Mutator, Var, atoms_of
 from nnfront.passes.base import module_pass
 from nnfront.passes.effects import impure_functions, is_pure
-from nnfront.passes.keys import atom_key, expr_key
+from nnfront.passes.value_numbering import atom_key, expr_key
 
 
 @module_pass()

@@ -65,9 +65,9 @@ from nnfront.ir import (
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.keys import atom_key, attr_key, expr_key
 from nnfront.passes.patterns import Match, Pattern, matches
 from nnfront.passes.regions import PATTERNS
+from nnfront.passes.value_numbering import atom_key, attr_key, expr_key
 
 
 @module_pass()

@@ -246,7 +246,7 @@ def _exchange(
     return builder.call(ops.reshape, swapped, shape=x.type.shape)
 
 
-def _turn(builder: FunctionBuilder, x: Var) -> Var:
+def _transpose(builder: FunctionBuilder, x: Var) -> Var:
     return builder.call(ops.permute_dims, x, axes=(1, 0))
 
 
@@ -256,8 +256,8 @@ def _fp8(format: QuantFormat) -> Packing | None:
 
 
 def _int8(format: QuantFormat) -> Packing:
-    turned = dict.fromkeys(("scales", "zero_points"), _turn)
-    return turned, turned
+    transposed = dict.fromkeys(("scales", "zero_points"), _transpose)
+    return transposed, transposed
 
 
 def _int4(format: QuantFormat) -> Packing | None:
@@ -289,8 +289,8 @@ def _int4(format: QuantFormat) -> Packing | None:
         chosen = builder.call(ops.take, moved, constant(torch.tensor(ORDER)), axis=last)
         return builder.call(ops.pack_int4, builder.call(ops.reshape, chosen, shape=(rows, depth)), axis=1)
 
-    turned = dict.fromkeys(("scales", "zero_points"), _turn)
-    return {"weight": pack, **turned}, {"weight": unpack, **turned}
+    transposed = dict.fromkeys(("scales", "zero_points"), _transpose)
+    return {"weight": pack, **transposed}, {"weight": unpack, **transposed}
 
 
 def _of_norm(layout: WeightLayout) -> WeightLayout:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Store the weights of linear products in few bits: quantising them is one more formula, which lifting moves to load time.
+"""Quantise the weights of linear products: that is one more formula, which lifting moves to load time.
 
 example: quantize_weights(ir, "int4:2")
 before:
@@ -63,7 +63,7 @@ from nnfront.passes.quantizing.reads import taken
 from nnfront.passes.quantizing.report import QuantizeReport
 from nnfront.passes.quantizing.scheme import QuantScheme, scheme_of
 from nnfront.passes.quantizing.shared_scales import with_shared_scales
-from nnfront.passes.turn_weights import turned
+from nnfront.passes.transpose_weights import transposed
 from nnfront.quant_format import FORMATS, QuantFormat
 
 Formats = tuple[Wanted | None, ...]
@@ -195,7 +195,7 @@ class _Quantizing(Mutator):
         self.made = {b.var: b for b in walk_bindings(function.bindings)}
         self.stored: dict[Var, _Stored] = {}
         self.read: dict[Var, Var] = {}
-        self.turned: dict[Var, Var] = {}
+        self.transposed: dict[Var, Var] = {}
         self.derived: list[str] = []
         self.moments: dict[str, Param] = {}
 
@@ -208,9 +208,9 @@ class _Quantizing(Mutator):
         return new.with_(params=params, attrs={**function.attrs, "derived": derived})
 
     def block(self, block: Block) -> Block:
-        outside = dict(self.stored), dict(self.read), dict(self.turned)
+        outside = dict(self.stored), dict(self.read), dict(self.transposed)
         new = super().block(block)
-        self.stored, self.read, self.turned = outside
+        self.stored, self.read, self.transposed = outside
         return new
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
@@ -254,9 +254,9 @@ class _Quantizing(Mutator):
         """The weight in the order [outputs, inputs]."""
         if call.op is not ops.matmul:
             return weight
-        if weight not in self.turned:
-            self.turned[weight] = turned(builder, weight, self.made)
-        return self.turned[weight]
+        if weight not in self.transposed:
+            self.transposed[weight] = transposed(builder, weight, self.made)
+        return self.transposed[weight]
 
     def _dequantized(self, builder: FunctionBuilder, weight: Var, wanted: Wanted) -> Var:
         """The weight after it has been stored and read back."""

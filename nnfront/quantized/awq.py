@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, TensorType, Var
 from nnfront.quantized.formula import Encoded, Formula
-from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, turned, unpacked
+from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, transposed, unpacked
 from nnfront.quantized.settings import Settings
 
 
@@ -48,8 +48,8 @@ def awq(settings: Settings) -> Layout:
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded:
             words, zero_words, scales = found
-            packed = b.call(ops.pack_int4, turned(b, _in_order(b, words)), axis=1)
-            return Encoded(format, packed, turned(b, scales), turned(b, _in_order(b, zero_words)))
+            packed = b.call(ops.pack_int4, transposed(b, _in_order(b, words)), axis=1)
+            return Encoded(format, packed, transposed(b, scales), transposed(b, _in_order(b, zero_words)))
 
         return Formula("AWQ of 4 bits", sources, make, format, sources[f"{base}scales"].dtype)
 

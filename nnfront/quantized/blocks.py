@@ -74,7 +74,7 @@ def float8(
 def mxfp4(settings: Settings) -> Layout:
     """Read the settings of MXFP4: `NAME_blocks` uint8 [..., groups, 16] and `NAME_scales` uint8 [..., groups] in the place of NAME.
 
-    A matrix of experts [experts, in, out] is stored turned, [experts, out, ...].
+    A matrix of experts [experts, in, out] is stored transposed, [experts, out, ...].
     """
     settings.unused("modules_to_not_convert", "dequantize", "use_kernels")
 
@@ -83,8 +83,8 @@ def mxfp4(settings: Settings) -> Layout:
         shape = [size for size in type.shape if isinstance(size, int)]
         if blocks not in held or len(shape) != type.ndim or type.ndim not in (2, 3):
             return None
-        is_turned = type.ndim == 3
-        outer, inputs = (shape[:1] + shape[2:], shape[1]) if is_turned else (shape[:1], shape[1])
+        is_transposed = type.ndim == 3
+        outer, inputs = (shape[:1] + shape[2:], shape[1]) if is_transposed else (shape[:1], shape[1])
         groups = inputs // 32
         sources = {
             blocks: TensorType((*outer, groups, 16), "uint8"),
@@ -93,8 +93,8 @@ def mxfp4(settings: Settings) -> Layout:
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
             packed = b.call(ops.reshape, found[0], shape=(*outer, groups * 16))
-            return Encoded(FORMATS["mxfp4"], packed, found[1], is_turned=is_turned)
+            return Encoded(FORMATS["mxfp4"], packed, found[1], is_transposed=is_transposed)
 
-        return Formula("MXFP4", sources, make, FORMATS["mxfp4"], "uint8", is_turned=is_turned)
+        return Formula("MXFP4", sources, make, FORMATS["mxfp4"], "uint8", is_transposed=is_transposed)
 
     return layout

@@ -31,7 +31,7 @@ from nnfront.quantized.held import (
     for_outputs,
     grouped,
     matrix,
-    turned,
+    transposed,
     ungrouped,
     unpacked,
 )
@@ -183,15 +183,15 @@ def _packed(scheme: Scheme, held: Held, name: str, sizes: tuple[int, int]) -> Fo
         packed, scales, others = as_bytes(b, found[0]), found[1], list(found[2:])
         zeros = None
         if not scheme.is_symmetric:
-            zeros = first(b, unpacked(b, as_bytes(b, turned(b, others.pop(0))), bits), outputs)
-            zeros = turned(b, zeros)
+            zeros = first(b, unpacked(b, as_bytes(b, transposed(b, others.pop(0))), bits), outputs)
+            zeros = transposed(b, zeros)
         if groups == 1:
             scales = for_outputs(b, scales, outputs)
         if not is_plain:
             q = first(b, unpacked(b, packed, bits), inputs)
             middle = Scalar(2 ** (bits - 1)) if zeros is None else zeros
             return ungrouped(b, q, middle, scales, scheme.group or inputs, others[0] if others else None)
-        if scheme.is_symmetric:  # numbers from 0 on to numbers with a sign: the highest bit turns
+        if scheme.is_symmetric:  # numbers from 0 on to numbers with a sign: the highest bit changes
             packed = b.call(ops.bitwise_xor, packed, Scalar(0x88 if bits == 4 else 0x80))
             packed = packed if bits == 4 else b.call(ops.bitcast, packed, dtype="int8")
         return Encoded(format, packed, scales, zeros)

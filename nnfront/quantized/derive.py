@@ -12,7 +12,7 @@ after, where the checkpoint holds both as int8 with a scale for each output:
         dequantize: float32[8, 4] = dequantize(ab.int8, ab.scales, axis=1)
         y: float32[n, 8] = linear(x, dequantize)
 
-A weight stays in few bits if nothing but products read it, of experts too, joined to others of its format or not, or take rows of it, in the method or in a private function that
+A weight stays quantised if nothing but products read it, of experts too, joined to others of its format or not, or take rows of it, in the method or in a private function that
 it is given to; and if a kernel takes the format. All others are dequantised by the formula, which lifting moves to load time.
 """
 
@@ -68,7 +68,7 @@ def _types(ir: IRModule, formulas: Mapping[str, Formula]) -> dict[str, TensorTyp
 
 
 class _Deriving:
-    """Rewrites a module; weights in `kept` stay in few bits."""
+    """Rewrites a module; weights in `kept` stay quantised."""
 
     def __init__(self, ir: IRModule, formulas: Mapping[str, Formula], kept: set[str]) -> None:
         self.ir, self.formulas, self.kept = ir, formulas, kept
@@ -121,7 +121,7 @@ class _Deriving:
     def specialised(self, name: str, encoded: Mapping[int, Encoded]) -> str:
         """The name of a private function that takes some of its weights, by position, as they are encoded."""
         kinds = tuple(
-            (i, e.format, e.is_turned, tuple(p.type for p in e.parts if isinstance(p.type, TensorType)))
+            (i, e.format, e.is_transposed, tuple(p.type for p in e.parts if isinstance(p.type, TensorType)))
             for i, e in encoded.items()
         )
         if (name, kinds) not in self.made:
@@ -155,7 +155,7 @@ def _var(atom: Atom | None) -> Var:
 
 
 class _Body(Mutator):
-    """Rewrites one function. `encoded` are values in few bits, `head` is what comes before the function's own bindings."""
+    """Rewrites one function. `encoded` are quantised values, `head` is what comes before the function's own bindings."""
 
     def __init__(self, function: Function, deriving: _Deriving) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ class _Body(Mutator):
         if isinstance(value, Call) and takes_rows(value) and value.args[0] in self.encoded:
             return self.rows(binding, value)
         if isinstance(value, Call) and turns(value) and value.args[0] in self.encoded:
-            self.encoded[binding.var] = replace(self.encoded[_var(value.args[0])], is_turned=False)
+            self.encoded[binding.var] = replace(self.encoded[_var(value.args[0])], is_transposed=False)
             return []
         read = [a for a in matrices(value) if a in self.encoded]
         return (

@@ -17,14 +17,14 @@ class Encoded:
     """A weight [out, in] as products take it: elements, packed as the format says, and for each group of inputs a scale and maybe a zero point; or blocks with all of that.
 
     Shapes: elements [out, in] or, in 4 bits, [out, in / 2], or blocks [out, bytes]; scales and zeros [out, groups]; of a stack all with an axis more in front. The weight is the stack of the transposes if
-    `is_turned`.
+    `is_transposed`.
     """
 
     format: QuantFormat
     elements: Var
     scales: Var | None = None
     zeros: Var | None = None
-    is_turned: bool = False
+    is_transposed: bool = False
 
     @property
     def parts(self) -> tuple[Var, ...]:
@@ -35,7 +35,7 @@ class Encoded:
         """The same of other values."""
         elements, scales, zeros = (*parts, None, None)[:3]
         assert elements is not None
-        return Encoded(self.format, elements, scales, zeros, self.is_turned)
+        return Encoded(self.format, elements, scales, zeros, self.is_transposed)
 
     def rows(self, builder: FunctionBuilder, places: Atom) -> Encoded:
         """Emit some rows of it [..., in]."""
@@ -60,7 +60,7 @@ class Encoded:
             dtype=dtype,
             format=self.format.name if self.format.values else None,
         )
-        return builder.call(ops.permute_dims, dense, axes=(0, 2, 1)) if self.is_turned else dense
+        return builder.call(ops.permute_dims, dense, axes=(0, 2, 1)) if self.is_transposed else dense
 
 
 Make: TypeAlias = Callable[[FunctionBuilder, Sequence[Var]], Encoded | Var]
@@ -76,7 +76,7 @@ class Formula:
     make         emits it
     format       as which `make` gives it, if that is a format of ours
     scale_dtype  the dtype in which it gives scales
-    is_turned    whether it is a stack of matrices [in, out], of which `make` gives the transposes
+    is_transposed    whether it is a stack of matrices [in, out], of which `make` gives the transposes
     is_plain     whether it is stored as the floats that it is, in another dtype or order
     """
 
@@ -86,7 +86,7 @@ class Formula:
     format: QuantFormat | None = None
     scale_dtype: str = "float32"
     is_plain: bool = False
-    is_turned: bool = False
+    is_transposed: bool = False
 
     def reason_against(
         self,

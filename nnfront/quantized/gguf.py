@@ -64,8 +64,8 @@ def gguf(settings: Settings) -> Layout:
         source, shape = name_in_gguf(name), [size for size in type.shape if isinstance(size, int)]
         if source not in held or len(shape) != type.ndim or not 1 <= type.ndim <= 2:
             return None
-        is_turned = architecture in TURNED and re.search(r"\.attn_[qk]\.", source) is not None
-        turned_size = head_size if is_turned and shape[0] % head_size == 0 and head_size % 2 == 0 else 0
+        is_transposed = architecture in TURNED and re.search(r"\.attn_[qk]\.", source) is not None
+        turned_size = head_size if is_transposed and shape[0] % head_size == 0 and head_size % 2 == 0 else 0
         scheme = held.encoding(source)
         if scheme in ENCODINGS and shape[-1] % ENCODINGS[scheme].numbers == 0:
             return _of_blocks(source, scheme, shape, type.dtype, turned_size)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from nnfront import ops
 from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
 from nnfront.quantized.formula import Encoded, Formula
-from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, turned, ungrouped, unpacked
+from nnfront.quantized.held import Held, Layout, as_bytes, grouped, matrix, transposed, ungrouped, unpacked
 from nnfront.quantized.settings import Settings
 
 FORMATS_BY_BITS = {4: "uint4", 8: "uint8"}
@@ -75,15 +75,17 @@ def gptq(settings: Settings) -> Layout:
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded | Var:
             words, zero_words, scales, *places = found
-            packed = as_bytes(b, turned(b, words))
+            packed = as_bytes(b, transposed(b, words))
             zeros = unpacked(b, as_bytes(b, zero_words), bits)
             if offset:
                 zeros = b.call(ops.add, zeros, Scalar(1))
                 zeros = b.call(ops.bitwise_and, zeros, Scalar(2**bits - 1))
             if format is not None:
-                return Encoded(format, packed, turned(b, scales), turned(b, zeros))
+                return Encoded(format, packed, transposed(b, scales), transposed(b, zeros))
             q = unpacked(b, packed, bits)
-            return ungrouped(b, q, turned(b, zeros), turned(b, scales), each, places[0] if places else None)
+            return ungrouped(
+                b, q, transposed(b, zeros), transposed(b, scales), each, places[0] if places else None
+            )
 
         scheme = f"GPTQ of {bits} bits" + (", in the order of activations" if is_ordered else "")
         return Formula(scheme, sources, make, format, sources[f"{base}scales"].dtype)

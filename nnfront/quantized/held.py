@@ -76,7 +76,7 @@ def grouped(name: str, group: int | None, *, has_zeros: bool | None = None) -> Q
     return replace(known, group_size=group, symmetric=known.symmetric if has_zeros is None else not has_zeros)
 
 
-def turned(b: FunctionBuilder, x: Var) -> Var:
+def transposed(b: FunctionBuilder, x: Var) -> Var:
     """Emit the transpose of a matrix."""
     return b.call(ops.permute_dims, x, axes=(1, 0))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who reads weights: which of them can stay in few bits, and why others cannot."""
+"""Who reads weights: which of them can stay quantised, and why others cannot."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Takes(Protocol):
 
 
 class Kind(NamedTuple):
-    """What values must have in common to be joined: a format and the dtype of its scales, and whether matrices are stored turned."""
+    """What values must have in common to be joined: a format and the dtype of its scales, and whether matrices are stored transposed."""
 
     format: Hashable
-    is_turned: bool
+    is_transposed: bool
 
 
 def reasons_against(
@@ -56,14 +56,14 @@ def reasons_against(
     uses = _Uses(takes.reads_experts)
     for function in callees_first(ir):
         if function.kind == "private":
-            for is_turned in (False, True):
+            for is_transposed in (False, True):
                 # Of weights that a function is given nothing is known to be alike.
                 kinds: dict[Var, Kind] = {
-                    p: Kind(i, is_turned) for i, p in enumerate(function.params) if p.role == "weight"
+                    p: Kind(i, is_transposed) for i, p in enumerate(function.params) if p.role == "weight"
                 }
                 others = uses.others(function, kinds)
                 places = frozenset(i for i, p in enumerate(function.params) if p in kinds and p not in others)
-                uses.inside[function.name, is_turned] = places
+                uses.inside[function.name, is_transposed] = places
     is_settled = False
     while not is_settled:  # what is joined to a weight that is dequantised is dequantised as well
         is_settled = True
@@ -73,7 +73,7 @@ def reasons_against(
                 formula = formulas[param.name] if param.name in types and not reasons[param.name] else None
                 if formula is not None and formula.format is not None:
                     scales = formula.wanted_scales(types[param.name].dtype)
-                    kept[param] = Kind((formula.format, scales), formula.is_turned)
+                    kept[param] = Kind((formula.format, scales), formula.is_transposed)
             for var in uses.others(function, kept).intersection(kept):
                 reasons[var.name] = "joined to weights in other formats, or read by more than products"
                 is_settled = False
@@ -94,9 +94,13 @@ class _Uses:
             parts = joined(binding.value)
             own = {known.get(part) for part in parts}
             kind = next(iter(own), None)
-            if len(own) == 1 and kind is not None and not kind.is_turned:
+            if len(own) == 1 and kind is not None and not kind.is_transposed:
                 known[binding.var] = kind
-            if turns(binding.value) and (source := known.get(_first(binding.value))) and source.is_turned:
+            if (
+                is_transpose(binding.value)
+                and (source := known.get(_first(binding.value)))
+                and source.is_transposed
+            ):
                 known[binding.var] = Kind(source.format, False)
         others: set[Var] = {function.result} if isinstance(function.result, Var) else set()
         for binding in reversed(function.bindings):
@@ -115,20 +119,22 @@ class _Uses:
         if isinstance(value, FunctionCall):
             for i, arg in enumerate(value.args):
                 kind = known.get(arg) if isinstance(arg, Var) else None
-                is_read = kind is not None and i in self.inside.get((value.function, kind.is_turned), ())
+                is_read = kind is not None and i in self.inside.get((value.function, kind.is_transposed), ())
                 (good if is_read else bad).add(arg)
         elif isinstance(value, Call):
             is_read = takes_rows(value) or value.op is ops.linear or self.reads_experts
             good = {value.args[0]} if takes_rows(value) else set(matrices(value)) if is_read else set()
             bad = {arg for i, arg in enumerate(value.args) if i not in _places(value)}
         return {
-            v for v in good - bad if isinstance(v, Var) and v in known and not (_is_turned(v, known, value))
+            v
+            for v in good - bad
+            if isinstance(v, Var) and v in known and not (_is_transposed(v, known, value))
         }
 
 
-def _is_turned(var: Var, known: Mapping[Var, Kind], value: Expr) -> bool:
-    """Whether a product would have to read a matrix that is stored turned."""
-    return isinstance(value, Call) and known[var].is_turned
+def _is_transposed(var: Var, known: Mapping[Var, Kind], value: Expr) -> bool:
+    """Whether a product would have to read a matrix that is stored transposed."""
+    return isinstance(value, Call) and known[var].is_transposed
 
 
 def _places(call: Call) -> tuple[int, ...]:
@@ -159,8 +165,8 @@ def takes_rows(call: Call) -> bool:
     )
 
 
-def turns(value: Expr) -> bool:
-    """Whether it turns each matrix of a stack."""
+def is_transpose(value: Expr) -> bool:
+    """Whether it transposes each matrix of a stack."""
     return (
         isinstance(value, Call)
         and value.op is ops.permute_dims

@@ -17,7 +17,7 @@ from nnfront.dims import evaluate
 from nnfront.lower import StateLayerType, StateType
 from nnfront.state.cache import Cache
 from nnfront.state.paged import PagedCache, make_paged
-from nnfront.state.quantize import is_coded
+from nnfront.state.quantize import is_quantized
 from nnfront.state.ring import RingLayer, make_layer
 from nnfront.state.use import Use
 
@@ -73,7 +73,7 @@ def make_cache(
             batch, max_seq = evaluate(layer.batch, sizes), evaluate(layer.max_seq, sizes)
             made[layer] = replace(layer, batch=batch, max_seq=max_seq)
     types = StateType(tuple(made[layer] for layer in type.layers))
-    backend, coded = backend_of(target), is_coded(stored_as)
+    backend, coded = backend_of(target), is_quantized(stored_as)
     device = backend.device(target)
     if page_size is not None or pages is not None:
         return make_paged(types, page_size, pages, device, allowed=backend.page_sizes(target), coded=coded)

@@ -160,11 +160,11 @@ class CacheLayer(ABC):
         self.take(seq)
         return self.storage
 
-    def has_room(self, seq: int) -> bool:
-        """Whether `reserve_few` finds places."""
+    def has_capacity(self, seq: int) -> bool:
+        """Whether `reserve_tokens` finds places."""
         return False
 
-    def reserve_few(self, seq: int) -> Storage | None:
+    def reserve_tokens(self, seq: int) -> Storage | None:
         """Find places for a few more tokens of each sequence, which the caller stores: the token at position p is at p % capacity of
         buffers that have this capacity, or on its page. None, with nothing changed, where a token would lie over one that another of them
         sees. Raises RunError if there are too few pages.

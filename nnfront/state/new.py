@@ -14,7 +14,7 @@ from nnfront.memory.report import text_of
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 from nnfront.state.fit import Fit
-from nnfront.state.quantize import is_coded
+from nnfront.state.quantize import is_quantized
 from nnfront.state.type import cache_sizes
 
 # A number, or as much as fits.
@@ -39,7 +39,7 @@ def new_cache(
     wanted = [name for name, amount in given.items() if amount == "fit"] + ["pages"] * (pages == "fit")
     if len(wanted) > 1:
         raise RunError(f"make_cache: {' and '.join(map(repr, wanted))} are both 'fit', only one can be")
-    device, coded = device_of(program.target), is_coded(stored_as)
+    device, coded = device_of(program.target), is_quantized(stored_as)
     if page_size is None and pages == "fit":
         pages = 1  # which is refused without a page size, in words
     if wanted and (page_size is not None or pages is None):

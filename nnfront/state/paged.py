@@ -74,11 +74,11 @@ class PagedLayer(CacheLayer):
         self.table.reserve(before, self._first, self.batch, seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
-    def has_room(self, seq: int) -> bool:
+    def has_capacity(self, seq: int) -> bool:
         return self.lengths.longest + seq <= self.max_seq
 
-    def reserve_few(self, seq: int) -> Storage | None:
-        return self.reserve(seq) if self.has_room(seq) else None
+    def reserve_tokens(self, seq: int) -> Storage | None:
+        return self.reserve(seq) if self.has_capacity(seq) else None
 
     def append(self, *parts: torch.Tensor) -> None:
         before, seq = self.lengths, parts[0].shape[1]

@@ -39,7 +39,7 @@ class Parts:
         return Parts(tuple(map(function, self.buffers)), tuple(map(function, self.scales)))
 
 
-def is_coded(stored_as: str | None) -> bool:
+def is_quantized(stored_as: str | None) -> bool:
     """Whether a cache stores tokens in 8 bits. Raises RunError for a way to store that there is not."""
     if stored_as not in (None, FLOAT8):
         raise RunError(f"make_cache: stored_as is {stored_as!r}, expected {FLOAT8!r} or nothing")

@@ -50,7 +50,7 @@ class RingLayer(CacheLayer):
         if before.longest + seq <= self.capacity:
             self._write(before, parts, seq)
         else:
-            self._turn_over(before, parts, seq)
+            self._wrap_around(before, parts, seq)
         state.lengths = state.lengths.grow(self._first, self.batch, seq)
 
     def take(self, seq: int) -> None:
@@ -60,7 +60,7 @@ class RingLayer(CacheLayer):
             raise full(before, seq, self.max_seq)
         self._state.lengths = self._state.lengths.grow(self._first, self.batch, seq)
 
-    def has_room(self, seq: int) -> bool:
+    def has_capacity(self, seq: int) -> bool:
         # What one token costs here is mostly the interpreter, between large products that leave nothing in the caches.
         longest = self.lengths.longest
         if longest + seq <= self.capacity:
@@ -73,8 +73,8 @@ class RingLayer(CacheLayer):
         journal = self._state.use.journal
         return journal is not None and journal.lengths is not self.lengths
 
-    def reserve_few(self, seq: int) -> Storage | None:
-        if not self.has_room(seq):
+    def reserve_tokens(self, seq: int) -> Storage | None:
+        if not self.has_capacity(seq):
             return None
         state = self._state
         state.lengths = state.lengths.grow(self._first, self.batch, seq)
@@ -138,7 +138,7 @@ class RingLayer(CacheLayer):
         for part, tokens in zip(self._parts.all, encoded.all, strict=True):
             part.narrow(-2, before.equal, seq).copy_(tokens.movedim(1, -2))
 
-    def _turn_over(self, before: SequenceLengths, new: Sequence[torch.Tensor], seq: int) -> None:
+    def _wrap_around(self, before: SequenceLengths, new: Sequence[torch.Tensor], seq: int) -> None:
         """Store tokens over others. What the new ones see besides themselves is kept until the next append, or `release`."""
         positions, encoded = before.positions(seq), encode(new, bool(self._parts.scales))
         if seq > 1:

@@ -9,7 +9,7 @@ import pytest
 
 from nnfront import Dim
 from nnfront.dims import bounded_work, equal, evaluate
-from nnfront.dims.form import MAX_DEGREE, MAX_TERMS
+from nnfront.dims.polynomial import MAX_DEGREE, MAX_TERMS
 from nnfront.errors import DimError
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encoder-decoders from artefacts, with adapters, and with weights, keys and values in few bits, against transformers' classes."""
+"""Encoder-decoders from artefacts, with adapters, and with weights, keys and quantised values, against transformers' classes."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nnfront.passes.lifting.cut import least_kept
+from nnfront.passes.lifting.min_cut import min_cut
 
 
 def kept_by(made, operands, read):
@@ -54,7 +54,7 @@ def graphs(draw):
 @given(graphs())
 def test_nothing_takes_fewer_bytes(graph):
     sizes, operands, read = graph
-    kept = least_kept(sizes, operands, read)
+    kept = min_cut(sizes, operands, read)
     assert sum(sizes[node] for node in kept) == min(
         total for total, _, _ in possibilities(sizes, operands, read)
     )
@@ -64,7 +64,7 @@ def test_nothing_takes_fewer_bytes(graph):
 @given(graphs())
 def test_of_several_the_one_that_computes_most_at_load(graph):
     sizes, operands, read = graph
-    kept = least_kept(sizes, operands, read)
+    kept = min_cut(sizes, operands, read)
     found = list(possibilities(sizes, operands, read))
     least = min(total for total, _, _ in found)
     most = max((made for total, made, _ in found if total == least), key=len)
@@ -77,4 +77,4 @@ def test_of_several_the_one_that_computes_most_at_load(graph):
     ids=["a draw moves", "growth stays", "what cannot be kept stays"],
 )
 def test_one_value_of_one_weight(sizes, kept):
-    assert least_kept(dict(enumerate(sizes)), {0: [], 1: [0]}, [1]) == kept
+    assert min_cut(dict(enumerate(sizes)), {0: [], 1: [0]}, [1]) == kept

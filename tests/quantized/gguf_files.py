@@ -104,10 +104,10 @@ def write(
     if factors is not None:
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     for seed, (name, parameter) in enumerate(model.named_parameters()):
-        is_turned = architecture == "llama" and ("q_proj" in name or "k_proj" in name)
+        is_transposed = architecture == "llama" and ("q_proj" in name or "k_proj" in name)
         wanted = types if isinstance(types, str) else next((t for n, t in types.items() if n in name), "F32")
         data = parameter.detach().numpy()
-        data = in_pairs(data, head_size) if is_turned else data
+        data = in_pairs(data, head_size) if is_transposed else data
         kind = GGMLQuantizationType[wanted if data.ndim == 2 else "F32"]
         if kind.name in ("F32", "F16"):
             data = data.astype(kind.name.lower().replace("f", "float"))
@@ -119,7 +119,7 @@ def write(
             data = random_blocks(data.shape, kind, seed)
             dense = dequantize(data, kind)
         writer.add_tensor(name_of(name), data, raw_dtype=kind)
-        dense = in_halves(dense, head_size) if is_turned else dense
+        dense = in_halves(dense, head_size) if is_transposed else dense
         parameter.data = torch.from_numpy(dense.copy()).to(dtype).float()
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

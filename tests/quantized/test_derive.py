@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas in the place of weights: what stays in few bits and what does not, whoever reads it; and what is wrong with a checkpoint is said before a byte is read."""
+"""Formulas in the place of weights: what stays quantised and what does not, whoever reads it; and what is wrong with a checkpoint is said before a byte is read."""
 
 from __future__ import annotations
 

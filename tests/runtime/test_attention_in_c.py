@@ -355,7 +355,7 @@ def test_a_latent_and_a_bias_can_be_rows_of_a_sequence():
     WRITERS[run.kernel](builder, run, *values[:2], None, LayerValue(layer, 5), None, values[2])
     assert NATIVE is not None
     for _ in range(3):
-        storage = layer.reserve_few(1)
+        storage = layer.reserve_tokens(1)
         assert storage is not None
         y = torch.empty(2, 1, 4, 20, dtype=BF16)
         held = decode_attention.places(storage, layer)

@@ -208,16 +208,16 @@ def test_the_largest_come_first_and_their_places_gather_them(data: st.DataObject
     assert_same(*in_c("gather", x, places, axis=x.ndim - 1), expected.values)
 
 
-@pytest.mark.parametrize("is_turned", [False, True])
+@pytest.mark.parametrize("is_transposed", [False, True])
 @given(st.data())
 @few
-def test_heads_have_a_matrix_each(is_turned: bool, data: st.DataObject):
+def test_heads_have_a_matrix_each(is_transposed: bool, data: st.DataObject):
     tokens, heads = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
     columns, outputs = data.draw(st.integers(1, 70)), data.draw(st.sampled_from([1, 7, 64, 129, 256, 300]))
     torch.manual_seed(0)
     x = torch.randn(tokens, heads, columns).bfloat16()
-    weight = torch.randn(heads, *((columns, outputs) if is_turned else (outputs, columns))).bfloat16()
-    subscripts = "thc,hco->tho" if is_turned else "thc,hoc->tho"
+    weight = torch.randn(heads, *((columns, outputs) if is_transposed else (outputs, columns))).bfloat16()
+    subscripts = "thc,hco->tho" if is_transposed else "thc,hoc->tho"
     (got,) = in_c("einsum_heads", x, weight, subscripts=subscripts)
     expected = torch.einsum(subscripts, x.double(), weight.double())
     sizes = torch.einsum(subscripts, x.double().abs(), weight.double().abs())

@@ -99,7 +99,7 @@ FREE = {
     "stored",
     "operation",
     "is_wide_x",
-    "is_turned",
+    "is_transposed",
     *(f"other{i}" for i in range(4)),
     *(f"{name}kind" for name in ("", "x_", "other_", "y_", "scale_")),
     *(f"values{i}" for i in range(4)),

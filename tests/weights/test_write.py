@@ -43,9 +43,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_what_is_written_is_what_the_reference_library_reads(tmp_path_factory, shapes, shard_bytes: int):
     folder = tmp_path_factory.mktemp("written")
     tensors = {}
-    for i, (dtype, shape, is_turned) in enumerate(shapes):
+    for i, (dtype, shape, is_transposed) in enumerate(shapes):
         tensor = torch.randint(0, 2, shape).to(dtype)
-        tensors[f"t{i}"] = tensor.permute(tuple(reversed(range(tensor.ndim)))) if is_turned else tensor
+        tensors[f"t{i}"] = tensor.permute(tuple(reversed(range(tensor.ndim)))) if is_transposed else tensor
     files = write(folder, tensors, shard_bytes=shard_bytes, metadata={"made": "here"})
     assert sorted(files) == sorted(folder.iterdir())
     shards = [file for file in files if file.suffix == ".safetensors"]

@@ -155,7 +155,7 @@ def _append_token(
         or any(limit is not None and n >= limit for limit in (window, layer.window))
     ):
         return None
-    if layer.reserve_few(1) is None:
+    if layer.reserve_tokens(1) is None:
         return None
     storage.keys.select(2, n).copy_(k.select(1, 0))
     storage.values.select(2, n).copy_(v.select(1, 0))

@@ -19,7 +19,7 @@ from nnfront.lower.reference import reference
 MOST_TOKENS = 8
 
 
-def _is_turned(run: Run) -> bool | None:
+def _is_transposed(run: Run) -> bool | None:
     """Whether matrices are [heads, in, out], not [heads, out, in]; None if it is another sum."""
     given, _, result = run.attrs["subscripts"].replace(" ", "").partition("->")
     x, _, weight = given.partition(",")
@@ -31,19 +31,19 @@ def _is_turned(run: Run) -> bool | None:
 
 
 def _of_heads(run: Run, context: Context) -> str:
-    return "it is not of heads with a matrix each" if _is_turned(run) is None else ACCEPTED
+    return "it is not of heads with a matrix each" if _is_transposed(run) is None else ACCEPTED
 
 
 def _write(builder: TapeBuilder, run: Run, x: Value, weight: Value) -> Sequence[Operand]:
     *rest, heads, columns = x.shape
-    is_turned = bool(_is_turned(run))
-    outputs, tokens = weight.shape[2 if is_turned else 1], prod(rest)
+    is_transposed = bool(_is_transposed(run))
+    outputs, tokens = weight.shape[2 if is_transposed else 1], prod(rest)
     demand_bfloat16(weight=weight, x=x)
     builder.limit(
         0 < tokens <= MOST_TOKENS and prod(weight.shape) > 0, f"there are more than {MOST_TOKENS} tokens"
     )
     y = builder.make(run.outputs[0], (*rest, heads, outputs))
-    sizes = tokens, heads, columns, outputs, is_turned, builder.threads
+    sizes = tokens, heads, columns, outputs, is_transposed, builder.threads
     builder.call("multiply_heads", *sizes, weight.place, x.place, y.place)
     return (y,)
 

@@ -63,7 +63,7 @@ def in_c(write: Write, otherwise: Bind) -> Bind:
                 return general(*operands, **sized)
             memories: list[Any] = [*map(torch.Tensor.contiguous, tensors)]
             for layer in layers:
-                storage = layer.reserve_few(operands[0].shape[1])
+                storage = layer.reserve_tokens(operands[0].shape[1])
                 if storage is None:
                     return general(*operands, **sized)
                 memories += places(storage, layer)

@@ -188,7 +188,7 @@ def _norm_of_sum_bytes(
     return of_rows(run, x, weight, bias) + (0 if len(run.outputs) == 2 else x.count * x.item)
 
 
-_SUM = "few rows: the sum in the kernel of the norm"
+_SUM = "small batches: the sum in the kernel of the norm"
 KERNELS = tuple(
     kernel(name, op, write, general, why, accepts, held=held)
     for name, op, general, why, accepts, write, held in (

@@ -106,7 +106,7 @@ def step_of(columns: int, most: int | None = None) -> int:
 
 
 def scaled(decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Multiply:
-    """A product with a weight that has a scale for each output: products with codes are scaled. float16 is computed in float32, which holds sums of those."""
+    """A product with a weight that has a scale for each output: products with quantised values are scaled. float16 is computed in float32, which holds sums of those."""
 
     def multiply(
         x: torch.Tensor,
@@ -119,10 +119,10 @@ def scaled(decode: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> Multi
         wide = x if x.dtype == torch.bfloat16 else x.float()
         y, step = x.new_empty((*x.shape[:-1], outputs)), step_of(columns)
         for first in range(0, outputs, step):
-            codes = weight[first : first + step]
+            quantized = weight[first : first + step]
             # No name for what is decoded: it would keep one piece while the next is made.
-            product = F.linear(wide, decode(codes, wide.dtype))
-            torch.mul(product, scales[first : first + step].view(-1), out=y.narrow(-1, first, len(codes)))
+            product = F.linear(wide, decode(quantized, wide.dtype))
+            torch.mul(product, scales[first : first + step].view(-1), out=y.narrow(-1, first, len(quantized)))
             del product
         return y if bias is None else y.add_(bias)
 
@@ -195,10 +195,10 @@ def dequantized(
     zeros: torch.Tensor | None,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of codes is exact there."""
-    codes = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
-    wide = codes.to(scales.dtype)
-    del codes
+    """(weight - zeros) * scales in the dtype of the scales, rounded once: each difference of quantised values is exact there."""
+    quantized = weight if format.packing is None else _unpacked(weight, signed=format.dtype == "int8")
+    wide = quantized.to(scales.dtype)
+    del quantized
     groups = wide.view(*scales.shape, -1)
     if zeros is not None:
         groups.sub_(zeros.to(scales.dtype).unsqueeze(-1))
@@ -317,7 +317,7 @@ def _int8_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -
 
 
 def _fp8_pieces(format: QuantFormat, x: Layout, scales: Layout, outputs: int) -> int:
-    """Codes are moved in 16 bits, which is where bfloat16 has its place; products in bfloat16 are scaled in float32."""
+    """Quantised values are moved in 16 bits, which is where bfloat16 has its place; products in bfloat16 are scaled in float32."""
     return _scaled_pieces(x, outputs, moved=0 if x.dtype == "bfloat16" else 2, converted=8)
 
 
@@ -329,13 +329,11 @@ def _scaled_pieces(x: Layout, outputs: int, *, moved: int, converted: int) -> in
     return most + (4 * x.count if x.dtype == "float16" else 0)
 
 
-_BYTES = "few rows: a kernel that reads a byte for each weight; more rows: dequantised piece by piece"
-_DECODED = (
-    "few rows: a kernel that reads codes; more rows: dequantised piece by piece; activations are not rounded"
-)
-_GROUPS = "few rows: a kernel that reads codes, and scales the sums of groups; more rows: dequantised piece by piece"
-_TABLES = "few rows: a kernel that reads codes, and finds what they stand for in a table; more rows: dequantised piece by piece; activations are not rounded"
-_BLOCKS = "few rows: a kernel that reads blocks; more rows: dequantised piece by piece"
+_BYTES = "small batches: a kernel that reads a byte for each weight; larger ones: dequantised piece by piece"
+_DECODED = "small batches: a kernel that reads quantised values; larger ones: dequantised piece by piece; activations are not rounded"
+_GROUPS = "small batches: a kernel that reads quantised values, and scales the sums of groups; larger ones: dequantised piece by piece"
+_TABLES = "small batches: a kernel that reads quantised values, and finds what they stand for in a table; larger ones: dequantised piece by piece; activations are not rounded"
+_BLOCKS = "small batches: a kernel that reads blocks; larger ones: dequantised piece by piece"
 DECODINGS = (
     Decoding("int8", ("int8",), _BYTES, _int8, _int8_pieces),
     Decoding("int8_groups", ("int8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),

@@ -89,7 +89,7 @@ class TapePart:
                 return
             memories = [x.contiguous() for x in memories]
         for slot, tokens, _ in self.appended:
-            memories += places(frame[slot].reserve_few(tokens), frame[slot])
+            memories += places(frame[slot].reserve_tokens(tokens), frame[slot])
         made = self.tape.run(memories)
         for before, _, after in self.appended:
             frame[after] = frame[before]
@@ -144,7 +144,7 @@ class TapeStep:
         tokens = {
             count: evaluate(count, known) for count in self._counts
         }  # of all layers there are one or two
-        are_ready = [frame[i].has_room(tokens[count]) for i, count in self._layers.items()]
+        are_ready = [frame[i].has_capacity(tokens[count]) for i, count in self._layers.items()]
         key = (torch.get_num_threads(), *sizes, *are_ready)
         plan = self.plans.get(key)
         if plan is None:

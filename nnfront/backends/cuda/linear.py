@@ -127,7 +127,7 @@ def _unpacked(run: Run, context: Context) -> str:
 
 
 def _unpacked_quantized(run: Run, context: Context) -> str:
-    """The same for a weight in few bits, or that it is in no format that a kernel reads."""
+    """The same for a quantised weight, or that it is in no format that a kernel reads."""
     format = QuantFormat.of(run.attrs)
     if format.name not in FORMATS_READ:
         return f"the format is {format}, it takes {', '.join(FORMATS_READ)}"
@@ -190,11 +190,11 @@ def _fp8_accepts(*, native: bool) -> Accepts:
     return accepts
 
 
-_ROWS = "few rows: K split over all SMs, summed in order; more: cuBLAS, or tiles with the end of the product in registers"
+_ROWS = "small batches: K split over all SMs, summed in order; larger ones: cuBLAS, or tiles with the end of the product in registers"
 _TILES = "gate and its partner in one tile: one pass, no intermediate"
 _NIBBLES = "weights stay packed in memory and are unpacked in registers, scaled after the dot"
 _FLOAT8 = "activations rounded to float8 on the device, a scale for each row; scales are applied to the sums"
-_DECODED = "activations rounded to float8, a scale for each row; codes decoded in registers and multiplied as float16"
+_DECODED = "activations rounded to float8, a scale for each row; quantised values decoded in registers and multiplied as float16"
 
 
 def in_rows(x: torch.Tensor) -> torch.Tensor:

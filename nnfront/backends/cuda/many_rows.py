@@ -7,7 +7,7 @@
 
 Rows that are to be normalised first are so inside of a product for few rows, and by a launch of their own before others.
 
-Weights in few bits are unpacked by each tile that reads them: for so many rows that tiles wait for that, once for the call is less work, though
+Quantised weights are unpacked by each tile that reads them: for so many rows that tiles wait for that, once for the call is less work, though
 it writes the weight and reads it back. From how many rows on is arithmetic, not measured.
 """
 
@@ -100,7 +100,7 @@ def _rows_begin(matrix: torch.Tensor) -> int:
 
 
 def unpacks(kernel: str, x: torch.Tensor) -> bool:
-    """Whether a weight in few bits is unpacked once for all rows of x."""
+    """Whether a quantised weight is unpacked once for all rows of x."""
     return on_gpu(x) and len(x) >= UNPACKED[kernel]
 
 

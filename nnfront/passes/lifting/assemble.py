@@ -25,13 +25,13 @@ from nnfront.ir import (
     symbols_in,
     type_text,
 )
-from nnfront.passes.lifting.agree import agreed
 from nnfront.passes.lifting.analyse import Analyzer
+from nnfront.passes.lifting.choose_resident import Residents, choose
 from nnfront.passes.lifting.dims import KnownDims, definable, matched
-from nnfront.passes.lifting.reside import Residents, choose
 from nnfront.passes.lifting.scope import Scope
 from nnfront.passes.lifting.split import Splitter, dim_param, renamed
-from nnfront.passes.lifting.values import Operand, Value, Values, computed_from, resized, with_operands
+from nnfront.passes.lifting.unify_dims import agreed
+from nnfront.passes.lifting.value_graph import Operand, Value, Values, computed_from, resized, with_operands
 from nnfront.passes.sizes import map_scalar
 
 

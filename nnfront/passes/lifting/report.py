@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from nnfront.dims import Size, total
 from nnfront.ir import type_text
 from nnfront.passes.lifting.assemble import Group
-from nnfront.passes.lifting.values import Value
+from nnfront.passes.lifting.value_graph import Value
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from nnfront.ir import Atom, Block, Expr, Function, If, Param, ScalarType, ShapeType, Tuple, Var, atoms_of
 from nnfront.passes.effects import is_alive
 from nnfront.passes.lifting.dims import KnownDims
-from nnfront.passes.lifting.values import Value, Values
+from nnfront.passes.lifting.value_graph import Value, Values
 
 
 class Refusal(NamedTuple):

@@ -34,7 +34,7 @@ from nnfront.passes.effects import is_alive
 from nnfront.passes.lifting.analyse import Analyzer, size_map
 from nnfront.passes.lifting.dims import definable, matched
 from nnfront.passes.lifting.scope import Scope, Site, is_number
-from nnfront.passes.lifting.values import Value
+from nnfront.passes.lifting.value_graph import Value
 
 StandIn: TypeAlias = Callable[[Value], Var]
 

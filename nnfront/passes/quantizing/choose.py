@@ -79,7 +79,7 @@ def choose(ir: IRModule, scheme: QuantScheme, moments: Mapping[str, TensorType] 
         before = after = elements * dtypes.size_bytes(type.dtype)
         if wanted is not None:
             # A weight that products read in both orders is stored in both.
-            orders = {(read.shape, read.is_turned) for read in reads}
+            orders = {(read.shape, read.is_transposed) for read in reads}
             after = sum(stored_bytes(wanted, shape, type.dtype) for shape, _ in orders if shape)
             if after >= before:
                 wanted, after, reason = None, before, "would take no fewer bytes"

@@ -49,14 +49,14 @@ class Read:
 
     weight      what is read; None if it is none, or if its reader is a weight itself
     key         the weight's name; those of one key are one weight, in all methods
-    is_turned   whether the stored weight is the transpose of the matrix [outputs, inputs]
+    is_transposed   whether the stored weight is the transpose of the matrix [outputs, inputs]
     role        "product", "embedding", "experts", "head" or "router"
     paths       of the module that reads it, of the checkpoint's weights that it is made of, and their modules, and its key
     """
 
     weight: Var | None
     key: str = ""
-    is_turned: bool = False
+    is_transposed: bool = False
     role: str = ""
     paths: tuple[str, ...] = ()
 
@@ -64,7 +64,7 @@ class Read:
     def shape(self) -> tuple[int, ...] | None:
         """[outputs, inputs], or [experts, outputs, inputs]; None if the checkpoint says its sizes."""
         assert self.weight is not None and isinstance(self.weight.type, TensorType)
-        sizes = self.weight.type.shape[::-1] if self.is_turned else self.weight.type.shape
+        sizes = self.weight.type.shape[::-1] if self.is_transposed else self.weight.type.shape
         found = tuple(size for size in sizes if isinstance(size, int))
         return found if len(found) == len(sizes) else None
 
@@ -140,9 +140,9 @@ class _Method:
             return None
         if call.op in (ops.linear, ops.matmul) and operand.type.ndim != 2:
             return None
-        weight, is_turned = operand, call.op is ops.matmul
-        if is_turned and (source := self._transposed(operand)):
-            weight, is_turned = source, False
+        weight, is_transposed = operand, call.op is ops.matmul
+        if is_transposed and (source := self._transposed(operand)):
+            weight, is_transposed = source, False
         module = "" if binding.provenance is None else binding.provenance.module
         made_of = [name for param in self._params(weight) for name in (param, *self.aliases.get(param, ()))]
         paths = dict.fromkeys(
@@ -154,7 +154,7 @@ class _Method:
         self.found.types.setdefault(key, weight.type)
         if self._is_stored(weight):
             self.found.stored.add(key)
-        return Read(weight, key, is_turned, self._role(binding, call, operand), tuple(paths))
+        return Read(weight, key, is_transposed, self._role(binding, call, operand), tuple(paths))
 
     def _role(self, binding: Binding, call: Call, weight: Var) -> str:
         if call.op is ops.take:
@@ -187,7 +187,7 @@ class _Method:
         return [v.name for v in self._behind([var]) if v not in self.made]
 
     def _is_stored(self, var: Var) -> bool:
-        """Whether a value is made of numbers in few bits."""
+        """Whether a value is made of quantised numbers."""
         return any(
             isinstance(value := self.made[v].value, Call) and value.op is ops.dequantize
             for v in self._behind([var])

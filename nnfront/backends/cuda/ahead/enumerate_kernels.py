@@ -130,7 +130,7 @@ def enumerate_plans(
             for method in program.methods.values():
                 stage = _Stage(method, known)
                 for numbers in grid(method, known, sizes) if stage.wanted else ():
-                    stage.play(numbers)
+                    stage.replay(numbers)
                 if stage.missed:
                     notes[method.name] = "; ".join(stage.missed)
             if draws:
@@ -172,7 +172,7 @@ class _Stage:
             if isinstance(run, Run) and run.kernel in _LAUNCHING
         )
 
-    def play(self, numbers: Mapping[str, int]) -> None:
+    def replay(self, numbers: Mapping[str, int]) -> None:
         """Call each instruction with the sizes of one point of the grid."""
         frame = self._frame.copy()
         given = [self._argument(argument.type, numbers) for argument in self._method.arguments]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multiply with weights in the order [out, in], in which a GPU's kernels read them: a weight in the other order is turned by one more formula.
+"""Multiply with weights in the order [out, in], in which a GPU's kernels read them: a weight in the other order is transposed by one more formula.
 
 before:
     def main[n](x: input float16[n, 8], w: weight float16[8, 6], q: weight int8[6, 4], s: weight float16[1, 4]) -> float16[n, 4] {
@@ -19,7 +19,7 @@ after:
         return y
     }
 
-What is made of weights is turned by turning what it is made of: a transpose by leaving it out, a dequantised weight by its stored form. Lifting
+What is made of weights is transposed by transposing what it is made of: a transpose by leaving it out, a dequantised weight by its stored form. Lifting
 moves the formula into the transform, unless something else reads the weight in its old order: then it stays a view, and no second copy is kept.
 """
 
@@ -47,21 +47,21 @@ from nnfront.passes.weight_values import weight_values
 
 
 @module_pass()
-def turn_weights(ir: IRModule) -> IRModule:
+def transpose_weights(ir: IRModule) -> IRModule:
     """Rewrite products whose weight is [in, out]."""
     impure = impure_functions(ir)
-    functions = [_turned(f, impure) if f.kind in ("public", "private") else f for f in ir.functions]
+    functions = [_transposed(f, impure) if f.kind in ("public", "private") else f for f in ir.functions]
     if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
         return ir
     return ir.with_functions(functions)
 
 
-def _turned(function: Function, impure: set[str]) -> Function:
-    new = _Turning(function).function(function)
+def _transposed(function: Function, impure: set[str]) -> Function:
+    new = _Transposing(function).function(function)
     return function if new is function else without_dead_bindings(new, impure)
 
 
-def turned(builder: FunctionBuilder, weight: Var, made: dict[Var, Binding]) -> Var:
+def transposed(builder: FunctionBuilder, weight: Var, made: dict[Var, Binding]) -> Var:
     """Return the transpose of a matrix; `made` tells what weights are made of."""
     binding = made.get(weight)
     call = None if binding is None else binding.value
@@ -70,12 +70,12 @@ def turned(builder: FunctionBuilder, weight: Var, made: dict[Var, Binding]) -> V
         if call.op is ops.permute_dims and given["axes"] == (1, 0) and isinstance(call.args[0], Var):
             return call.args[0]
         if call.op in (ops.dequantize, ops.unpack_int4):
-            operands = [turned(builder, a, made) if isinstance(a, Var) else a for a in call.args]
+            operands = [transposed(builder, a, made) if isinstance(a, Var) else a for a in call.args]
             return builder.call(call.op, *operands, **{**given, "axis": 1 - given["axis"]})
     return builder.call(ops.permute_dims, weight, axes=(1, 0))
 
 
-class _Turning(Mutator):
+class _Transposing(Mutator):
     """Rewrites one function."""
 
     def __init__(self, function: Function) -> None:
@@ -104,7 +104,7 @@ class _Turning(Mutator):
         builder.names = self.names
         builder.place = binding.provenance
         if weight not in self.known:
-            self.known[weight] = turned(builder, weight, self.made)
+            self.known[weight] = transposed(builder, weight, self.made)
         new = Call(ops.linear, (x, self.known[weight], None), call.attrs)
         return [*builder.finish(self.known[weight]).bindings, Binding(binding.var, new, binding.provenance)]
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from nnfront.dims import compare
-from nnfront.dims.form import ONE, Form, add, single_symbol, sorted_symbols
+from nnfront.dims.polynomial import ONE, Form, add, single_symbol, sorted_symbols
 from nnfront.dims.symbol import Symbol, describe_facts, join_facts, names, narrowed
 from nnfront.dims.text import text
 from nnfront.errors import DimError

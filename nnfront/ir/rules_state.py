@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from nnfront.errors import VerifyError
-from nnfront.ir.body import Body, Scope, Step
 from nnfront.ir.expr import Atom, Binding, Call, FunctionCall, Projection, Var
 from nnfront.ir.print_types import type_text
 from nnfront.ir.types import StateLayerType, StateType, TensorType, TupleType, Type
+from nnfront.ir.verifier_view import Body, Scope, Step
 
 Path: TypeAlias = tuple[int, ...]
 Place: TypeAlias = tuple[Var, Path]

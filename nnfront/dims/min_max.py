@@ -9,7 +9,7 @@ from typing import Literal
 
 from nnfront.dims.compare import less_equal
 from nnfront.dims.divide import single_call
-from nnfront.dims.form import Call, Form, bounds, divisor, form_key, of_atom
+from nnfront.dims.polynomial import Call, Form, bounds, divisor, form_key, of_atom
 
 
 def extreme(kind: Literal["min", "max"], args: Sequence[Form]) -> Form:

@@ -42,9 +42,9 @@ def facts_where(condition: Atom, values: Mapping[Var, Expr], outer: Facts = NO_F
     `values` are the expressions of variables.
     """
     facts = dict(outer)
-    said = list(_said(condition, values))
-    for _ in said:  # what becomes a number may decide what is said of another
-        for size, *bounds in said:
+    implied = list(_implied(condition, values))
+    for _ in implied:  # what becomes a number may decide what is said of another
+        for size, *bounds in implied:
             if not _learn(facts, substitute(size, facts), *bounds):
                 return None
     return facts
@@ -56,7 +56,7 @@ def branch_knows(condition: Atom, values: Mapping[Var, Expr], outer: Facts) -> F
     if known is not None:
         return known
     facts = dict(outer)
-    for size, *bounds in _said(condition, values):
+    for size, *bounds in _implied(condition, values):
         if not _learn(facts, substitute(size, facts), *bounds):
             _learn(facts, size, *bounds)
     return facts
@@ -76,9 +76,9 @@ def is_true(condition: Atom, values: Mapping[Var, Expr], facts: Facts = NO_FACTS
             return is_true(taken.result, _inside(taken, values), facts)
     if facts_where(condition, values, facts) is None:
         return False
-    said = list(_said(condition, values))
-    is_whole = isinstance(made, Call) and len(said) == len(made.args) > 0
-    return True if is_whole and all(_meets(substitute(size, facts), *b) for size, *b in said) else None
+    implied = list(_implied(condition, values))
+    is_whole = isinstance(made, Call) and len(implied) == len(made.args) > 0
+    return True if is_whole and all(_meets(substitute(size, facts), *b) for size, *b in implied) else None
 
 
 def branch_facts(function: Function) -> dict[int, Facts]:
@@ -148,22 +148,22 @@ def map_attr(value: Any, size: Any) -> Any:
     return map_sizes(value, size) if isinstance(value, get_args(Type)) else value
 
 
-def _said(
+def _implied(
     condition: Atom, values: Mapping[Var, Expr]
 ) -> Iterator[tuple[Size, int | None, int | None, int | None]]:
     """Yield (size, least, greatest, divisor) for what a condition says about sizes."""
     made = values.get(condition) if isinstance(condition, Var) else None
     if isinstance(made, Call):
-        yield from made.op.said_where_true([a.type if a else None for a in made.args], made.attrs)
+        yield from made.op.implied_facts([a.type if a else None for a in made.args], made.attrs)
     elif isinstance(made, Var):
-        yield from _said(made, values)
+        yield from _implied(made, values)
     elif (
         isinstance(made, If)
         and isinstance(made.otherwise.result, Scalar)
         and made.otherwise.result.value is False
     ):
-        yield from _said(made.condition, values)
-        yield from _said(made.then.result, _inside(made.then, values))
+        yield from _implied(made.condition, values)
+        yield from _implied(made.then.result, _inside(made.then, values))
 
 
 def _inside(block: Block, values: Mapping[Var, Expr]) -> dict[Var, Expr]:

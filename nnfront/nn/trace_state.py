@@ -11,8 +11,8 @@ from nnfront.errors import TraceError
 from nnfront.ir import FunctionBuilder, StateLayerType, StateType, Var
 from nnfront.nn.cache import CacheLayer
 from nnfront.nn.effect import Effect
+from nnfront.nn.layer_equivalence import CannotShare
 from nnfront.nn.parameter import Parameter
-from nnfront.nn.share import CannotShare
 from nnfront.nn.tensor import Tensor
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from nnfront.dims import Dim, Symbol
 from nnfront.errors import VerifyError
 from nnfront.ir.expr import Atom, Binding, Block, Call, Constant, If, MatchShape, Scalar
-from nnfront.ir.narrow import NO_FACTS, Facts, branch_facts
+from nnfront.ir.facts import NO_FACTS, Facts, branch_facts
 from nnfront.ir.types import TensorType, Type
 from nnfront.ir.walk import atoms_of, dims_in
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nnfront.dims import Dim, Size, evaluate, less_equal, total
-from nnfront.passes.lifting.cut import least_kept
-from nnfront.passes.lifting.values import Value
+from nnfront.passes.lifting.min_cut import min_cut
+from nnfront.passes.lifting.value_graph import Value
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _cut(group: _Group) -> set[Value]:
     """Return the cheapest values to keep. Dims count with a sample of their size; the result is used only if it holds for all."""
     sizes = {v: _sample(v.size_bytes) if v.can_stay else None for v in group.members}
     operands = {v: [] if v.is_base else [o for o in v.inputs if o.uses_weight] for v in group.members}
-    kept = least_kept(sizes, operands, group.read)
+    kept = min_cut(sizes, operands, group.read)
     before, after = total(v.size_bytes for v in group.bases), total(v.size_bytes for v in kept)
     return kept if less_equal(after, before) is True else set(group.bases)
 

@@ -27,10 +27,7 @@ from nnfront.ir import (
     undefined_symbols,
 )
 from nnfront.nn.cache import CacheLayer
-from nnfront.nn.frame import Frame
-from nnfront.nn.loop import trace_scan
-from nnfront.nn.object import Object, kind_of
-from nnfront.nn.share import (
+from nnfront.nn.layer_equivalence import (
     CannotShare,
     ReadLog,
     current_recorder,
@@ -38,9 +35,12 @@ from nnfront.nn.share import (
     static_key,
     stop_recording,
 )
-from nnfront.nn.structure import flatten, unflatten
+from nnfront.nn.loop import trace_scan
+from nnfront.nn.opaque import Object, kind_of
+from nnfront.nn.pytree import flatten, unflatten
 from nnfront.nn.tensor import Tensor
 from nnfront.nn.trace import Trace
+from nnfront.nn.trace_state import Frame
 
 # Different bodies kept for one class and one set of argument types; beyond it modules are traced in place, so that a model
 # in which every layer differs is not compared layer by layer.

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nnfront.dims import Dim, same
-from nnfront.nn.structure import LEAF
+from nnfront.nn.pytree import LEAF
 from nnfront.nn.tensor import Tensor
 
 _MAX_DEPTH = 8  # of nested containers and objects; deeper ones are not compared

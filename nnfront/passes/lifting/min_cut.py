@@ -17,7 +17,7 @@ Node = TypeVar("Node")
 _FOREVER = 1 << 62  # more bytes than any machine has
 
 
-def least_kept(
+def min_cut(
     sizes: Mapping[Node, int | None], operands: Mapping[Node, Sequence[Node]], read: Collection[Node]
 ) -> set[Node]:
     """Return the nodes to keep.

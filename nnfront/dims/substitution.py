@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nnfront.dims.divide import floordiv, mod
-from nnfront.dims.extreme import extreme
-from nnfront.dims.form import Atom, Form, add_all, constant, multiply, of_atom
+from nnfront.dims.min_max import extreme
+from nnfront.dims.polynomial import Atom, Form, add_all, constant, multiply, of_atom
 from nnfront.dims.symbol import Symbol
 
 

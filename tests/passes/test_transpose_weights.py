@@ -9,7 +9,7 @@ from pass_checks import expect_same_results, module
 import nnfront as nn
 from nnfront import op, spec
 from nnfront.ir import first_difference, parse
-from nnfront.passes import lift_transform_params, quantize_weights, turn_weights
+from nnfront.passes import lift_transform_params, quantize_weights, transpose_weights
 
 D, F = 32, 48
 X = {"x": spec.Tensor(["n", D], "float32")}
@@ -53,11 +53,11 @@ METHODS = ["plain", "widened", "twice", "transposed", "int8", "int4", "chosen"]
 @pytest.mark.parametrize("name", METHODS)
 def test_no_product_is_left_in_the_old_order_and_results_stay_the_same(name):
     ir = lift_transform_params(Model().export({name: X}), shared_transform=True)
-    new = turn_weights(ir)
+    new = transpose_weights(ir)
     assert "matmul(" not in str(new[name])
     expect_same_results(ir, new)
     assert first_difference(parse(str(new)), new) is None
-    assert turn_weights(new) is new
+    assert transpose_weights(new) is new
     again = lift_transform_params(new, shared_transform=True)
     # What reads a weight in both orders keeps one of them, and a view.
     assert ("permute_dims(" in str(again[name])) is (name == "transposed")
@@ -66,14 +66,14 @@ def test_no_product_is_left_in_the_old_order_and_results_stay_the_same(name):
 
 def test_a_weight_is_turned_once_for_all_methods_and_its_old_order_is_not_kept():
     ir = Model().export({"plain": X, "twice": X})
-    lifted = lift_transform_params(turn_weights(ir), shared_transform=True)
+    lifted = lift_transform_params(transpose_weights(ir), shared_transform=True)
     assert [p.name for p in lifted["plain"].weights] == [p.name for p in lifted["twice"].weights]
     assert [p.type.shape for p in lifted["plain"].weights] == [(F, D)]
 
 
 def test_a_weight_that_something_else_reads_stays_in_its_order():
     ir = Model().export({"plain": X, "rows": {"indices": spec.Tensor(["m"], "int64")}})
-    lifted = lift_transform_params(turn_weights(ir), shared_transform=True)
+    lifted = lift_transform_params(transpose_weights(ir), shared_transform=True)
     assert [p.type.shape for p in lifted["plain"].weights] == [(D, F)]
 
 
@@ -89,7 +89,7 @@ def test_a_weight_that_something_else_reads_stays_in_its_order():
 )
 def test_what_is_left_as_it_is(text):
     ir = module(text)
-    assert turn_weights(ir) is ir
+    assert transpose_weights(ir) is ir
 
 
 @pytest.mark.parametrize("name", ["plain", "twice", "transposed"])
