@@ -51,8 +51,8 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: boo
         first, second = rotated[..., 0::2], rotated[..., 1::2]
     else:
         first, second = rotated[..., :pairs], rotated[..., pairs:]
-    rotated = (first * cos - second * sin, second * cos + first * sin)
-    result = torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)
+    both = (first * cos - second * sin, second * cos + first * sin)
+    result = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
     return torch.cat([result.to(x.dtype), rest], -1)
 
 

@@ -41,7 +41,7 @@ from nnfront.ir import (
 from nnfront.quant_format import QuantFormat
 from nnfront.quantized.formula import Encoded, Formula, cast
 from nnfront.quantized.report import StoredReport, report_of
-from nnfront.quantized.uses import Takes, joined, matrices, reasons_against, takes_rows, turns
+from nnfront.quantized.uses import Takes, is_transpose, joined, matrices, reasons_against, takes_rows
 
 
 def derive_weights(
@@ -218,7 +218,7 @@ class _Body(Mutator):
             return self.call(binding, value)
         if isinstance(value, Call) and takes_rows(value) and value.args[0] in self.encoded:
             return self.rows(binding, value)
-        if isinstance(value, Call) and turns(value) and value.args[0] in self.encoded:
+        if isinstance(value, Call) and is_transpose(value) and value.args[0] in self.encoded:
             self.encoded[binding.var] = replace(self.encoded[_var(value.args[0])], is_transposed=False)
             return []
         read = [a for a in matrices(value) if a in self.encoded]
