@@ -329,11 +329,16 @@ def _facts(op: Op) -> list[object]:
 
 
 def op(
-    *, name: str | None = None, is_pure: bool = True, **facts: Unpack[Facts]
+    *,
+    name: str | None = None,
+    is_pure: bool = True,
+    normalize: Callable[..., dict[str, Any]] | None = None,
+    reference: Callable[..., Any] | None = None,
+    **facts: Unpack[Facts],
 ) -> Callable[[Callable[..., Type]], Op]:
     """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it).
 
-    The facts are those of `Op`. To declare it again in the same words is to declare it once. Raises InferError for another op of that name.
+    The facts are those of `Op`. Functions that are there already are given, others declared below the rule (`Op.reference`, `Op.normalize`). To declare it again in the same words is to declare it once. Raises InferError for another op of that name.
     """
 
     def declare(rule: Callable[..., Type]) -> Op:
@@ -358,6 +363,10 @@ def op(
                 raise _taken(f"there is another op {op_name!r} already", known.infer, rule)
             # A file that is run again declares it anew, over names of its own.
             known.infer, known.flops, known.holds = rule, declared.flops, declared.holds
+        if normalize is not None:
+            known.normalize(normalize)
+        if reference is not None:
+            known.reference(reference)
         return known
 
     return declare

@@ -30,49 +30,34 @@ def _gated(gate: TensorType, up: TensorType) -> TensorType:
     return TensorType(*broadcast_operands(gate, up))
 
 
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=torch.relu)
 def relu(x: TensorType) -> TensorType:
     """max(x, 0)."""
     return _rectifier(x)
 
 
-relu.reference(torch.relu)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=F.relu6)
 def relu6(x: TensorType) -> TensorType:
     """min(max(x, 0), 6)."""
     return _rectifier(x)
 
 
-relu6.reference(F.relu6)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=F.silu)
 def silu(x: TensorType) -> TensorType:
     """x * sigmoid(x), also called swish."""
     return _activation(x)
 
 
-silu.reference(F.silu)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=F.mish)
 def mish(x: TensorType) -> TensorType:
     """x * tanh(softplus(x))."""
     return _activation(x)
 
 
-mish.reference(F.mish)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=F.hardswish)
 def hardswish(x: TensorType) -> TensorType:
     """x * min(max(x + 3, 0), 6) / 6."""
     return _activation(x)
-
-
-hardswish.reference(F.hardswish)
 
 
 @op(dtype_policy="follow")
@@ -124,7 +109,7 @@ def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
     return F.elu(x, alpha)
 
 
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=F.prelu)
 def prelu(x: TensorType, alpha: TensorType) -> TensorType:
     """x where it is positive, alpha x elsewhere; alpha [1], or [channels] for the channels on axis 1 of x."""
     require_float(x)
@@ -137,9 +122,6 @@ def prelu(x: TensorType, alpha: TensorType) -> TensorType:
         require(x.ndim >= 2, "x has no axis 1 for the {} slopes", size)
         require_same(size, x.shape[1], "the number of slopes and of channels differ: {} and {}")
     return x
-
-
-prelu.reference(F.prelu)
 
 
 @op(stricter=_FLOATS, dtype_policy="follow")

@@ -175,7 +175,7 @@ def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs:
     return product([2, *results[0].shape, *operands[1].shape[1:]])
 
 
-@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")
+@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute", reference=_convolve)
 def conv1d(
     x: TensorType,
     weight: TensorType,
@@ -200,9 +200,6 @@ def _(
     groups: Any = 1,
 ) -> dict[str, Any]:
     return _canonical(weight, 1, stride, padding, dilation, groups)
-
-
-conv1d.reference(_convolve)
 
 
 @op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")

@@ -50,13 +50,10 @@ def _(shape: Sequence[int], fill_value: Any, dtype: str) -> torch.Tensor:
     return torch.full(tuple(shape), fill_value, dtype=getattr(torch, dtype))
 
 
-@op(moves=True, scratch=False)
+@op(moves=True, scratch=False, normalize=_shape_and_dtype)
 def zeros(shape: Sizes, dtype: str = "float32") -> TensorType:
     """Every element is 0."""
     return _tensor(shape, dtype)
-
-
-zeros.normalize(_shape_and_dtype)
 
 
 @zeros.reference
@@ -64,13 +61,10 @@ def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.zeros(tuple(shape), dtype=getattr(torch, dtype))
 
 
-@op(moves=True, scratch=False)
+@op(moves=True, scratch=False, normalize=_shape_and_dtype)
 def ones(shape: Sizes, dtype: str = "float32") -> TensorType:
     """Every element is 1."""
     return _tensor(shape, dtype)
-
-
-ones.normalize(_shape_and_dtype)
 
 
 @ones.reference
@@ -78,13 +72,10 @@ def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.ones(tuple(shape), dtype=getattr(torch, dtype))
 
 
-@op(moves=True, scratch=False)
+@op(moves=True, scratch=False, normalize=_shape_and_dtype)
 def empty(shape: Sizes, dtype: str = "float32") -> TensorType:
     """Elements that mean nothing until they are written."""
     return _tensor(shape, dtype)
-
-
-empty.normalize(_shape_and_dtype)
 
 
 @empty.reference
@@ -118,13 +109,10 @@ def _(x: torch.Tensor, fill_value: Any, dtype: str | None) -> torch.Tensor:
     return torch.full_like(x, fill_value, dtype=wanted)
 
 
-@op(moves=True, scratch=False, dtype_policy="follow")
+@op(moves=True, scratch=False, dtype_policy="follow", normalize=_like)
 def zeros_like(x: TensorType, dtype: str | None = None) -> TensorType:
     """Every element is 0; shape and, unless given, dtype are x's."""
     return TensorType(x.shape, dtype or x.dtype)
-
-
-zeros_like.normalize(_like)
 
 
 @zeros_like.reference
@@ -132,13 +120,10 @@ def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
     return torch.zeros_like(x, dtype=None if dtype is None else getattr(torch, dtype))
 
 
-@op(moves=True, scratch=False, dtype_policy="follow")
+@op(moves=True, scratch=False, dtype_policy="follow", normalize=_like)
 def ones_like(x: TensorType, dtype: str | None = None) -> TensorType:
     """Every element is 1; shape and, unless given, dtype are x's."""
     return TensorType(x.shape, dtype or x.dtype)
-
-
-ones_like.normalize(_like)
 
 
 @ones_like.reference

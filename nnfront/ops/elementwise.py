@@ -50,62 +50,50 @@ def _number(x: TensorType) -> TensorType:
     return x
 
 
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.add)
 def add(a: OperandType, b: OperandType) -> TensorType:
     """a + b; for two bool tensors their or."""
     return _arithmetic(a, b)
 
 
-add.reference(operator.add)
-
-
-@op(scratch=False, dtype_policy="follow")
+# torch's own `-` refuses bool with a number
+@op(scratch=False, dtype_policy="follow", reference=of_tensors(torch.sub))
 def subtract(a: OperandType, b: OperandType) -> TensorType:
     """a - b."""
     return _no_bool(a, b)
 
 
-subtract.reference(of_tensors(torch.sub))  # torch's own `-` refuses bool with a number
-
-
-@op(stricter="no arithmetic in float8, though torch multiplies", scratch=False, dtype_policy="follow")
+@op(
+    stricter="no arithmetic in float8, though torch multiplies",
+    scratch=False,
+    dtype_policy="follow",
+    reference=operator.mul,
+)
 def multiply(a: OperandType, b: OperandType) -> TensorType:
     """a * b; for two bool tensors their and."""
     return _arithmetic(a, b)
 
 
-multiply.reference(operator.mul)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.truediv)
 def divide(a: OperandType, b: OperandType) -> TensorType:
     """a / b, the true quotient: float32 for two integers."""
     shape, dtype = broadcast_operands(a, b)
     return TensorType(shape, as_float(dtype))
 
 
-divide.reference(operator.truediv)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=operator.floordiv)
 def floor_divide(a: OperandType, b: OperandType) -> TensorType:
     """The quotient rounded towards minus infinity; integers stay integers."""
     return _no_bool(a, b)
 
 
-floor_divide.reference(operator.floordiv)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=operator.mod)
 def remainder(a: OperandType, b: OperandType) -> TensorType:
     """a - b * floor_divide(a, b): has the sign of b, like Python's %."""
     return _no_bool(a, b)
 
 
-remainder.reference(operator.mod)
-
-
-@op(dtype_policy="wide")
+@op(dtype_policy="wide", reference=operator.pow)
 def power(a: OperandType, b: OperandType) -> TensorType:
     """a to the power b. An integer to a negative integer power is refused, at run time if the exponent is a tensor."""
     shape, dtype = broadcast_operands(a, b)
@@ -120,25 +108,16 @@ def power(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, dtype)
 
 
-power.reference(operator.pow)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=of_tensors(torch.maximum))
 def maximum(x1: OperandType, x2: OperandType) -> TensorType:
     """The larger of two; NaN if either is NaN."""
     return _arithmetic(x1, x2)
 
 
-maximum.reference(of_tensors(torch.maximum))
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=of_tensors(torch.minimum))
 def minimum(x1: OperandType, x2: OperandType) -> TensorType:
     """The smaller of two; NaN if either is NaN."""
     return _arithmetic(x1, x2)
-
-
-minimum.reference(of_tensors(torch.minimum))
 
 
 @op(stricter="at least one bound must be given, where the reference would do nothing", dtype_policy="follow")
@@ -158,161 +137,111 @@ def _(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     return x if max is None else torch.minimum(as_tensor(x, max), as_tensor(max, x))
 
 
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.neg)
 def negative(x: TensorType) -> TensorType:
     """-x."""
     return _number(x)
-
-
-negative.reference(operator.neg)
 
 
 @op(
     stricter="torch takes the absolute value of a float8 tensor; nothing else computes in float8",
     scratch=False,
     dtype_policy="follow",
+    reference=torch.abs,
 )
 def abs(x: TensorType) -> TensorType:
     """The absolute value."""
     return _number(x)
 
 
-abs.reference(torch.abs)
-
-
-@op(stricter="torch's sign of bool is the identity", dtype_policy="follow")
+@op(stricter="torch's sign of bool is the identity", dtype_policy="follow", reference=torch.sign)
 def sign(x: TensorType) -> TensorType:
     """-1, 0 or 1."""
     return _number(x)
 
 
-sign.reference(torch.sign)
-
-
-@op(stricter="torch squares bool to int64", scratch=False, dtype_policy="wide")
+@op(stricter="torch squares bool to int64", scratch=False, dtype_policy="wide", reference=torch.square)
 def square(x: TensorType) -> TensorType:
     """x * x."""
     return _number(x)
 
 
-square.reference(torch.square)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=torch.floor)
 def floor(x: TensorType) -> TensorType:
     """Round towards minus infinity; integers stay as they are."""
     return _number(x)
 
 
-floor.reference(torch.floor)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=torch.ceil)
 def ceil(x: TensorType) -> TensorType:
     """Round towards infinity; integers stay as they are."""
     return _number(x)
 
 
-ceil.reference(torch.ceil)
-
-
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=torch.round)
 def round(x: TensorType) -> TensorType:
     """Round to the nearest integer, halves to the even one."""
     return _number(x)
 
 
-round.reference(torch.round)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.sqrt)
 def sqrt(x: TensorType) -> TensorType:
     """The square root; NaN below 0."""
     return _real(x)
 
 
-sqrt.reference(torch.sqrt)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.rsqrt)
 def rsqrt(x: TensorType) -> TensorType:
     """1 / sqrt(x)."""
     return _real(x)
 
 
-rsqrt.reference(torch.rsqrt)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.reciprocal)
 def reciprocal(x: TensorType) -> TensorType:
     """1 / x."""
     return _real(x)
 
 
-reciprocal.reference(torch.reciprocal)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.exp)
 def exp(x: TensorType) -> TensorType:
     """e to the power x."""
     return _real(x)
 
 
-exp.reference(torch.exp)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.log)
 def log(x: TensorType) -> TensorType:
     """The natural logarithm; NaN below 0."""
     return _real(x)
 
 
-log.reference(torch.log)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.sin)
 def sin(x: TensorType) -> TensorType:
     """The sine of x in radians."""
     return _real(x)
 
 
-sin.reference(torch.sin)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.cos)
 def cos(x: TensorType) -> TensorType:
     """The cosine of x in radians."""
     return _real(x)
 
 
-cos.reference(torch.cos)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=torch.tanh)
 def tanh(x: TensorType) -> TensorType:
     """The hyperbolic tangent."""
     return _real(x)
 
 
-tanh.reference(torch.tanh)
-
-
-@op(scratch=False, dtype_policy="wide")
+@op(scratch=False, dtype_policy="wide", reference=torch.erf)
 def erf(x: TensorType) -> TensorType:
     """The error function."""
     return _real(x)
 
 
-erf.reference(torch.erf)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=torch.sigmoid)
 def sigmoid(x: TensorType) -> TensorType:
     """1 / (1 + exp(-x))."""
     return _real(x)
-
-
-sigmoid.reference(torch.sigmoid)
 
 
 @op(view="sometimes", moves=True, scratch=False, dtype_policy="given")

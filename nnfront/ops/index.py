@@ -138,13 +138,10 @@ def _matrix(x: TensorType) -> TensorType:
     return x
 
 
-@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow")
+@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", normalize=_diagonal)
 def triu(x: TensorType, diagonal: Size = 0) -> TensorType:
     """Zero what lies below a diagonal of each matrix [..., rows, columns]; diagonal 1 is the one above the main one."""
     return _matrix(x)
-
-
-triu.normalize(_diagonal)
 
 
 @triu.reference
@@ -152,13 +149,10 @@ def _(x: torch.Tensor, diagonal: int) -> torch.Tensor:
     return torch.triu(x, diagonal)
 
 
-@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow")
+@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", normalize=_diagonal)
 def tril(x: TensorType, diagonal: Size = 0) -> TensorType:
     """Zero what lies above a diagonal of each matrix [..., rows, columns]; diagonal -1 is the one below the main one."""
     return _matrix(x)
-
-
-tril.normalize(_diagonal)
 
 
 @tril.reference

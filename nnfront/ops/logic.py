@@ -44,156 +44,110 @@ def _shift(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, dtype)
 
 
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.lt)
 def less(a: OperandType, b: OperandType) -> TensorType:
     """a < b."""
     return _compare(a, b)
 
 
-less.reference(operator.lt)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.le)
 def less_equal(a: OperandType, b: OperandType) -> TensorType:
     """a <= b."""
     return _compare(a, b)
 
 
-less_equal.reference(operator.le)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.gt)
 def greater(a: OperandType, b: OperandType) -> TensorType:
     """a > b."""
     return _compare(a, b)
 
 
-greater.reference(operator.gt)
-
-
-@op(scratch=False, dtype_policy="follow")
+@op(scratch=False, dtype_policy="follow", reference=operator.ge)
 def greater_equal(a: OperandType, b: OperandType) -> TensorType:
     """a >= b."""
     return _compare(a, b)
-
-
-greater_equal.reference(operator.ge)
 
 
 @op(
     stricter="torch compares float8 for equality; nothing else computes in float8",
     scratch=False,
     dtype_policy="follow",
+    reference=operator.eq,
 )
 def equal(a: OperandType, b: OperandType) -> TensorType:
     """a == b, elementwise."""
     return _compare(a, b)
 
 
-equal.reference(operator.eq)
-
-
 @op(
     stricter="torch compares float8 for equality; nothing else computes in float8",
     scratch=False,
     dtype_policy="follow",
+    reference=operator.ne,
 )
 def not_equal(a: OperandType, b: OperandType) -> TensorType:
     """a != b, elementwise."""
     return _compare(a, b)
 
 
-not_equal.reference(operator.ne)
-
-
-@op(stricter=_FLOAT8)
+@op(stricter=_FLOAT8, reference=torch.logical_and)
 def logical_and(a: TensorType, b: TensorType) -> TensorType:
     """Whether both are nonzero."""
     return _logical(a, b)
 
 
-logical_and.reference(torch.logical_and)
-
-
-@op(stricter=_FLOAT8)
+@op(stricter=_FLOAT8, reference=torch.logical_or)
 def logical_or(a: TensorType, b: TensorType) -> TensorType:
     """Whether at least one is nonzero."""
     return _logical(a, b)
 
 
-logical_or.reference(torch.logical_or)
-
-
-@op(stricter=_FLOAT8)
+@op(stricter=_FLOAT8, reference=torch.logical_xor)
 def logical_xor(a: TensorType, b: TensorType) -> TensorType:
     """Whether exactly one is nonzero."""
     return _logical(a, b)
 
 
-logical_xor.reference(torch.logical_xor)
-
-
-@op()
+@op(reference=torch.logical_not)
 def logical_not(x: TensorType) -> TensorType:
     """Whether x is zero."""
     return _logical(x, x)
 
 
-logical_not.reference(torch.logical_not)
-
-
-@op()
+@op(reference=operator.and_)
 def bitwise_and(a: OperandType, b: OperandType) -> TensorType:
     """The bits that both have."""
     return _bits(a, b)
 
 
-bitwise_and.reference(operator.and_)
-
-
-@op()
+@op(reference=operator.or_)
 def bitwise_or(a: OperandType, b: OperandType) -> TensorType:
     """The bits that at least one has."""
     return _bits(a, b)
 
 
-bitwise_or.reference(operator.or_)
-
-
-@op()
+@op(reference=operator.xor)
 def bitwise_xor(a: OperandType, b: OperandType) -> TensorType:
     """The bits that exactly one has."""
     return _bits(a, b)
 
 
-bitwise_xor.reference(operator.xor)
-
-
-@op()
+@op(reference=torch.bitwise_not)
 def bitwise_not(x: TensorType) -> TensorType:
     """Every bit inverted; for bool its negation."""
     return _bits(x, x)
 
 
-bitwise_not.reference(torch.bitwise_not)
-
-
-@op()
+@op(reference=operator.lshift)
 def left_shift(a: OperandType, b: OperandType) -> TensorType:
     """a * 2**b, bits beyond the dtype dropped; b must be in [0, bits of the dtype)."""
     return _shift(a, b)
 
 
-left_shift.reference(operator.lshift)
-
-
-@op()
+@op(reference=operator.rshift)
 def right_shift(a: OperandType, b: OperandType) -> TensorType:
     """a shifted right by b bits, the sign kept; b must be in [0, bits of the dtype)."""
     return _shift(a, b)
-
-
-right_shift.reference(operator.rshift)
 
 
 @op(moves=True, dtype_policy="follow")

@@ -66,14 +66,11 @@ def _sum_dtype(dtype: str) -> str:
     return dtype if is_float(dtype) else "int64"
 
 
-@op(stricter=NO_AXIS, dtype_policy="wide")
+@op(stricter=NO_AXIS, dtype_policy="wide", normalize=_canonical)
 def sum(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The sum; 0 over no elements."""
     _require_computable(x)
     return TensorType(_reduced(x, axis, keepdims), _sum_dtype(x.dtype))
-
-
-sum.normalize(_canonical)
 
 
 @sum.reference
@@ -81,14 +78,11 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.sum(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS, view="sometimes", dtype_policy="wide")
+@op(stricter=NO_AXIS, view="sometimes", dtype_policy="wide", normalize=_canonical)
 def prod(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The product; 1 over no elements."""
     _require_computable(x)
     return TensorType(_reduced(x, axis, keepdims), _sum_dtype(x.dtype))
-
-
-prod.normalize(_canonical)
 
 
 @prod.reference
@@ -99,7 +93,7 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return result if keepdims else result.squeeze(_all_axes(x, axis))
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow")
+@op(stricter=NO_AXIS, dtype_policy="follow", normalize=_canonical)
 def max(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The largest element, NaN if any is NaN."""
     _require_computable(x)
@@ -107,15 +101,12 @@ def max(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
 
 
-max.normalize(_canonical)
-
-
 @max.reference
 def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
     return torch.amax(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow")
+@op(stricter=NO_AXIS, dtype_policy="follow", normalize=_canonical)
 def min(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The smallest element, NaN if any is NaN."""
     _require_computable(x)
@@ -123,22 +114,16 @@ def min(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
 
 
-min.normalize(_canonical)
-
-
 @min.reference
 def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
     return torch.amin(x, _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS, dtype_policy="wide")
+@op(stricter=NO_AXIS, dtype_policy="wide", normalize=_canonical)
 def mean(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """The mean of floats; NaN over no elements."""
     require_float(x)
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
-
-
-mean.normalize(_canonical)
 
 
 @mean.reference
@@ -167,13 +152,10 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool, correction: i
     return (squares.sum(axes, keepdim=keepdims) / count.clamp(min=0).to(y.device)).to(x.dtype)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, normalize=_canonical)
 def any(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """Whether at least one element is nonzero: bool."""
     return TensorType(_reduced(x, axis, keepdims), "bool")
-
-
-any.normalize(_canonical)
 
 
 @any.reference
@@ -181,13 +163,10 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.any(x.bool(), _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
+@op(stricter=NO_AXIS, normalize=_canonical)
 def all(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
     """Whether every element is nonzero: bool."""
     return TensorType(_reduced(x, axis, keepdims), "bool")
-
-
-all.normalize(_canonical)
 
 
 @all.reference
@@ -220,13 +199,10 @@ def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
     return torch.argmax(x, axis, keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow")
+@op(stricter=NO_AXIS, dtype_policy="follow", normalize=_one_axis)
 def argmin(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
     """The position of the first smallest element, int64; with axis=None its position in row-major order."""
     return _position_of_extreme(x, axis, keepdims)
-
-
-argmin.normalize(_one_axis)
 
 
 @argmin.reference
