@@ -4,7 +4,7 @@
 Read the files in this order; each imports only from those above it:
 
     types     the types of values          budget   how much a text may say
-    attributes  what an op's may be        op       one entry of the vocabulary
+    attributes, operands  what an op's may be    op       one entry of the vocabulary
     expr      expressions and bindings
     interfaces  what functions and modules show to those who print and compare them
     walk      iterate over bindings        infer    the type of an expression
@@ -58,7 +58,8 @@ from nnfront.ir.facts import (
 from nnfront.ir.function_dims import symbols_in
 from nnfront.ir.infer import call_type, infer, join, map_sizes, substitute_type
 from nnfront.ir.module import KINDS, Function, IRModule, Kind
-from nnfront.ir.op import OPS, DtypePolicy, Op, Operand, OperandType, op
+from nnfront.ir.op import OPS, DtypePolicy, Op, op
+from nnfront.ir.operands import Operand, OperandType
 from nnfront.ir.parser import parse, parse_function
 from nnfront.ir.print_types import type_text
 from nnfront.ir.printer import print_function, print_module

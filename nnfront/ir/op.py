@@ -28,21 +28,14 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, TraceError
 from nnfront.ir.attributes import Kind, annotation_of, kinds_of, shown
+from nnfront.ir.operands import Operand, kind_name, operand_of
 from nnfront.ir.same_code import place_of, same_code
 from nnfront.ir.types import (
     FunctionType,
-    ObjectType,
     ScalarType,
-    ShapeType,
-    StateLayerType,
-    StateType,
     TensorType,
-    TupleType,
     Type,
 )
-
-# What elementwise ops take: a tensor, or a host scalar that promotes weakly, as in torch.
-OperandType: TypeAlias = TensorType | ScalarType
 
 # A size with the least and greatest number that it is and a divisor, None for no bound.
 ImpliedSize: TypeAlias = tuple[Size, int | None, int | None, int | None]
@@ -65,27 +58,6 @@ DtypePolicy: TypeAlias = Literal["compute", "wide", "first", "follow", "result",
 Flops: TypeAlias = Callable[[Sequence[TensorType], Sequence[TensorType], Mapping[str, Any]], Size]
 
 OPS: dict[str, Op] = {}
-
-# annotation -> (the classes of type it takes, and their name in a message)
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "TensorType": ((TensorType,), "a tensor"),
-    "OperandType": ((TensorType, ScalarType), "a tensor or a number"),
-    "StateLayerType": ((StateLayerType,), "one layer of a cache"),
-    "StateType": ((StateType,), "a cache"),
-    "Type": ((object,), "a value"),
-}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One operand of an op."""
-
-    name: str
-    is_sequence: bool
-    is_optional: bool
-    takes_scalar: bool  # a Python number may stand for the tensor
-    kinds: tuple[type, ...]  # the classes of type that it takes
-    expects: str  # their name in a message
 
 
 @dataclass(eq=False)
@@ -299,7 +271,7 @@ class Op:
             if not isinstance(type, operand.kinds) and not (type is None and operand.is_optional):
                 is_number = isinstance(type, ScalarType) and TensorType in operand.kinds
                 raise InferError(
-                    f"operand {operand.name!r} must be {operand.expects}, got {_kind_name(type)}",
+                    f"operand {operand.name!r} must be {operand.expects}, got {kind_name(type)}",
                     help="op.full([], number, dtype) makes a tensor of a number" if is_number else "",
                 )
 
@@ -346,7 +318,7 @@ def op(
         for parameter in signature.parameters.values():
             annotation = annotation_of(parameter)
             if "Type" in annotation:
-                operands.append(_operand(parameter, annotation))
+                operands.append(operand_of(parameter, annotation))
             else:
                 attributes[parameter.name] = parameter.default
         op_name = name or rule.__name__
@@ -377,33 +349,7 @@ def _taken(what: str, known: Callable[..., Any], function: Callable[..., Any]) -
     return InferError(what, details=where, help="choose another name, or start the process again")
 
 
-def _operand(parameter: inspect.Parameter, annotation: str) -> Operand:
-    words = annotation.removeprefix("Sequence[").split("]")[0].split(" | ")
-    is_sequence = annotation.startswith("Sequence") or parameter.kind is parameter.VAR_POSITIONAL
-    kinds, expects = _KINDS[words[0]]
-    return Operand(
-        parameter.name, is_sequence, "None" in annotation, words[0] == "OperandType", kinds, expects
-    )
-
-
 def _is_default(value: object, default: object) -> bool:
     return value is default or (
         type(value) is type(default) and isinstance(value, bool | int | float | str) and value == default
     )
-
-
-_OTHER_KINDS: dict[object, str] = {
-    type(None): "nothing",
-    ScalarType: "a number",
-    ShapeType: "a shape",
-    TupleType: "a tuple",
-    ObjectType: "an object",
-    FunctionType: "a function",
-}
-
-
-def _kind_name(type: Type | None) -> str:
-    for kinds, name in _KINDS.values():
-        if kinds == (type.__class__,):
-            return name
-    return _OTHER_KINDS[type.__class__]

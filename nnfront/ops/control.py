@@ -9,7 +9,8 @@ from typing import Any, get_args
 import torch
 
 from nnfront.errors import InferError, RunError
-from nnfront.ir.op import OperandType, op
+from nnfront.ir.op import op
+from nnfront.ir.operands import OperandType
 from nnfront.ir.same_code import same_code
 from nnfront.ir.types import ScalarType, TensorType, TupleType, Type
 from nnfront.ops import print_format

@@ -12,7 +12,8 @@ import torch
 from nnfront import dtypes
 from nnfront.dims import Dim, Size, ceildiv, less_equal, maximum, to_size
 from nnfront.errors import InferError
-from nnfront.ir.op import OperandType, op
+from nnfront.ir.op import op
+from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, Sizes, dtype_name, require, require_not_negative, sizes_of_shape
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from nnfront import dtypes
-from nnfront.ir.op import OperandType, op
+from nnfront.ir.op import op
+from nnfront.ir.operands import OperandType
 from nnfront.ir.types import ScalarType, TensorType
 from nnfront.ops.rules import (
     as_float,

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from nnfront import dtypes
-from nnfront.ir.op import OperandType, op
+from nnfront.ir.op import op
+from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, broadcast, broadcast_operands, require, result_dtype
 

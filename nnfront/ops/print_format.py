@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nnfront import dtypes
 from nnfront.errors import InferError
-from nnfront.ir.op import OperandType
+from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import require
 

@@ -18,7 +18,7 @@ from nnfront import dtypes
 from nnfront.dims import Dim, Size, equal, same, to_size
 from nnfront.dtypes import Category
 from nnfront.errors import InferError
-from nnfront.ir.op import OperandType
+from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
 
 Shape: TypeAlias = tuple[Size, ...]

@@ -8,7 +8,8 @@ import pytest
 from call import t
 
 from nnfront import ops
-from nnfront.ir.op import OPS, Op, Operand, OperandType, op
+from nnfront.ir.op import OPS, Op, op
+from nnfront.ir.operands import Operand, OperandType
 from nnfront.ir.types import ObjectType, TensorType, Type, kv_layer
 
 
