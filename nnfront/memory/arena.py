@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in one memory for values that are not all alive at once."""
+"""Places in one memory for values that are not all alive at once, found when it is known when each of them is."""
 
 from __future__ import annotations
 
@@ -8,46 +8,55 @@ from dataclasses import dataclass, field
 ALIGNMENT = 64
 
 
+@dataclass(slots=True, eq=False)
+class Piece:
+    """Bytes that one value takes, how many slots hold it, and the pieces that are alive at some time while it is."""
+
+    bytes: int
+    slots: int = 1
+    beside: list[Piece] = field(default_factory=list)
+    offset: int = -1
+
+
 @dataclass
 class Arena:
-    """Gives places while a program is walked in the order in which it runs, and takes them back where its instructions free values (`Run.frees`,
-    by which a plan's allocations end too). `size` is how large the memory has to be.
+    """Notes which values are alive together while a program is walked in the order in which it runs: from where they are taken to where its
+    instructions free them (`Run.frees`, by which a plan's allocations end too). `place` then finds where they lie.
     """
 
-    size: int = 0
-    # Bytes by offset, no two of them next to each other.
-    _free: dict[int, int] = field(default_factory=dict)
-    # By offset: bytes, and how many slots hold them.
-    _held: dict[int, tuple[int, int]] = field(default_factory=dict)
+    pieces: list[Piece] = field(default_factory=list)
+    _alive: dict[Piece, None] = field(default_factory=dict)
 
-    def take(self, count: int) -> int:
-        """Find an offset for bytes that one slot holds, no two the same: in the smallest piece that fits, or at the end."""
-        count = max(-(-count // ALIGNMENT), 1) * ALIGNMENT
-        fitting = [(size, offset) for offset, size in self._free.items() if size >= count]
-        if fitting:
-            size, offset = min(fitting)
-            del self._free[offset]
-        else:
-            last = max(self._free, default=self.size)
-            is_last = last + self._free.get(last, 0) == self.size
-            offset, size = (last, self._free.pop(last, 0)) if is_last else (self.size, 0)
-            self.size = max(self.size, offset + count)
-        if size > count:
-            self._free[offset + count] = size - count
-        self._held[offset] = count, 1
-        return offset
+    def take(self, count: int) -> Piece:
+        """A piece for bytes that one slot holds."""
+        piece = Piece(max(-(-count // ALIGNMENT), 1) * ALIGNMENT, beside=[*self._alive])
+        for other in self._alive:
+            other.beside.append(piece)
+        self._alive[piece] = None
+        self.pieces.append(piece)
+        return piece
 
-    def hold(self, offset: int) -> None:
+    def hold(self, piece: Piece) -> None:
         """Say that one more slot has what lies there."""
-        count, slots = self._held[offset]
-        self._held[offset] = count, slots + 1
+        piece.slots += 1
 
-    def release(self, offset: int) -> None:
+    def release(self, piece: Piece) -> None:
         """Say that one slot less does."""
-        count, slots = self._held.pop(offset)
-        if slots > 1:
-            self._held[offset] = count, slots - 1
-            return
-        count += self._free.pop(offset + count, 0)
-        before = next((at for at, size in self._free.items() if at + size == offset), offset)
-        self._free[before] = self._free.get(before, 0) + count
+        piece.slots -= 1
+        if not piece.slots:
+            del self._alive[piece]
+
+    def place(self) -> int:
+        """Give each piece its offset, the lowest that nothing beside it has. Return how large the memory has to be.
+
+        What is large and beside much is first: what is small finds gaps. So the memory is seldom more than what is alive at once.
+        """
+        size = 0
+        for piece in sorted(self.pieces, key=lambda piece: -piece.bytes * len(piece.beside)):
+            offset = 0
+            for other in sorted((p for p in piece.beside if p.offset >= 0), key=lambda p: p.offset):
+                if offset + piece.bytes <= other.offset:
+                    break
+                offset = max(offset, other.offset + other.bytes)
+            piece.offset, size = offset, max(size, offset + piece.bytes)
+        return size

@@ -19,7 +19,7 @@ import torch
 from nnfront.backends.cpu.extension import KERNELS, NATIVE
 from nnfront.ir import OPS
 from nnfront.lower import Run
-from nnfront.memory.arena import Arena
+from nnfront.memory.arena import Arena, Piece
 from nnfront.memory.layout import Layer
 from nnfront.state.layer import CacheLayer
 
@@ -29,13 +29,14 @@ ROW, OFFSET_BITS = 2 + max(map(len, KERNELS.values()), default=0), 40
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Bytes behind the begin of one of the memories of a call."""
+    """Bytes behind the begin of one of the memories of a call, or of a piece of it whose own place is found when all are known."""
 
     index: int
     offset: int = 0
+    piece: Piece | None = None
 
     def __add__(self, count: int) -> Place:
-        return Place(self.index, self.offset + count)
+        return Place(self.index, self.offset + count, self.piece)
 
 
 # The first two memories of each call: none, and the memory of values that do not outlive it.
@@ -115,14 +116,19 @@ class TapeBuilder:
     outlive: Mapping[int, int]
     any_size: bool = False
     rows: list[list[int]] = field(default_factory=list)
+    pieces: list[tuple[int, int, Piece]] = field(default_factory=list)  # those that rows name, and where
     returned: dict[int, Value] = field(default_factory=dict)
     arena: Arena = field(default_factory=Arena)
 
     def tape(self) -> Tape:
         """What has been written."""
+        size = self.arena.place()
+        for row, column, piece in self.pieces:
+            self.rows[row][column] += piece.offset
+        self.pieces.clear()
         returned = {slot: self.returned[slot] for slot in self.outlive}
         rows = array("q", [number for row in self.rows for number in row])
-        return Tape(torch.frombuffer(rows, dtype=torch.int64).view(-1, ROW), self.arena.size, returned)
+        return Tape(torch.frombuffer(rows, dtype=torch.int64).view(-1, ROW), size, returned)
 
     def limit(self, is_right: bool, why: str) -> None:
         """Refuse operands of sizes of which this is not right."""
@@ -135,6 +141,8 @@ class TapeBuilder:
         for i, number in enumerate(numbers):
             if isinstance(number, Place):
                 mask |= 1 << i
+                if number.piece is not None:
+                    self.pieces.append((len(self.rows), 2 + i, number.piece))
                 number = number.index << OFFSET_BITS | number.offset
             elif isinstance(number, float):
                 (number,) = struct.unpack("<q", struct.pack("<d", number))
@@ -151,18 +159,18 @@ class TapeBuilder:
         return Value(self.take(made.nbytes), made.shape, dtype)
 
     def take(self, count: int) -> Place:
-        """Find a place for bytes, no two the same."""
-        return Place(MEMORY, self.arena.take(count))
+        """Find a place for bytes."""
+        return Place(MEMORY, piece=self.arena.take(count))
 
     def hold(self, place: Place) -> None:
         """Say that one more slot has the value at a place."""
-        if place.index == MEMORY:
-            self.arena.hold(place.offset)
+        if place.piece is not None:
+            self.arena.hold(place.piece)
 
     def release(self, place: Place) -> None:
         """Say that one slot less does."""
-        if place.index == MEMORY:
-            self.arena.release(place.offset)
+        if place.piece is not None:
+            self.arena.release(place.piece)
 
 
 Operand: TypeAlias = Any  # Value, LayerValue or None
