@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from nnfront.backends.cuda import rowwise
 from nnfront.backends.cuda.kernel_package import kernel_module
-from nnfront.backends.kernel import Context, Kernel
+from nnfront.backends.kernel import Bind, Context, Kernel
 from nnfront.lower import Run
 from nnfront.passes.pack_weights import LAYOUTS
 from nnfront.passes.regions import OF_NORM
@@ -44,6 +45,26 @@ def is_inside(norm: RowNorm | None, rows: torch.Tensor) -> bool:
     return norm is not None and len(rows) <= kernel_module("row_norm").MOST_NORMALISED
 
 
+@cache
+def _after_norm(product: Bind) -> Bind:
+    """The function of a kernel after a norm: one for all kernels that have one function."""
+
+    def bind(run: Run) -> Callable[..., Any]:
+        multiply = product(replace(run, op=run.op.removeprefix(OF_NORM)))
+        epsilon = run.attrs["epsilon"]
+
+        def triton_norm_product(
+            x: torch.Tensor, norm_weight: torch.Tensor | None, *others: torch.Tensor | None
+        ) -> torch.Tensor:
+            weight = None if norm_weight is None else norm_weight.contiguous()
+            y: torch.Tensor = multiply(x, *others, norm=RowNorm(weight, epsilon))
+            return y
+
+        return triton_norm_product
+
+    return bind
+
+
 def of_norm(kernel: Kernel) -> Kernel:
     """The kernel for the same region with a norm before it: its function is given a `RowNorm` after the operands that it knows."""
 
@@ -64,24 +85,11 @@ def of_norm(kernel: Kernel) -> Kernel:
         norm = replace(run, op="rms_norm", inputs=(x, weight, context.frame.constant(None)), attrs=attrs)
         return rowwise.rms_norm_accepts(norm, context) or kernel.accepts(without(run), context)
 
-    def bind(run: Run) -> Callable[..., Any]:
-        product = kernel.bind(replace(run, op=run.op.removeprefix(OF_NORM)))
-        epsilon = run.attrs["epsilon"]
-
-        def triton_norm_product(
-            x: torch.Tensor, norm_weight: torch.Tensor | None, *others: torch.Tensor | None
-        ) -> torch.Tensor:
-            weight = None if norm_weight is None else norm_weight.contiguous()
-            y: torch.Tensor = product(x, *others, norm=RowNorm(weight, epsilon))
-            return y
-
-        return triton_norm_product
-
     return replace(
         kernel,
         name=kernel.name.replace("triton_", "triton_norm_"),
         op=OF_NORM + kernel.op,
-        bind=bind,
+        bind=_after_norm(kernel.bind),
         why=f"rows are normalised where they are read; {kernel.why}",
         accepts=accepts,
         rewrite=rewrite,
