@@ -15,7 +15,9 @@ import torch
 IMPORT_TORCH = time.perf_counter() - BEGIN
 
 import nnfront as nn
-from nnfront.backends.cpu.gemv import SMALL_BATCH
+from nnfront.backends.cpu.extension import NATIVE
+from nnfront.backends.cpu.linear import BFLOAT16
+from nnfront.lower import Run, Structure
 
 folder, mode, *quant = sys.argv[1:]
 torch.set_num_threads(2)
@@ -27,11 +29,11 @@ def products_gb_s(session) -> float:
     """Read all matrices by their products with one row, called one after the other from Python, and nothing else."""
     matrices = [w for w in session.weights.values() if w.ndim == 2 and w.dtype == torch.bfloat16]
     rows = {w.shape[1]: torch.ones(w.shape[1], dtype=torch.bfloat16) for w in matrices}
-    times = []
+    multiply, times = BFLOAT16.bind(Run(BFLOAT16.name, "linear", (), Structure(0))), []
     for _ in range(12):
         begin = time.perf_counter()
         for w in matrices:
-            SMALL_BATCH.multiply(rows[w.shape[1]], w, None)
+            multiply(rows[w.shape[1]], w, None)
         times.append(time.perf_counter() - begin)
     return sum(w.nbytes for w in matrices) / 1e9 / sorted(times)[len(times) // 2]
 
@@ -92,6 +94,6 @@ else:
         "peak_mib": peak,
         "weights_mib": sum(w.nbytes for w in session.weights.values()) / 2**20,
     }
-    if SMALL_BATCH is not None:
+    if NATIVE is not None:
         result["products_gb_s"] = products_gb_s(session)
 print(json.dumps(result))
