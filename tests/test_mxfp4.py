@@ -189,7 +189,7 @@ def test_a_target_without_a_kernel_for_it_multiplies_dequantised_weights_and_nam
     assert [run for run in runs if run.op == "dequantize"]
     text = executable.explain()
     assert "not triton_fp8: the format is mxfp4, it takes fp8" in text
-    assert "not triton_gated: the format is mxfp4, it takes int4, uint4, int8, fp8" in text
+    assert "not triton_norm_gated: the format is mxfp4, it takes int4, uint4, int8, fp8" in text
 
 
 def test_blocks_that_a_checkpoint_holds_are_written_by_hand():

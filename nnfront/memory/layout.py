@@ -35,6 +35,12 @@ class Layout:
         return dtypes.size_bytes(self.dtype)
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether it is as `contiguous` makes it, where that makes a difference."""
+        strides = zip(self.shape, self.strides, contiguous(self.shape, self.dtype).strides, strict=True)
+        return not self.count or all(size == 1 or found == dense for size, found, dense in strides)
+
+    @property
     def is_half(self) -> bool:
         """Whether it is computed with in float32."""
         return self.dtype in ("float16", "bfloat16")

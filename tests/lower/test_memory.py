@@ -71,7 +71,7 @@ def test_a_view_keeps_the_memory_of_what_it_is_a_view_of():
         {},
         MEMORY,
     )
-    assert names_alive(plan) == [["a"], ["a"], ["a", "b"], ["a", "b", "c"]]
+    assert names_alive(plan) == [["a"], ["a"], ["a", "in exp", "b"], ["a", "b", "c"]]  # left in one piece
 
 
 @pytest.mark.parametrize(("axes", "copies"), [("(0, 1)", False), ("(1, 0)", True)])
@@ -158,6 +158,18 @@ def test_weights_that_are_returned_are_copied_and_arguments_are_not():
     run = Session(lower(parse(text)), {"w": torch.ones(8, 4)})["main"]
     x = torch.zeros(8, 4)
     assert measured_peak(lambda: run(x)) == 8 * ROW
+
+
+def test_an_operand_in_pieces_that_is_copied_for_a_kernel_is_counted():
+    text = """
+    def main(x: input float32[512, 4]) -> float32[4, 512] {
+        transposed: float32[4, 512] = permute_dims(x, axes=(1, 0))
+        y: float32[4, 512] = tanh(transposed)
+        return y
+    }
+    """
+    run, x = Session(lower(parse(text)), {})["main"], torch.randn(512, 4)
+    assert plan_memory(method(text), {}, MEMORY).peak == measured_peak(lambda: run(x))
 
 
 # Properties.

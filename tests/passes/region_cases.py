@@ -10,6 +10,7 @@ N, D, F = "n", 8, 12
 X = spec.Tensor([N, D], "float32")
 W = spec.Tensor([F, D], "float32")
 B = spec.Tensor([F], "float32")
+G = spec.Tensor([D], "float32")
 Y = spec.Tensor([N, F], "float32")
 HEADS, GROUPS, SIZE = 4, 2, 6
 QKV = spec.Tensor(["b", "s", (HEADS + 2 * GROUPS) * SIZE], "float32")
@@ -137,6 +138,32 @@ CASES = {
         {"x": X, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
         "quantized_product",
         {**LINEAR, "format": "int8", "activation": "silu"},
+    ),
+    "normalised rows": (
+        lambda x, g, w: op.linear(op.rms_norm(x, g, -1, 1e-3), w),
+        {"x": X, "g": G, "w": W},
+        "norm_product",
+        {**LINEAR, "epsilon": 1e-3},
+    ),
+    "normalised rows, gate and up in one": (
+        lambda x, g, w: gated(op.rms_norm(x, g, -1), w),
+        {"x": X, "g": G, "w": W},
+        "norm_gated_product",
+        {**LINEAR, "activation": "silu", "epsilon": 1e-5},
+    ),
+    "normalised rows, int4 weight": (
+        lambda x, g, q, s: op.linear(
+            op.rms_norm(x, g, -1), op.dequantize(op.unpack_int4(q), s, group_size=4)
+        ),
+        {"x": X, "g": G, "q": spec.Tensor([F, D // 2], "uint8"), "s": spec.Tensor([F, D // 4], "float32")},
+        "norm_quantized_product",
+        {**LINEAR, "format": "int4", "group_size": 4, "epsilon": 1e-5},
+    ),
+    "normalised rows, gate and up in one, in 8 bits": (
+        lambda x, g, q, s: gated_of(op.linear(op.rms_norm(x, g, -1), op.dequantize(q, s))),
+        {"x": X, "g": G, "q": spec.Tensor([F, D], "int8"), "s": spec.Tensor([F, 1], "float32")},
+        "norm_quantized_gated_product",
+        {**LINEAR, "format": "int8", "activation": "silu", "epsilon": 1e-5},
     ),
     "experts": (
         lambda x, g, d, e, w: op.moe_mlp(x, g, d, e, w, activation="relu"),

@@ -78,3 +78,8 @@ def test_of_several_the_one_that_computes_most_at_load(graph):
 )
 def test_one_value_of_one_weight(sizes, kept):
     assert min_cut(dict(enumerate(sizes)), {0: [], 1: [0]}, [1]) == kept
+
+
+def test_nothing_is_kept_for_what_nobody_reads():
+    sizes = {0: 0, 1: None, 2: 0, 3: 0}
+    assert min_cut(sizes, {0: [], 1: [0], 2: [], 3: [0, 1, 2]}, [1]) == {0}

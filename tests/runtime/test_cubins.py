@@ -83,15 +83,12 @@ def decoded(session: nn.Session, library: FakeDriver) -> list[Launch]:
 def test_decode_launches_its_kernels_and_compiles_none(artefact: Path, library: FakeDriver) -> None:
     session = nn.load(artefact)
     assert [launch.kernel for launch in decoded(session, library)] == [
-        "rms_norm_kernel",
-        "matmul_small_m_kernel",  # q, k and v
+        "matmul_small_m_kernel",  # q, k and v of the rows' norm
         "attention_decode_kernel",  # which rotates, and stores the token
         "matmul_small_m_kernel",  # o, and what came in
-        "rms_norm_kernel",
-        "matmul_small_m_kernel",  # gate and up
+        "matmul_small_m_kernel",  # gate and up of the rows' norm
         "matmul_small_m_kernel",  # down, and what came in
-        "rms_norm_kernel",
-        "matmul_small_m_kernel",  # logits
+        "matmul_small_m_kernel",  # logits of the rows' norm
     ]
     assert session.kernels is not None
     assert session.kernels.compiled_here == {}

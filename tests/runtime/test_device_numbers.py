@@ -160,7 +160,7 @@ class TestSecond:
         assert seen.found == [("captured", 1), ("replayed", 1), ("replayed", 1)]
 
     def test_a_token_is_drawn_there(self, seen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        kernel = SimpleNamespace(launch=lambda rows, **options: seen("drawn"))
+        kernel = SimpleNamespace(launch=lambda rows, **options: seen("drawn"), LEAST=5)
         monkeypatch.setattr(sampling, "kernel_module", lambda name: kernel)
         logits = SimpleNamespace(stride=lambda axis: 1, shape=(1, 4), device=torch.device("cuda", 1))
         options = {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.backends.cpu.in_c import FEW, in_c
+from nnfront.backends.cpu.in_c import FEW, besides, in_c
 from nnfront.backends.cpu.tape_builder import (
     NOWHERE,
     Operand,
@@ -27,8 +27,10 @@ from nnfront.backends.cpu.tape_builder import (
     demand,
 )
 from nnfront.backends.kernel import Kernel
+from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
+from nnfront.memory.allocations import metered
 
 # In the order of the enums in C.
 _EXACT = (
@@ -305,7 +307,16 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
 }
 # Of which the last bit may differ from torch's: by itself a call is then what it is on a tape.
 _FUNCTIONS = frozenset(_UNARY) - {"relu", "abs", "negative"}
+
+
+def _held(run: Run, *operands: Any) -> int:
+    """What a function's reference holds besides its result."""
+    return metered(run, operands, {}, (None,)).workspace if OPS[run.op].scratch else 0
+
+
 KERNELS = tuple(
-    Kernel(op, op, in_c(write, reference) if op in _FUNCTIONS else reference, write=write)
+    Kernel(op, op, in_c(write, reference), workspace=besides(write, _held), write=write)
+    if op in _FUNCTIONS
+    else Kernel(op, op, reference, write=write)
     for op, write in _WRITTEN.items()
 )

@@ -167,11 +167,11 @@ def _small(size: Any, times: int = 1) -> Any:
 def besides(
     write: Write, otherwise: Callable[..., int], remembered: Callable[..., int] | None = None
 ) -> Workspace:
-    """What a kernel holds: in C what its call is given besides results, else what the other way does, and what that leaves behind (`remembered`)."""
+    """What a kernel holds: in C what its call is given besides results and copies of operands in pieces, else what the other way does, and what that leaves behind (`remembered`)."""
 
     def held(run: Run, *operands: Any, **sized: Any) -> int:
         tape = _planned(write, run, operands, sized)
-        return otherwise(run, *operands) if tape is None else tape.size
+        return otherwise(run, *operands) if tape is None else tape.size + sum(map(_copied, operands))
 
     def left(run: Run, *operands: Any) -> int:
         assert remembered is not None
@@ -204,10 +204,17 @@ def _planned(write: Write, run: Run, operands: Sequence[Any], sized: dict[str, A
     turns = any(isinstance(x, Layer) and x.window is not None for x in operands)
     if NATIVE is None or (turns and operands[0].shape[1] > 1):
         return None
+    if any(isinstance(x, Layout) and x.count > FEW and not x.is_contiguous for x in operands):
+        return None
     try:
         return _of_one(write, run, [*map(_value, operands)], sized, MEMORY + 1)
     except Refused:
         return None
+
+
+def _copied(operand: Any) -> int:
+    """The bytes of an operand in one piece, where it lies in several."""
+    return operand.size_bytes if isinstance(operand, Layout) and not operand.is_contiguous else 0
 
 
 def _value(operand: Any) -> Any:

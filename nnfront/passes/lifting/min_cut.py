@@ -23,10 +23,17 @@ def min_cut(
     """Return the nodes to keep.
 
     `sizes`: bytes of each node, None for one that cannot be kept. `operands`: what each node is computed from; nodes without
-    operands exist at load. `read`: the nodes that run-time work reads.
+    operands exist at load. `read`: the nodes that run-time work reads; what no such node is computed from takes no part.
     """
     network = _Network[Node]()
+    needed, pending = set(read), list(read)
+    while pending:
+        added = set(operands[pending.pop()]) - needed
+        needed |= added
+        pending += added
     for node, size in sizes.items():
+        if node not in needed:
+            continue
         network.add((node, "made"), (node, "kept"), _FOREVER if size is None else size)
         if not operands[node]:
             network.add("load", (node, "made"), _FOREVER)
@@ -38,7 +45,7 @@ def min_cut(
     for node in read:
         network.add((node, "kept"), "run", _FOREVER)
     late = network.side_of_sink("load", "run")
-    return {node for node in sizes if (node, "made") not in late and (node, "kept") in late}
+    return {node for node in needed if (node, "made") not in late and (node, "kept") in late}
 
 
 class _Network(Generic[Node]):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Heads of few tokens, each with a matrix of its own: y = x weight^T, or x weight if it is turned. Each token is multiplied by itself.
+// Heads of few tokens, each with a matrix of its own: y = x weight^T, or x weight if it is transposed. Each token is multiplied by itself.
 
 #include "product.h"
 
@@ -47,7 +47,7 @@ FAST INLINE void add_rows(const uint16_t *matrix, Py_ssize_t step, const uint16_
 }
 
 // The parts `at` to `end` of all heads in a row, each of TURNED outputs.
-FAST static void turned_parts(const void *given, Py_ssize_t at, Py_ssize_t end) {
+FAST static void transposed_parts(const void *given, Py_ssize_t at, Py_ssize_t end) {
     const struct multiply_heads *n = given;
     const Py_ssize_t parts = (n->outputs + TURNED - 1) / TURNED;
     for (; at < end; at++) {
@@ -68,8 +68,8 @@ FAST static void turned_parts(const void *given, Py_ssize_t at, Py_ssize_t end) 
 static const char *multiply_heads(const struct multiply_heads *n) {
     const Py_ssize_t parts = (n->outputs + TURNED - 1) / TURNED;
     const unsigned threads = n->heads * n->outputs * n->columns < SMALL_WEIGHT ? 1 : (unsigned)n->threads;
-    if (n->is_turned)
-        in_shares(turned_parts, n, n->heads * parts, 1, threads);
+    if (n->is_transposed)
+        in_shares(transposed_parts, n, n->heads * parts, 1, threads);
     else
         share_outputs(outputs_of_heads, n, n->heads * n->outputs, n->columns, n->threads);
     return NULL;
