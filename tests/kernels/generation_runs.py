@@ -53,7 +53,7 @@ def generations(first: int, count: int) -> tuple[list[bool], int]:
     try:
         same = []
         for way in WAYS[first : first + count] * 2:
-            found, expected = (llm.generate_ids(PROMPTS, max_new_tokens=6, **way) for llm in (one, other))
+            found, expected = (llm.generate_ids(PROMPTS, max_new_tokens=4, **way) for llm in (one, other))
             same.append([row.tolist() for row in found] == [row.tolist() for row in expected])
     finally:
         patch.undo()
