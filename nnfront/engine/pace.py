@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-LEAST = 0.6
-"""Which part of the time prompts have at least, however long steps of answers take."""
+LEAST, MOST = 0.5, 0.9
+"""Which part of the time prompts have at least, however long steps of answers take, and at most, however many wait for a first token."""
 
 
 @dataclass(slots=True)
@@ -18,7 +18,12 @@ class Pace:
     gap: float
     clock: Callable[[], float] = time.perf_counter
     step: float = 0.0
+    part: float = LEAST
     _last: float = 0.0
+
+    def divide(self, prompts: int, answers: int) -> None:
+        """Give prompts as large a part of the time as those that wait for a first token are of all: few answers do not keep many waiting."""
+        self.part = min(max(prompts / (prompts + answers), LEAST), MOST)
 
     def took(self, began: float) -> None:
         """Count a step of all answers, which began then and ends now."""
@@ -32,5 +37,5 @@ class Pace:
     @property
     def is_due(self) -> bool:
         """Whether answers are to go on."""
-        share = max(self.gap - self.step, self.step * LEAST / (1 - LEAST))
+        share = max(self.gap - self.step, self.step * self.part / (1 - self.part))
         return self.clock() - self._last >= share

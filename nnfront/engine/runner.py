@@ -128,6 +128,9 @@ class Runner:
             self._compute(Work(step.changes, decode, []), step.decode, came)
             self._pace.took(began)
         for i, (sequence, count) in enumerate(step.chunks):
+            running = self.scheduler.running
+            answering = sum(s.answers for s in running)
+            self._pace.divide(len(self.scheduler.waiting) + len(running) - answering, answering)
             changes = self._changes() if i or step.decode else step.changes
             tokens = sequence.tokens[sequence.computed : sequence.computed + count]
             self._compute(Work(changes, {}, [(sequence.arrival, tokens)]), [sequence], came)
