@@ -124,12 +124,12 @@ def _together(rows: int) -> int:
 
 
 def find_many_rows(
-    module: ModuleType | None, format: QuantFormat, *, with_tiles: bool = TILES
+    module: ModuleType | None, format: QuantFormat, *, with_tiles: bool = True
 ) -> Callable[..., torch.Tensor] | None:
     """Return the kernel for many rows and a weight in a format, if the processor has tiles for it: (x, weight, scales, zeros, bias) -> the product with what the weight stands for in
     bfloat16, each number rounded once; operands in one piece, scales as `takes_scales` says."""
     how, group = stored_as(format), format.group_size
-    if module is None or how is None or not (with_tiles and module.has_tiles()):
+    if module is None or how is None or not (TILES and with_tiles and module.has_tiles()):
         return None
     run, threads = module.multiply_dequantized, torch.get_num_threads
     values, unit = table_of(format)
