@@ -77,9 +77,9 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inter-token-ms",
         type=int,
-        default=100,
+        default=65,
         metavar="N",
-        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: a chunk is set aside then, and goes on later; default 100, 0 computes whole chunks",
+        help="how long prompts of others may keep the next token of an answer, as far as steps can be as short: a chunk is set aside then, and goes on later; default 65, 0 computes whole chunks",
     )
     parser.add_argument(
         "--reuse-answers",
