@@ -44,7 +44,7 @@ def _write(builder: TapeBuilder, run: Run, x: Value, weight: Value) -> Sequence[
     )
     y = builder.make(run.outputs[0], (*rest, heads, outputs))
     sizes = tokens, heads, columns, outputs, is_transposed, builder.threads
-    builder.call("multiply_heads", *sizes, weight.place, x.place, y.place)
+    builder.call("multiply_heads", *sizes, weight, x, y)
     return (y,)
 
 

@@ -17,7 +17,6 @@ import torch
 
 from nnfront.backends.cpu.in_c import FEW, besides, in_c
 from nnfront.backends.cpu.tape_builder import (
-    NOWHERE,
     Operand,
     Refused,
     TapeBuilder,
@@ -84,9 +83,8 @@ def emit(
     demand(len(axes) <= AXES, f"there are more than {AXES} axes")
     axes = [[1, 0, 0, 0]] * (AXES - len(axes)) + axes
     sizes = [size for part in zip(*axes, strict=True) for size in part]
-    places = x[0].place, NOWHERE if other is None else other[0].place, y[0].place
     kind = OPERATIONS.index(operation), *sizes, *kinds, builder.threads, float(number)
-    builder.call("elementwise", *kind, *places)
+    builder.call("elementwise", *kind, x[0], other and other[0], y[0])
 
 
 def _demand_float(x: Value) -> None:

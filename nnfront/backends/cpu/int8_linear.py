@@ -23,7 +23,6 @@ from nnfront.backends.cpu.tape_builder import (
     attribute,
     demand,
     demand_bfloat16,
-    place_of,
 )
 from nnfront.backends.kernel import ACCEPTED, Context
 from nnfront.ir import TensorType
@@ -74,9 +73,7 @@ def _write(
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
     work = builder.take(work_bytes(rows, columns, groups))
     sizes = stored, rows, columns, outputs, groups, SCALE_KINDS[scales.dtype], builder.threads
-    operands = weight.place, scales.place, place_of(zeros), x.place, place_of(bias), None
-    places = (place_of(None) if place is None else place for place in operands)
-    builder.call("multiply_int8", *sizes, *places, work, y.place)
+    builder.call("multiply_int8", *sizes, weight, scales, zeros, x, bias, None, work, y)
     builder.release(work)
     return (y,)
 

@@ -15,23 +15,10 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from nnfront.backends.cpu.activations import (
-    GATES,
-    activation,
-    activation_name,
-    activation_number,
-)
+from nnfront.backends.cpu.activations import GATES, activation, activation_name, activation_number
 from nnfront.backends.cpu.gemv import MOST_ROWS, ONE_ROW, TILES
 from nnfront.backends.cpu.in_c import by_types, kernel
-from nnfront.backends.cpu.tape_builder import (
-    Operand,
-    Refused,
-    TapeBuilder,
-    Value,
-    demand,
-    demand_bfloat16,
-    place_of,
-)
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import TensorType
 from nnfront.lower import Run
@@ -222,9 +209,8 @@ def _write(
     if number is None:
         raise Refused(f"there is no {run.attrs['activation']} in the kernel")
     y = builder.make(run.outputs[0], shape, getattr(torch, dtype))
-    operands = (weight.place, x.place, place_of(bias), place_of(residual), y.place)
     kind = dtype == "float32", number, TILES, builder.threads
-    builder.call("multiply", rows, columns, outputs, *kind, *operands)
+    builder.call("multiply", rows, columns, outputs, *kind, weight, x, bias, residual, y)
     return (y,)
 
 
@@ -237,8 +223,7 @@ def _write_gated(
     outputs, columns = weight.shape[0] // 2, weight.shape[1]
     rows, kind = small_rows(builder, x, columns), (GATES.index(name), TILES, builder.threads)
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs))
-    operands = (weight.place, x.place, place_of(bias), y.place)
-    builder.call("multiply_gated", rows, columns, outputs, *kind, *operands)
+    builder.call("multiply_gated", rows, columns, outputs, *kind, weight, x, bias, y)
     return (y,)
 
 

@@ -56,7 +56,7 @@ def _write(
     made = builder.make(run.outputs[0], y.shape)
     work = builder.take(2 * (sequences * tokens + 1) * (size + rank + 2 * outputs))
     sizes: tuple[Any, ...] = sequences, tokens, count, size, rank, outputs, TILES, builder.threads
-    builder.call("add_low_rank", *sizes, *(v.place for v in (adapter, x, a, b, y)), work, made.place)
+    builder.call("add_low_rank", *sizes, adapter, x, a, b, y, work, made)
     builder.release(work)
     return (made,)
 

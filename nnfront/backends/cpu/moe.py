@@ -279,8 +279,7 @@ def _write(
     work = builder.take(tokens * (4 * size + 2 * top * (size + inner)))
     sizes = tokens, top, count, size, inner
     kind = GATES.index(activation), weights.dtype == torch.float32, TILES, builder.threads
-    places = [value.place for value in (x, experts, weights, gate_up, down)]
-    builder.call("experts", *sizes, *kind, *places, work, y.place)
+    builder.call("experts", *sizes, *kind, x, experts, weights, gate_up, down, work, y)
     builder.release(work)
     return (y,)
 

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from nnfront.backends.cpu.in_c import FEW, by_types, kernel
-from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, place_of
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand
 from nnfront.backends.kernel import ACCEPTED, Accepts, Context
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout
@@ -68,9 +68,8 @@ def _write_of_sum(
             else replace(x, place=builder.take(x.nbytes), whole=None)
         )
     norm, size, wide = Norm.of(run), x.shape[-1], torch.float32
-    operands = map(place_of, (x, added, total, weight, bias, y))
     kind = (norm.is_centered, x.dtype == wide, wide in kinds, builder.threads, norm.epsilon)
-    builder.call("norm", count // max(size, 1), size, *kind, *operands)
+    builder.call("norm", count // max(size, 1), size, *kind, x, added, total, weight, bias, y)
     if total is not None and not has_sum:
         builder.release(total.place)
     return (y, total) if has_sum else (y,)

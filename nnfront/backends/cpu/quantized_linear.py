@@ -23,15 +23,7 @@ from nnfront.backends.cpu.in_c import besides, in_c, kernel
 from nnfront.backends.cpu.linear import small_rows
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
-from nnfront.backends.cpu.tape_builder import (
-    Operand,
-    Refused,
-    TapeBuilder,
-    Value,
-    demand,
-    demand_bfloat16,
-    place_of,
-)
+from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import ACCEPTED, Accepts, Bind, Context
 from nnfront.lower import Run
 from nnfront.memory.layout import Layout, contiguous
@@ -236,15 +228,15 @@ def _write(
     if is_gated:
         both = Value(builder.take(rows * outputs * x.dtype.itemsize), (*x.shape[:-1], outputs))
     y = builder.make(run.outputs[0], (*x.shape[:-1], outputs // 2 if is_gated else outputs))
-    to = both.place if is_gated else y.place
-    operands = (weight.place, place_of(scales), place_of(zeros), x.place, place_of(bias), place_of(added), to)
+    to = both if is_gated else y
+    operands = weight, scales, zeros, x, bias, added, to
     kind = 0 if scale_dtype is None else SCALE_KINDS[scale_dtype]
     values, unit = table_of(format)
     sizes = rows, columns, outputs, columns // group if group else 1, kind, *values
     builder.call("multiply_quantized", stored, *sizes, TILES, builder.threads, unit, *operands)
     if is_gated:
-        builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y.place)
-        builder.release(to)
+        builder.call("gate", rows, outputs // 2, GATES.index(activation_name(run)), to, y)
+        builder.release(to.place)
     return (y,)
 
 

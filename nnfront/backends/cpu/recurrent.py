@@ -19,7 +19,7 @@ from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
 from nnfront.backends.cpu.decode_attention import FEW
 from nnfront.backends.cpu.elementwise import copied
 from nnfront.backends.cpu.in_c import kernel
-from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, demand_bfloat16, place_of
+from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, demand_bfloat16
 from nnfront.backends.kernel import Bind
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
@@ -77,8 +77,7 @@ def _causal_conv1d(
         builder.make(run.outputs[1], (batch, channels, width - 1), kept),
     )
     kind = conv_activation(run), weight.dtype == torch.float32, kept == torch.float32, builder.threads
-    places = map(place_of, (x, weight, bias, state, *made))
-    builder.call("causal_conv1d_step", batch, channels, width, *kind, *places)
+    builder.call("causal_conv1d_step", batch, channels, width, *kind, x, weight, bias, state, *made)
     return made
 
 
@@ -101,8 +100,8 @@ def _ssm_scan(
         builder.make(run.outputs[1], (batch, heads, size, states), torch.float32),
     )
     with _in_float(builder, dt, a, d) as (dt, a, d):
-        places = map(place_of, (x, dt, a, b, c, d, state, *made))
-        builder.call("ssm_scan_step", batch, heads, groups, size, states, builder.threads, *places)
+        sizes = batch, heads, groups, size, states, builder.threads
+        builder.call("ssm_scan_step", *sizes, x, dt, a, b, c, d, state, *made)
     return made
 
 
@@ -126,8 +125,8 @@ def _gated_delta_rule(
     assert g is not None
     kind = len(g.shape) == 4, run.attrs.get("qk_l2norm", False), builder.threads, delta_scale(run, key_size)
     with _in_float(builder, g, beta) as (g, beta):
-        places = map(place_of, (q, k, v, g, beta, state, *made))
-        builder.call("gated_delta_rule_step", batch, groups, heads, key_size, value_size, *kind, *places)
+        sizes = batch, groups, heads, key_size, value_size, *kind
+        builder.call("gated_delta_rule_step", *sizes, q, k, v, g, beta, state, *made)
     return made
 
 

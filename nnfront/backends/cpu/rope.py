@@ -117,8 +117,8 @@ def _write(builder: TapeBuilder, run: Run, x: Value, cos: Value, sin: Value) -> 
     builder.limit(0 < prod(x.shape) <= FEW, f"there are more than {FEW} elements, or none")
     next_table = table_step(cos, rows, size)
     y = builder.make(run.outputs[0], x.shape)
-    operands = (x.place, cos.place, sin.place, y.place)
-    builder.call("rotate", rows, heads, size, *kind, heads * size, next_table, builder.threads, *operands)
+    sizes = rows, heads, size, *kind, heads * size, next_table, builder.threads
+    builder.call("rotate", *sizes, x, cos, sin, y)
     return (y,)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from nnfront.backends.cpu.elementwise import FLOATS, KINDS
 from nnfront.backends.cpu.in_c import in_c
-from nnfront.backends.cpu.tape_builder import NOWHERE, Operand, TapeBuilder, Value, Write, attribute, demand
+from nnfront.backends.cpu.tape_builder import Operand, TapeBuilder, Value, Write, attribute, demand
 from nnfront.backends.kernel import Kernel
 from nnfront.lower import Run
 from nnfront.lower.reference import reference
@@ -38,7 +38,7 @@ def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     )
     y = builder.make(run.outputs[0], x.shape if run.op == "softmax" else shape, dtype)
     sizes = REDUCTIONS.index(run.op), prod(before), prod(size), prod(after)
-    builder.call("reduce", *sizes, KINDS.index(x.dtype), KINDS.index(dtype), x.place, y.place)
+    builder.call("reduce", *sizes, KINDS.index(x.dtype), KINDS.index(dtype), x, y)
     return (y,)
 
 
@@ -54,8 +54,8 @@ def _topk(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
         kind: builder.make(slot, shape, dtype)
         for kind, slot, dtype in zip(_kinds(run), run.outputs, _dtypes(run, x), strict=True)
     }
-    places = [made[kind].place if kind in made else NOWHERE for kind in ("values", "indices")]
-    builder.call("largest", prod(x.shape) // width, width, k, KINDS.index(x.dtype), x.place, *places)
+    parts = map(made.get, ("values", "indices"))
+    builder.call("largest", prod(x.shape) // width, width, k, KINDS.index(x.dtype), x, *parts)
     return list(made.values())
 
 
@@ -76,7 +76,7 @@ def _gather(builder: TapeBuilder, run: Run, x: Value, indices: Value) -> Sequenc
     builder.limit(0 < prod(x.shape) <= SHORT, f"there are more than {SHORT} elements, or none")
     y, width, k = builder.make(run.outputs[0], indices.shape, x.dtype), x.shape[-1], indices.shape[-1]
     kind = KINDS.index(x.dtype)
-    builder.call("gather_elements", prod(x.shape) // width, width, k, kind, x.place, indices.place, y.place)
+    builder.call("gather_elements", prod(x.shape) // width, width, k, kind, x, indices, y)
     return (y,)
 
 

@@ -19,7 +19,6 @@ from nnfront.backends.cpu.tape_builder import (
     Value,
     demand,
     demand_bfloat16,
-    place_of,
 )
 from nnfront.lower import Run
 
@@ -40,8 +39,8 @@ def write_attention(
     value_size = int(run.attrs["value_size"]) if v is None else v.shape[3]
     demand_bfloat16(q=q, k=k, v=v)
     strides = tuple(0 if t is None else prod(t.shape[2:]) for t in (q, k, v))
-    places, sizes = (q.place, k.place, place_of(v)), (batch, seq, heads, k.shape[2], size, value_size)
-    return _append_and_attend(builder, run, layer, places, strides, sizes, sinks, bias)
+    sizes = (batch, seq, heads, k.shape[2], size, value_size)
+    return _append_and_attend(builder, run, layer, (q, k, v), strides, sizes, sinks, bias)
 
 
 def write_qkv_attention(
@@ -63,8 +62,8 @@ def write_qkv_attention(
     next_table = table_step(cos, rows, size)
     item, turned_width = qkv.dtype.itemsize, (heads + groups) * size
     turned = builder.take(rows * turned_width * item)
-    operands = (qkv.place, cos.place, sin.place, turned)
-    builder.call("rotate", rows, heads + groups, size, *kind, width, next_table, builder.threads, *operands)
+    of_rows = rows, heads + groups, size, *kind, width, next_table, builder.threads
+    builder.call("rotate", *of_rows, qkv, cos, sin, turned)
     places = (turned, turned + heads * size * item, qkv.place + turned_width * item)
     strides, sizes = (turned_width, turned_width, width), (batch, seq, heads, groups, size, size)
     made = _append_and_attend(builder, run, layer, places, strides, sizes, sinks)
@@ -76,7 +75,7 @@ def _append_and_attend(
     builder: TapeBuilder,
     run: Run,
     layer: LayerValue | None,
-    places: tuple[Place, Place, Place],
+    places: tuple[Value | Place | None, ...],
     strides: tuple[int, ...],
     sizes: tuple[int, int, int, int, int, int],
     sinks: Value | None,
@@ -97,25 +96,10 @@ def _append_and_attend(
     demand(are_read, f"sinks and bias are {kinds[0]} and {kinds[1]}")
     y = builder.make(run.outputs[0], (batch, seq, heads, value_size))
     of_bias = (None, 0) if bias is None else (bias.shape, bias.dtype.itemsize)
-    builder.call(
-        "append_and_attend",
-        batch,
-        seq,
-        groups,
-        heads // groups,
-        size,
-        value_size,
-        *(layer.place(i) for i in range(6, PLACES)),
-        scores.seen(layer.layer),
-        *strides,
-        *bias_sizes(*of_bias),
-        kinds[0] == torch.float32,
-        builder.threads,
-        *scores.reals(size),
-        *places,
-        *(layer.place(i) for i in range(6)),
-        place_of(sinks),
-        place_of(bias),
-        y.place,
-    )
+    *operands, page, columns, pool = (layer.place(i) for i in range(PLACES))
+    of_layer = page, columns, pool, scores.seen(layer.layer)
+    kind = *strides, *bias_sizes(*of_bias), kinds[0] == torch.float32, builder.threads
+    shape = batch, seq, groups, heads // groups, size, value_size
+    numbers = *shape, *of_layer, *kind, *scores.reals(size)
+    builder.call("append_and_attend", *numbers, *places, *operands, sinks, bias, y)
     return (y, layer)

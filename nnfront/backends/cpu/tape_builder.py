@@ -134,8 +134,9 @@ class TapeBuilder:
         """Refuse operands of sizes of which this is not right."""
         demand(is_right or self.any_size, why)
 
-    def call(self, kernel: str, *numbers: int | float | Place) -> None:
-        """Add a call."""
+    def call(self, kernel: str, *given: int | float | Place | Value | None) -> None:
+        """Add a call: numbers, then operands or where they lie, None for one that is absent."""
+        numbers = [NOWHERE if x is None else x.place if isinstance(x, Value) else x for x in given]
         assert len(numbers) == len(KERNELS[kernel])
         mask, row = 0, []
         for i, number in enumerate(numbers):
@@ -181,8 +182,3 @@ Write: TypeAlias = Callable[..., Sequence[Operand]]
 def attribute(run: Run, name: str) -> Any:
     """An attribute of an op's call, which may be at its default."""
     return run.attrs[name] if name in run.attrs else OPS[run.op].attributes[name]
-
-
-def place_of(value: Value | None) -> Place:
-    """Where a value lies, if there is one."""
-    return NOWHERE if value is None else value.place
