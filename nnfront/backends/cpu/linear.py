@@ -162,20 +162,29 @@ def _finished_product(run: Run) -> Callable[..., Any]:
 
 
 def _gated_product(run: Run) -> Callable[..., Any]:
-    """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight.
-
-    Rows are multiplied with one half after the other: elementwise calls on halves of one result take 1.4 times as long.
-    """
+    """A gated product by the kernel that a linear of its operands gets."""
     product = next(k for k in (*PRODUCTS, PLAIN) if k.name == run.attrs["product"])
-    multiply, activate = product.bind(replace(run, op="linear", attrs={})), activation(run)
+    return gated(product.bind(replace(run, op="linear", attrs={})), activation(run))
 
-    def multiply_gated(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        half = weight.shape[0] // 2
+
+def gated(
+    multiply: Callable[..., torch.Tensor], activate: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """activation(x @ gate.T) * (x @ up.T), gate and up the halves of one weight, of its scales, and of all else that is stored of it.
+
+    Rows are multiplied with one half after the other: elementwise calls on halves of one result take 1.4 times as long. One row is multiplied with both at once.
+    """
+
+    def multiply_gated(x: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        half = len(weight) // 2
         if x.numel() == x.shape[-1]:
-            both = multiply(x, weight, bias)
+            both = multiply(x, weight, *others)
             return activate(both.narrow(-1, 0, half)).mul_(both.narrow(-1, half, half))
-        gate_bias, up_bias = (None, None) if bias is None else (bias[:half], bias[half:])
-        return activate(multiply(x, weight[:half], gate_bias)).mul_(multiply(x, weight[half:], up_bias))
+
+        def part(of: slice) -> torch.Tensor:
+            return multiply(x, weight[of], *(None if t is None else t[of] for t in others))
+
+        return activate(part(slice(half))).mul_(part(slice(half, None)))
 
     return multiply_gated
 

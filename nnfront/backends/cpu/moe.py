@@ -64,21 +64,9 @@ def sorted_by_expert(products: Products, gated: Gated, run: Run) -> Callable[...
             y.index_add_(0, tokens, share.to(wide).mul_(weight[slots]))
         return y.to(x.dtype)
 
-    def quantized_experts(
-        x: torch.Tensor,
-        gate_up: torch.Tensor,
-        gate_up_scales: torch.Tensor | None,
-        gate_up_zero_points: torch.Tensor | None,
-        down: torch.Tensor,
-        down_scales: torch.Tensor | None,
-        down_zero_points: torch.Tensor | None,
-        experts: torch.Tensor,
-        weights: torch.Tensor,
-        gate_up_bias: torch.Tensor | None,
-        down_bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        first = (gate_up, gate_up_scales, gate_up_zero_points, gate_up_bias)
-        return through_experts(x, experts, weights, first, (down, down_scales, down_zero_points, down_bias))
+    def quantized_experts(x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        gate_up, down, (experts, weights, *biases) = operands[:3], operands[3:6], operands[6:]
+        return through_experts(x, experts, weights, (*gate_up, biases[0]), (*down, biases[1]))
 
     def moe_mlp(
         x: torch.Tensor,
@@ -192,16 +180,10 @@ def _products(run: Run, matrix: str) -> Multiply:
     decoding, own = _decoding(format), format.read_scales
     decoded = others if decoding is None else decoding.multiply(format)
 
-    def by_pieces(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor | None,
-        zeros: torch.Tensor | None,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        usual = (getattr(torch, own) if own else x.dtype, torch.float32)
+    def by_pieces(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
+        usual, scales = (getattr(torch, own) if own else x.dtype, torch.float32), stored[1]
         is_usual = scales is None or scales.dtype in usual
-        return (decoded if is_usual else others)(x, weight, scales, zeros, bias)
+        return (decoded if is_usual else others)(x, *stored)
 
     return product(run, format, by_pieces)
 
@@ -246,11 +228,8 @@ def _quantized_experts_bytes(run: Run, x: Layout, *operands: Any) -> int:
         if format is None:
             held.append(0)
             continue
-        decoding, of_one = (
-            _decoding(format) or BY_OPS,
-            (t and contiguous(t.shape[1:], t.dtype) for t in stored),
-        )
-        held.append(product_held(run, decoding, format, rows, *of_one))
+        of_one = (t and contiguous(t.shape[1:], t.dtype) for t in (*stored, None))
+        held.append(product_held(run, _decoding(format) or BY_OPS, format, rows, *of_one))
     return _moe_mlp_bytes(
         run, x, gate_up, contiguous((*down.shape[:2], columns), x.dtype), *rest, held=(held[0], held[1])
     )

@@ -20,7 +20,7 @@ from nnfront import dtypes
 from nnfront.backends.cpu.activations import GATES, activation, activation_name
 from nnfront.backends.cpu.gemv import TILES
 from nnfront.backends.cpu.in_c import besides, in_c, kernel
-from nnfront.backends.cpu.linear import small_rows
+from nnfront.backends.cpu.linear import gated, small_rows
 from nnfront.backends.cpu.quantized_gemv import SCALE_KINDS, stored_as, table_of, takes_scales
 from nnfront.backends.cpu.quantized_pieces import DECODINGS, Decoding, Multiply
 from nnfront.backends.cpu.tape_builder import Operand, Refused, TapeBuilder, Value, demand, demand_bfloat16
@@ -35,19 +35,13 @@ def product(run: Run, format: QuantFormat, otherwise: Multiply) -> Multiply:
     return in_c(_write, lambda plain: otherwise)(_plain(run, format))
 
 
-def product_held(
-    run: Run,
-    decoding: Decoding,
-    format: QuantFormat,
-    x: Layout,
-    weight: Layout,
-    scales: Layout | None,
-    zeros: Layout | None,
-    bias: Layout | None = None,
-) -> int:
-    """The most that `product` holds besides its result, if the rest is decoded so."""
-    held = besides(_write, lambda run, *_: decoding.most_held(format, x, scales, weight.shape[0])).held
-    return held(_plain(run, format), x, weight, scales, zeros, bias)
+def product_held(run: Run, decoding: Decoding, format: QuantFormat, *operands: Layout | None) -> int:
+    """The most that `product` of x, weight, scales, zeros and bias holds besides its result, if the rest is decoded so."""
+
+    def otherwise(run: Run, x: Layout, weight: Layout, scales: Layout | None, *_: Layout | None) -> int:
+        return decoding.most_held(format, x, scales, weight.shape[0])
+
+    return besides(_write, otherwise).held(_plain(run, format), *operands)
 
 
 def _plain(run: Run, format: QuantFormat) -> Run:
@@ -62,16 +56,9 @@ def _product(decoding: Decoding) -> Bind:
         format, finish = QuantFormat.of(run.attrs), _finish(run)
         multiply = product(run, format, decoding.multiply(format))
 
-        def quantized_product(
-            x: torch.Tensor,
-            weight: torch.Tensor,
-            scales: torch.Tensor | None,
-            zeros: torch.Tensor | None,
-            bias: torch.Tensor | None,
-            scale: torch.Tensor | None,
-            residual: torch.Tensor | None,
-        ) -> torch.Tensor:
-            return finish(multiply(x, weight, scales, zeros, bias), scale, residual)
+        def quantized_product(x: torch.Tensor, *operands: torch.Tensor | None) -> torch.Tensor:
+            *stored, scale, residual = operands
+            return finish(multiply(x, *stored), scale, residual)
 
         return quantized_product
 
@@ -101,30 +88,11 @@ def _finish(run: Run) -> Callable[..., torch.Tensor]:
 
 
 def _gated_product(decoding: Decoding) -> Bind:
-    """A kernel for activation(gate) * up by such products, gate and up the halves of one weight; of one row both at once."""
+    """A kernel for activation(gate) * up by such products."""
 
     def make(run: Run) -> Callable[..., Any]:
-        format, activate = QuantFormat.of(run.attrs), activation(run)
-        multiply = product(run, format, decoding.multiply(format))
-
-        def quantized_gated_product(
-            x: torch.Tensor,
-            weight: torch.Tensor,
-            scales: torch.Tensor | None,
-            zeros: torch.Tensor | None,
-            bias: torch.Tensor | None,
-        ) -> torch.Tensor:
-            half = len(weight) // 2
-            if x.numel() == x.shape[-1]:
-                both = multiply(x, weight, scales, zeros, bias)
-                return activate(both.narrow(-1, 0, half)).mul_(both.narrow(-1, half, half))
-
-            def part(of: slice) -> torch.Tensor:
-                return multiply(x, weight[of], *(None if t is None else t[of] for t in (scales, zeros, bias)))
-
-            return activate(part(slice(half))).mul_(part(slice(half, None)))
-
-        return quantized_gated_product
+        format = QuantFormat.of(run.attrs)
+        return gated(product(run, format, decoding.multiply(format)), activation(run))
 
     return make
 
@@ -150,20 +118,10 @@ def _accepts(decoding: Decoding) -> Accepts:
     return accepts
 
 
-def _product_bytes(
-    decoding: Decoding,
-    run: Run,
-    x: Layout,
-    weight: Layout,
-    scales: Layout | None,
-    zeros: Layout | None,
-    bias: Layout | None,
-    scale: Layout | None,
-    residual: Layout | None,
-) -> int:
+def _product_bytes(decoding: Decoding, run: Run, x: Layout, weight: Layout, *others: Layout | None) -> int:
     """The pieces; the whole product, unless it is the result because nothing comes after it that takes new memory."""
-    attrs, format = run.attrs, QuantFormat.of(run.attrs)
-    pieces = product_held(run, decoding, format, x, weight, scales, zeros, bias)
+    attrs, (*stored, scale, residual) = run.attrs, others
+    pieces = product_held(run, decoding, QuantFormat.of(attrs), x, weight, *stored)
     is_new = attrs.get("activation", "silu").startswith("gelu") or "scale" in attrs or "dtype" in attrs
     if scale is None and not is_new and residual is None:
         return pieces
@@ -172,20 +130,12 @@ def _product_bytes(
     return max(pieces + product - result, product)
 
 
-def _gated_product_bytes(
-    decoding: Decoding,
-    run: Run,
-    x: Layout,
-    weight: Layout,
-    scales: Layout | None,
-    zeros: Layout | None,
-    bias: Layout | None,
-) -> int:
+def _gated_product_bytes(decoding: Decoding, run: Run, x: Layout, *stored: Any) -> int:
     """The pieces and one of gate and up; of one row pieces of both."""
-    format, stored = QuantFormat.of(run.attrs), (weight, scales, zeros, bias)
-    half = x.count // max(x.shape[-1], 1) * (weight.shape[0] // 2) * x.item
+    format = QuantFormat.of(run.attrs)
+    half = x.count // max(x.shape[-1], 1) * (stored[0].shape[0] // 2) * x.item
     if x.count != x.shape[-1]:
-        halves: Any = (t and contiguous((t.shape[0] // 2, *t.shape[1:]), t.dtype) for t in stored)
+        halves = (t and contiguous((t.shape[0] // 2, *t.shape[1:]), t.dtype) for t in stored)
         return product_held(run, decoding, format, x, *halves) + half
     pieces = product_held(run, decoding, format, x, *stored) + half
     return max(pieces, 2 * half) if _names_gelu(run) else pieces

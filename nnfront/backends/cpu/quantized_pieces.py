@@ -68,22 +68,13 @@ class Decoding:
         in_c = find_many_rows(NATIVE, format)
         in_c = in_c or in_pieces(lambda *stored: dequantize(*stored[:3]), NEAR_PIECE)
 
-        def multiply(
-            x: torch.Tensor,
-            weight: torch.Tensor,
-            scales: torch.Tensor | None,
-            zeros: torch.Tensor | None,
-            bias: torch.Tensor | None,
-        ) -> torch.Tensor:
-            is_known = x.dtype == torch.bfloat16 and takes_scales(
-                format, scales.dtype if scales is not None else None
-            )
-            are_whole = is_known and all(
-                t is None or t.is_contiguous() for t in (weight, scales, zeros, bias)
-            )
-            are_whole = are_whole and (bias is None or bias.dtype == x.dtype)
-            x = x.contiguous() if are_whole else x
-            return (in_c if are_whole else others)(x, weight, scales, zeros, bias)
+        def multiply(x: torch.Tensor, *stored: torch.Tensor | None) -> torch.Tensor:
+            _, scales, _, bias = stored
+            is_known = takes_scales(format, None if scales is None else scales.dtype)
+            is_known = is_known and {x.dtype, x.dtype if bias is None else bias.dtype} == {torch.bfloat16}
+            if is_known and all(t is None or t.is_contiguous() for t in stored):
+                return in_c(x.contiguous(), *stored)
+            return others(x, *stored)
 
         return multiply
 
