@@ -55,7 +55,7 @@ def read_kernels(folder: Folder, manifest: Manifest) -> CompiledKernels | None:
         return None
     file = folder.path / KERNELS
     try:
-        found = _Reader(folder, manifest).ahead(_parsed(folder, manifest))
+        found = _compiled(folder, manifest, _parsed(folder, manifest))
     except LoadError as error:
         raise LoadError(
             f"{file} cannot be used", details=[error.what, *error.details], help=error.help
@@ -98,26 +98,22 @@ def _content(folder: Folder, manifest: Manifest, name: str) -> bytes:
     return data
 
 
-class _Reader:
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
-        self.folder = folder
-        self.manifest = manifest
+def _compiled(folder: Folder, manifest: Manifest, fields: Any) -> CompiledKernels:
+    if not isinstance(fields, dict) or sorted(fields) != ["arch", "kernels", "notes"]:
+        raise LoadError("expected the fields 'arch', 'kernels' and 'notes'")
+    arch, kernels, notes = fields["arch"], fields["kernels"], fields["notes"]
+    if not isinstance(arch, str):
+        raise LoadError(f"arch is {arch!r:.80}, expected a text")
+    if not isinstance(kernels, list):
+        raise LoadError(f"kernels are {kernels!r:.80}, expected a list")
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise LoadError(f"notes are {notes!r:.80}, expected texts")
+    cubins = tuple(_cubin(folder, manifest, each) for each in kernels)
+    if len({cubin.key for cubin in cubins}) != len(cubins):
+        raise LoadError("a kernel occurs twice")
+    return CompiledKernels(arch, cubins, notes)
 
-    def ahead(self, fields: Any) -> CompiledKernels:
-        if not isinstance(fields, dict) or sorted(fields) != ["arch", "kernels", "notes"]:
-            raise LoadError("expected the fields 'arch', 'kernels' and 'notes'")
-        arch, kernels, notes = fields["arch"], fields["kernels"], fields["notes"]
-        if not isinstance(arch, str):
-            raise LoadError(f"arch is {arch!r:.80}, expected a text")
-        if not isinstance(kernels, list):
-            raise LoadError(f"kernels are {kernels!r:.80}, expected a list")
-        if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-            raise LoadError(f"notes are {notes!r:.80}, expected texts")
-        cubins = tuple(map(self.cubin, kernels))
-        if len({cubin.key for cubin in cubins}) != len(cubins):
-            raise LoadError("a kernel occurs twice")
-        return CompiledKernels(arch, cubins, notes)
 
-    def cubin(self, given: Any) -> Cubin:
-        key = given.get("key") if isinstance(given, dict) else None
-        return read_cubin(given, _content(self.folder, self.manifest, _name(str(key))))
+def _cubin(folder: Folder, manifest: Manifest, given: Any) -> Cubin:
+    key = given.get("key") if isinstance(given, dict) else None
+    return read_cubin(given, _content(folder, manifest, _name(str(key))))

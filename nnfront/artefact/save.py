@@ -35,7 +35,7 @@ from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import stream_transform, weight_dims
-from nnfront.transform.source import cut
+from nnfront.transform.source import Source
 from nnfront.weights.bound_checkpoint import BoundWeights, stored_type
 from nnfront.weights.write import SHARD_BYTES
 from nnfront.weights.write_transformed import result_types
@@ -225,32 +225,18 @@ def _streamed(program: Program, names: Places, source: BoundWeights) -> Iterator
             del value  # or it would live until the next result is there
 
 
-class _Shapes:
-    """A source of tensors without data: what is made of them has strides and nothing else."""
+class _Shapes(Source):
+    """Tensors without data: what is made of them has strides and nothing else."""
 
     def __init__(self, source: BoundWeights) -> None:
         self.source = source
 
     def info(self, name: str) -> TensorType:
-        """Return the type of a weight."""
         return self.source.info(name)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a weight, on the meta device."""
         type = self.info(name)
         return torch.empty([int(n) for n in type.shape], dtype=getattr(torch, type.dtype), device="meta")
-
-    def joined(self, names: Sequence[str]) -> torch.Tensor:
-        """Return weights one after another."""
-        return torch.cat([self.tensor(name).reshape(-1) for name in names])
-
-    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return what lies in some ranges of an axis."""
-        return cut(self.tensor(name), axis, ranges)
-
-    def copied_bytes(self, names: Sequence[str]) -> int:
-        """Nothing is copied."""
-        return 0
 
 
 def _planned_orders(transform: MethodProgram, source: BoundWeights) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from nnfront import dtypes, ops
 from nnfront.errors import LoadError
@@ -108,18 +108,6 @@ def _open(number: int, path: Path, factor: float) -> Adapter:
             help="save the adapter with safetensors: others may hold code and are not read",
         )
     return Adapter(path, f"lora{number}.", factor, config, Checkpoint(path / WEIGHTS, folder=folder))
-
-
-class Stored(Protocol):
-    """What a header says of a tensor."""
-
-    @property
-    def dtype(self) -> str:
-        """Its dtype."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
 
 
 def with_adapters(checkpoint: Checkpoint, adapters: Iterable[Adapter]) -> Checkpoint:

@@ -16,7 +16,7 @@ from importlib.machinery import SourceFileLoader
 from math import prod
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Never, Protocol
+from typing import TYPE_CHECKING, Any, Never
 
 from nnfront.errors import LoadError, NnfrontError, SpecError
 from nnfront.files import Folder, shown
@@ -28,18 +28,11 @@ from nnfront.quantized import KEYS
 
 if TYPE_CHECKING:
     from nnfront.nn import Module, MultiTokenLM, Plan
+    from nnfront.transform.source import Info
 
 
 MEDIA = ("audio", "image", "speech", "video", "vision")
 """What the configurations of a model's parts are called after that read something else than text."""
-
-
-class Stored(Protocol):
-    """A tensor of a checkpoint."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ class Architecture:
     def export(
         self,
         config: Any,
-        stored: Mapping[str, Stored] | None = None,
+        stored: Mapping[str, Info] | None = None,
         ranks: int = 1,
         methods: Methods = Methods.SPEC,
     ) -> IRModule:
@@ -103,11 +96,11 @@ class Architecture:
             attrs["aliases"] = {**ir.aliases, **renamed}
         return IRModule(ir.functions, attrs)
 
-    def _built(self, config: Any, stored: Mapping[str, Stored] | None, methods: Methods) -> Module:
+    def _built(self, config: Any, stored: Mapping[str, Info] | None, methods: Methods) -> Module:
         model: Module = self._with_mtp(config, stored) if methods.guesses else self.file.build(config)
         return model
 
-    def _with_mtp(self, config: Any, stored: Mapping[str, Stored] | None) -> Module:
+    def _with_mtp(self, config: Any, stored: Mapping[str, Info] | None) -> Module:
         """The model with its head that guesses further tokens. Raises LoadError if there is none, in the file or among the tensors."""
         if not hasattr(self.file, "build_mtp"):
             raise LoadError(
@@ -130,7 +123,7 @@ class Architecture:
         self,
         config: Any,
         ranks: int,
-        stored: Mapping[str, Stored] | None = None,
+        stored: Mapping[str, Info] | None = None,
         methods: Methods = Methods.SPEC,
     ) -> tuple[Module, Plan]:
         """Return what each of so many ranks computes of the model, and what becomes of each weight. Raises LoadError where it does not divide."""
@@ -141,7 +134,7 @@ class Architecture:
             return divide(part, whole, ranks)
 
     @contextmanager
-    def _building(self, stored: Mapping[str, Stored] | None) -> Iterator[None]:
+    def _building(self, stored: Mapping[str, Info] | None) -> Iterator[None]:
         """Within it, a model is built, of not many times more tensors than there are."""
         from nnfront.nn.parameter import (
             declaring_at_most,

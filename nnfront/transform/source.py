@@ -13,7 +13,7 @@ from nnfront.lower import TensorType
 
 
 class Info(Protocol):
-    """What is known of a weight before it is read."""
+    """What is known of a tensor before it is read: what a header says of it, or a type of numbers."""
 
     @property
     def shape(self) -> Sequence[Any]: ...
@@ -34,42 +34,31 @@ class Source(Protocol):
 
     def joined(self, names: Sequence[str]) -> torch.Tensor:
         """Return the elements of several weights of one dtype, row-major, one weight after another, as a tensor of one axis."""
+        return torch.cat([self.tensor(name).reshape(-1) for name in names])
 
     def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Return what lies in some ranges of an axis of one weight, in new memory; of a file nothing else is read."""
+        return cut(self.tensor(name), axis, ranges)
 
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes of new memory these weights take, joined if they are several."""
+        return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
 
 
-class TensorSource:
+class TensorSource(Source):
     """Weights that are tensors in memory."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.tensors = tensors
 
     def info(self, name: str) -> Info:
-        """Return shape and dtype."""
         tensor = self.tensor(name)
         return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return one weight."""
         if name not in self.tensors:
             raise LoadError(f"there is no weight {name!r}")
         return self.tensors[name]
-
-    def joined(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the elements of several weights, one weight after another."""
-        return torch.cat([self.tensor(name).reshape(-1) for name in names])
-
-    def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return a copy of what lies in some ranges of an axis."""
-        return cut(self.tensor(name), axis, ranges)
-
-    def copied_bytes(self, names: Sequence[str]) -> int:
-        """Return the bytes of a join; none for a single weight."""
-        return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
 
 
 def cut(x: torch.Tensor, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nnfront.errors import LoadError
-from nnfront.weights.temporary import make_folder, remove_dead
+from nnfront.weights.temporary import make_folder, remove_dead, sync
 
 SUFFIX = ".nnfront-tmp"
 ASIDE = ".nnfront-old"
@@ -58,15 +58,6 @@ def put_folder(folder: Path, check_replaceable: Callable[[Path], None]) -> Itera
     finally:
         os.close(lock)
         shutil.rmtree(temporary, ignore_errors=True)  # what was not moved, or what was there before
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the list of files of a folder, is on disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _check(place: Path, check_replaceable: Callable[[Path], None]) -> None:

@@ -12,8 +12,8 @@ from torch.utils.weak import TensorWeakRef
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.transform.source import cut
-from nnfront.weights.check_result import CheckResult, Stored
+from nnfront.transform.source import Info, cut
+from nnfront.weights.check_result import CheckResult
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.mapped_memory import CHUNK_BYTES, anonymous
 
@@ -103,7 +103,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.found.sources)
 
-    def stored(self, source: str) -> Stored:
+    def stored(self, source: str) -> Info:
         """Return shape and dtype of a tensor as it is stored, by its name there."""
         return (
             self.weights.info(source)

@@ -15,7 +15,8 @@ from nnfront import dtypes
 from nnfront.dims import Dim, Size, Symbol, describe_facts, determined, evaluate, of_symbol, satisfies, solve
 from nnfront.errors import DimError
 from nnfront.ir import TensorType, type_text
-from nnfront.weights.check_result import CheckResult, Kind, Problem, Stored
+from nnfront.transform.source import Info
+from nnfront.weights.check_result import CheckResult, Kind, Problem
 from nnfront.weights.name_hints import SHOWN, common_prefix, nearest
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -23,7 +24,7 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 def check_weights(
     wanted: Mapping[str, TensorType],
-    have: Mapping[str, Stored],
+    have: Mapping[str, Info],
     *,
     aliases: Mapping[str, str] = _NOTHING,
     ignored: Sequence[str] = (),
@@ -52,7 +53,7 @@ def check_weights(
 @dataclass
 class _Check:
     wanted: Mapping[str, TensorType]
-    have: Mapping[str, Stored]
+    have: Mapping[str, Info]
     cast: bool
     needed_by: Mapping[str, Sequence[str]]
     given: Mapping[Symbol, int]
@@ -181,7 +182,7 @@ class _Check:
                     "dim", symbol.name, f"no weight gives it a value; it is part of the shape of {source!r}"
                 )
 
-    def fits(self, wanted: TensorType, stored: Stored) -> bool:
+    def fits(self, wanted: TensorType, stored: Info) -> bool:
         """Whether a stored shape of the same rank is the wanted one under the dims found, as far as they say."""
         try:
             return all(
@@ -230,11 +231,11 @@ class _Check:
         return common_prefix(missing, self.unexpected)
 
 
-def _text(stored: Stored) -> str:
+def _text(stored: Info) -> str:
     return f"{stored.dtype}[{', '.join(map(str, stored.shape))}]"
 
 
-def _axes(wanted: TensorType, stored: Stored) -> list[tuple[Size, int]]:
+def _axes(wanted: TensorType, stored: Info) -> list[tuple[Size, int]]:
     """Wanted and stored size of each axis; empty if the ranks differ."""
     if len(wanted.shape) != len(stored.shape):
         return []

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from nnfront.dims import Symbol
 from nnfront.errors import LoadError
@@ -22,16 +22,6 @@ _TITLES: dict[Kind, str] = {
     "tied": "tied but different",
     "dim": "dims without a value",
 }
-
-
-class Stored(Protocol):
-    """What is known of a tensor in a checkpoint: `TensorInfo`, or a `TensorType` of numbers."""
-
-    @property
-    def shape(self) -> Sequence[Any]: ...
-
-    @property
-    def dtype(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

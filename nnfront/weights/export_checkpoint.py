@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -76,33 +75,25 @@ def export_checkpoint(
     return [folder / file.name for file in files]
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where a tensor of the checkpoint comes from: a weight of the model's, or the files that the session was made of (no name)."""
-
-    weight: str = ""
-
-
-def _origins(held: SessionWeights, sources: BoundWeights | None) -> dict[str, _Origin]:
-    """The tensors of the checkpoint by their names there, in its order."""
+def _origins(held: SessionWeights, sources: BoundWeights | None) -> dict[str, str]:
+    """The tensors of the checkpoint by their names there, in its order, each with the weight of the model's that it is; "" for one that the model does not want."""
     if sources is None:
-        return {name: _Origin(name) for name in held.layout.wanted}
-    found = {stored: _Origin(name) for name, stored in sources.found.sources.items()}
+        return {name: name for name in held.layout.wanted}
+    found = {stored: name for name, stored in sources.found.sources.items()}
     found |= {other: found[one] for one, other in sources.found.ties}
     if isinstance(sources.weights, Checkpoint):
-        found |= dict.fromkeys(sources.found.ignored, _Origin())
+        found |= dict.fromkeys(sources.found.ignored, "")
         return {stored: found[stored] for stored in sources.weights}
     return found
 
 
 def _types(
-    held: SessionWeights, sources: BoundWeights | None, origins: Mapping[str, _Origin]
+    held: SessionWeights, sources: BoundWeights | None, origins: Mapping[str, str]
 ) -> dict[str, TensorType]:
     """The type of each tensor in the files. Raises LoadError if one cannot be had back."""
     types: dict[str, TensorType] = {}
     lost: dict[str, str] = {}
-    for stored, origin in origins.items():
-        name = origin.weight
+    for stored, name in origins.items():
         if not name:
             assert sources is not None, "only files have tensors that the model does not want"
             info = sources.stored(stored)
@@ -130,13 +121,13 @@ def _types(
 def _tensors(
     held: SessionWeights,
     sources: BoundWeights | None,
-    origins: Mapping[str, _Origin],
+    origins: Mapping[str, str],
     types: Mapping[str, TensorType],
 ) -> Iterator[tuple[str, torch.Tensor]]:
     back = WeightRecovery(held)
-    for stored, origin in origins.items():
-        if origin.weight:
-            value = back.weight(origin.weight)
+    for stored, name in origins.items():
+        if name:
+            value = back.weight(name)
         else:
             value = sources.weights[stored] if sources is not None else None
         assert value is not None, f"{stored} was found before"

@@ -51,6 +51,15 @@ def remove_dead(paths: Iterable[Path]) -> None:
                 os.close(fd)
 
 
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of files of a folder, is on disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def _unused(beside: Path, suffix: str) -> Path:
     return beside.with_name(f".{beside.name}.{secrets.token_hex(4)}{suffix}")
 

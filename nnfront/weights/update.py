@@ -17,7 +17,7 @@ from nnfront.backends.backend import Upload
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
 from nnfront.transform.run import stream_transform
-from nnfront.transform.source import cut
+from nnfront.transform.source import Source
 from nnfront.weights.bound_checkpoint import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
 from nnfront.weights.name_hints import nearest
@@ -68,7 +68,7 @@ def renew(
     return Renewed(held.with_values(new, raw, results, kept), raw, results)
 
 
-class _Weights:
+class _Weights(Source):
     """The checkpoint's weights after the update, as a source of transforms. What comes from the caller is copied: it stays the caller's."""
 
     def __init__(self, held: SessionWeights, new: BoundWeights, sources: BoundWeights | None) -> None:
@@ -79,11 +79,9 @@ class _Weights:
         self.made: dict[str, torch.Tensor] = {}
 
     def info(self, name: str) -> TensorType:
-        """Return shape and dtype."""
         return self.held.layout.type(name)
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return one weight."""
         if name in self.made:
             return self.made[name]
         if name in self.new:
@@ -101,19 +99,13 @@ class _Weights:
             raise LoadError(f"weight {name!r} was released during the update")
         return found
 
-    def joined(self, names: Sequence[str]) -> torch.Tensor:
-        """Return the elements of several weights, one weight after another."""
-        return torch.cat([self.tensor(name).reshape(-1) for name in names])
-
     def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return a copy of what lies in some ranges of an axis; of a checkpoint nothing else is read."""
         is_stored = self.sources is not None and name in self.sources and name not in self.held.updated
         if is_stored and name not in self.new:
             return self.sources.part(name, axis, ranges)  # type: ignore[union-attr]
-        return cut(self.tensor(name), axis, ranges)
+        return super().part(name, axis, ranges)
 
     def copied_bytes(self, names: Sequence[str]) -> int:
-        """Return how many bytes of new memory these weights take."""
         return sum(self.tensor(name).nbytes for name in names if len(names) > 1 or name in self.new)
 
     def require(self, stale: Mapping[str, Mapping[str, Sequence[str]]]) -> None:

@@ -23,7 +23,7 @@ from nnfront.ir import TensorType, type_text
 from nnfront.weights.bound_checkpoint import stored_type
 from nnfront.weights.mapped_memory import CHUNK_BYTES, PAGE
 from nnfront.weights.safetensors import DTYPES
-from nnfront.weights.temporary import make_file, remove_dead
+from nnfront.weights.temporary import make_file, remove_dead, sync
 
 SHARD_BYTES = 5_000_000_000
 """Bytes of one file, as Hugging Face shards."""
@@ -74,7 +74,7 @@ def write_tensors(
         for source, file in zip(fds, files, strict=True):
             os.replace(source, file)
         _remove_older(folder, stem, files)
-        _sync_folder(folder)
+        sync(folder)
     except OSError as error:
         raise _failure(folder, error, total) from error
     finally:
@@ -233,14 +233,6 @@ def _remove_older(folder: Path, stem: str, files: Sequence[Path]) -> None:
     for name in names:
         for file in set(folder.glob(name)) - set(files):
             file.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _failure(folder: Path, error: OSError, total: int) -> LoadError:
