@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -30,27 +31,9 @@ def quantized_by(
     found = _opened(Path(scheme.calibration))
     types = {name: TensorType(info.shape, info.dtype) for name, info in found.infos.items()}
     report = quantize_weights.report(module, scheme, types)
-    sizes = {weight.name: weight.inputs for weight in report.weights}
-    for name, type in types.items():
-        blocks, size, again = type.shape if type.ndim == 3 else (0, 0, 0)
-        if type.dtype != "float32" or size != again or (name in sizes and blocks * size not in sizes[name]):
-            raise LoadError(
-                f"{found.path.name} is a calibration of another model",
-                details=[
-                    f"{shown_text(repr(name))} is {type_text(type)}, and has {_inputs(sizes[name])} here"
-                ]
-                if name in sizes
-                else [
-                    f"{shown_text(repr(name))} is {type_text(type)}, expected float32 [blocks, size, size]"
-                ],
-                help=HELP,
-            )
-    if unknown := [name for name in types if name not in sizes]:
-        raise LoadError(
-            f"{found.path.name} is a calibration of another model",
-            details=[f"the model has no weight {shown_text(repr(unknown[0]))}"],
-            help=HELP,
-        )
+    wrong = next(_misfits(types, {weight.name: weight.inputs for weight in report.weights}), None)
+    if wrong is not None:
+        raise LoadError(f"{found.path.name} is a calibration of another model", details=[wrong], help=HELP)
     new = quantize_weights(module, scheme, types)
     read = {param.name for function in new.functions for param in function.params}
     unread = (MOMENTS + name for name in types if MOMENTS + name not in read)
@@ -61,8 +44,19 @@ def quantized_by(
 HELP = "make one of this model: nnfront calibrate DIR --text FILE -o OUT"
 
 
-def _inputs(sizes: tuple[int, ...]) -> str:
-    return f"{' or '.join(map(str, sizes)) or 'no'} inputs"
+def _misfits(types: Mapping[str, TensorType], inputs: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
+    """Say which moments are not those of weights with so many inputs."""
+    for name, type in types.items():
+        blocks, size, again = type.shape if type.ndim == 3 else (0, 0, 0)
+        if type.dtype != "float32" or size != again or blocks * size not in inputs.get(name, [blocks * size]):
+            there = f"{shown_text(repr(name))} is {type_text(type)}"
+            known = f"{' or '.join(map(str, inputs.get(name, ()))) or 'no'} inputs"
+            yield f"{there}, " + (
+                f"and has {known} here" if name in inputs else "expected float32 [blocks, size, size]"
+            )
+    for name in types:
+        if name not in inputs:
+            yield f"the model has no weight {shown_text(repr(name))}"
 
 
 def _opened(path: Path) -> Checkpoint:

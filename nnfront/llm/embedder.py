@@ -16,7 +16,7 @@ from nnfront.files import Folder
 from nnfront.llm.find_model import find_model
 from nnfront.llm.folder_files import read_json
 from nnfront.llm.hf_folder import CompiledFolder, compile_folder, open_folder
-from nnfront.llm.methods import EMBEDDER
+from nnfront.llm.methods import EMBEDDER, require_methods
 from nnfront.llm.model_files import read_folder
 from nnfront.llm.timings import Timings
 from nnfront.llm.tokenizer import Tokenizer, tokenizer_of
@@ -70,15 +70,8 @@ class Embedder:
         path = find_model(path)
         model = compile_folder(path, str(device), dtype, model_file, Timings(), quant)
         methods = [method.name for method in model.executable.source.methods]
-        if missing := [name for name in EMBEDDER if name not in methods]:
-            raise LoadError(
-                f"{path} holds no encoder",
-                details=[
-                    f"there is no method {name!r}, methods are {', '.join(map(repr, methods))}"
-                    for name in missing
-                ],
-                help="nnfront.LLM.load(DIR) loads a language model",
-            )
+        help = "nnfront.LLM.load(DIR) loads a language model"
+        require_methods(path, "encoder", EMBEDDER, methods, help)
         session = model.executable.load(
             model.checkpoint, ignored=ignored, cast=dtype is not None, progress=progress
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,17 +231,8 @@ class LLM:
                 f"the prompt is a {type(prompt).__name__}, expected a text or several",
                 help="use generate_ids for token ids",
             )
-        said: dict[str, Any] = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "seed": seed,
-            "repetition_penalty": repetition_penalty,
-        }
-        sampling = replace(
-            self.sampling, **{name: value for name, value in said.items() if value is not None}
-        )
+        said = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+        sampling = self.sampling.changed({**said, "repetition_penalty": repetition_penalty})
         ids = [torch.tensor(self.tokenizer.encode(text), dtype=torch.int64) for text in prompts]
         coming = self._generation(ids, max_new_tokens, sampling, self.eos_token_ids, spec, adapter)
         streams = [until(self.tokenizer.stream(coming.tokens(i)), stop) for i in range(len(prompts))]

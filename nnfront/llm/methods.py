@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any
 
 from nnfront import dtypes
 from nnfront.dims import Dim
+from nnfront.errors import LoadError
 from nnfront.ir import Function, IRModule, StateType, TensorType, TupleType, Type, type_text
 
 SEQ2SEQ = ("encode", "prefill", "decode")
@@ -57,6 +58,17 @@ class Methods(Enum):
     def of(*, extends: bool = False, mtp: bool = False) -> Methods:
         """Those that guessing tokens takes: by whatever means, or by the model's own head."""
         return Methods.DRAFT if mtp else Methods.EXTEND if extends else Methods.SPEC
+
+
+def require_methods(path: object, what: str, needed: Sequence[str], there: Sequence[str], help: str) -> None:
+    """Raise LoadError for a model that lacks methods of what it is to be."""
+    if missing := [name for name in needed if name not in there]:
+        methods = ", ".join(map(repr, there))
+        raise LoadError(
+            f"{path} holds no {what}",
+            details=[f"there is no method {name!r}, methods are {methods}" for name in missing],
+            help=help,
+        )
 
 
 CACHE_DIMS = ("batch", "max_seq")

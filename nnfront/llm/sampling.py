@@ -7,8 +7,8 @@ On a GPU one kernel does all of it (`nnfront.backends.cuda.sampling`), and no nu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,10 @@ class Sampling:
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
             raise RunError("the sampling parameters are out of range", details=problems)
+
+    def changed(self, said: Mapping[str, Any]) -> Sampling:
+        """The same with other values; what is None stays. Raises RunError as it does itself."""
+        return replace(self, **{name: value for name, value in said.items() if value is not None})
 
     def _problems(self) -> Iterator[str]:
         if not is_number(self.temperature) or self.temperature < 0:
@@ -192,6 +196,15 @@ def tokens_of(drawn: torch.Tensor) -> list[int]:
     if any(token < 0 for token in tokens):
         raise RunError("the model's logits hold NaN, or no token to draw", help=_HELP)
     return tokens
+
+
+def until_end(steps: Iterable[torch.Tensor], ends: Container[int]) -> Iterator[int]:
+    """Yield the tokens of the only sequence, up to one that ends it."""
+    for step in steps:
+        (token,) = tokens_of(step)
+        if token in ends:
+            return
+        yield token
 
 
 _HELP = "check the weights, or use a wider dtype"

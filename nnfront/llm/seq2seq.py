@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from nnfront.distributed.ranks import ALONE
-from nnfront.errors import LoadError, RunError
+from nnfront.errors import RunError
 from nnfront.files import Folder
 from nnfront.llm.divided import load_part
 from nnfront.llm.find_model import find_model
@@ -22,8 +21,8 @@ from nnfront.llm.hf_folder import compile_folder, eos_token_ids
 from nnfront.llm.kind import kind_of_model
 from nnfront.llm.load_options import opened, session_on, stored_as
 from nnfront.llm.lora import Loras
-from nnfront.llm.methods import SEQ2SEQ
-from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of
+from nnfront.llm.methods import SEQ2SEQ, require_methods
+from nnfront.llm.sampling import Sampler, Sampling, sampling_of, tokens_of, until_end
 from nnfront.llm.sounds import Spectrograms
 from nnfront.llm.text_start import TextStart
 from nnfront.llm.timings import Timings
@@ -156,17 +155,10 @@ class Seq2Seq:
         Ends after max_new_tokens, at the model's end token, or before the first of the `stop` strings. language, task: of a model that knows several; the likeliest language, and `transcribe`, if they are not given.
         sampling: values of `Sampling`; what is not given is as generation_config.json says. Raises RunError for what does not fit.
         """
-        chosen = replace(self.sampling, **{name: x for name, x in sampling.items() if x is not None})
+        chosen = self.sampling.changed(sampling)
         steps = self._steps([self.source(source, rate)], max_new_tokens, chosen, language, task)
-        pieces = until(self.tokenizer.stream(self._until_end(steps)), stop)
+        pieces = until(self.tokenizer.stream(until_end(steps, self.eos_token_ids)), stop)
         return pieces if stream else "".join(pieces)
-
-    def _until_end(self, steps: Iterator[torch.Tensor]) -> Iterator[int]:
-        for step in steps:
-            (token,) = tokens_of(step)
-            if token in self.eos_token_ids:
-                return
-            yield token
 
     def generate_ids(
         self,
@@ -262,12 +254,5 @@ class Seq2Seq:
 
 def _check_methods(path: Path, methods: Sequence[str]) -> None:
     """Raise LoadError for a model that is no encoder-decoder."""
-    if missing := [name for name in SEQ2SEQ if name not in methods]:
-        raise LoadError(
-            f"{path} holds no encoder-decoder",
-            details=[
-                f"there is no method {name!r}, methods are {', '.join(map(repr, methods))}"
-                for name in missing
-            ],
-            help="nnfront.LLM.load(DIR) loads a language model without an encoder",
-        )
+    help = "nnfront.LLM.load(DIR) loads a language model without an encoder"
+    require_methods(path, "encoder-decoder", SEQ2SEQ, methods, help)

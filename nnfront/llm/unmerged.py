@@ -92,6 +92,11 @@ class _LowRank:
     def rank(self) -> int:
         return _sizes(self.types[self.a])[0]
 
+    def matrix(self, b: FunctionBuilder, side: str, stored: Mapping[str, Var]) -> Var:
+        """Emit A or B in float32; in B is the scale."""
+        found = cast(b, stored[getattr(self, side)], "float32")
+        return found if side == "a" else b.call(ops.multiply, found, Scalar(self.scale))
+
 
 def _products(
     ir: IRModule, adapter: Adapter, checkpoint: Checkpoint
@@ -150,37 +155,19 @@ class _Stack:
 
     def formulas(self) -> dict[str, Formula]:
         """How the two stacks are made, by what their names end with: a [adapters, rank, in], and b [adapters, out, rank], in which the scales are."""
+        return {f"lora_{side}": self.formula(side, axis) for axis, side in enumerate("ab")}
+
+    def formula(self, side: str, axis: int) -> Formula:
+        """How one of them is made, of matrices whose ranks lie along an axis."""
         held = [each for each in self.adapters if each is not None]
-        first = {each.a: each.types[each.a] for each in held}
-        second = {each.b: each.types[each.b] for each in held}
-        return {
-            "lora_a": Formula(
-                "LoRA",
-                first,
-                lambda b, found: self.of_a(b, dict(zip(first, found, strict=True))),
-                is_plain=True,
-            ),
-            "lora_b": Formula(
-                "LoRA",
-                second,
-                lambda b, found: self.of_b(b, dict(zip(second, found, strict=True))),
-                is_plain=True,
-            ),
-        }
+        sources = {name: each.types[name] for each in held for name in (getattr(each, side),)}
 
-    def of_a(self, b: FunctionBuilder, stored: Mapping[str, Var]) -> Var:
-        return self.stacked(
-            b, [None if each is None else cast(b, stored[each.a], "float32") for each in self.adapters], 0
-        )
+        def make(b: FunctionBuilder, found: Sequence[Var]) -> Var:
+            stored = dict(zip(sources, found, strict=True))
+            matrices = [None if each is None else each.matrix(b, side, stored) for each in self.adapters]
+            return self.stacked(b, matrices, axis)
 
-    def of_b(self, b: FunctionBuilder, stored: Mapping[str, Var]) -> Var:
-        scaled = [
-            None
-            if each is None
-            else b.call(ops.multiply, cast(b, stored[each.b], "float32"), Scalar(each.scale))
-            for each in self.adapters
-        ]
-        return self.stacked(b, scaled, 1)
+        return Formula("LoRA", sources, make, is_plain=True)
 
     def stacked(self, b: FunctionBuilder, matrices: Sequence[Var | None], axis: int) -> Var:
         """Emit a stack of matrices; those of lower ranks, which lie along an axis, are filled up with zeros."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.kind import kind_of_model
 from nnfront.llm.language_model import LLM
 from nnfront.llm.methods import WITH_IMAGES
-from nnfront.llm.sampling import Sampler, tokens_of
+from nnfront.llm.sampling import Sampler, until_end
 from nnfront.llm.tokenizer import until
 from nnfront.llm.transformers_package import transformers
 from nnfront.lower import TensorType
@@ -109,9 +108,8 @@ class VisionLanguageModel:
             self._check_is_text(prompt)
             return self.llm.generate(prompt, max_new_tokens, stop=stop, stream=stream, **sampling)
         ids, pixels = self.prepared(prompt, images)
-        chosen = replace(self.llm.sampling, **{name: x for name, x in sampling.items() if x is not None})
-        steps = self.steps(ids, pixels, max_new_tokens, Sampler(chosen, [*ids]))
-        pieces = until(self.llm.tokenizer.stream(self._until_end(steps)), stop)
+        steps = self.steps(ids, pixels, max_new_tokens, Sampler(self.llm.sampling.changed(sampling), [*ids]))
+        pieces = until(self.llm.tokenizer.stream(until_end(steps, self.llm.eos_token_ids)), stop)
         return pieces if stream else "".join(pieces)
 
     def _check_is_text(self, prompt: str) -> None:
@@ -123,13 +121,6 @@ class VisionLanguageModel:
                 f"the prompt has {count} places for images, and there are 0 images",
                 help="give an image for each: --image FILE on the command line",
             )
-
-    def _until_end(self, steps: Iterator[torch.Tensor]) -> Iterator[int]:
-        for step in steps:
-            (token,) = tokens_of(step)
-            if token in self.llm.eos_token_ids:
-                return
-            yield token
 
     def steps(
         self, ids: torch.Tensor, pixels: torch.Tensor, count: int, sampler: Sampler
