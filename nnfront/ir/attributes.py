@@ -12,7 +12,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Sequence
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, Union
+from typing import Annotated, Any, NamedTuple, TypeAlias, Union
 
 from nnfront.dims import Dim
 from nnfront.ir.budget import MAX_TEXT_CHARACTERS
@@ -24,12 +24,16 @@ INT64 = range(-(2**63), 2**63)
 _TYPES = typing.get_args(Type)
 _TUPLE = "a tuple, each entry "
 
+Canonical: TypeAlias = Callable[[Any, str, Any], Any]
+"""From what an author wrote, the attribute's name, and the type of the first operand, to what a call stores; `Annotated[int, canonical]` declares it."""
+
 
 class Kind(NamedTuple):
-    """What an attribute may be: a test, and words for a message."""
+    """What an attribute may be: a test, words for a message, and how it becomes canonical before it is tested."""
 
     fits: Callable[[Any], bool]
     words: str
+    canonical: Canonical | None = None
 
 
 def annotation_of(parameter: inspect.Parameter) -> str:
@@ -46,7 +50,7 @@ def annotation_of(parameter: inspect.Parameter) -> str:
 def kinds_of(rule: Callable[..., Any], names: Iterable[str]) -> dict[str, Kind]:
     """Return the kind of each attribute of a rule. What is not annotated, or by a name that is not there, may be anything plain."""
     try:
-        hints = typing.get_type_hints(rule)
+        hints = typing.get_type_hints(rule, include_extras=True)
     except NameError:
         hints = {}
     return {name: _kind(hints.get(name, Any)) for name in names}
@@ -60,14 +64,23 @@ def shown(value: object) -> str:
 
 def _kind(hint: Any) -> Kind:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _kind(args[0])._replace(canonical=args[1])
     if origin in (Union, UnionType):
         kinds = [_kind(each) for each in args]
         words = sorted({kind.words: None for kind in kinds}, key=lambda each: each.startswith(_TUPLE))
-        return Kind(_any([kind.fits for kind in kinds]), " or ".join(words))
+        canonical = next((kind.canonical for kind in kinds if kind.canonical is not None), None)
+        return Kind(
+            _any([kind.fits for kind in kinds]), " or ".join(words), canonical and _unless_none(canonical)
+        )
     if origin in (Sequence, list, tuple):
         item = _kind(args[0] if args else Any)
         return Kind(_tuple(item.fits), _TUPLE + item.words)
     return _KINDS.get(hint, _KINDS[Any])
+
+
+def _unless_none(canonical: Canonical) -> Canonical:
+    return lambda value, name, first: None if value is None else canonical(value, name, first)
 
 
 def _any(tests: Sequence[Callable[[Any], bool]]) -> Callable[[Any], bool]:

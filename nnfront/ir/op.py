@@ -13,8 +13,8 @@ An op is declared by its type rule, a function from operand types and attributes
 
 Parameters whose annotation names a type (`TensorType`, `OperandType`, `TensorType | None`, `Sequence[TensorType]`) are
 operands; all others are attributes. At most one operand is a sequence (or `*operands`), and then it is the only one.
-Attributes reach the rule and the reference in their canonical form; `normalize` makes it from what the author wrote. Their annotations
-say what they may be (`nnfront.ir.attributes`): nothing else is stored or read.
+Attributes reach the rule and the reference in their canonical form. Their annotations say what they may be, and how what the author wrote
+becomes that (`nnfront.ir.attributes`): nothing else is stored or read. `normalize` is for those that depend on other attributes or operands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 
 from nnfront.dims import Size
 from nnfront.errors import DimError, InferError, TraceError
-from nnfront.ir.attributes import Kind, annotation_of, kinds_of, shown
+from nnfront.ir.attributes import Canonical, Kind, annotation_of, kinds_of, shown
 from nnfront.ir.operands import Operand, kind_name, operand_of
 from nnfront.ir.same_code import place_of, same_code
 from nnfront.ir.types import (
@@ -126,7 +126,7 @@ class Op:
         return function
 
     def normalize(self, function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        """Declare how attributes become canonical before they are stored: same parameters as the rule, returns attributes."""
+        """Declare how attributes become canonical that their annotations do not make so: takes parameters of the rule by name, returns attributes."""
         self._normalize = self._again("normaliser", self._normalize, function)
         return function
 
@@ -142,7 +142,9 @@ class Op:
 
     def called_as(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> FunctionType | None:
         """Return the types with which the op calls the function that it is given, and what it takes back; None for an op that is given none."""
-        return None if self._calls is None else self._ask(self._calls, types, {**self._defaults, **attrs})
+        if self._calls is None:
+            return None
+        return self._ask(self._apply, types, self.full_attrs(attrs), self._calls)  # type: ignore[no-any-return]
 
     def _again(
         self, what: str, known: Callable[..., Any] | None, function: Callable[..., Any]
@@ -161,7 +163,7 @@ class Op:
 
         Raises InferError, its text beginning with the op's name.
         """
-        return self._ask(self.infer, types, attrs)  # type: ignore[no-any-return]
+        return self._ask(self._apply, types, attrs, self.infer)  # type: ignore[no-any-return]
 
     def canonical_attrs(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes in the one form in which a call stores them: canonical, in the order of declaration, defaults left out.
@@ -170,8 +172,8 @@ class Op:
         """
         if not self.attributes:
             return {}
-        if self._normalize is not None:
-            attrs = self._ask(self._normalize, types, attrs)
+        if self._canonical_by_kind or self._normalize is not None:
+            attrs = self._ask(self._canonical, types, attrs)
         canonical = {
             name: attrs[name]
             for name, default in self.attributes.items()
@@ -214,6 +216,30 @@ class Op:
             return True
         return any(o.name == self.writes and a is None for o, a in zip(self.operands, args, strict=False))
 
+    def _canonical(self, types: Sequence[Type | None], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        found, first = dict(attrs), types[0] if types else None
+        for name, canonical in self._canonical_by_kind:
+            if name in attrs:
+                found[name] = canonical(attrs[name], name, first)
+        if self._normalize is not None:
+            known = {**self._defaults, **found}
+            for name, place in self._normalized.items():
+                if place is not None:
+                    known[name] = list(types) if self.is_variadic else types[place]
+            found |= self._normalize(**{name: known[name] for name in self._normalized if name in known})
+        return found
+
+    @cached_property
+    def _canonical_by_kind(self) -> list[tuple[str, Canonical]]:
+        return [(name, kind.canonical) for name, kind in self._kinds.items() if kind.canonical is not None]
+
+    @cached_property
+    def _normalized(self) -> dict[str, int | None]:
+        """The parameters that the normaliser takes, and which operand each is."""
+        places = {operand.name: place for place, operand in enumerate(self.operands)}
+        taken = inspect.signature(self._normalize).parameters if self._normalize is not None else ()
+        return {name: places.get(name) for name in taken}
+
     @cached_property
     def _kinds(self) -> dict[str, Kind]:
         return kinds_of(self.infer, self.attributes)
@@ -231,7 +257,7 @@ class Op:
         return list(self.signature.parameters)[: len(names)] == names and not self.is_variadic
 
     def _apply(self, function: Callable[..., Any], values: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
-        """Call a rule, normaliser or reference, all of which have the parameters of the rule in its order."""
+        """Call a rule or a reference, which have the parameters of the rule in its order."""
         if self._operands_lead:
             return function(*values, **attrs)
         keywords, rest, positional = dict(attrs), iter(values), list[Any]()
@@ -246,12 +272,12 @@ class Op:
         return function(*positional, **keywords)
 
     def _ask(
-        self, function: Callable[..., Any], types: Sequence[Type | None], attrs: Mapping[str, Any]
+        self, call: Callable[..., Any], types: Sequence[Type | None], attrs: Mapping[str, Any], *of: Any
     ) -> Any:
-        """Call the rule or the normaliser; what it refuses, or trips over, is an InferError with the op's name."""
+        """Return what a call `of` something says to types and attributes; what it refuses, or trips over, is an InferError with the op's name."""
         try:
             self._check_kinds(types)
-            return self._apply(function, types, attrs)
+            return call(*of, types, attrs)
         except (InferError, DimError) as error:
             raise InferError(
                 f"{self.name}: {error.what}", details=error.details, where=error.where, help=error.help

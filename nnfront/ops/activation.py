@@ -75,16 +75,11 @@ def _(x: torch.Tensor, approximate: str | None) -> torch.Tensor:
     return F.gelu(x, approximate=approximate or "none")
 
 
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=F.softplus)
 def softplus(x: TensorType, beta: float = 1.0, threshold: float = 20.0) -> TensorType:
     """log(1 + exp(beta x)) / beta; x itself where beta x exceeds the threshold."""
     require(beta != 0, "beta must not be 0")
     return _activation(x)
-
-
-@softplus.reference
-def _(x: torch.Tensor, beta: float, threshold: float) -> torch.Tensor:
-    return F.softplus(x, beta, threshold)
 
 
 @op(dtype_policy="follow")
@@ -98,15 +93,10 @@ def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
     return F.leaky_relu(x, alpha)
 
 
-@op(dtype_policy="follow")
+@op(dtype_policy="follow", reference=F.elu)
 def elu(x: TensorType, alpha: float = 1.0) -> TensorType:
     """x where it is positive, alpha (exp(x) - 1) elsewhere."""
     return _activation(x)
-
-
-@elu.reference
-def _(x: torch.Tensor, alpha: float) -> torch.Tensor:
-    return F.elu(x, alpha)
 
 
 @op(dtype_policy="follow", reference=F.prelu)

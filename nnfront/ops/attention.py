@@ -15,7 +15,16 @@ from nnfront.dims import Size, divides, product, same, total
 from nnfront.ir.op import op
 from nnfront.ir.types import StateLayerType, TensorType, TupleType
 from nnfront.ops.layer import LayerLike, by_position
-from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
+from nnfront.ops.rules import (
+    Dtype,
+    Flag,
+    Number,
+    integer,
+    require,
+    require_float,
+    require_same,
+    wide,
+)
 
 _STRICTER = "all operands are floats of one dtype, where the reference would convert"
 _HEADS = "{} query heads are no multiple of {} key heads"
@@ -108,9 +117,9 @@ def scaled_dot_product_attention(
     key: TensorType,
     value: TensorType,
     attn_mask: TensorType | None = None,
-    is_causal: bool = False,
-    scale: float | None = None,
-    scale_dtype: str | None = None,
+    is_causal: Flag = False,
+    scale: Number | None = None,
+    scale_dtype: Dtype | None = None,
 ) -> TensorType:
     """softmax(query key^T * scale + mask) value, for each head.
 
@@ -140,23 +149,6 @@ def scaled_dot_product_attention(
                     mine, full, "attn_mask does not broadcast to [batch, heads, seq, kv_seq]: {} and {}"
                 )
     return result
-
-
-@scaled_dot_product_attention.normalize
-def _(
-    query: TensorType,
-    key: TensorType,
-    value: TensorType,
-    attn_mask: TensorType | None = None,
-    is_causal: bool | None = False,
-    scale: float | None = None,
-    scale_dtype: Any = None,
-) -> dict[str, Any]:
-    return {
-        "is_causal": bool(is_causal),
-        "scale": None if scale is None else float(scale),
-        "scale_dtype": None if scale_dtype is None else dtype_name(scale_dtype),
-    }
 
 
 @scaled_dot_product_attention.reference
@@ -253,10 +245,10 @@ def attention(
     sinks: TensorType | None = None,
     bias: TensorType | None = None,
     *,
-    scale: float | None = None,
-    is_causal: bool = True,
+    scale: Number | None = None,
+    is_causal: Flag = True,
     window: int | None = None,
-    softcap: float | None = None,
+    softcap: Number | None = None,
     value_size: int | None = None,
 ) -> TensorType | TupleType:
     """Attention of new tokens to themselves and, with a cache, to all that came before them.
@@ -312,20 +304,7 @@ def attention(
 
 
 @attention.normalize
-def _(
-    q: TensorType,
-    k: TensorType | None = None,
-    v: TensorType | None = None,
-    cache: StateLayerType | None = None,
-    sinks: TensorType | None = None,
-    bias: TensorType | None = None,
-    *,
-    scale: float | None = None,
-    is_causal: bool = True,
-    window: int | None = None,
-    softcap: float | None = None,
-    value_size: int | None = None,
-) -> dict[str, Any]:
+def _(is_causal: bool, window: int | None, softcap: float | None, value_size: int | None) -> dict[str, Any]:
     if window is not None:
         require(integer(window, "window") > 0, "window must be positive, got {}", window)
         require(is_causal, "a window needs causal attention")
@@ -333,13 +312,7 @@ def _(
         require(softcap > 0, "softcap must be positive, got {}", softcap)
     if value_size is not None:
         require(integer(value_size, "value_size") > 0, "value_size must be positive, got {}", value_size)
-    return {
-        "scale": None if scale is None else float(scale),
-        "is_causal": bool(is_causal),
-        "window": window,
-        "softcap": None if softcap is None else float(softcap),
-        "value_size": value_size,
-    }
+    return {}
 
 
 @attention.reference

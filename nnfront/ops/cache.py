@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
-from nnfront.dims import Size, to_size
 from nnfront.ir.op import op
 from nnfront.ir.types import StateLayerType, StateType, TensorType, TupleType
 from nnfront.ops.layer import LayerLike
-from nnfront.ops.rules import require, require_same
+from nnfront.ops.rules import Length, require, require_same
 
 
 @op(writes="cache", view="always", moves=True, scratch=False)
@@ -42,14 +41,9 @@ def _(*layers: Any) -> tuple[Any, ...]:
 
 
 @op(moves=True)
-def cache_positions(cache: StateLayerType, seq: Size) -> TensorType:
+def cache_positions(cache: StateLayerType, seq: Length) -> TensorType:
     """The positions of the next `seq` tokens of each sequence, counted from 0: int64 [batch, seq]. Writes nothing."""
     return TensorType((cache.batch, seq), "int64")
-
-
-@cache_positions.normalize
-def _(cache: StateLayerType, seq: Size | str) -> dict[str, Any]:
-    return {"seq": to_size(seq)}
 
 
 @cache_positions.reference
@@ -119,7 +113,7 @@ def _(cache: LayerLike, name: str) -> torch.Tensor:
 
 
 @op(is_pure=False, writes="cache", moves=True)
-def cache_write(cache: StateLayerType, value: TensorType, name: str, seq: Size) -> StateLayerType:
+def cache_write(cache: StateLayerType, value: TensorType, name: str, seq: Length) -> StateLayerType:
     """Keep `value` [batch, *shape] under a name, as it is after `seq` more tokens of each sequence."""
     expected = _buffer(cache, name)
     require(
@@ -138,11 +132,6 @@ def cache_write(cache: StateLayerType, value: TensorType, name: str, seq: Size) 
             f"{name!r} is [batch, {', '.join(map(str, expected.shape[1:]))}] in the layer: {{}} is not {{}}",
         )
     return cache
-
-
-@cache_write.normalize
-def _(cache: StateLayerType, value: TensorType, name: str, seq: Size | str) -> dict[str, Any]:
-    return {"name": name, "seq": to_size(seq)}
 
 
 @cache_write.reference

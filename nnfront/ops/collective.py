@@ -11,7 +11,7 @@ On a CPU and on a GPU they run through `torch.distributed`'s default group, in p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from nnfront.errors import RunError
 from nnfront.ir.op import op
 from nnfront.ir.print_types import type_text
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import axis_of, integer, require
+from nnfront.ops.rules import Axis, integer, require
 
 RANK = "rank"
 """The weight, int64[], that says which rank a process is."""
@@ -32,10 +32,13 @@ class LostRank(RunError):
 
 
 Blocks: TypeAlias = Sequence[Sequence[int]]
+World: TypeAlias = Annotated[int, lambda value, *_: _world(value)]
 
 
 @op(stricter="an axis that does not divide is filled up with zeros", moves=True, dtype_policy="follow")
-def shard(x: TensorType, rank: TensorType, axis: int, world: int, blocks: Blocks | None = None) -> TensorType:
+def shard(
+    x: TensorType, rank: TensorType, axis: Axis, world: World, blocks: Blocks | None = None
+) -> TensorType:
     """The part of a weight that a rank of `world` holds: x cut along `axis` into `world` equal ones; what is short at the end is filled up with zeros.
 
     blocks: (size, parts) of what x holds one after the other along the axis, each cut for itself, such as queries, keys and values. With fewer parts
@@ -51,16 +54,15 @@ def shard(x: TensorType, rank: TensorType, axis: int, world: int, blocks: Blocks
 
 
 @shard.normalize
-def _(x: TensorType, rank: TensorType, axis: int, world: int, blocks: Blocks | None = None) -> dict[str, Any]:
-    count = _world(world)
+def _(world: int, blocks: Blocks | None) -> dict[str, Any]:
     if blocks is not None:
         blocks = tuple((integer(size, "a block"), integer(parts, "its parts")) for size, parts in blocks)
         for size, parts in blocks:
-            require(parts >= 1 and count % parts == 0, "{} parts do not divide {} ranks", parts, count)
+            require(parts >= 1 and world % parts == 0, "{} parts do not divide {} ranks", parts, world)
             require(
                 size >= 0 and size % parts == 0, "a block of {} does not divide into {} parts", size, parts
             )
-    return {"axis": axis_of(axis, x.ndim), "world": count, "blocks": blocks}
+    return {"blocks": blocks}
 
 
 @shard.reference
@@ -86,15 +88,10 @@ def ranges(size: int, rank: int, world: int, blocks: Blocks | None) -> list[tupl
 
 
 @op(is_pure=False, collective=True, stricter="truths have no sum", dtype_policy="follow")
-def all_reduce(x: TensorType, world: int) -> TensorType:
+def all_reduce(x: TensorType, world: World) -> TensorType:
     """The sum of what each of `world` ranks has here; every rank gets it, bit for bit the same."""
     require(x.dtype != "bool", "bool has no sum", help="cast with astype first")
     return x
-
-
-@all_reduce.normalize
-def _(x: TensorType, world: int) -> dict[str, Any]:
-    return {"world": _world(world)}
 
 
 @all_reduce.reference
@@ -105,14 +102,9 @@ def _(x: torch.Tensor, world: int) -> torch.Tensor:
 
 
 @op(is_pure=False, collective=True, stricter="an empty vector has one axis", dtype_policy="follow")
-def all_gather(x: TensorType, axis: int, world: int) -> TensorType:
+def all_gather(x: TensorType, axis: Axis, world: World) -> TensorType:
     """What each of `world` ranks has here, one after the other along `axis`; every rank gets all."""
     return TensorType((*x.shape[:axis], x.shape[axis] * world, *x.shape[axis + 1 :]), x.dtype)
-
-
-@all_gather.normalize
-def _(x: TensorType, axis: int, world: int) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim), "world": _world(world)}
 
 
 @all_gather.reference
@@ -123,18 +115,13 @@ def _(x: torch.Tensor, axis: int, world: int) -> torch.Tensor:
 
 
 @op(is_pure=False, collective=True, stricter="axis 0 must divide into equal parts", dtype_policy="follow")
-def all_to_all(x: TensorType, world: int) -> TensorType:
+def all_to_all(x: TensorType, world: World) -> TensorType:
     """Cut x along axis 0 into `world` parts and give part i to rank i; the result is what each rank gave to this one, in their order."""
     require(x.ndim > 0, "x has no axis to cut")
     require(
         divides(world, x.shape[0]) is True, "axis 0 of size {} is not cut into {} parts", x.shape[0], world
     )
     return x
-
-
-@all_to_all.normalize
-def _(x: TensorType, world: int) -> dict[str, Any]:
-    return {"world": _world(world)}
 
 
 @all_to_all.reference

@@ -122,13 +122,13 @@ def extern(name: str, args: Sequence[Type], out: Any) -> Type:
 
 
 @extern.normalize
-def _(name: str, args: Sequence[Type], out: Any) -> dict[str, Any]:
+def _(name: str, out: Any) -> dict[str, Any]:
     require(
         isinstance(name, str) and name != "",
         "the name of an external function must be a text, got {!r}",
         name,
     )
-    return {"name": name, "out": _out_type(out)}
+    return {"out": _out_type(out)}
 
 
 def _out_type(out: Any) -> Type:

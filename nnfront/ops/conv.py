@@ -7,7 +7,7 @@ Weights are [out, in / groups, kernel...] in every data layout. `padding` is an 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -68,16 +68,23 @@ def _pairs(
     return tuple([(p, p) for p in _amounts(padding, count, "padding", 0)])
 
 
-def _canonical(
-    weight: TensorType, count: int, stride: Any, padding: Any, dilation: Any, groups: Any
-) -> dict[str, Any]:
-    require(weight.ndim == count + 2, "weight must have {} axes, got {}", count + 2, weight.ndim)
-    steps = _amounts(1 if stride is None else stride, count, "stride", 1)
-    spread = _amounts(1 if dilation is None else dilation, count, "dilation", 1)
-    parts = integer(1 if groups is None else groups, "groups")
-    require(parts > 0, "groups must be positive, got {}", parts)
-    pairs = _pairs(0 if padding is None else padding, weight.shape[2:], steps, spread)
-    return {"stride": steps, "padding": pairs, "dilation": spread, "groups": parts}
+def _canonical(count: int, *layouts: str) -> Callable[..., dict[str, Any]]:
+    """Return what makes the attributes of a convolution over so many axes canonical."""
+
+    def canonical(
+        weight: TensorType, stride: Any, padding: Any, dilation: Any, groups: Any, data_layout: str = ""
+    ) -> dict[str, Any]:
+        known = not layouts or data_layout in layouts
+        require(known, "data_layout must be {!r} or {!r}, got {!r}", *layouts, data_layout)
+        require(weight.ndim == count + 2, "weight must have {} axes, got {}", count + 2, weight.ndim)
+        steps = _amounts(1 if stride is None else stride, count, "stride", 1)
+        spread = _amounts(1 if dilation is None else dilation, count, "dilation", 1)
+        parts = integer(1 if groups is None else groups, "groups")
+        require(parts > 0, "groups must be positive, got {}", parts)
+        pairs = _pairs(0 if padding is None else padding, weight.shape[2:], steps, spread)
+        return {"stride": steps, "padding": pairs, "dilation": spread, "groups": parts}
+
+    return canonical
 
 
 def _check(x: TensorType, weight: TensorType, bias: TensorType | None, count: int) -> None:
@@ -146,7 +153,10 @@ def _convolve(
     padding: Sequence[tuple[int, int]],
     dilation: Sequence[int],
     groups: int,
+    data_layout: str = "NCW",
 ) -> torch.Tensor:
+    if data_layout[-1] == "C":
+        return _convolve(x.movedim(-1, 1), weight, bias, stride, padding, dilation, groups).movedim(1, -1)
     function = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(stride)]
     x, weight, bias, dtype = *_safe(x, weight, bias), x.dtype
     amounts: int | list[int] = [before for before, _ in padding]
@@ -175,7 +185,7 @@ def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs:
     return product([2, *results[0].shape, *operands[1].shape[1:]])
 
 
-@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute", reference=_convolve)
+@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute", normalize=_canonical(1), reference=_convolve)
 def conv1d(
     x: TensorType,
     weight: TensorType,
@@ -189,20 +199,13 @@ def conv1d(
     return _convolved(x, weight, bias, stride, padding, dilation, groups)
 
 
-@conv1d.normalize
-def _(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-) -> dict[str, Any]:
-    return _canonical(weight, 1, stride, padding, dilation, groups)
-
-
-@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")
+@op(
+    stricter=_FLOATS_ONLY,
+    flops=_flops,
+    dtype_policy="compute",
+    normalize=_canonical(2, "NCHW", "NHWC"),
+    reference=_convolve,
+)
 def conv2d(
     x: TensorType,
     weight: TensorType,
@@ -220,38 +223,13 @@ def conv2d(
     return _convolved(x, weight, bias, stride, padding, dilation, groups, data_layout == "NHWC")
 
 
-@conv2d.normalize
-def _(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-    data_layout: str = "NCHW",
-) -> dict[str, Any]:
-    require(data_layout in ("NCHW", "NHWC"), "data_layout must be 'NCHW' or 'NHWC', got {!r}", data_layout)
-    return {**_canonical(weight, 2, stride, padding, dilation, groups), "data_layout": data_layout}
-
-
-@conv2d.reference
-def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
-    data_layout: str,
-) -> torch.Tensor:
-    if data_layout == "NCHW":
-        return _convolve(x, weight, bias, stride, padding, dilation, groups)
-    return _convolve(x.movedim(-1, 1), weight, bias, stride, padding, dilation, groups).movedim(1, -1)
-
-
-@op(stricter=_FLOATS_ONLY, flops=_flops, dtype_policy="compute")
+@op(
+    stricter=_FLOATS_ONLY,
+    flops=_flops,
+    dtype_policy="compute",
+    normalize=_canonical(3, "NCDHW", "NDHWC"),
+    reference=_convolve,
+)
 def conv3d(
     x: TensorType,
     weight: TensorType,
@@ -267,39 +245,6 @@ def conv3d(
     data_layout "NDHWC": x and the result have their channels last, the weight stays as it is.
     """
     return _convolved(x, weight, bias, stride, padding, dilation, groups, data_layout == "NDHWC")
-
-
-@conv3d.normalize
-def _(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
-    data_layout: str = "NCDHW",
-) -> dict[str, Any]:
-    require(
-        data_layout in ("NCDHW", "NDHWC"), "data_layout must be 'NCDHW' or 'NDHWC', got {!r}", data_layout
-    )
-    return {**_canonical(weight, 3, stride, padding, dilation, groups), "data_layout": data_layout}
-
-
-@conv3d.reference
-def _(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    dilation: Sequence[int],
-    groups: int,
-    data_layout: str,
-) -> torch.Tensor:
-    if data_layout == "NCDHW":
-        return _convolve(x, weight, bias, stride, padding, dilation, groups)
-    return _convolve(x.movedim(-1, 1), weight, bias, stride, padding, dilation, groups).movedim(1, -1)
 
 
 def _transposed_flops(
@@ -354,18 +299,11 @@ def _transposed(
 
 @conv1d_transpose.normalize
 def _(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    dilation: Any = 1,
-    groups: Any = 1,
+    weight: TensorType, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: Any
 ) -> dict[str, Any]:
     require(not isinstance(padding, str), "padding must be numbers, got {!r}", padding)
     extra = _amounts(0 if output_padding is None else output_padding, 1, "output_padding", 0)
-    return {**_canonical(weight, 1, stride, padding, dilation, groups), "output_padding": extra}
+    return {**_canonical(1)(weight, stride, padding, dilation, groups), "output_padding": extra}
 
 
 @conv1d_transpose.reference

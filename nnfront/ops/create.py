@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,15 +15,9 @@ from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import FLOAT8, Sizes, dtype_name, require, require_not_negative, sizes_of_shape
+from nnfront.ops.rules import FLOAT8, Dtype, Length, NewShape, OtherDtype, Sizes, require
 
 _NO_AXES = "a fill value has no axes, where the reference would broadcast it"
-
-
-def _shape_and_dtype(shape: Sizes, dtype: Any = "float32") -> dict[str, Any]:
-    sizes = sizes_of_shape(shape)
-    require_not_negative(sizes)
-    return {"shape": sizes, "dtype": dtype_name(dtype)}
 
 
 def _tensor(shape: Sizes, dtype: str) -> TensorType:
@@ -31,17 +25,30 @@ def _tensor(shape: Sizes, dtype: str) -> TensorType:
     return TensorType(shape, dtype)
 
 
-@op(stricter=_NO_AXES, moves=True, scratch=False)
-def full(shape: Sizes, fill_value: OperandType, dtype: str = "float32") -> TensorType:
-    """Every element is `fill_value`, a number or a tensor without axes."""
+def _require_no_axes(fill_value: OperandType) -> None:
     if isinstance(fill_value, TensorType):
         require(not fill_value.shape, "fill_value must have no axes, got {}", fill_value.ndim)
+
+
+def _of_shape(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def reference(shape: Sequence[int], dtype: str) -> torch.Tensor:
+        return make(tuple(shape), dtype=getattr(torch, dtype))
+
+    return reference
+
+
+def _like(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def reference(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
+        return make(x, dtype=None if dtype is None else getattr(torch, dtype))
+
+    return reference
+
+
+@op(stricter=_NO_AXES, moves=True, scratch=False)
+def full(shape: NewShape, fill_value: OperandType, dtype: Dtype = "float32") -> TensorType:
+    """Every element is `fill_value`, a number or a tensor without axes."""
+    _require_no_axes(fill_value)
     return _tensor(shape, dtype)
-
-
-@full.normalize
-def _(shape: Sizes, fill_value: OperandType, dtype: str = "float32") -> dict[str, Any]:
-    return _shape_and_dtype(shape, dtype)
 
 
 @full.reference
@@ -51,55 +58,29 @@ def _(shape: Sequence[int], fill_value: Any, dtype: str) -> torch.Tensor:
     return torch.full(tuple(shape), fill_value, dtype=getattr(torch, dtype))
 
 
-@op(moves=True, scratch=False, normalize=_shape_and_dtype)
-def zeros(shape: Sizes, dtype: str = "float32") -> TensorType:
+@op(moves=True, scratch=False, reference=_of_shape(torch.zeros))
+def zeros(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
     """Every element is 0."""
     return _tensor(shape, dtype)
 
 
-@zeros.reference
-def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    return torch.zeros(tuple(shape), dtype=getattr(torch, dtype))
-
-
-@op(moves=True, scratch=False, normalize=_shape_and_dtype)
-def ones(shape: Sizes, dtype: str = "float32") -> TensorType:
+@op(moves=True, scratch=False, reference=_of_shape(torch.ones))
+def ones(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
     """Every element is 1."""
     return _tensor(shape, dtype)
 
 
-@ones.reference
-def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    return torch.ones(tuple(shape), dtype=getattr(torch, dtype))
-
-
-@op(moves=True, scratch=False, normalize=_shape_and_dtype)
-def empty(shape: Sizes, dtype: str = "float32") -> TensorType:
+@op(moves=True, scratch=False, reference=_of_shape(torch.empty))
+def empty(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
     """Elements that mean nothing until they are written."""
     return _tensor(shape, dtype)
 
 
-@empty.reference
-def _(shape: Sequence[int], dtype: str) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
-
-
 @op(stricter=_NO_AXES, moves=True, scratch=False, dtype_policy="follow")
-def full_like(x: TensorType, fill_value: OperandType, dtype: str | None = None) -> TensorType:
+def full_like(x: TensorType, fill_value: OperandType, dtype: OtherDtype | None = None) -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes; shape and, unless given, dtype are x's."""
-    if isinstance(fill_value, TensorType):
-        require(not fill_value.shape, "fill_value must have no axes, got {}", fill_value.ndim)
+    _require_no_axes(fill_value)
     return TensorType(x.shape, dtype or x.dtype)
-
-
-@full_like.normalize
-def _(x: TensorType, fill_value: OperandType, dtype: Any = None) -> dict[str, Any]:
-    return _like(x, dtype)
-
-
-def _like(x: TensorType, dtype: Any = None) -> dict[str, Any]:
-    name = None if dtype is None else dtype_name(dtype)
-    return {"dtype": None if name == x.dtype else name}
 
 
 @full_like.reference
@@ -110,31 +91,21 @@ def _(x: torch.Tensor, fill_value: Any, dtype: str | None) -> torch.Tensor:
     return torch.full_like(x, fill_value, dtype=wanted)
 
 
-@op(moves=True, scratch=False, dtype_policy="follow", normalize=_like)
-def zeros_like(x: TensorType, dtype: str | None = None) -> TensorType:
+@op(moves=True, scratch=False, dtype_policy="follow", reference=_like(torch.zeros_like))
+def zeros_like(x: TensorType, dtype: OtherDtype | None = None) -> TensorType:
     """Every element is 0; shape and, unless given, dtype are x's."""
     return TensorType(x.shape, dtype or x.dtype)
 
 
-@zeros_like.reference
-def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
-    return torch.zeros_like(x, dtype=None if dtype is None else getattr(torch, dtype))
-
-
-@op(moves=True, scratch=False, dtype_policy="follow", normalize=_like)
-def ones_like(x: TensorType, dtype: str | None = None) -> TensorType:
+@op(moves=True, scratch=False, dtype_policy="follow", reference=_like(torch.ones_like))
+def ones_like(x: TensorType, dtype: OtherDtype | None = None) -> TensorType:
     """Every element is 1; shape and, unless given, dtype are x's."""
     return TensorType(x.shape, dtype or x.dtype)
 
 
-@ones_like.reference
-def _(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
-    return torch.ones_like(x, dtype=None if dtype is None else getattr(torch, dtype))
-
-
 @op(stricter="integers are counted in integers, dims or ints", moves=True, scratch=False)
 def arange(
-    start: Size | float, end: Size | float | None = None, step: Size | float = 1, dtype: str = "float32"
+    start: Size | float, end: Size | float | None = None, step: Size | float = 1, dtype: Dtype = "float32"
 ) -> TensorType:
     """start, start + step, ... below end, as a vector; `arange(n)` is 0 ... n - 1.
 
@@ -165,16 +136,11 @@ def _count(start: Size | float, end: Size | float, step: Size | float) -> Size:
 
 
 @arange.normalize
-def _(start: Any, end: Any = None, step: Any = 1, dtype: Any = "float32") -> dict[str, Any]:
+def _(start: Any, end: Any, step: Any) -> dict[str, Any]:
     first, last = (0, start) if end is None else (start, end)
     stride = _bound(step, "step")
     require(isinstance(stride, Dim) or stride != 0, "the step of a range must not be 0")
-    return {
-        "start": _bound(first, "start"),
-        "end": _bound(last, "end"),
-        "step": stride,
-        "dtype": dtype_name(dtype),
-    }
+    return {"start": _bound(first, "start"), "end": _bound(last, "end"), "step": stride}
 
 
 def _bound(value: Any, name: str) -> Size | float:
@@ -196,14 +162,9 @@ def _(start: float, end: float, step: float, dtype: str) -> torch.Tensor:
 
 
 @op(moves=True)
-def dim_value(dim: Dim | int) -> TensorType:
+def dim_value(dim: Length) -> TensorType:
     """A dim as an int64 tensor without axes."""
     return TensorType((), "int64")
-
-
-@dim_value.normalize
-def _(dim: Any) -> dict[str, Any]:
-    return {"dim": to_size(dim)}
 
 
 @dim_value.reference

@@ -17,10 +17,10 @@ from nnfront.ir.op import op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import ScalarType, TensorType
 from nnfront.ops.rules import (
+    Dtype,
     as_float,
     as_tensor,
     broadcast_operands,
-    dtype_name,
     of_tensors,
     require,
     require_number,
@@ -246,14 +246,9 @@ def sigmoid(x: TensorType) -> TensorType:
 
 
 @op(view="sometimes", moves=True, scratch=False, dtype_policy="given")
-def astype(x: TensorType, dtype: str) -> TensorType:
+def astype(x: TensorType, dtype: Dtype) -> TensorType:
     """Cast to `dtype`. Floats become integers by dropping the fraction; NaN, infinities and values out of range become anything."""
     return TensorType(x.shape, dtype)
-
-
-@astype.normalize
-def _(x: TensorType, dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype_name(dtype)}
 
 
 @astype.reference

@@ -3,18 +3,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
 from nnfront.dims import Dim, Size, less_equal
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import FLOAT8, NO_AXIS, axis_of, integer, require, require_integer, require_same
+from nnfront.ops.rules import FLOAT8, NO_AXIS, Axis, integer, require, require_integer, require_same
 
 
 @op(stricter=NO_AXIS, moves=True, scratch=False, dtype_policy="result")
-def take(x: TensorType, indices: TensorType, axis: int | None = None) -> TensorType:
+def take(x: TensorType, indices: TensorType, axis: Axis | None = None) -> TensorType:
     """Take the slices of x at `indices` along an axis; without one x must have a single axis.
 
     Shapes: x [a, n, b], indices [i...] of any integer dtype in [0, n), result [a, i..., b]. An embedding is
@@ -28,10 +28,8 @@ def take(x: TensorType, indices: TensorType, axis: int | None = None) -> TensorT
 
 
 @take.normalize
-def _(x: TensorType, indices: TensorType, axis: int | None = None) -> dict[str, Any]:
-    if axis is None:
-        return {"axis": 0 if x.ndim == 1 else None}
-    return {"axis": axis_of(axis, x.ndim)}
+def _(x: TensorType, axis: int | None) -> dict[str, Any]:
+    return {"axis": 0 if axis is None and x.ndim == 1 else axis}
 
 
 @take.reference
@@ -57,18 +55,13 @@ def _check_positions(x: TensorType, indices: TensorType, axis: int) -> None:
 
 
 @op(stricter=NO_AXIS, moves=True, dtype_policy="follow")
-def gather(x: TensorType, indices: TensorType, axis: int = -1) -> TensorType:
+def gather(x: TensorType, indices: TensorType, axis: Axis = -1) -> TensorType:
     """result[i, j] = x[i, indices[i, j]] for the last axis, and likewise for any other.
 
     Shapes: x and indices have as many axes; on all but `axis`, indices is not longer than x. The result has indices' shape.
     """
     _check_positions(x, indices, axis)
     return TensorType(indices.shape, x.dtype)
-
-
-@gather.normalize
-def _(x: TensorType, indices: TensorType, axis: int = -1) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim)}
 
 
 @gather.reference
@@ -91,17 +84,12 @@ _SAME_SHAPE = "updates must have the shape of indices, where torch allows more; 
 
 
 @op(stricter=_SAME_SHAPE, moves=True, dtype_policy="follow")
-def scatter(x: TensorType, indices: TensorType, updates: TensorType, axis: int = -1) -> TensorType:
+def scatter(x: TensorType, indices: TensorType, updates: TensorType, axis: Axis = -1) -> TensorType:
     """A copy of x with x[i, indices[i, j]] = updates[i, j] for the last axis, and likewise for any other.
 
     Shapes: updates as indices, x as for gather; the result has x's type. Which update wins at a position named twice is open.
     """
     return _check_scatter(x, indices, updates, axis)
-
-
-@scatter.normalize
-def _(x: TensorType, indices: TensorType, updates: TensorType, axis: int = -1) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim)}
 
 
 @scatter.reference
@@ -110,14 +98,9 @@ def _(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) 
 
 
 @op(stricter=_SAME_SHAPE, dtype_policy="follow")
-def scatter_add(x: TensorType, indices: TensorType, updates: TensorType, axis: int = -1) -> TensorType:
+def scatter_add(x: TensorType, indices: TensorType, updates: TensorType, axis: Axis = -1) -> TensorType:
     """Like scatter, but updates are added to what x holds; a position named twice gets both."""
     return _check_scatter(x, indices, updates, axis)
-
-
-@scatter_add.normalize
-def _(x: TensorType, indices: TensorType, updates: TensorType, axis: int = -1) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim)}
 
 
 @scatter_add.reference
@@ -125,10 +108,9 @@ def _(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) 
     return torch.scatter_add(x, axis, indices.long(), updates)
 
 
-def _diagonal(x: TensorType, diagonal: Any = 0) -> dict[str, Any]:
-    return {"diagonal": diagonal if isinstance(diagonal, Dim) else integer(diagonal, "diagonal")}
-
-
+Diagonal: TypeAlias = Annotated[
+    Size, lambda value, name, _: value if isinstance(value, Dim) else integer(value, name)
+]
 _NO_FLOAT8 = "float8 has no triangles, unless torch has nothing to do"
 
 
@@ -138,23 +120,13 @@ def _matrix(x: TensorType) -> TensorType:
     return x
 
 
-@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", normalize=_diagonal)
-def triu(x: TensorType, diagonal: Size = 0) -> TensorType:
+@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", reference=torch.triu)
+def triu(x: TensorType, diagonal: Diagonal = 0) -> TensorType:
     """Zero what lies below a diagonal of each matrix [..., rows, columns]; diagonal 1 is the one above the main one."""
     return _matrix(x)
 
 
-@triu.reference
-def _(x: torch.Tensor, diagonal: int) -> torch.Tensor:
-    return torch.triu(x, diagonal)
-
-
-@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", normalize=_diagonal)
-def tril(x: TensorType, diagonal: Size = 0) -> TensorType:
+@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", reference=torch.tril)
+def tril(x: TensorType, diagonal: Diagonal = 0) -> TensorType:
     """Zero what lies above a diagonal of each matrix [..., rows, columns]; diagonal -1 is the one below the main one."""
     return _matrix(x)
-
-
-@tril.reference
-def _(x: torch.Tensor, diagonal: int) -> torch.Tensor:
-    return torch.tril(x, diagonal)

@@ -12,7 +12,17 @@ from nnfront.dims import Size, divides, floordiv, less_equal
 from nnfront.ir.budget import MAX_FIELDS
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType, TupleType
-from nnfront.ops.rules import NO_AXIS, axis_of, integer, require, require_same, result_dtype, sizes_of_shape
+from nnfront.ops.rules import (
+    NO_AXIS,
+    Axis,
+    Whole,
+    axis_of,
+    integer,
+    require,
+    require_same,
+    result_dtype,
+    sizes_of_shape,
+)
 
 
 @op(
@@ -21,6 +31,7 @@ from nnfront.ops.rules import NO_AXIS, axis_of, integer, require, require_same, 
     moves=True,
     scratch=False,
     dtype_policy="follow",
+    reference=torch.cat,
 )
 def concat(x: Sequence[TensorType], dim: int = 0) -> TensorType:
     """Join tensors end to end along an axis; all other sizes are equal. The dtype is that of their promotion."""
@@ -33,17 +44,12 @@ def concat(x: Sequence[TensorType], dim: int = 0) -> TensorType:
 
 
 @concat.normalize
-def _(x: Sequence[TensorType], dim: int = 0) -> dict[str, Any]:
+def _(x: Sequence[TensorType], dim: int) -> dict[str, Any]:
     require(bool(x), "nothing to concatenate")
     return {"dim": axis_of(dim, x[0].ndim, "dim")}
 
 
-@concat.reference
-def _(x: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    return torch.cat(list(x), dim)
-
-
-@op(in_order="dim", moves=True, scratch=False, dtype_policy="follow")
+@op(in_order="dim", moves=True, scratch=False, dtype_policy="follow", reference=torch.stack)
 def stack(x: Sequence[TensorType], dim: int = 0) -> TensorType:
     """Join tensors of one shape along a new axis, which becomes axis `dim`."""
     first = x[0]
@@ -53,14 +59,9 @@ def stack(x: Sequence[TensorType], dim: int = 0) -> TensorType:
 
 
 @stack.normalize
-def _(x: Sequence[TensorType], dim: int = 0) -> dict[str, Any]:
+def _(x: Sequence[TensorType], dim: int) -> dict[str, Any]:
     require(bool(x), "nothing to stack")
     return {"dim": axis_of(dim, x[0].ndim + 1, "dim")}
-
-
-@stack.reference
-def _(x: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    return torch.stack(list(x), dim)
 
 
 def _require_fit(first: TensorType, other: TensorType, index: int, free: int | None) -> None:
@@ -78,7 +79,7 @@ def _require_fit(first: TensorType, other: TensorType, index: int, free: int | N
     scratch=False,
     dtype_policy="follow",
 )
-def split(ary: TensorType, indices_or_sections: int | Sequence[Size], axis: int = 0) -> TupleType:
+def split(ary: TensorType, indices_or_sections: int | Sequence[Size], axis: Axis = 0) -> TupleType:
     """Take a tensor apart along an axis: into so many equal parts (an int), or before each of the given positions.
 
     Positions are increasing and within the axis, provably. The result is a tuple.
@@ -106,21 +107,20 @@ def split(ary: TensorType, indices_or_sections: int | Sequence[Size], axis: int 
 
 
 @split.normalize
-def _(ary: TensorType, indices_or_sections: Any, axis: int = 0) -> dict[str, Any]:
-    where = axis_of(axis, ary.ndim)
+def _(ary: TensorType, indices_or_sections: Any, axis: int) -> dict[str, Any]:
     if isinstance(indices_or_sections, tuple | list):
-        return {"indices_or_sections": sizes_of_shape(indices_or_sections), "axis": where}
+        return {"indices_or_sections": sizes_of_shape(indices_or_sections)}
     parts = integer(indices_or_sections, "indices_or_sections")
     require(0 < parts <= MAX_FIELDS, "{} parts", parts)
     require(
-        divides(parts, ary.shape[where]) is True,
+        divides(parts, ary.shape[axis]) is True,
         "axis {} of size {} does not divide into {} equal parts",
-        where,
-        ary.shape[where],
+        axis,
+        ary.shape[axis],
         parts,
         help="use chunk, or give the dim multiple_of",
     )
-    return {"indices_or_sections": parts, "axis": where}
+    return {"indices_or_sections": parts}
 
 
 @split.reference
@@ -135,8 +135,9 @@ def _(ary: torch.Tensor, indices_or_sections: int | Sequence[int], axis: int) ->
     moves=True,
     scratch=False,
     dtype_policy="follow",
+    reference=torch.chunk,
 )
-def chunk(x: TensorType, chunks: int, dim: int = 0) -> TupleType:
+def chunk(x: TensorType, chunks: Whole, dim: Axis = 0) -> TupleType:
     """Take a tensor apart along an axis into at most `chunks` parts of equal size, the last one smaller if it must be.
 
     The result is a tuple. Source: torch.chunk.
@@ -161,12 +162,6 @@ def chunk(x: TensorType, chunks: int, dim: int = 0) -> TupleType:
 
 
 @chunk.normalize
-def _(x: TensorType, chunks: int, dim: int = 0) -> dict[str, Any]:
-    count = integer(chunks, "chunks")
-    require(0 < count <= MAX_FIELDS, "{} chunks", count)
-    return {"chunks": count, "dim": axis_of(dim, x.ndim, "dim")}
-
-
-@chunk.reference
-def _(x: torch.Tensor, chunks: int, dim: int) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.chunk(x, chunks, dim))
+def _(chunks: int) -> dict[str, Any]:
+    require(0 < chunks <= MAX_FIELDS, "{} chunks", chunks)
+    return {}

@@ -14,7 +14,7 @@ from nnfront.dims import Size, product, same
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import broadcast, dtype_name, require, require_number, require_same
+from nnfront.ops.rules import OtherDtype, broadcast, require, require_number, require_same
 
 
 def _product_dtype(a: TensorType, b: TensorType, out_dtype: str | None) -> str:
@@ -51,7 +51,7 @@ def _flops(operands: Sequence[TensorType], results: Sequence[TensorType], attrs:
 
 
 @op(stricter=_NUMBERS, flops=_flops, dtype_policy="compute")
-def matmul(a: TensorType, b: TensorType, out_dtype: str | None = None) -> TensorType:
+def matmul(a: TensorType, b: TensorType, out_dtype: OtherDtype | None = None) -> TensorType:
     """Multiply matrices, or vectors with them; axes before the last two broadcast.
 
     Shapes: a [..., m, k], b [..., k, n], result [..., m, n]. An a [k] or b [k] is a row or column whose axis the result lacks.
@@ -70,11 +70,6 @@ def matmul(a: TensorType, b: TensorType, out_dtype: str | None = None) -> Tensor
     return TensorType(result if column else (*result, right[-1]), dtype)
 
 
-@matmul.normalize
-def _(a: TensorType, b: TensorType, out_dtype: str | None = None) -> dict[str, Any]:
-    return {"out_dtype": None if out_dtype is None or out_dtype == a.dtype else dtype_name(out_dtype)}
-
-
 @matmul.reference
 def _(a: torch.Tensor, b: torch.Tensor, out_dtype: str | None) -> torch.Tensor:
     if out_dtype is None:
@@ -85,7 +80,7 @@ def _(a: torch.Tensor, b: torch.Tensor, out_dtype: str | None) -> torch.Tensor:
 
 @op(stricter=_NUMBERS, scratch=False, flops=_flops, dtype_policy="compute")
 def linear(
-    x: TensorType, weight: TensorType, bias: TensorType | None = None, out_dtype: str | None = None
+    x: TensorType, weight: TensorType, bias: TensorType | None = None, out_dtype: OtherDtype | None = None
 ) -> TensorType:
     """x times the transpose of the weight, plus the bias.
 
@@ -104,13 +99,6 @@ def linear(
             bias.dtype == dtype, "bias is {}, the result is {}", bias.dtype, dtype, help="cast it with astype"
         )
     return TensorType((*x.shape[:-1], weight.shape[0]), dtype)
-
-
-@linear.normalize
-def _(
-    x: TensorType, weight: TensorType, bias: TensorType | None = None, out_dtype: str | None = None
-) -> dict[str, Any]:
-    return {"out_dtype": None if out_dtype is None or out_dtype == x.dtype else dtype_name(out_dtype)}
 
 
 @linear.reference
@@ -171,7 +159,7 @@ def einsum(subscripts: str, *operands: TensorType) -> TensorType:
 
 
 @einsum.normalize
-def _(subscripts: str, *operands: TensorType) -> dict[str, Any]:
+def _(subscripts: str) -> dict[str, Any]:
     terms, result = _parse(subscripts)
     return {"subscripts": ",".join(terms) + "->" + result}
 

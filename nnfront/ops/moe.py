@@ -10,7 +10,7 @@ import torch
 
 from nnfront.dims import Size, product, total
 from nnfront.ir import TensorType, op
-from nnfront.ops.rules import require, require_float, require_integer, require_same, wide
+from nnfront.ops.rules import Flag, Number, require, require_float, require_integer, require_same, wide
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
@@ -39,11 +39,11 @@ def moe_mlp(
     down_bias: TensorType | None = None,
     *,
     activation: str = "silu",
-    gated: bool = True,
-    interleaved: bool = False,
-    alpha: float = 1.0,
-    limit: float | None = None,
-    up_offset: float = 0.0,
+    gated: Flag = True,
+    interleaved: Flag = False,
+    alpha: Number = 1.0,
+    limit: Number | None = None,
+    up_offset: Number = 0.0,
 ) -> TensorType:
     """Sum over a token's experts of weight * down(activation(gate(x)) * up(x)), each expert with matrices of its own.
 
@@ -90,20 +90,7 @@ def moe_mlp(
 
 @moe_mlp.normalize
 def _(
-    x: TensorType,
-    gate_up: TensorType,
-    down: TensorType,
-    experts: TensorType,
-    weights: TensorType,
-    gate_up_bias: TensorType | None = None,
-    down_bias: TensorType | None = None,
-    *,
-    activation: Any = "silu",
-    gated: Any = True,
-    interleaved: Any = False,
-    alpha: Any = 1.0,
-    limit: Any = None,
-    up_offset: Any = 0.0,
+    activation: Any, gated: bool, interleaved: bool, alpha: float, limit: float | None, up_offset: float
 ) -> dict[str, Any]:
     require(
         activation in ACTIVATIONS,
@@ -113,14 +100,10 @@ def _(
     )
     require(alpha == 1 or activation == "silu", "alpha is for silu, the activation is {}", activation)
     require(limit is None or limit > 0, "limit must be positive, got {}", limit)
-    only_gated = {
-        "interleaved": bool(interleaved),
-        "limit": None if limit is None else float(limit),
-        "up_offset": float(up_offset),
-    }
+    only_gated = {"interleaved": interleaved, "limit": limit, "up_offset": up_offset}
     given = [name for name, value in only_gated.items() if value]
-    require(bool(gated) or not given, "without a gate there is no {}", " and no ".join(given))
-    return {"activation": activation, "gated": bool(gated), "alpha": float(alpha), **only_gated}
+    require(gated or not given, "without a gate there is no {}", " and no ".join(given))
+    return {}
 
 
 @moe_mlp.reference

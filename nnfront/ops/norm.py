@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
@@ -13,9 +13,10 @@ from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import (
     NO_AXIS,
+    Axis,
+    Number,
+    Whole,
     axes_of,
-    axis_of,
-    integer,
     require,
     require_float,
     require_same,
@@ -23,41 +24,22 @@ from nnfront.ops.rules import (
     wide,
 )
 
+NormalizedShape: TypeAlias = Annotated[Sequence[Size] | Size, lambda shape, *_: sizes_of_shape(shape)]
 _FLOATS = "all operands are floats, where the reference would convert"
 
 
-@op(stricter=NO_AXIS, scratch=False, dtype_policy="wide")
-def softmax(x: TensorType, axis: int = -1) -> TensorType:
+@op(stricter=NO_AXIS, scratch=False, dtype_policy="wide", reference=torch.softmax)
+def softmax(x: TensorType, axis: Axis = -1) -> TensorType:
     """exp(x) over its sum along an axis."""
     require_float(x)
     return x
 
 
-@softmax.normalize
-def _(x: TensorType, axis: int = -1) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim)}
-
-
-@softmax.reference
-def _(x: torch.Tensor, axis: int) -> torch.Tensor:
-    return torch.softmax(x, axis)
-
-
-@op(stricter=NO_AXIS, dtype_policy="wide")
-def log_softmax(x: TensorType, axis: int = -1) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="wide", reference=torch.log_softmax)
+def log_softmax(x: TensorType, axis: Axis = -1) -> TensorType:
     """The logarithm of softmax(x, axis), without overflow."""
     require_float(x)
     return x
-
-
-@log_softmax.normalize
-def _(x: TensorType, axis: int = -1) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim)}
-
-
-@log_softmax.reference
-def _(x: torch.Tensor, axis: int) -> torch.Tensor:
-    return torch.log_softmax(x, axis)
 
 
 def _check_affine(x: TensorType, shape: tuple[Size, ...], **tensors: TensorType | None) -> None:
@@ -89,10 +71,10 @@ def _scale_and_shift(
 @op(stricter=_FLOATS, dtype_policy="first")
 def layer_norm(
     x: TensorType,
-    normalized_shape: Sequence[Size] | Size,
+    normalized_shape: NormalizedShape,
     weight: TensorType | None = None,
     bias: TensorType | None = None,
-    eps: float = 1e-5,
+    eps: Number = 1e-5,
 ) -> TensorType:
     """(x - mean) / sqrt(variance + eps) over the last axes, those of `normalized_shape`; then times weight plus bias.
 
@@ -107,17 +89,6 @@ def layer_norm(
         require_same(mine, expected, "the last sizes of x are not normalized_shape: {} and {}")
     _check_affine(x, shape, weight=weight, bias=bias)
     return x
-
-
-@layer_norm.normalize
-def _(
-    x: TensorType,
-    normalized_shape: Any,
-    weight: TensorType | None = None,
-    bias: TensorType | None = None,
-    eps: float = 1e-5,
-) -> dict[str, Any]:
-    return {"normalized_shape": sizes_of_shape(normalized_shape), "eps": float(eps)}
 
 
 @layer_norm.reference
@@ -140,7 +111,7 @@ def rms_norm(
     x: TensorType,
     weight: TensorType | None,
     axes: int | Sequence[int],
-    epsilon: float = 1e-5,
+    epsilon: Number = 1e-5,
     bias: TensorType | None = None,
 ) -> TensorType:
     """x / sqrt(mean of x squared over `axes` + epsilon), times weight, plus bias.
@@ -156,12 +127,10 @@ def rms_norm(
 
 
 @rms_norm.normalize
-def _(
-    x: TensorType, weight: TensorType | None, axes: Any, epsilon: float = 1e-5, bias: TensorType | None = None
-) -> dict[str, Any]:
+def _(x: TensorType, axes: Any) -> dict[str, Any]:
     found = tuple(sorted(axes_of(axes, x.ndim, "axes")))
     require(bool(found), "axes is empty")
-    return {"axes": found, "epsilon": float(epsilon)}
+    return {"axes": found}
 
 
 @rms_norm.reference
@@ -181,11 +150,11 @@ def _(
 @op(stricter=_FLOATS, dtype_policy="first")
 def group_norm(
     x: TensorType,
-    num_groups: int,
+    num_groups: Whole,
     weight: TensorType | None,
     bias: TensorType | None,
-    eps: float = 1e-5,
-    channel_axis: int = 1,
+    eps: Number = 1e-5,
+    channel_axis: Axis = 1,
     axes: Sequence[int] | None = None,
 ) -> TensorType:
     """Normalise each group of channels over its channels and `axes`; then times weight plus bias, one of each per channel.
@@ -206,33 +175,19 @@ def group_norm(
 
 
 @group_norm.normalize
-def _(
-    x: TensorType,
-    num_groups: int,
-    weight: TensorType | None,
-    bias: TensorType | None,
-    eps: float = 1e-5,
-    channel_axis: int = 1,
-    axes: Any = None,
-) -> dict[str, Any]:
-    channel = axis_of(channel_axis, x.ndim, "channel_axis")
+def _(x: TensorType, channel_axis: int, axes: Any) -> dict[str, Any]:
     found = (
-        tuple(a for a in range(1, x.ndim) if a != channel)
+        tuple(a for a in range(1, x.ndim) if a != channel_axis)
         if axes is None
         else tuple(sorted(axes_of(axes, x.ndim, "axes")))
     )
     require(
-        channel not in found,
+        channel_axis not in found,
         "axes {} hold the channel axis {}, which is always part of a group",
         found,
-        channel,
+        channel_axis,
     )
-    return {
-        "num_groups": integer(num_groups, "num_groups"),
-        "eps": float(eps),
-        "channel_axis": channel,
-        "axes": found,
-    }
+    return {"axes": found}
 
 
 @group_norm.reference

@@ -28,9 +28,10 @@ from nnfront.ops.rounding import (
 from nnfront.ops.rules import (
     FLOAT8,
     NO_AXIS,
-    axis_of,
-    dtype_name,
-    integer,
+    Axis,
+    Dtype,
+    Flag,
+    Whole,
     require,
     require_float,
     require_same,
@@ -41,14 +42,14 @@ from nnfront.quant_format import FORMATS, QuantFormat
 @op(stricter="x holds floats, where the reference would convert", rowwise=True)
 def quantize(
     x: TensorType,
-    bits: int = 8,
-    group_size: int | None = None,
-    axis: int = -1,
-    symmetric: bool = True,
-    scale_dtype: str | None = None,
-    dtype: str | None = None,
+    bits: Whole = 8,
+    group_size: Whole | None = None,
+    axis: Axis = -1,
+    symmetric: Flag = True,
+    scale_dtype: Dtype | None = None,
+    dtype: Dtype | None = None,
     format: str | None = None,
-    fit: bool = False,
+    fit: Flag = False,
 ) -> TupleType:
     """Round each group of `group_size` neighbours along `axis` (None: the whole axis) to integers of `bits` bits, 2 to 8.
 
@@ -71,13 +72,7 @@ def quantize(
         groups: Size = 1
         require(not (isinstance(size, int) and size == 0), "axis {} is empty", axis)
     else:
-        require(
-            divides(group_size, size) is True,
-            "axis {} of size {} does not divide into groups of {}",
-            axis,
-            size,
-            group_size,
-        )
+        _require_groups(group_size, size, axis)
         groups = floordiv(size, group_size)
     shape = (*x.shape[:axis], groups, *x.shape[axis + 1 :])
     if format is not None:
@@ -97,14 +92,13 @@ def quantize(
 @quantize.normalize
 def _(
     x: TensorType,
-    bits: int = 8,
-    group_size: Any = None,
-    axis: int = -1,
-    symmetric: bool = True,
-    scale_dtype: Any = None,
-    dtype: Any = None,
-    format: Any = None,
-    fit: Any = False,
+    bits: int,
+    group_size: int | None,
+    symmetric: bool,
+    scale_dtype: str | None,
+    dtype: str | None,
+    format: Any,
+    fit: bool,
 ) -> dict[str, Any]:
     if format is not None:
         require(
@@ -117,38 +111,27 @@ def _(
         if not known.values:
             bits, symmetric, scale_dtype, format = known.bits, known.symmetric, known.scale_dtype, None
             dtype = known.dtype if known.dtype in FLOAT8 else None
-    require(integer(bits, "bits") in range(2, 9), "bits must be 2 to 8, got {}", bits)
+    require(bits in range(2, 9), "bits must be 2 to 8, got {}", bits)
     is_fit = format is not None and _format(format).has_factor
     require(
         not fit or is_fit or (dtype is None and format is None),
         "fit is for integers, not for {}",
         format or dtype,
     )
-    name = None if scale_dtype is None else dtype_name(scale_dtype)
-    stored = None if dtype is None else dtype_name(dtype)
-    if stored is not None:
-        require(stored in FLOAT8, "dtype must be one of {}, got {}", ", ".join(sorted(FLOAT8)), stored)
-        require(
-            bits == 8 and bool(symmetric),
-            "{} has 8 bits and is symmetric: leave both at their default",
-            stored,
-        )
-    if name is not None:
-        require_float(TensorType((), name), "the scale")
-    require(
-        group_size is None or integer(group_size, "group_size") > 0,
-        "group_size must be positive, got {}",
-        group_size,
-    )
+    if dtype is not None:
+        require(dtype in FLOAT8, "dtype must be one of {}, got {}", ", ".join(sorted(FLOAT8)), dtype)
+        require(bits == 8 and symmetric, "{} has 8 bits and is symmetric: leave both at their default", dtype)
+    if scale_dtype is not None:
+        require_float(TensorType((), scale_dtype), "the scale")
+    require(group_size is None or group_size > 0, "group_size must be positive, got {}", group_size)
     return {
         "bits": bits,
         "group_size": group_size,
-        "axis": axis_of(axis, x.ndim),
-        "symmetric": bool(symmetric),
-        "scale_dtype": None if name == x.dtype else name,
-        "dtype": stored,
+        "symmetric": symmetric,
+        "scale_dtype": None if scale_dtype == x.dtype else scale_dtype,
+        "dtype": dtype,
         "format": format,
-        "fit": bool(fit) and not is_fit,
+        "fit": fit and not is_fit,
     }
 
 
@@ -223,9 +206,9 @@ def dequantize(
     q: TensorType,
     scale: TensorType,
     zero_point: TensorType | None = None,
-    group_size: int | None = None,
-    axis: int = -1,
-    dtype: str | None = None,
+    group_size: Whole | None = None,
+    axis: Axis = -1,
+    dtype: Dtype | None = None,
     format: str | None = None,
 ) -> TensorType:
     """(q - zero_point) * scale, or values[q] * scale with the table of a `format`; each scale for `group_size` neighbours along `axis` (None: the whole axis).
@@ -270,38 +253,23 @@ def dequantize(
 
 @dequantize.normalize
 def _(
-    q: TensorType,
-    scale: TensorType,
-    zero_point: TensorType | None = None,
-    group_size: Any = None,
-    axis: int = -1,
-    dtype: Any = None,
-    format: Any = None,
+    q: TensorType, scale: TensorType, group_size: int | None, axis: int, dtype: str | None, format: Any
 ) -> dict[str, Any]:
     if format is not None:
         known = _format(format)
         group_size = known.group_size if group_size is None else group_size
         format = format if known.values else None
-    where = axis_of(axis, q.ndim)
-    name = None if dtype is None else dtype_name(dtype)
-    if name is not None:
-        require_float(TensorType((), name), "the result")
+    if dtype is not None:
+        require_float(TensorType((), dtype), "the result")
     if group_size is not None:
-        require(integer(group_size, "group_size") > 0, "group_size must be positive, got {}", group_size)
-        size = q.shape[where]
-        require(
-            divides(group_size, size) is True,
-            "axis {} of size {} does not divide into groups of {}",
-            where,
-            size,
-            group_size,
-        )
-    return {
-        "group_size": group_size,
-        "axis": where,
-        "dtype": None if name == scale.dtype else name,
-        "format": format,
-    }
+        require(group_size > 0, "group_size must be positive, got {}", group_size)
+        _require_groups(group_size, q.shape[axis], axis)
+    return {"group_size": group_size, "dtype": None if dtype == scale.dtype else dtype, "format": format}
+
+
+def _require_groups(group_size: int, size: Size, axis: int) -> None:
+    fits = divides(group_size, size) is True
+    require(fits, "axis {} of size {} does not divide into groups of {}", axis, size, group_size)
 
 
 @dequantize.reference
@@ -328,7 +296,7 @@ def _(
 
 
 @op(stricter=NO_AXIS, rowwise=True)
-def pack_int4(x: TensorType, axis: int = -1) -> TensorType:
+def pack_int4(x: TensorType, axis: Axis = -1) -> TensorType:
     """Put two 4-bit integers into each byte along `axis`, which has an even size: the first one in the low half.
 
     Shapes: x [..., n, ...] int8 in [-8, 7] or uint8 in [0, 15] (higher bits are dropped); result uint8 [..., n / 2, ...].
@@ -345,11 +313,6 @@ def pack_int4(x: TensorType, axis: int = -1) -> TensorType:
     return TensorType((*x.shape[:axis], floordiv(size, 2), *x.shape[axis + 1 :]), "uint8")
 
 
-@pack_int4.normalize
-def _(x: TensorType, axis: int = -1) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim)}
-
-
 @pack_int4.reference
 def _(x: torch.Tensor, axis: int) -> torch.Tensor:
     pairs = (x.view(torch.uint8) & 15).reshape(*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
@@ -357,17 +320,12 @@ def _(x: torch.Tensor, axis: int) -> torch.Tensor:
 
 
 @op(stricter=NO_AXIS, rowwise=True)
-def unpack_int4(x: TensorType, axis: int = -1, signed: bool = True) -> TensorType:
+def unpack_int4(x: TensorType, axis: Axis = -1, signed: Flag = True) -> TensorType:
     """Undo pack_int4: uint8 [..., n, ...] gives [..., 2 n, ...], int8 in [-8, 7], or uint8 in [0, 15] if not signed."""
     require(x.dtype == "uint8", "x must be uint8, got {}", x.dtype)
     return TensorType(
         (*x.shape[:axis], 2 * x.shape[axis], *x.shape[axis + 1 :]), "int8" if signed else "uint8"
     )
-
-
-@unpack_int4.normalize
-def _(x: TensorType, axis: int = -1, signed: bool = True) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim), "signed": bool(signed)}
 
 
 @unpack_int4.reference

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
@@ -25,8 +25,18 @@ def _format(name: object) -> QuantFormat:
     return FORMATS[str(name)]
 
 
+def _float_dtype(dtype: Any) -> str:
+    name = dtype_name(dtype)
+    require_float(TensorType((), name), "the result")
+    return name
+
+
+BlockFormat: TypeAlias = Annotated[str, lambda name, *_: _format(name).name]
+FloatDtype: TypeAlias = Annotated[str, lambda dtype, *_: _float_dtype(dtype)]
+
+
 @op(stricter="x holds floats, where the reference would convert", rowwise=True)
-def quantize_blocks(x: TensorType, format: str) -> TensorType:
+def quantize_blocks(x: TensorType, format: BlockFormat) -> TensorType:
     """Store neighbours along the last axis in blocks of bytes, in a format of `nnfront.quant_format` that has such: q4_k, q5_k or q6_k.
 
     Shapes: x [..., n], n a multiple of 128; result uint8 [..., bytes]. A block is 256 neighbours, the last one may be 128.
@@ -50,18 +60,13 @@ def quantize_blocks(x: TensorType, format: str) -> TensorType:
     return TensorType((*x.shape[:-1], known.block.row_bytes(size)), "uint8")
 
 
-@quantize_blocks.normalize
-def _(x: TensorType, format: Any) -> dict[str, Any]:
-    return {"format": _format(format).name}
-
-
 @quantize_blocks.reference
 def _(x: torch.Tensor, format: str) -> torch.Tensor:
     return in_blocks(x, FORMATS[format])
 
 
 @op(rowwise=True)
-def dequantize_blocks(q: TensorType, format: str, dtype: str = "float32") -> TensorType:
+def dequantize_blocks(q: TensorType, format: BlockFormat, dtype: FloatDtype = "float32") -> TensorType:
     """Undo quantize_blocks: uint8 [..., bytes] gives [..., n] of type `dtype`, computed in float32, then rounded."""
     known = _format(format)
     require(q.dtype == "uint8", "q must be uint8, got {}", q.dtype)
@@ -80,13 +85,6 @@ def dequantize_blocks(q: TensorType, format: str, dtype: str = "float32") -> Ten
     )
     shape: tuple[Size, ...] = (*q.shape[:-1], columns or 0)
     return TensorType(shape, dtype)
-
-
-@dequantize_blocks.normalize
-def _(q: TensorType, format: Any, dtype: Any = "float32") -> dict[str, Any]:
-    name = dtype_name(dtype)
-    require_float(TensorType((), name), "the result")
-    return {"format": _format(format).name, "dtype": name}
 
 
 @dequantize_blocks.reference

@@ -51,7 +51,7 @@ def quantize_calibrated(
 
 
 @quantize_calibrated.normalize
-def _(x: TensorType, moments: TensorType, format: Any, group_size: Any = None) -> dict[str, Any]:
+def _(x: TensorType, format: Any, group_size: Any) -> dict[str, Any]:
     known = _known(format)
     if known.block is not None:
         require(group_size is None, "{} has groups of its own: leave group_size out", format)

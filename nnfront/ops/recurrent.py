@@ -98,16 +98,9 @@ def causal_conv1d(
 
 
 @causal_conv1d.normalize
-def _(
-    x: TensorType,
-    weight: TensorType,
-    bias: TensorType | None = None,
-    state: TensorType | None = None,
-    *,
-    activation: Any = None,
-) -> dict[str, Any]:
+def _(activation: Any) -> dict[str, Any]:
     require(activation in (None, "silu"), "activation must be None or 'silu', got {!r}", activation)
-    return {"activation": activation}
+    return {}
 
 
 @causal_conv1d.reference

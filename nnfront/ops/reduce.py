@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
@@ -18,17 +18,26 @@ from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rules import (
     FLOAT8,
     NO_AXIS,
+    Axis,
+    Dtype,
+    Flag,
     Shape,
+    Whole,
     axes_of,
-    axis_of,
-    dtype_name,
-    integer,
     require,
     require_float,
     require_number,
 )
 
-Axes: TypeAlias = int | Sequence[int] | None
+
+def _axes(axis: Any, ndim: int) -> tuple[int, ...] | None:
+    """Return axes in increasing order, None if they are all there are."""
+    axes = None if axis is None else tuple(sorted(axes_of(axis, ndim)))
+    return None if axes is not None and len(axes) == ndim else axes
+
+
+OrNone: TypeAlias = Annotated[bool | None, lambda value, *_: True if value else None]
+Axes: TypeAlias = Annotated[int | Sequence[int] | None, lambda axis, _, x: _axes(axis, x.ndim)]
 
 
 def _reduced(x: TensorType, axis: Axes, keepdims: bool) -> Shape:
@@ -39,12 +48,6 @@ def _reduced(x: TensorType, axis: Axes, keepdims: bool) -> Shape:
     if keepdims:
         return tuple([1 if i in axis else size for i, size in enumerate(x.shape)])
     return tuple([size for i, size in enumerate(x.shape) if i not in axis])
-
-
-def _canonical(x: TensorType, axis: Any = None, keepdims: bool = False) -> dict[str, Any]:
-    """Return axes in increasing order, None if they are all there are."""
-    axes = None if axis is None else tuple(sorted(axes_of(axis, x.ndim)))
-    return {"axis": None if axes is not None and len(axes) == x.ndim else axes, "keepdims": bool(keepdims)}
 
 
 def _all_axes(x: torch.Tensor, axis: Sequence[int] | None) -> tuple[int, ...]:
@@ -66,20 +69,15 @@ def _sum_dtype(dtype: str) -> str:
     return dtype if is_float(dtype) else "int64"
 
 
-@op(stricter=NO_AXIS, dtype_policy="wide", normalize=_canonical)
-def sum(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="wide", reference=torch.sum)
+def sum(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """The sum; 0 over no elements."""
     _require_computable(x)
     return TensorType(_reduced(x, axis, keepdims), _sum_dtype(x.dtype))
 
 
-@sum.reference
-def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
-    return torch.sum(x, _all_axes(x, axis), keepdim=keepdims)
-
-
-@op(stricter=NO_AXIS, view="sometimes", dtype_policy="wide", normalize=_canonical)
-def prod(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, view="sometimes", dtype_policy="wide")
+def prod(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """The product; 1 over no elements."""
     _require_computable(x)
     return TensorType(_reduced(x, axis, keepdims), _sum_dtype(x.dtype))
@@ -93,54 +91,34 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return result if keepdims else result.squeeze(_all_axes(x, axis))
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow", normalize=_canonical)
-def max(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.amax)
+def max(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """The largest element, NaN if any is NaN."""
     _require_computable(x)
     _require_elements(x, axis)
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
 
 
-@max.reference
-def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
-    return torch.amax(x, _all_axes(x, axis), keepdim=keepdims)
-
-
-@op(stricter=NO_AXIS, dtype_policy="follow", normalize=_canonical)
-def min(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.amin)
+def min(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """The smallest element, NaN if any is NaN."""
     _require_computable(x)
     _require_elements(x, axis)
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
 
 
-@min.reference
-def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
-    return torch.amin(x, _all_axes(x, axis), keepdim=keepdims)
-
-
-@op(stricter=NO_AXIS, dtype_policy="wide", normalize=_canonical)
-def mean(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="wide", reference=torch.mean)
+def mean(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """The mean of floats; NaN over no elements."""
     require_float(x)
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
 
 
-@mean.reference
-def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
-    return torch.mean(x, _all_axes(x, axis), keepdim=keepdims)
-
-
 @op(stricter=NO_AXIS, dtype_policy="wide")
-def var(x: TensorType, axis: Axes = None, keepdims: bool = False, correction: int = 0) -> TensorType:
+def var(x: TensorType, axis: Axes = None, keepdims: Flag = False, correction: Whole = 0) -> TensorType:
     """The mean squared distance from the mean; the sum is divided by the count minus `correction` (1: torch's default)."""
     require_float(x)
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
-
-
-@var.normalize
-def _(x: TensorType, axis: Any = None, keepdims: bool = False, correction: int = 0) -> dict[str, Any]:
-    return {**_canonical(x, axis, keepdims), "correction": integer(correction, "correction")}
 
 
 @var.reference
@@ -152,8 +130,8 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool, correction: i
     return (squares.sum(axes, keepdim=keepdims) / count.clamp(min=0).to(y.device)).to(x.dtype)
 
 
-@op(stricter=NO_AXIS, normalize=_canonical)
-def any(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS)
+def any(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """Whether at least one element is nonzero: bool."""
     return TensorType(_reduced(x, axis, keepdims), "bool")
 
@@ -163,8 +141,8 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.any(x.bool(), _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS, normalize=_canonical)
-def all(x: TensorType, axis: Axes = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS)
+def all(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     """Whether every element is nonzero: bool."""
     return TensorType(_reduced(x, axis, keepdims), "bool")
 
@@ -174,8 +152,8 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return torch.all(x.bool(), _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow")
-def argmax(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.argmax)
+def argmax(x: TensorType, axis: Axis | None = None, keepdims: Flag = False) -> TensorType:
     """The position of the first largest element, int64; with axis=None its position in row-major order."""
     return _position_of_extreme(x, axis, keepdims)
 
@@ -187,32 +165,15 @@ def _position_of_extreme(x: TensorType, axis: int | None, keepdims: bool) -> Ten
     return TensorType(_reduced(x, axes, keepdims), "int64")
 
 
-def _one_axis(x: TensorType, axis: Any = None, keepdims: bool = False) -> dict[str, Any]:
-    return {"axis": None if axis is None else axis_of(axis, x.ndim), "keepdims": bool(keepdims)}
-
-
-argmax.normalize(_one_axis)
-
-
-@argmax.reference
-def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
-    return torch.argmax(x, axis, keepdim=keepdims)
-
-
-@op(stricter=NO_AXIS, dtype_policy="follow", normalize=_one_axis)
-def argmin(x: TensorType, axis: int | None = None, keepdims: bool = False) -> TensorType:
+@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.argmin)
+def argmin(x: TensorType, axis: Axis | None = None, keepdims: Flag = False) -> TensorType:
     """The position of the first smallest element, int64; with axis=None its position in row-major order."""
     return _position_of_extreme(x, axis, keepdims)
 
 
-@argmin.reference
-def _(x: torch.Tensor, axis: int | None, keepdims: bool) -> torch.Tensor:
-    return torch.argmin(x, axis, keepdim=keepdims)
-
-
 @op(stricter=NO_AXIS, dtype_policy="wide")
 def cumsum(
-    data: TensorType, axis: int | None = None, dtype: str | None = None, exclusive: bool | None = None
+    data: TensorType, axis: Axis | None = None, dtype: Dtype | None = None, exclusive: OrNone = None
 ) -> TensorType:
     """Running sums along an axis; without one, of the elements as a vector. `exclusive` leaves each element out of its own sum.
 
@@ -222,17 +183,6 @@ def cumsum(
     require(dtype is None or (dtype != "bool" and dtype not in FLOAT8), "no sums in {}", dtype)
     shape = data.shape if axis is not None else (product(data.shape),)
     return TensorType(shape, dtype or _sum_dtype(data.dtype))
-
-
-@cumsum.normalize
-def _(
-    data: TensorType, axis: int | None = None, dtype: Any = None, exclusive: bool | None = None
-) -> dict[str, Any]:
-    return {
-        "axis": None if axis is None else axis_of(axis, data.ndim),
-        "dtype": None if dtype is None else dtype_name(dtype),
-        "exclusive": True if exclusive else None,
-    }
 
 
 @cumsum.reference
@@ -246,15 +196,10 @@ def _(data: torch.Tensor, axis: int | None, dtype: str | None, exclusive: bool |
 
 
 @op(stricter=NO_AXIS, dtype_policy="follow")
-def sort(x: TensorType, axis: int = -1, descending: bool = False) -> TensorType:
+def sort(x: TensorType, axis: Axis = -1, descending: Flag = False) -> TensorType:
     """The elements in order along an axis; equal elements keep theirs, NaN counts as the largest."""
     _require_computable(x)
     return x
-
-
-@sort.normalize
-def _(x: TensorType, axis: int = -1, descending: bool = False) -> dict[str, Any]:
-    return {"axis": axis_of(axis, x.ndim), "descending": bool(descending)}
 
 
 @sort.reference
@@ -263,15 +208,12 @@ def _(x: torch.Tensor, axis: int, descending: bool) -> torch.Tensor:
 
 
 @op(stricter=NO_AXIS, dtype_policy="follow")
-def argsort(data: TensorType, axis: int = -1, descending: bool = False, dtype: str = "int32") -> TensorType:
+def argsort(
+    data: TensorType, axis: Axis = -1, descending: Flag = False, dtype: Dtype = "int32"
+) -> TensorType:
     """The positions that put the elements in order along an axis, stably."""
     _require_computable(data)
     return TensorType(data.shape, dtype)
-
-
-@argsort.normalize
-def _(data: TensorType, axis: int = -1, descending: bool = False, dtype: Any = "int32") -> dict[str, Any]:
-    return {"axis": axis_of(axis, data.ndim), "descending": bool(descending), "dtype": dtype_name(dtype)}
 
 
 @argsort.reference
@@ -284,10 +226,10 @@ def _(data: torch.Tensor, axis: int, descending: bool, dtype: str) -> torch.Tens
 def topk(
     data: TensorType,
     k: Size = 1,
-    axis: int = -1,
+    axis: Axis = -1,
     ret_type: str = "both",
-    largest: bool = True,
-    dtype: str = "int32",
+    largest: Flag = True,
+    dtype: Dtype = "int32",
 ) -> TensorType | TupleType:
     """The k largest (or smallest) elements along an axis in order, and their positions of type `dtype`; k < 1 takes all.
 
@@ -311,26 +253,13 @@ def topk(
 
 
 @topk.normalize
-def _(
-    data: TensorType,
-    k: Any = 1,
-    axis: int = -1,
-    ret_type: str = "both",
-    largest: bool = True,
-    dtype: Any = "int32",
-) -> dict[str, Any]:
+def _(k: Any, ret_type: Any) -> dict[str, Any]:
     require(
         ret_type in ("both", "values", "indices"),
         "ret_type must be 'both', 'values' or 'indices', got {!r}",
         ret_type,
     )
-    return {
-        "k": -1 if isinstance(k, int) and k < 1 else to_size(k),
-        "axis": axis_of(axis, data.ndim),
-        "ret_type": ret_type,
-        "largest": bool(largest),
-        "dtype": dtype_name(dtype),
-    }
+    return {"k": -1 if isinstance(k, int) and k < 1 else to_size(k)}
 
 
 @topk.reference

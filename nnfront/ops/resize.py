@@ -89,13 +89,13 @@ def _scaled(size: Size, factor: float) -> Size:
 @interpolate.normalize
 def _(
     x: TensorType,
-    size: Any = None,
-    scale_factor: Any = None,
-    mode: str = "nearest",
-    align_corners: bool | None = None,
-    recompute_scale_factor: bool | None = None,
-    antialias: bool | None = None,
-    data_layout: str = "NCHW",
+    size: Any,
+    scale_factor: Any,
+    mode: str,
+    align_corners: bool | None,
+    recompute_scale_factor: bool | None,
+    antialias: bool | None,
+    data_layout: str,
 ) -> dict[str, Any]:
     require(
         data_layout in _LAYOUTS,
@@ -130,10 +130,9 @@ def _(
     return {
         "size": None if size is None else _spread(sizes_of_shape(size), count, "size"),
         "scale_factor": None if scale_factor is None else _factors(scale_factor, count),
-        "mode": mode,
         "align_corners": align_corners or None,
+        "recompute_scale_factor": None,
         "antialias": True if antialias else None,
-        "data_layout": data_layout,
     }
 
 

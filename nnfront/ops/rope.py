@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from nnfront.dims import Size, less_equal
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import dtype_name, integer, require, require_float, require_same, wide
+from nnfront.ops.rules import Dtype, Flag, Whole, require, require_float, require_same, wide
 
 
 @op(stricter="all operands are floats, where the reference would convert", dtype_policy="first")
@@ -59,12 +58,12 @@ def _(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *, interleaved: boo
 @op(stricter="time steps are numbers that can be computed with, where the reference would convert")
 def get_timestep_embedding(
     x: TensorType,
-    embedding_dim: int,
-    flip_sin_to_cos: bool = False,
+    embedding_dim: Whole,
+    flip_sin_to_cos: Flag = False,
     downscale_freq_shift: float = 1,
     scale: float = 1,
     max_period: int = 10000,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
 ) -> TensorType:
     """Sines, then cosines (or the reverse, if flipped), of each time step at geometrically falling frequencies.
 
@@ -84,26 +83,6 @@ def get_timestep_embedding(
         embedding_dim,
     )
     return TensorType((x.shape[0], embedding_dim), dtype)
-
-
-@get_timestep_embedding.normalize
-def _(
-    x: TensorType,
-    embedding_dim: int,
-    flip_sin_to_cos: bool = False,
-    downscale_freq_shift: float = 1,
-    scale: float = 1,
-    max_period: int = 10000,
-    dtype: Any = "float32",
-) -> dict[str, Any]:
-    return {
-        "embedding_dim": integer(embedding_dim, "embedding_dim"),
-        "flip_sin_to_cos": bool(flip_sin_to_cos),
-        "downscale_freq_shift": downscale_freq_shift,
-        "scale": scale,
-        "max_period": max_period,
-        "dtype": dtype_name(dtype),
-    }
 
 
 @get_timestep_embedding.reference

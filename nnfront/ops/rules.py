@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,16 @@ from nnfront.ir.types import TensorType
 
 Shape: TypeAlias = tuple[Size, ...]
 Sizes: TypeAlias = Sequence[Size | str] | Size | str
+
+# What attributes are, and what becomes of what authors write for them (`nnfront.ir.attributes.Canonical`).
+Axis: TypeAlias = Annotated[int, lambda axis, name, x: axis_of(axis, x.ndim, name)]
+Flag: TypeAlias = Annotated[bool, lambda value, *_: bool(value)]
+Whole: TypeAlias = Annotated[int, lambda value, name, _: integer(value, name)]
+Number: TypeAlias = Annotated[float, lambda value, *_: float(value)]
+Length: TypeAlias = Annotated[Size, lambda value, *_: to_size(value)]
+Dtype: TypeAlias = Annotated[str, lambda dtype, *_: dtype_name(dtype)]
+OtherDtype: TypeAlias = Annotated[str, lambda dtype, _, x: unless(x.dtype, dtype)]  # than the first operand's
+NewShape: TypeAlias = Annotated[Sizes, lambda shape, *_: require_not_negative(sizes_of_shape(shape))]
 
 # Why rules refuse an axis that torch accepts.
 NO_AXIS = "a tensor without axes has no axis 0 or -1, though torch accepts them"
@@ -173,6 +183,12 @@ def dtype_name(dtype: object) -> str:
     raise InferError(f"{dtype!r} is not a dtype", help=f"use one of {', '.join(dtypes.DTYPES)}")
 
 
+def unless(usual: str, dtype: object) -> str | None:
+    """Return the name of a dtype, None for the usual one, which is not stored."""
+    name = dtype_name(dtype)
+    return None if name == usual else name
+
+
 def integer(value: object, name: str) -> int:
     """Return an attribute that must be an int, else raise InferError."""
     if type(value) is int:
@@ -210,11 +226,12 @@ def sizes_of_shape(shape: Sizes) -> Shape:
     return tuple([s if type(s) is int else to_size(s) for s in listed])
 
 
-def require_not_negative(shape: Shape) -> None:
-    """Raise InferError if a known size is negative; dims are not by their facts."""
+def require_not_negative(shape: Shape) -> Shape:
+    """Return a shape; raise InferError if a known size is negative; dims are not by their facts."""
     for size in shape:
         if isinstance(size, int) and size < 0:
             raise InferError(f"size {size} is negative")
+    return shape
 
 
 def as_tensor(value: Any, like: Any) -> torch.Tensor:

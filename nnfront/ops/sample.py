@@ -12,7 +12,7 @@ import torch
 
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import dtype_name, require, require_float, require_integer, require_same, wide
+from nnfront.ops.rules import Dtype, require, require_float, require_integer, require_same, wide
 
 
 def _check_column(x: TensorType, name: str, rows: Any = None) -> None:
@@ -54,7 +54,7 @@ def multinomial_from_uniform(
     prob: TensorType,
     uniform_sample: TensorType,
     sample_indices: TensorType | None = None,
-    dtype: str = "int64",
+    dtype: Dtype = "int64",
 ) -> TensorType:
     """Sample a token for each uniform number in [0, 1): the first whose cumulative probability exceeds it.
 
@@ -64,16 +64,6 @@ def multinomial_from_uniform(
     _check_samples(prob, uniform_sample, sample_indices)
     require_integer(TensorType((), dtype), "the result")
     return TensorType((uniform_sample.shape[0], 1), dtype)
-
-
-@multinomial_from_uniform.normalize
-def _(
-    prob: TensorType,
-    uniform_sample: TensorType,
-    sample_indices: TensorType | None = None,
-    dtype: Any = "int64",
-) -> dict[str, Any]:
-    return {"dtype": dtype_name(dtype)}
 
 
 @multinomial_from_uniform.reference

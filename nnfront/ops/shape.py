@@ -4,23 +4,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
 from nnfront import dtypes
-from nnfront.dims import Dim, Size, divides, equal, floordiv, product, same, to_size
+from nnfront.dims import Size, divides, equal, floordiv, product, same, to_size
 from nnfront.errors import InferError
 from nnfront.ir.op import op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import (
     NO_AXIS,
+    Axis,
+    Dtype,
+    NewShape,
     Shape,
     Sizes,
     axes_of,
     axis_of,
     differ_help,
-    dtype_name,
     require,
     require_not_negative,
     require_same,
@@ -28,7 +30,14 @@ from nnfront.ops.rules import (
 )
 
 
-@op(view="by strides", in_order=True, moves=True, scratch=False, dtype_policy="follow")
+@op(
+    view="by strides",
+    in_order=True,
+    moves=True,
+    scratch=False,
+    dtype_policy="follow",
+    reference=torch.reshape,
+)
 def reshape(x: TensorType, shape: Sizes) -> TensorType:
     """The same elements, in row-major order, under another shape.
 
@@ -64,8 +73,7 @@ def _(x: TensorType, shape: Sizes) -> dict[str, Any]:
     require(len(holes) <= 1, "only one size may be -1, got {}", len(holes))
     if holes:
         sizes = _fill(x.shape, sizes, holes[0])
-    require_not_negative(sizes)
-    return {"shape": sizes}
+    return {"shape": require_not_negative(sizes)}
 
 
 def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
@@ -93,11 +101,6 @@ def _fill(shape: Shape, sizes: Shape, hole: int) -> Shape:
     return (*before, left, *after)
 
 
-@reshape.reference
-def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    return torch.reshape(x, tuple(shape))
-
-
 @op(view="always", moves=True, scratch=False, dtype_policy="follow")
 def permute_dims(x: TensorType, axes: Sequence[int] | None = None) -> TensorType:
     """Reorder axes: axis i of the result is axis axes[i] of x; None reverses them."""
@@ -119,7 +122,7 @@ def _(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
     return torch.permute(x, tuple(axes))
 
 
-@op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow")
+@op(view="always", in_order=True, moves=True, scratch=False, dtype_policy="follow", reference=torch.unsqueeze)
 def unsqueeze(x: TensorType, dim: int) -> TensorType:
     """Insert an axis of size 1, which becomes axis `dim` of the result."""
     return TensorType((*x.shape[:dim], 1, *x.shape[dim:]), x.dtype)
@@ -130,11 +133,6 @@ def _(x: TensorType, dim: int) -> dict[str, Any]:
     return {"dim": axis_of(dim, x.ndim + 1, "dim")}
 
 
-@unsqueeze.reference
-def _(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.unsqueeze(x, dim)
-
-
 @op(
     stricter="an axis named must have size 1, where torch keeps it",
     view="always",
@@ -142,6 +140,7 @@ def _(x: torch.Tensor, dim: int) -> torch.Tensor:
     moves=True,
     scratch=False,
     dtype_policy="follow",
+    reference=torch.squeeze,
 )
 def squeeze(x: TensorType, axis: int | Sequence[int] | None = -1) -> TensorType:
     """Drop axes of size 1: those named, or with None all that are known to be 1. A dim is never taken for 1."""
@@ -163,13 +162,8 @@ def _(x: TensorType, axis: Any = -1) -> dict[str, Any]:
     return {"axis": tuple(sorted(axes_of(axis, x.ndim)))}
 
 
-@squeeze.reference
-def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
-    return torch.squeeze(x, tuple(axis))
-
-
 @op(view="always", moves=True, scratch=False, dtype_policy="follow")
-def broadcast_to(x: TensorType, shape: Sizes) -> TensorType:
+def broadcast_to(x: TensorType, shape: NewShape) -> TensorType:
     """Repeat axes of size 1, and new axes in front, to `shape`."""
     assert isinstance(shape, tuple)
     require(len(shape) >= x.ndim, "a shape of {} axes is too short for {}", len(shape), x.ndim)
@@ -179,31 +173,20 @@ def broadcast_to(x: TensorType, shape: Sizes) -> TensorType:
     return TensorType(shape, x.dtype)
 
 
-@broadcast_to.normalize
-def _(x: TensorType, shape: Sizes) -> dict[str, Any]:
-    sizes = sizes_of_shape(shape)
-    require_not_negative(sizes)
-    return {"shape": sizes}
-
-
 @broadcast_to.reference
 def _(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return torch.broadcast_to(x, tuple(shape))
 
 
+Count: TypeAlias = Annotated[Size, lambda count, *_: require_not_negative((to_size(count),))[0]]
+
+
 @op(stricter=NO_AXIS, moves=True, dtype_policy="follow")
-def repeat(x: TensorType, repeats: int | Dim, axis: int | None = None) -> TensorType:
+def repeat(x: TensorType, repeats: Count, axis: Axis | None = None) -> TensorType:
     """Repeat each element `repeats` times in place, along an axis; without one, of x as a vector: a b becomes a a b b."""
     if axis is None:
         return TensorType((product((*x.shape, repeats)),), x.dtype)
     return TensorType((*x.shape[:axis], x.shape[axis] * repeats, *x.shape[axis + 1 :]), x.dtype)
-
-
-@repeat.normalize
-def _(x: TensorType, repeats: Size | str, axis: int | None = None) -> dict[str, Any]:
-    count = to_size(repeats)
-    require_not_negative((count,))
-    return {"repeats": count, "axis": None if axis is None else axis_of(axis, x.ndim)}
 
 
 @repeat.reference
@@ -212,20 +195,13 @@ def _(x: torch.Tensor, repeats: int, axis: int | None) -> torch.Tensor:
 
 
 @op(moves=True, scratch=False, dtype_policy="follow")
-def tile(x: TensorType, repeats: Sizes) -> TensorType:
+def tile(x: TensorType, repeats: NewShape) -> TensorType:
     """Lay copies of x side by side, repeats[i] of them along axis i counted from the last: a b becomes a b a b."""
     assert isinstance(repeats, tuple)
     ndim = max(x.ndim, len(repeats))
     shape = (1,) * (ndim - x.ndim) + x.shape
     counts = (1,) * (ndim - len(repeats)) + repeats
     return TensorType(tuple([size * count for size, count in zip(shape, counts, strict=True)]), x.dtype)
-
-
-@tile.normalize
-def _(x: TensorType, repeats: Sizes) -> dict[str, Any]:
-    counts = sizes_of_shape(repeats)
-    require_not_negative(counts)
-    return {"repeats": counts}
 
 
 @tile.reference
@@ -251,7 +227,7 @@ def _(x: torch.Tensor, axis: Sequence[int]) -> torch.Tensor:
 
 
 @op(stricter=NO_AXIS, view="by strides", scratch=False, dtype_policy="given")
-def bitcast(x: TensorType, dtype: str) -> TensorType:
+def bitcast(x: TensorType, dtype: Dtype) -> TensorType:
     """Read the bytes of x, little-endian along the last axis, as elements of another dtype.
 
     Shapes: x [..., n], result [..., n * bytes of an element of x / bytes of one of `dtype`]. Numbers only, no bool.
@@ -268,11 +244,6 @@ def bitcast(x: TensorType, dtype: str) -> TensorType:
         dtype,
     )
     return TensorType((*x.shape[:-1], floordiv(size, its)), dtype)
-
-
-@bitcast.normalize
-def _(x: TensorType, dtype: str) -> dict[str, Any]:
-    return {"dtype": dtype_name(dtype)}
 
 
 @bitcast.reference
