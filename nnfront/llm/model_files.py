@@ -25,10 +25,10 @@ from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.methods import DRAFT, EXTEND, Methods
 from nnfront.llm.parts import export_parts
 from nnfront.quantized import KEYS
+from nnfront.quantized.held import Stored
 
 if TYPE_CHECKING:
     from nnfront.nn import Module, MultiTokenLM, Plan
-    from nnfront.transform.source import Info
 
 
 MEDIA = ("audio", "image", "speech", "video", "vision")
@@ -55,7 +55,7 @@ class Architecture:
     def export(
         self,
         config: Any,
-        stored: Mapping[str, Info] | None = None,
+        stored: Mapping[str, Stored] | None = None,
         ranks: int = 1,
         methods: Methods = Methods.SPEC,
     ) -> IRModule:
@@ -96,11 +96,11 @@ class Architecture:
             attrs["aliases"] = {**ir.aliases, **renamed}
         return IRModule(ir.functions, attrs)
 
-    def _built(self, config: Any, stored: Mapping[str, Info] | None, methods: Methods) -> Module:
+    def _built(self, config: Any, stored: Mapping[str, Stored] | None, methods: Methods) -> Module:
         model: Module = self._with_mtp(config, stored) if methods.guesses else self.file.build(config)
         return model
 
-    def _with_mtp(self, config: Any, stored: Mapping[str, Info] | None) -> Module:
+    def _with_mtp(self, config: Any, stored: Mapping[str, Stored] | None) -> Module:
         """The model with its head that guesses further tokens. Raises LoadError if there is none, in the file or among the tensors."""
         if not hasattr(self.file, "build_mtp"):
             raise LoadError(
@@ -123,7 +123,7 @@ class Architecture:
         self,
         config: Any,
         ranks: int,
-        stored: Mapping[str, Info] | None = None,
+        stored: Mapping[str, Stored] | None = None,
         methods: Methods = Methods.SPEC,
     ) -> tuple[Module, Plan]:
         """Return what each of so many ranks computes of the model, and what becomes of each weight. Raises LoadError where it does not divide."""
@@ -134,7 +134,7 @@ class Architecture:
             return divide(part, whole, ranks)
 
     @contextmanager
-    def _building(self, stored: Mapping[str, Info] | None) -> Iterator[None]:
+    def _building(self, stored: Mapping[str, Stored] | None) -> Iterator[None]:
         """Within it, a model is built, of not many times more tensors than there are."""
         from nnfront.nn.parameter import (
             declaring_at_most,
