@@ -25,7 +25,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -93,7 +93,7 @@ class Manifest:
             "weights": {origin: dict(names) for origin, names in self.weights.items()},
             "orders": {name: list(order) for name, order in self.orders.items()},
             **({_RANKS: self.ranks} if self.ranks > 1 else {}),
-            "llm": None if self.llm is None else _llm_fields(self.llm),
+            "llm": None if self.llm is None else asdict(self.llm),
             "files": {name: _digest_fields(digest) for name, digest in self.files.items()},
         }
         return json.dumps({**fields, "sha256": digest_of_fields(fields)}, indent=1, ensure_ascii=False) + "\n"
@@ -208,15 +208,11 @@ class _Reader:
         return tuple(self.count(item, where) for item in value)
 
     def llm(self, value: Any) -> TextModel:
-        fields = self.mapping(value, "llm")
-        if sorted(fields) != ["eos_token_ids", "max_position_embeddings", "model_type", "vocab_size"]:
-            self.fail(f"llm has {shown(sorted(fields))}")
-        return TextModel(
-            self.text(fields["model_type"], "llm.model_type"),
-            self.count(fields["max_position_embeddings"], "llm.max_position_embeddings"),
-            self.count(fields["vocab_size"], "llm.vocab_size"),
-            self.numbers(fields["eos_token_ids"], "llm.eos_token_ids"),
-        )
+        found, names = self.mapping(value, "llm"), [field.name for field in fields(TextModel)]
+        if sorted(found) != sorted(names):
+            self.fail(f"llm has {shown(sorted(found))}")
+        read = (self.text, self.count, self.count, self.numbers)
+        return TextModel(*(each(found[name], f"llm.{name}") for each, name in zip(read, names, strict=True)))
 
     def files(self, value: Any) -> dict[str, Digest]:
         found = {}
@@ -237,15 +233,6 @@ class _Reader:
                 tuple(int(self.hex(crc, f"{where}.crc32", 8), 16) for crc in crcs),
             )
         return found
-
-
-def _llm_fields(llm: TextModel) -> dict[str, Any]:
-    return {
-        "model_type": llm.model_type,
-        "max_position_embeddings": llm.max_position_embeddings,
-        "vocab_size": llm.vocab_size,
-        "eos_token_ids": list(llm.eos_token_ids),
-    }
 
 
 def _digest_fields(digest: Digest) -> dict[str, Any]:

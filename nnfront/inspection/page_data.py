@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
+from dataclasses import asdict
 from textwrap import dedent
 from typing import Any
 
@@ -61,16 +62,7 @@ def _dims(program: Program) -> list[dict[str, Any]]:
 
 
 def _kernel(line: Line) -> dict[str, Any]:
-    return {
-        "method": line.method,
-        "op": line.op,
-        "kernel": line.kernel,
-        "bytes": _number(line.bytes),
-        "flops": _number(line.flops),
-        "why": line.why,
-        "refused": list(line.refused),
-        "modules": list(line.modules),
-    }
+    return {**asdict(line), "bytes": _number(line.bytes), "flops": _number(line.flops)}
 
 
 def _number(size: object) -> int | str:

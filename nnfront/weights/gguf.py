@@ -16,8 +16,15 @@ from typing import Any, NamedTuple
 
 from nnfront.errors import LoadError
 from nnfront.files import Folder, read_bytes, shown
-from nnfront.weights.name_hints import shortened
-from nnfront.weights.safetensors import MAX_HEADER_BYTES, MAX_TENSORS, Header, TensorInfo, length_problems
+from nnfront.weights.safetensors import (
+    MAX_HEADER_BYTES,
+    MAX_TENSORS,
+    Header,
+    Invalid,
+    TensorInfo,
+    collected,
+    length_problems,
+)
 
 MAGIC = b"GGUF"
 MAX_PAIRS, MAX_ITEMS, MAX_AXES = 1 << 16, 1 << 24, 4
@@ -78,10 +85,6 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11:
 _BOOL, _TEXT, _LIST = 7, 8, 9
 
 
-class _Invalid(Exception):
-    """The header cannot be looked at any further."""
-
-
 class _Reader:
     """Reads a file from its start, no more of it than a header may have."""
 
@@ -94,14 +97,14 @@ class _Reader:
         """The next bytes."""
         end = self.at + count
         if end > self.size:
-            raise _Invalid(f"the file is truncated: {self.size} bytes, and its header goes on")
+            raise Invalid(f"the file is truncated: {self.size} bytes, and its header goes on")
         if end > MAX_HEADER_BYTES:
-            raise _Invalid(f"the header has more than {MAX_HEADER_BYTES} bytes")
+            raise Invalid(f"the header has more than {MAX_HEADER_BYTES} bytes")
         if end > self._begin + len(self._data):
             self._begin = self.at
             self._data = read_bytes(self.fd, self.at, min(max(count, _CHUNK_BYTES), self.size - self.at))
             if len(self._data) < count:
-                raise _Invalid(f"the file is truncated: its header goes on after {self.size} bytes")
+                raise Invalid(f"the file is truncated: its header goes on after {self.size} bytes")
         self.at = end
         return self._data[end - count - self._begin : end - self._begin]
 
@@ -123,15 +126,15 @@ class _Reader:
         if kind == _TEXT:
             return self.text()
         if kind != _LIST:
-            raise _Invalid(f"a value is of type {kind}, which there is not")
+            raise Invalid(f"a value is of type {kind}, which there is not")
         inner, count = self.number("I"), self.number("Q")
         if count > MAX_ITEMS:
-            raise _Invalid(f"a list has {count} items; {MAX_ITEMS} are the most")
+            raise Invalid(f"a list has {count} items; {MAX_ITEMS} are the most")
         if inner in _NUMBERS:
             item = _NUMBERS[inner]
             return list(struct.unpack(f"<{count}{item}", self.take(count * struct.calcsize(f"<{item}"))))
         if inner not in (_BOOL, _TEXT):
-            raise _Invalid(f"a list is of items of type {inner}, which is not read")
+            raise Invalid(f"a list is of items of type {inner}, which is not read")
         return [self.value(inner) for _ in range(count)]
 
 
@@ -148,51 +151,35 @@ def read_gguf(file: Path, *, headers_only: bool = False, folder: Folder | None =
 
     `folder` is the file's, if it is open already. Raises LoadError that lists the problems found.
     """
-    problems: list[str] = []
-    header = None
-    try:
-        held = folder or Folder(file.parent)
-        fd = held.open(file.name)
+    with collected(f"{file} is not a GGUF file that can be read") as problems:
+        fd = (folder or Folder(file.parent)).open(file.name)
         size = os.fstat(fd).st_size
         header = _header(file, _Reader(fd, size), problems)
         if not headers_only and not problems:
-            problems += [
-                p for p in length_problems(header, size) if "follow" not in p
-            ]  # a file may be padded
-    except _Invalid as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(f"it cannot be read: {error.strerror or error}")
-    except LoadError as error:
-        problems.append(f"it cannot be read: {', '.join(error.details) or error.what}")
-    if problems or header is None:
-        raise LoadError(
-            f"{file} is not a GGUF file that can be read",
-            details=shortened([(line, line) for line in problems]),
-        )
+            problems += [p for p in length_problems(header, size) if "follow" not in p]  # it may be padded
     return header
 
 
 def _header(file: Path, reader: _Reader, problems: list[str]) -> Header:
     if reader.take(4) != MAGIC:
-        raise _Invalid("it does not begin with GGUF")
+        raise Invalid("it does not begin with GGUF")
     version = reader.number("I")
     if version not in (2, 3):
-        raise _Invalid(f"its version is {version}, expected 2 or 3 (little-endian)")
+        raise Invalid(f"its version is {version}, expected 2 or 3 (little-endian)")
     tensors, pairs = reader.number("Q"), reader.number("Q")
     if tensors > MAX_TENSORS or pairs > MAX_PAIRS:
-        raise _Invalid(
+        raise Invalid(
             f"it says {tensors} tensors and {pairs} pairs of metadata; {MAX_TENSORS} and {MAX_PAIRS} are the most"
         )
     metadata: dict[str, Any] = {}
     for _ in range(pairs):
         key = reader.text()
         if key in metadata:
-            raise _Invalid(f"the key {shown(key)} occurs twice")
+            raise Invalid(f"the key {shown(key)} occurs twice")
         metadata[key] = reader.value(reader.number("I"))
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 8 or alignment % 8 or alignment > 1 << 20:
-        raise _Invalid(f"general.alignment is {shown(alignment)}, expected a multiple of 8")
+        raise Invalid(f"general.alignment is {shown(alignment)}, expected a multiple of 8")
     entries = [_entry(reader, problems) for _ in range(tensors)]
     start = -(-reader.at // alignment) * alignment
     infos: dict[str, TensorInfo] = {}
@@ -219,7 +206,7 @@ def _entry(reader: _Reader, problems: list[str]) -> tuple[str, BlockType | None,
     """Name, type, sizes from the outermost on, and offset of the next tensor; no type if something is wrong with it."""
     name, axes = reader.text(), reader.number("I")
     if axes > MAX_AXES:
-        raise _Invalid(f"tensor {shown(name)} has {axes} axes; {MAX_AXES} are the most")
+        raise Invalid(f"tensor {shown(name)} has {axes} axes; {MAX_AXES} are the most")
     sizes = tuple(reader.number("Q") for _ in range(axes))[::-1]
     number, offset = reader.number("I"), reader.number("Q")
     kind, problem = TYPES.get(number), ""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -84,8 +85,24 @@ class Header:
     data_end: int
 
 
-class _Invalid(Exception):
-    """The header cannot be looked at any further."""
+class Invalid(Exception):
+    """A header cannot be looked at any further."""
+
+
+@contextmanager
+def collected(what: str) -> Iterator[list[str]]:
+    """Give a list for problems with a header. Raises LoadError behind the block that says what is wrong, and lists them all, with what has ended it."""
+    problems: list[str] = []
+    try:
+        yield problems
+    except Invalid as error:
+        problems.append(str(error))
+    except OSError as error:
+        problems.append(f"it cannot be read: {error.strerror or error}")
+    except LoadError as error:
+        problems.append(f"it cannot be read: {', '.join(error.details) or error.what}")
+    if problems:
+        raise LoadError(what, details=shortened([(line, line) for line in problems]))
 
 
 def read_header(file: Path, *, headers_only: bool = False, folder: Folder | None = None) -> Header:
@@ -93,25 +110,13 @@ def read_header(file: Path, *, headers_only: bool = False, folder: Folder | None
 
     `folder` is the file's, if it is open already. Raises LoadError that lists every problem found.
     """
-    problems: list[str] = []
-    try:
-        held = folder or Folder(file.parent)
-        fd = held.open(file.name)
+    with collected(f"{file} is not a valid safetensors file") as problems:
+        fd = (folder or Folder(file.parent)).open(file.name)
         size = os.fstat(fd).st_size
         length, fields = _read_fields(fd, size)
         header = _check_fields(file, 8 + length, fields, problems)
         if not headers_only:
-            problems.extend(length_problems(header, size))
-    except _Invalid as error:
-        problems.append(str(error))
-    except OSError as error:
-        problems.append(f"it cannot be read: {error.strerror or error}")
-    except LoadError as error:
-        problems.append(f"it cannot be read: {', '.join(error.details) or error.what}")
-    if problems:
-        raise LoadError(
-            f"{file} is not a valid safetensors file", details=shortened([(line, line) for line in problems])
-        )
+            problems += length_problems(header, size)
     return header
 
 
@@ -128,20 +133,20 @@ def length_problems(header: Header, size_bytes: int) -> list[str]:
 def _read_fields(fd: int, size: int) -> tuple[int, dict[str, Any]]:
     """Return the header's length and its JSON object."""
     if size < 8:
-        raise _Invalid(f"the file has {size} bytes; 8 bytes of header length are the least")
+        raise Invalid(f"the file has {size} bytes; 8 bytes of header length are the least")
     length = int.from_bytes(read_bytes(fd, 0, 8), "little")
     if length > MAX_HEADER_BYTES:
-        raise _Invalid(f"the header length is {length} bytes; {MAX_HEADER_BYTES} are the most")
+        raise Invalid(f"the header length is {length} bytes; {MAX_HEADER_BYTES} are the most")
     if length > size - 8:
-        raise _Invalid(f"the header length is {length} bytes, but only {size - 8} follow")
+        raise Invalid(f"the header length is {length} bytes, but only {size - 8} follow")
     try:
         fields = parse_json(read_bytes(fd, 8, length), is_strict=True)
     except ValueError as error:
-        raise _Invalid(f"the header is not JSON: {error}") from None
+        raise Invalid(f"the header is not JSON: {error}") from None
     if not isinstance(fields, dict):
-        raise _Invalid("the header is not a JSON object")
+        raise Invalid("the header is not a JSON object")
     if len(fields) > MAX_TENSORS:
-        raise _Invalid(f"the header describes {len(fields)} tensors; {MAX_TENSORS} are the most")
+        raise Invalid(f"the header describes {len(fields)} tensors; {MAX_TENSORS} are the most")
     return length, fields
 
 

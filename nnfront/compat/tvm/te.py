@@ -41,20 +41,11 @@ _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "Or": op.logical_or,
 }
 _CALLS: Mapping[str, Callable[..., Any]] = {
-    "tirx.exp": op.exp,
-    "tirx.log": op.log,
-    "tirx.sqrt": op.sqrt,
-    "tirx.rsqrt": op.rsqrt,
-    "tirx.cos": op.cos,
-    "tirx.sin": op.sin,
-    "tirx.tanh": op.tanh,
-    "tirx.erf": op.erf,
-    "tirx.sigmoid": op.sigmoid,
-    "tirx.floor": op.floor,
-    "tirx.ceil": op.ceil,
-    "tirx.fabs": op.abs,
-    "tirx.pow": op.power,
-    "prim.if_then_else": op.where,
+    **{
+        f"tirx.{name}": getattr(op, name)
+        for name in "exp log sqrt rsqrt cos sin tanh erf sigmoid floor ceil".split()
+    },
+    **{"tirx.fabs": op.abs, "tirx.pow": op.power, "prim.if_then_else": op.where},
 }
 # Reductions by the node that joins two elements: the op, and what leaves the other element as it is.
 _REDUCED: Mapping[str, tuple[Callable[..., Any], float]] = {
