@@ -134,8 +134,11 @@ def _device(args: argparse.Namespace) -> str:
 def load(args: argparse.Namespace) -> nn.LLM:
     """Load what the flags say; a report of quantising and what loading takes go to stderr."""
     gc.disable()  # what loading makes stays, and to look through all of it for garbage takes as long as some of its steps
+    ranks, how = getattr(args, "ranks", None), getattr(args, "spec", None)
+    guesses = {"extends": how is not None, "mtp": (how or "").partition(":")[0] == "mtp"}
     try:
-        return _load(args)
+        llm = nn.LLM.load(args.path, ranks=ranks, adapters=adapters_of(args), **guesses, **_options(args))
+        return _told(llm, args)
     finally:
         gc.freeze()
         gc.enable()
@@ -165,14 +168,6 @@ def refuse_ranks(args: argparse.Namespace, kind: str) -> None:
             f"--tp divides language models that read texts alone, and {args.path} holds {kind}",
             help="leave --tp out",
         )
-
-
-def _load(args: argparse.Namespace) -> nn.LLM:
-    ranks, how = getattr(args, "ranks", None), getattr(args, "spec", None)
-    guesses = {"extends": how is not None, "mtp": (how or "").partition(":")[0] == "mtp"}
-    return _told(
-        nn.LLM.load(args.path, ranks=ranks, adapters=adapters_of(args), **guesses, **_options(args)), args
-    )
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:

@@ -40,16 +40,9 @@ def tokenizer_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     if made is None:
         raise NoTokenizer(f"{KEY}model is {shown(kind)}; gpt2 and llama are read")
     parts = made(metadata, tokens, types)
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {
-            "id": i,
-            "content": token,
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": type in (CONTROL, UNKNOWN),
-        }
+        {"id": i, "content": token, **plain, "special": type in (CONTROL, UNKNOWN)}
         for i, (token, type) in enumerate(zip(tokens, types, strict=True))
         if type in (CONTROL, DEFINED, UNKNOWN)
     ]
@@ -65,13 +58,8 @@ def _printable(token: str) -> str:
 def _model(tokens: Sequence[str], merges: Sequence[Sequence[str]], **more: Any) -> dict[str, Any]:
     return {
         "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
+        **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+        **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
         "vocab": {token: i for i, token in enumerate(tokens)},
         "merges": list(merges),
         **more,

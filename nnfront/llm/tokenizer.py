@@ -74,11 +74,6 @@ class Tokenizer:
         """Whether a token is one byte of a character that the vocabulary lacks: a run of them is decoded as one."""
         return BYTE.fullmatch(self._tokenizer.id_to_token(token) or "") is not None
 
-    def token_id(self, text: str) -> int | None:
-        """The token that is written like this in the vocabulary, if there is one."""
-        found: int | None = self._tokenizer.token_to_id(text)
-        return found
-
     def json(self) -> str:
         """What its file says."""
         text: str = self._tokenizer.to_str()

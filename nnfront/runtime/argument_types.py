@@ -6,8 +6,8 @@ Sizes are not looked at here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,90 +28,76 @@ from nnfront.lower import (
 from nnfront.state.cache import Cache
 from nnfront.state.type import describe, layout
 
+Wrong: TypeAlias = Callable[..., RunError]
+"""Makes the error of an argument from what is said of it behind its name."""
+
 
 def convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
     """Return the value as what the program takes. Raises RunError unless kind, dtype and rank are right."""
+
+    def wrong(what: str, details: Sequence[str] = (), help: str = "") -> RunError:
+        return call_error(program, f"argument {name} {what}", details=details, help=help)
+
     try:
-        return _convert(program, name, type, value)
+        return _convert(program, name, type, value, wrong)
     except NnfrontError:
         raise
     except Exception as error:  # whatever the value's own class, numpy or torch says to it
         text = next(iter(str(error).splitlines()), "")
-        what = f"argument {name} is {_kind(value)} that cannot be read, expected {type_text(type)}"
-        raise call_error(program, what, details=[f"{error.__class__.__name__}: {text}"]) from error
+        what = f"is {_kind(value)} that cannot be read, expected {type_text(type)}"
+        raise wrong(what, [f"{error.__class__.__name__}: {text}"]) from error
 
 
-def _convert(program: MethodProgram, name: str, type: Type, value: Any) -> Any:
+def _convert(program: MethodProgram, name: str, type: Type, value: Any, wrong: Wrong) -> Any:
+    is_tuple = isinstance(value, (tuple, list))
     match type:
         case TensorType():
-            return _tensor(program, name, type, value)
+            return _tensor(type, value, device_of(program.target), wrong)
         case ScalarType():
-            return _number(program, name, type, value)
+            return _number(type, value, wrong)
         case TupleType():
-            if not isinstance(value, (tuple, list)) or len(value) != len(type.fields):
-                is_tuple = isinstance(value, (tuple, list))
+            if not is_tuple or len(value) != len(type.fields):
                 got = f"a tuple of {count_of(len(value), 'element')}" if is_tuple else _kind(value)
-                raise call_error(
-                    program,
-                    f"argument {name} is {got}, expected {'one' if is_tuple else 'a tuple'} of {len(type.fields)}",
-                )
+                raise wrong(f"is {got}, expected {'one' if is_tuple else 'a tuple'} of {len(type.fields)}")
             return tuple(
                 convert(program, f"{name}[{i}]", t, v)
                 for i, (t, v) in enumerate(zip(type.fields, value, strict=True))
             )
         case ShapeType():
-            if not isinstance(value, (tuple, list)) or len(value) != len(type.sizes):
-                raise call_error(
-                    program,
-                    f"argument {name} is {_kind(value)}, expected {count_of(len(type.sizes), 'size')}",
-                )
+            if not is_tuple or len(value) != len(type.sizes):
+                raise wrong(f"is {_kind(value)}, expected {count_of(len(type.sizes), 'size')}")
             return tuple(int(v) for v in value)
         case StateType():
             if not isinstance(value, Cache):
-                raise call_error(
-                    program,
-                    f"argument {name} is {_kind(value)}, expected a cache",
-                    help="make one with session.make_cache(...)",
+                raise wrong(
+                    f"is {_kind(value)}, expected a cache", help="make one with session.make_cache(...)"
                 )
             if value.layout != layout(type):
                 details = [f"got {describe(value.layout)}", f"expected {describe(layout(type))}"]
-                raise call_error(program, f"argument {name} is a cache of another model", details=details)
+                raise wrong("is a cache of another model", details)
             return value
         case _:
             return value
 
 
-def _tensor(program: MethodProgram, name: str, type: TensorType, value: Any) -> torch.Tensor:
+def _tensor(type: TensorType, value: Any, device: torch.device, wrong: Wrong) -> torch.Tensor:
     expected = f"expected {type_text(type)}"
     if isinstance(value, (np.ndarray, np.generic)):
         value = torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
     elif isinstance(value, (bool, int, float)) and not type.shape:
         value = torch.tensor(value, dtype=_natural_dtype(value, type.dtype))
     if not isinstance(value, torch.Tensor):
-        raise call_error(program, f"argument {name} is {_kind(value)}, {expected}")
+        raise wrong(f"is {_kind(value)}, {expected}")
     dtype = str(value.dtype).removeprefix("torch.")
     if dtype != type.dtype:
-        raise call_error(
-            program,
-            f"argument {name} is {dtype}, {expected}",
-            help=f"convert it with .to(torch.{type.dtype})",
-        )
-    device = device_of(program.target)
+        raise wrong(f"is {dtype}, {expected}", help=f"convert it with .to(torch.{type.dtype})")
     if value.device != device or value.layout is not torch.strided or value.is_nested:
         form = "nested" if value.is_nested else str(value.layout)
         found = f"on {value.device}" if value.device != device else form
-        where = "the CPU" if device == CPU else str(device)
-        raise call_error(
-            program,
-            f"argument {name} is {found}, expected a dense tensor on {where}",
-            help="move it with .cpu()" if device == CPU else f"move it with .to({str(device)!r})",
-        )
+        where, move = ("the CPU", ".cpu()") if device == CPU else (str(device), f".to({str(device)!r})")
+        raise wrong(f"is {found}, expected a dense tensor on {where}", help=f"move it with {move}")
     if value.ndim != type.ndim:
-        raise call_error(
-            program,
-            f"argument {name} has {count_of(value.ndim, 'axis')}, {expected}",
-            details=[f"got {list(value.shape)}"],
-        )
+        raise wrong(f"has {count_of(value.ndim, 'axis')}, {expected}", [f"got {list(value.shape)}"])
     return value
 
 
@@ -125,10 +111,8 @@ def _natural_dtype(value: bool | int | float, dtype: str) -> torch.dtype:
     return wanted if wanted.is_floating_point else torch.float64
 
 
-def _number(program: MethodProgram, name: str, type: ScalarType, value: Any) -> bool | int | float:
-    if isinstance(value, torch.Tensor) and value.ndim == 0:
-        value = value.item()
-    elif isinstance(value, np.generic):
+def _number(type: ScalarType, value: Any, wrong: Wrong) -> bool | int | float:
+    if isinstance(value, np.generic) or (isinstance(value, torch.Tensor) and value.ndim == 0):
         value = value.item()
     if type.dtype == "bool" and isinstance(value, bool):
         return value
@@ -137,7 +121,7 @@ def _number(program: MethodProgram, name: str, type: ScalarType, value: Any) -> 
     if type.dtype == "float64" and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     words = {"bool": "True or False", "int64": "an int", "float64": "a float"}[type.dtype]
-    raise call_error(program, f"argument {name} is {_kind(value)}, expected {words}")
+    raise wrong(f"is {_kind(value)}, expected {words}")
 
 
 def _kind(value: Any) -> str:

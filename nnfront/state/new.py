@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, TypeAlias
 
 from nnfront.backends.registry import device_of
@@ -40,17 +41,11 @@ def new_cache(
     if len(wanted) > 1:
         raise RunError(f"make_cache: {' and '.join(map(repr, wanted))} are both 'fit', only one can be")
     device, coded = device_of(program.target), is_quantized(stored_as)
+    fitting = partial(Fit, program, type, page_size=page_size or 0, calls=calls, coded=coded)
     if page_size is None and pages == "fit":
         pages = 1  # which is refused without a page size, in words
     if wanted and (page_size is not None or pages is None):
-        fit = Fit(
-            program,
-            type,
-            _known_room(free_memory_on(device)),
-            page_size=page_size or 0,
-            calls=calls,
-            coded=coded,
-        )
+        fit = fitting(_known_room(free_memory_on(device)))
         sizes, count = _fitted(fit, wanted[0], given, known, pages)
     else:
         sizes = cache_sizes(type, given, known)
@@ -61,7 +56,7 @@ def new_cache(
         room = free_memory_on(device) if is_out_of_memory(error) else None
         if room is None:
             raise
-        fit = Fit(program, type, room, page_size=page_size or 0, calls=calls, coded=coded)
+        fit = fitting(room)
         asked = {name: sizes[name] for name in fit.dims} | ({} if count is None else {"pages": count})
         raise RunError(
             f"there is no room for a cache of {text_of(fit.cache_bytes(sizes, count))}",

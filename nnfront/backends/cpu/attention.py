@@ -10,13 +10,14 @@ head (decoding) the query heads of a group are therefore given to it as the quer
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from nnfront.backends.cpu.attention_blocks import in_blocks
-from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, with_cache, without_cache
+from nnfront.backends.cpu.attention_kinds import no_scale_dtype, stored, to_all, with_cache, without_cache
 from nnfront.backends.cpu.attention_memory import (
     BLOCK,
     FOLDED,
@@ -173,9 +174,9 @@ def _one_token(
 
 
 def _folded(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, scale: float | None
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, scale: float | None
 ) -> torch.Tensor:
-    """Attend with the heads of a group and their few queries as queries of one head: q [batch, seq, heads, size]."""
+    """Attend with the heads of a group and their queries as queries of one head: q [batch, seq, heads, size]; a mask has as many queries, or one for all."""
     batch, seq, heads, size = q.shape
     groups = keys.shape[1]
     shared = heads // groups
@@ -184,7 +185,8 @@ def _folded(
         .permute(0, 2, 3, 1, 4)
         .reshape(batch, groups, shared * seq, size)
     )
-    mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).flatten(2, 3)
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).flatten(2, 3)
     folded = attend(query, keys, values, mask, scale=scale)
     return folded.view(batch, groups, shared, seq, -1).permute(0, 3, 1, 2, 4).reshape(batch, seq, heads, -1)
 
@@ -273,8 +275,42 @@ def _attend(
     return attend(query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=gqa).transpose(1, 2)
 
 
+def cross(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
+    """Attend from q [batch, seq, heads, size] to all that a layer holds, such as what an encoder has stored: nothing is appended or copied."""
+    scale, value_size = run.attrs.get("scale"), run.attrs.get("value_size")
+
+    def cross_attention(
+        q: torch.Tensor, k: None, v: None, layer: CacheLayer, sinks: None, bias: None = None
+    ) -> tuple[torch.Tensor, CacheLayer]:
+        keys = layer.stored(0)
+        values = layer.stored(1) if value_size is None else keys[..., :value_size]
+        if not q.numel() or not keys.numel():
+            return q.new_zeros((*q.shape[:3], values.shape[3])), layer
+        lengths, mask = layer.lengths, None
+        if lengths.equal is None:
+            key = ("stored", layer.slot_order, q.dtype)
+            mask = lengths.remember(key, partial(_empty_slots, layer, q.dtype))
+        return _folded(q, keys, values, mask, scale), layer
+
+    return cross_attention
+
+
+def _empty_slots(layer: CacheLayer, dtype: torch.dtype) -> torch.Tensor:
+    """Minus infinity where a sequence has no token: [batch, 1, 1, stored]."""
+    at = layer.key_positions()[:, None, None]
+    return torch.zeros(at.shape, dtype=dtype).masked_fill_(at < 0, -torch.inf)
+
+
 FLASH = "torch's flash attention: no matrix of scores"
 KERNELS = (
+    Kernel(
+        "cross_attention",
+        "attention",
+        cross,
+        "torch's attention to all that a layer holds",
+        to_all,
+        workspace=Workspace(lambda run, *operands: operands[0].size_bytes),
+    ),
     kernel(
         "attention_cached",
         "attention",

@@ -19,6 +19,17 @@ def stored(run: Run, context: Context) -> str:
     return "there is no cache" if context.is_none(run.inputs[3]) else ACCEPTED
 
 
+def to_all(run: Run, context: Context) -> str:
+    """Accept queries of what has been stored before, without order."""
+    if run.attrs.get("is_causal", True):
+        return "it is causal"
+    if not context.is_none(run.inputs[1]):
+        return "it appends"
+    if not all(context.is_none(slot) for slot in run.inputs[5:]):
+        return "it has a bias"
+    return stored(run, context) or softmax_only(run, context) or ACCEPTED
+
+
 def without_cache(run: Run, context: Context) -> str:
     """Accept keys and values alone."""
     if not context.is_none(run.inputs[3]):

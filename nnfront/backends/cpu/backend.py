@@ -9,7 +9,6 @@ from typing import Any
 from nnfront.backends.backend import Backend, Pair
 from nnfront.backends.cpu import (
     attention,
-    cross_attention,
     einsum,
     elementwise,
     host,
@@ -46,7 +45,6 @@ KERNELS = (
     *moe.KERNELS,
     *norm.KERNELS,
     *rope.KERNELS,
-    *cross_attention.KERNELS,
     *attention.KERNELS,
     *recurrent.KERNELS,
     *einsum.KERNELS,

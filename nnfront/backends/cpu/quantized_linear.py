@@ -133,17 +133,13 @@ def _product_bytes(decoding: Decoding, run: Run, x: Layout, weight: Layout, *oth
 def _gated_product_bytes(decoding: Decoding, run: Run, x: Layout, *stored: Any) -> int:
     """The pieces and one of gate and up; of one row pieces of both."""
     format = QuantFormat.of(run.attrs)
-    half = x.count // max(x.shape[-1], 1) * (stored[0].shape[0] // 2) * x.item
+    half: int = x.count // max(x.shape[-1], 1) * (stored[0].shape[0] // 2) * x.item
     if x.count != x.shape[-1]:
         halves = (t and contiguous((t.shape[0] // 2, *t.shape[1:]), t.dtype) for t in stored)
         return product_held(run, decoding, format, x, *halves) + half
     pieces = product_held(run, decoding, format, x, *stored) + half
-    return max(pieces, 2 * half) if _names_gelu(run) else pieces
-
-
-def _names_gelu(run: Run) -> bool:
-    """Whether an activation is not made in place."""
-    return "approximate" in run.attrs or run.attrs["activation"].startswith("gelu")
+    is_new = "approximate" in run.attrs or run.attrs["activation"].startswith("gelu")
+    return max(pieces, 2 * half) if is_new else pieces
 
 
 def _write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 
@@ -100,6 +101,6 @@ def _append_and_attend(
     of_layer = page, columns, pool, scores.seen(layer.layer)
     kind = *strides, *bias_sizes(*of_bias), kinds[0] == torch.float32, builder.threads
     shape = batch, seq, groups, heads // groups, size, value_size
-    numbers = *shape, *of_layer, *kind, *scores.reals(size)
+    numbers: tuple[Any, ...] = *shape, *of_layer, *kind, *scores.reals(size)
     builder.call("append_and_attend", *numbers, *places, *operands, sinks, bias, y)
     return (y, layer)
