@@ -211,7 +211,7 @@ class _Reader:
         found, names = self.mapping(value, "llm"), [field.name for field in fields(TextModel)]
         if sorted(found) != sorted(names):
             self.fail(f"llm has {shown(sorted(found))}")
-        read = (self.text, self.count, self.count, self.numbers)
+        read: tuple[Any, ...] = (self.text, self.count, self.count, self.numbers)
         return TextModel(*(each(found[name], f"llm.{name}") for each, name in zip(read, names, strict=True)))
 
     def files(self, value: Any) -> dict[str, Digest]:
