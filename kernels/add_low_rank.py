@@ -28,9 +28,9 @@ from nnfront_kernels.common import (
     KernelError,
     Plan,
     arch_of,
-    dtype_name,
-    require,
+    empties,
     require_matrix,
+    taking,
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
@@ -173,12 +173,9 @@ def expand_kernel(
     tl.store(out_ptr + row.to(tl.int64) * stride_out + at, y.to(out_ptr.dtype.element_ty), mask=at < N)
 
 
+@taking(DTYPES)
 def accepts(shape: LowRankShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 1 <= shape.rank <= MOST_RANK:
         return f"the rank must be 1 to {MOST_RANK}, got {shape.rank}"
     if shape.rows >= 2**16:
@@ -219,9 +216,7 @@ def shrink(
     require_matrix("x", x, None, x.shape[-1], None)
     (rows, k), (count, rank) = x.shape, a.shape[:2]
     seq = require_adapters(a, "a", (count, rank, k), adapter, x)
-    shape, arch = LowRankShape(rows, n, k, rank, count, seq), arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "add_low_rank")
-    config = config or choose(shape, dtype_name(x), arch)
+    arch, config = KERNEL.settle(LowRankShape(rows, n, k, rank, count, seq), x, arch, config)
     width = max(triton.next_power_of_2(rank), config.block_m)
     hidden = torch.empty(rows, width, dtype=torch.float32, device=x.device)
     tiles = replace(config, block_m=1, block_n=config.block_m)
@@ -342,10 +337,7 @@ def cost(shape: LowRankShape, dtype: str) -> Cost:
 
 def example(shape: LowRankShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
-
+    make = empties(dtype, device)
     tensors = (
         make(shape.rows, shape.n),
         make(shape.rows, shape.k),
@@ -356,18 +348,8 @@ def example(shape: LowRankShape, dtype: str, device: str = "meta") -> tuple[tupl
     return tensors, {}
 
 
-KERNEL = Kernel(
-    name="add_low_rank",
-    op="add_low_rank",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 4 * config.block_k,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     typical=LowRankShape(16, 4096, 4096, 16),
 )

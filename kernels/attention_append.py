@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.cache import slots_of
-from nnfront_kernels.common import Config, KernelError
-from nnfront_kernels.rope import blocks, require_angles, require_heads, strides, turn
+from nnfront_kernels.common import Config, KernelError, strides
+from nnfront_kernels.rope import blocks, require_angles, require_heads, turn
 from nnfront_kernels.rope_append import scales_of
 
 

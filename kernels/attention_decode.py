@@ -18,11 +18,11 @@ depend on lengths: a captured graph stays right as sequences grow.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels import decode_shape
 from nnfront_kernels.attention import (
     DTYPES,
     LOG2E,
@@ -41,23 +41,16 @@ from nnfront_kernels.attention_append import new_token, rotated_rows, store_toke
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
 from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-)
-from nnfront_kernels.decode_shape import DecodeShape, cost, example, reference
+from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan, launcher, taking
+from nnfront_kernels.decode_shape import DecodeShape
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rope import row_of
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
 from nnfront_kernels.tiles import bucket, cdiv
+
+reference, cost, example = decode_shape.reference, decode_shape.cost, decode_shape.example
 
 # Rows (heads of a group) x keys of a step, for heads of up to block_k. The compiler uses one stage for
 # reading the table of pages. By arithmetic, not yet measured.
@@ -230,9 +223,10 @@ def attention_decode_kernel(
             tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@taking(DTYPES)
 def accepts(shape: DecodeShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    return refusal(shape.batch, (shape.size, shape.value_size or shape.size), dtype, arch)
+    return refusal(shape.batch, (shape.size, shape.value_size or shape.size))
 
 
 @remembered
@@ -262,7 +256,12 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Attend: y [batch, heads, value size].
+
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
+    with cos and sin [batch or 1, 1, pairs] to rotate it and q by, or by_position tables [positions, pairs], and interleaved; longest, a bound of
+    the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
+    """
     require_queries(q, "batch")
     batch, heads, size = q.shape
     capacity = require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
@@ -277,9 +276,7 @@ def plan(
     shape = DecodeShape(
         batch, heads, kv_heads, size, longest, page, window or 0, value_size, fp8, new_keys is not None
     )
-    arch = arch or arch_of(q.device)
-    require(accepts(shape, dtype_name(q), arch), "attention_decode")
-    config = config or choose(shape, dtype_name(q), arch)
+    arch, config = KERNEL.settle(shape, q, arch, config)
     out = result(out, (batch, heads, value_size), q)
     shared = heads // kv_heads
     tiles = cdiv(shared, config.block_m)
@@ -329,32 +326,13 @@ def plan(
     )
 
 
-def launch(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    """Attend: y [batch, heads, value size].
-
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
-    with cos and sin [batch or 1, 1, pairs] to rotate it and q by, or by_position tables [positions, pairs], and interleaved; longest, a bound of
-    the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
-    Raises KernelError if an argument does not fit.
-    """
-    return plan(q, keys, values, lengths, **options).launch()
+launch = launcher(plan)
 
 
-KERNEL = Kernel(
-    name="attention_decode",
-    op="attention_cached",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
+    op="attention_cached",
     shape_for=lambda shape, config: replace(shape, size=config.block_k),
     typical=DecodeShape(32, 32, 8, 128, 8192, page=64),
 )

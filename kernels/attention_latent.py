@@ -41,9 +41,9 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    empties,
+    launcher,
+    taking,
 )
 from nnfront_kernels.split_k import Workspace
 from nnfront_kernels.split_k import pointers as shared_pointers
@@ -220,12 +220,9 @@ def attention_latent_kernel(
             tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@taking(DTYPES)
 def accepts(shape: LatentShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 16 <= shape.value_size <= MOST_VALUES:
         return f"values must have 16 to {MOST_VALUES} elements, got {shape.value_size}"
     if not 1 <= shape.rest <= MOST_REST:
@@ -251,7 +248,11 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Attend: y [batch, seq, heads, value_size].
+
+    Options: value_size, must be given; pages, of a paged cache; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias;
+    longest, a bound of the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
+    """
     if q.ndim != 4 or q.stride(3) != 1:
         raise KernelError(
             f"q must be [batch, seq, heads, size] with adjacent elements, got {list(q.shape)} with strides {list(q.stride())}"
@@ -266,9 +267,7 @@ def plan(
     require_options(heads, 1, window, soft_cap, sinks)
     page, longest = 0 if pages is None else latents.shape[2], capacity if longest is None else longest
     shape = LatentShape(batch, heads, value_size, size - value_size, longest, seq, page, window or 0)
-    arch = arch or arch_of(q.device)
-    require(accepts(shape, dtype_name(q), arch), "attention_latent")
-    config = config or choose(shape, dtype_name(q), arch)
+    arch, config = KERNEL.settle(shape, q, arch, config)
     tiles = cdiv(seq * heads, config.block_m)
     y_shape = (batch, seq, heads, value_size)
     out = torch.empty(y_shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -317,14 +316,7 @@ def plan(
     )
 
 
-def launch(q: torch.Tensor, latents: torch.Tensor, lengths: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Attend: y [batch, seq, heads, value_size].
-
-    Options: value_size, must be given; pages, of a paged cache; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias;
-    longest, a bound of the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
-    Raises KernelError if an argument does not fit.
-    """
-    return plan(q, latents, lengths, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: LatentShape, dtype: str) -> Cost:
@@ -338,10 +330,7 @@ def cost(shape: LatentShape, dtype: str) -> Cost:
 
 def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
+    make = empties(dtype, device)
     options: dict[str, Any] = {"value_size": shape.value_size, "window": shape.window or None}
     first, slots = shape.batch, shape.longest
     if shape.page:
@@ -352,18 +341,4 @@ def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (q, make(first, 1, slots, shape.size), make(shape.batch, kind="int32")), options
 
 
-KERNEL = Kernel(
-    name="attention_latent",
-    op="attention_cached",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
-    typical=LatentShape(32, 128, 512, 64, 8192, page=64),
-)
+KERNEL = Kernel.of(globals(), op="attention_cached", typical=LatentShape(32, 128, 512, 64, 8192, page=64))

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels import prefill_shape
 from nnfront_kernels.attention import (
     DTYPES,
     LOG2E,
@@ -42,16 +42,8 @@ from nnfront_kernels.attention import (
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts, stored_tokens
-from nnfront_kernels.common import (
-    Config,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-)
-from nnfront_kernels.prefill_shape import PrefillShape, cost, example
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, launcher, taking
+from nnfront_kernels.prefill_shape import PrefillShape
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
 
@@ -92,6 +84,8 @@ def reference(
             y[t] = row(q[t].to(compute), k, v, earlier + t - first, bias=own, **options)
     return y
 
+
+cost, example = prefill_shape.cost, prefill_shape.example
 
 # Rows x keys of a step, for heads of up to block_k. Chosen so that nothing spills; not yet measured.
 CONFIGS = {
@@ -233,9 +227,10 @@ def attention_prefill_kernel(
         tl.store(y_rows + dv, y.to(y_ptr.dtype.element_ty), mask=inside_m[:, None] & (dv < SIZE_V))
 
 
+@taking(DTYPES)
 def accepts(shape: PrefillShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    reason = refusal(shape.batch, (shape.size, shape.value_size or shape.size), dtype, arch)
+    reason = refusal(shape.batch, (shape.size, shape.value_size or shape.size))
     if shape.window and not shape.causal:
         return reason or "a window needs causal attention"
     return reason
@@ -263,7 +258,11 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Attend: y [tokens, heads, value size].
+
+    Options: longest, must be given: no sequence has more queries, those beyond are not computed; before and pages, of a
+    cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; bias; out.
+    """
     require_queries(q, "tokens")
     tokens, heads, size = q.shape
     batch = starts.shape[0] - 1
@@ -287,9 +286,7 @@ def plan(
     page = 0 if pages is None else slots
     fp8 = key_scales is not None
     shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window or 0, causal, fp8)
-    arch = arch or arch_of(q.device)
-    require(accepts(shape, dtype_name(q), arch), "attention_prefill")
-    config = config or choose(shape, dtype_name(q), arch)
+    arch, config = KERNEL.settle(shape, q, arch, config)
     out = result(out, (tokens, heads, value_size), q)
     strides = pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16)
     if not cached:
@@ -334,31 +331,13 @@ def plan(
     )
 
 
-def launch(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, starts: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    """Attend: y [tokens, heads, value size].
-
-    Options: longest, must be given: no sequence has more queries, those beyond are not computed; before and pages, of a
-    cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; bias; out. Raises KernelError if an argument
-    does not fit.
-    """
-    return plan(q, keys, values, starts, **options).launch()
+launch = launcher(plan)
 
 
-KERNEL = Kernel(
-    name="attention_prefill",
-    op="attention",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
+    op="attention",
     shape_for=lambda shape, config: replace(shape, size=config.block_k),
     typical=PrefillShape(4, 4096, 32, 8, 128),
 )

@@ -19,18 +19,18 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    empties,
+    launcher,
     require_vector,
+    strides,
+    taking,
 )
-from nnfront_kernels.recurrence import DTYPES, require_shape, strides
+from nnfront_kernels.recurrence import DTYPES, require_shape
 from nnfront_kernels.tiles import cdiv
 
 MOST = 16
@@ -131,12 +131,9 @@ def causal_conv1d_kernel(
             tl.store(after_ptr + at_state + i, last.to(after_ptr.dtype.element_ty), mask=inside_c)
 
 
+@taking(DTYPES)
 def accepts(shape: ConvShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 1 <= shape.width <= MOST:
         return f"there must be 1 to {MOST} taps, got {shape.width}"
     return None if shape.batch < 2**16 else f"there must be less than 65536 sequences, got {shape.batch}"
@@ -153,15 +150,17 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Return y and the state for the token after the last, a new tensor. Of no tokens the state is not written: there must be one at least.
+
+    Options: silu; out, to write y to.
+    """
     if x.ndim != 3 or weight.ndim != 2:
         raise KernelError(
             f"x must be [batch, seq, channels] and weight [channels, width], got {list(x.shape)} and {list(weight.shape)}"
         )
     (batch, seq, channels), width = x.shape, weight.shape[1]
     shape = ConvShape(batch, seq, channels, width)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "causal_conv1d")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     require_shape("x", x, x.shape)
     require_shape("weight", weight, (channels, width))
     if bias is not None:
@@ -171,7 +170,6 @@ def plan(
         raise KernelError(
             f"state must be a dense {list(kept)}, got {list(state.shape)} with strides {list(state.stride())}"
         )
-    config = config or choose(shape, dtype_name(x), arch)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     require_shape("out", out, x.shape)
     after = torch.empty(kept, dtype=x.dtype if state is None else state.dtype, device=x.device)
@@ -194,22 +192,11 @@ def plan(
         constants={"WIDTH": width, "SILU": silu, "BLOCK_T": config.block_m, "BLOCK_C": config.block_n},
         config=config,
         output=out,
+        also=("after_ptr",),
     )
 
 
-def launch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    state: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y and the state for the token after the last, a new tensor. Of no tokens the state is not written: there must be one at least.
-
-    Options: silu; out, to write y to. Raises KernelError if an argument does not fit.
-    """
-    made = plan(x, weight, bias, state, **options)
-    return made.launch(), made.arguments["after_ptr"]
+launch = launcher(plan)
 
 
 def cost(shape: ConvShape, dtype: str) -> Cost:
@@ -221,29 +208,16 @@ def cost(shape: ConvShape, dtype: str) -> Cost:
 
 def example(shape: ConvShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
-
+    make = empties(dtype, device)
     x, weight = make(shape.batch, shape.seq, shape.channels), make(shape.channels, shape.width)
     return (x, weight, make(shape.channels), make(shape.batch, shape.channels, shape.width - 1)), {
         "silu": True
     }
 
 
-KERNEL = Kernel(
-    name="causal_conv1d",
-    op="causal_conv1d",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 8 * config.block_m * config.block_n,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     shape_for=lambda shape, config: replace(shape, seq=1) if config.block_m == 1 else shape,
     typical=ConvShape(4, 2048, 8192),
 )

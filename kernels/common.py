@@ -7,11 +7,12 @@ Triton's interpreter, and compiled ahead of time for a GPU that is not there (`i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, ParamSpec
 
 import torch
 import triton
@@ -87,6 +88,7 @@ class Plan:
     constants: dict[str, Any]
     config: Config
     output: torch.Tensor
+    also: tuple[str, ...] = ()  # further arguments that a launch returns
     divisible: tuple[str, ...] = ()  # arguments whose divisibility by 16 the config counts on
     alike: Alike | None = None  # for a plan that is not the first of its kind
 
@@ -101,11 +103,11 @@ class Plan:
         """Whether the kernel waits for earlier launches itself (`dependent.py`), so that it can begin before they have ended."""
         return bool(self.constants.get("PDL"))
 
-    def launch(self) -> torch.Tensor:
-        """Run the kernel on the current stream and return the output tensor. An empty output launches nothing."""
+    def launch(self) -> Any:
+        """Run the kernel on the current stream and return the output tensor, in a tuple with those that are `also` results. An empty output launches nothing."""
         if self.output.numel():
             _LAUNCHER.get()(self)
-        return self.output
+        return (self.output, *(self.arguments[name] for name in self.also)) if self.also else self.output
 
 
 def jit(plan: Plan) -> None:
@@ -156,8 +158,9 @@ class Kernel:
     """All that the outside knows about a kernel.
 
     accepts(shape, dtype, arch) returns None, or why the kernel refuses; choose(shape, dtype, arch) is pure;
-    plan(...) checks and describes a launch, launch(...) runs it; reference(...) takes launch's arguments;
-    example(shape, dtype, device) makes tensors of the right shapes for plan, without values.
+    plan(...) checks its arguments and describes a launch, launch(...) runs it, both with `arch` and `config` in the place of what they would take;
+    KernelError if an argument does not fit or `accepts` refuses. reference(...) takes launch's arguments and is the definition;
+    example(shape, dtype, device) makes arguments of plan with the sizes of a shape, without values.
     """
 
     name: str
@@ -170,8 +173,8 @@ class Kernel:
     configs: dict[str, tuple[Config, ...]]  # by arch: what choose picks from for aligned operands
     shared_bytes: Callable[[Config], int]  # what choose reckons a config needs at most
     plan: Callable[..., Plan]
-    launch: Callable[..., torch.Tensor]
-    reference: Callable[..., torch.Tensor]
+    launch: Callable[..., Any]
+    reference: Callable[..., Any]
     cost: Callable[..., Cost]
     example: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]
     fallbacks: tuple[Config, ...] = ()  # and what it picks otherwise
@@ -183,6 +186,74 @@ class Kernel:
         shape
     )  # (shape, config): the like shape that a config is for
     groups: tuple[int, ...] = field(default=(0,))  # sizes of quantisation groups along K; 0 is none
+
+    @classmethod
+    def of(cls, file: Mapping[str, Any], **more: Any) -> Kernel:
+        """The record of a kernel file, given its globals: its name, what it defines by the names of fields, and `more`."""
+        defined = {each.name: file[each.name] for each in fields(cls) if each.name in file}
+        own = file["__name__"].rpartition(".")[2]
+        tables = {"configs": file["CONFIGS"], "dtypes": file["DTYPES"]}
+        record = {"name": own, "op": own, **tables, **defined, **more}
+        if isinstance(record["configs"], tuple):
+            record["configs"] = dict.fromkeys(ARCHS, record["configs"])
+        return cls(**record)
+
+    def settle(
+        self, shape: Any, x: torch.Tensor, arch: str | None, config: Config | None
+    ) -> tuple[str, Config]:
+        """For which arch and with which config a launch is: those given, or that of the GPU of x and what `choose` says. Raise KernelError if `accepts` refuses."""
+        arch, dtype = arch or arch_of(x.device), dtype_name(x)
+        require(self.accepts(shape, dtype, arch), self.name)
+        return arch, config or self.choose(shape, dtype, arch)
+
+
+Arguments = ParamSpec("Arguments")
+
+
+def launcher(plan: Callable[Arguments, Plan]) -> Callable[Arguments, Any]:
+    """`launch` of a kernel file: what is planned, run."""
+
+    @functools.wraps(plan)
+    def launch(*args: Arguments.args, **options: Arguments.kwargs) -> Any:
+        return plan(*args, **options).launch()
+
+    return launch
+
+
+Accepts = Callable[[Any, str, str], str | None]
+
+
+def taking(dtypes: tuple[str, ...], archs: Iterable[str] = ARCHS) -> Callable[[Accepts], Accepts]:
+    """Let a kernel's `accepts` refuse other dtypes and archs before it looks at a shape."""
+
+    def among(accepts: Accepts) -> Accepts:
+        @functools.wraps(accepts)
+        def refusal(shape: Any, dtype: str, arch: str) -> str | None:
+            if arch not in archs:
+                return f"arch must be one of {', '.join(archs)}, got '{arch}'"
+            if dtype not in dtypes:
+                return (
+                    f"dtype must be {'one of ' if len(dtypes) > 1 else ''}{', '.join(dtypes)}, got '{dtype}'"
+                )
+            return accepts(shape, dtype, arch)
+
+        return refusal
+
+    return among
+
+
+def empties(dtype: str, device: str) -> Callable[..., torch.Tensor]:
+    """What makes tensors without values: of sizes, and of the dtype unless `kind` says another."""
+
+    def make(*size: int, kind: str = dtype) -> torch.Tensor:
+        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
+
+    return make
+
+
+def strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, Any]:
+    """The strides of a tensor as arguments of a kernel, 0 for one that is absent."""
+    return {f"stride_{name}{axis}": 0 if tensor is None else tensor.stride(i) for i, axis in enumerate(axes)}
 
 
 def is_divisible(value: Any) -> bool:

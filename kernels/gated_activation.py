@@ -17,18 +17,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Cost,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.epilogue import activate
 from nnfront_kernels.remembered import remembered
@@ -101,12 +90,9 @@ def gated_activation_kernel(
     tl.store(y_ptr + row * stride_ym + at, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+@taking(DTYPES)
 def accepts(shape: GatedShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.rows >= 2**31:
         return f"there must be less than 2^31 rows, got {shape.rows}"
     return None
@@ -122,7 +108,10 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """act(gate) * up for gate and up [rows, size], or for one [rows, 2 * size] with gate on the left: [rows, size].
+
+    Options: activation, "silu" by default; out, to write to.
+    """
     if activation not in ACTIVATIONS:
         raise KernelError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
     require_matrix("gate", gate, None, gate.shape[-1], None)
@@ -135,12 +124,10 @@ def plan(
     else:
         require_matrix("up", up, *gate.shape, gate.dtype)
         shape = GatedShape(*gate.shape)
-    arch = arch or arch_of(gate.device)
-    require(accepts(shape, dtype_name(gate), arch), "gated_activation")
+    arch, config = KERNEL.settle(shape, gate, arch, config)
     if out is None:
         out = torch.empty(shape.rows, shape.size, dtype=gate.dtype, device=gate.device)
     require_matrix("out", out, shape.rows, shape.size, gate.dtype)
-    config = config or choose(shape, dtype_name(gate), arch)
     return Plan(
         kernel=gated_activation_kernel,
         grid=(cdiv(shape.rows, config.block_m), cdiv(shape.size, config.block_n)),
@@ -165,12 +152,7 @@ def plan(
     )
 
 
-def launch(gate: torch.Tensor, up: torch.Tensor | None = None, **options: Any) -> torch.Tensor:
-    """act(gate) * up for gate and up [rows, size], or for one [rows, 2 * size] with gate on the left: [rows, size].
-
-    Options: activation, "silu" by default; out, to write to. Raises KernelError if an argument does not fit.
-    """
-    return plan(gate, up, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: GatedShape, dtype: str) -> Cost:
@@ -190,18 +172,9 @@ def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[
     return (make(shape.size), make(shape.size)), {}
 
 
-KERNEL = Kernel(
-    name="gated_activation",
+KERNEL = Kernel.of(
+    globals(),
     op="swiglu",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
     shared_bytes=lambda config: 0,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     typical=GatedShape(4096, 14336, halves=True),
 )

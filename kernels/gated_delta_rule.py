@@ -30,9 +30,10 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    empties,
+    launcher,
+    strides,
+    taking,
 )
 from nnfront_kernels.recurrence import (
     DTYPES,
@@ -42,7 +43,6 @@ from nnfront_kernels.recurrence import (
     refusal,
     require_shape,
     require_state,
-    strides,
     widest,
 )
 from nnfront_kernels.tiles import cdiv
@@ -227,6 +227,7 @@ def gated_delta_rule_kernel(
     tl.store(after_ptr + at_state, h, mask=held)
 
 
+@taking(DTYPES)
 def accepts(shape: DeltaShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
     if shape.groups < 1 or shape.heads % shape.groups:
@@ -234,7 +235,7 @@ def accepts(shape: DeltaShape, dtype: str, arch: str) -> str | None:
     if shape.channels and shape.seq > 1:
         return f"with a rate for each channel there must be one token, got {shape.seq}"
     sizes = {"elements of a key": shape.key_size, "elements of a value": shape.value_size}
-    return refusal(sizes, MOST, shape.batch, dtype, arch)
+    return refusal(sizes, MOST, shape.batch)
 
 
 def plan(
@@ -251,13 +252,15 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Return y and the state after the last token, a new tensor. Of no tokens the state is not written: there must be one at least.
+
+    Options: scale, 1 / sqrt(key size) without; normed; out, to write y to.
+    """
     if q.ndim != 4 or v.ndim != 4:
         raise KernelError(f"q and v must have 4 axes, got {list(q.shape)} and {list(v.shape)}")
     (batch, seq, groups, key_size), (heads, value_size) = q.shape, v.shape[2:]
     shape = DeltaShape(batch, seq, groups, heads, key_size, value_size, g.ndim == 4)
-    arch = arch or arch_of(q.device)
-    require(accepts(shape, dtype_name(q), arch), "gated_delta_rule")
+    arch, config = KERNEL.settle(shape, q, arch, config)
     for name, tensor, sizes in (
         ("q", q, q.shape),
         ("k", k, q.shape),
@@ -273,7 +276,6 @@ def plan(
     if shape.channels:
         require_shape("g", g, (batch, seq, heads, key_size))
     after = require_state("state", state, (batch, heads, key_size, value_size), q)
-    config = config or choose(shape, dtype_name(q), arch)
     out = torch.empty(v.shape, dtype=q.dtype, device=q.device) if out is None else out
     require_shape("out", out, v.shape)
     block_k = block_of(key_size, MOST)
@@ -311,24 +313,11 @@ def plan(
         },
         config=config,
         output=out,
+        also=("after_ptr",),
     )
 
 
-def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    state: torch.Tensor | None = None,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y and the state after the last token, a new tensor. Of no tokens the state is not written: there must be one at least.
-
-    Options: scale, 1 / sqrt(key size) without; normed; out, to write y to. Raises KernelError if an argument does not fit.
-    """
-    made = plan(q, k, v, g, beta, state, **options)
-    return made.launch(), made.arguments["after_ptr"]
+launch = launcher(plan)
 
 
 def cost(shape: DeltaShape, dtype: str) -> Cost:
@@ -341,10 +330,7 @@ def cost(shape: DeltaShape, dtype: str) -> Cost:
 
 def example(shape: DeltaShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
+    make = empties(dtype, device)
     tokens = (shape.batch, shape.seq)
     q, k = (make(*tokens, shape.groups, shape.key_size) for _ in range(2))
     rates = (*tokens, shape.heads)
@@ -353,19 +339,8 @@ def example(shape: DeltaShape, dtype: str, device: str = "meta") -> tuple[tuple[
     return (q, k, make(*rates, shape.value_size), g, make(*rates, kind="float32"), state), {"normed": True}
 
 
-KERNEL = Kernel(
-    name="gated_delta_rule",
-    op="gated_delta_rule",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
+KERNEL = Kernel.of(
+    globals(),
     shape_for=lambda shape, config: replace(shape, seq=1) if config.block_m == 1 else shape,
     typical=DeltaShape(4, 2048, 16, 32, 128, 128),
 )

@@ -28,11 +28,10 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
     is_divisible,
-    require,
+    launcher,
     require_matrix,
+    taking,
 )
 from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
 from nnfront_kernels.moe_routing import Routing, most_tiles
@@ -216,12 +215,9 @@ def store_rows(tile, y_rows, inside_m, first_column, num_columns, COLUMNS: tl.co
     tl.store(y_rows + offs_c[None, :], tile.to(y_rows.dtype.element_ty), mask=inside)
 
 
+@taking(DTYPES)
 def accepts(shape: GroupedShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.experts < 1:
         return f"there must be at least 1 expert, got {shape.experts}"
     return None
@@ -240,7 +236,10 @@ def plan(
     config: Config | None = None,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y: [T * top_k, N] or, gated, [T * top_k, N // 2].
+
+    Options: gather, scatter, bias [E, N], activation none|silu|gelu|gelu_tanh, gated, scale, out_dtype, out.
+    """
     epi = Epilogue(**epilogue)
     tokens, top_k = routing.experts.shape
     if w.ndim != 3 or (w.shape[2] > 1 and w.stride(2) != 1):
@@ -255,9 +254,7 @@ def plan(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_we": w.stride(0), "stride_wn": w.stride(1)}  # fmt: skip
     aligned = all(map(is_divisible, loads.values()))
     shape = GroupedShape(tokens, top_k, num_experts, n, k, epi.gated, gather, aligned, routing.block_m)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "grouped_matmul")
-    config = config or choose(shape, dtype_name(x), arch)
+    arch, config = KERNEL.settle(shape, x, arch, config)
     num_tiles = most_tiles(tokens, top_k, num_experts, routing.block_m)
     if config.block_m != routing.block_m or routing.tiles.shape != (3, num_tiles):
         raise KernelError(
@@ -305,13 +302,7 @@ def plan(
     )
 
 
-def launch(x: torch.Tensor, w: torch.Tensor, routing: Routing, **options: Any) -> torch.Tensor:
-    """Compute y: [T * top_k, N] or, gated, [T * top_k, N // 2].
-
-    Options: gather, scatter, bias [E, N], activation none|silu|gelu|gelu_tanh, gated, scale, out_dtype, out.
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, routing, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: GroupedShape, dtype: str) -> Cost:
@@ -339,20 +330,10 @@ def example(shape: GroupedShape, dtype: str, device: str = "meta") -> tuple[tupl
     return (x, w, routing), {"gather": shape.gather, "scatter": not shape.gather, "gated": shape.gated}
 
 
-KERNEL = Kernel(
-    name="grouped_matmul",
-    op="grouped_matmul",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
+KERNEL = Kernel.of(
+    globals(),
     fallbacks=UNALIGNED,
     shared_bytes=partial(shared_bytes, x_bits=16, w_bits=16),
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     shape_for=lambda shape, config: replace(shape, block_m=config.block_m),
     typical=GroupedShape(4096, 8, 128, 1536, 2048, gated=True),
 )

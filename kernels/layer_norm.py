@@ -21,22 +21,14 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Cost,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_vector,
-)
+from nnfront_kernels import rms_norm
+from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, empties, launcher, require_vector
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.rms_norm import CONFIGS, DTYPES, NormShape, accepts, choose, load_sum, require_rows
+from nnfront_kernels.rms_norm import NormShape, load_sum, require_rows
 from nnfront_kernels.tiles import cdiv
+
+CONFIGS, DTYPES, accepts, choose = rms_norm.CONFIGS, rms_norm.DTYPES, rms_norm.accepts, rms_norm.choose
 
 
 def reference(
@@ -159,13 +151,12 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; out and total, to write y and s to."""
     if x.ndim not in (2, 3):
         raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
     size, rows = x.shape[-1], x.shape[:-1].numel()
     shape = NormShape(rows, size, residual is not None)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "layer_norm")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     if total is not None and residual is None:
         raise KernelError("total is for the sum with a residual, and there is none")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
@@ -177,7 +168,6 @@ def plan(
     strides = {"x": x, "r": residual, "s": total, "y": out}
     for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
         require_rows(name, tensor, x)
-    config = config or choose(shape, dtype_name(x), arch)
     return Plan(
         kernel=layer_norm_kernel,
         grid=(cdiv(rows, config.block_m),),
@@ -205,24 +195,12 @@ def plan(
             "PDL": overlaps(arch),
         },
         config=config,
-        output=out,
+        output=out if total is None else total,
+        also=() if total is None else ("y_ptr",),
     )
 
 
-def launch(
-    x: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    **options: Any,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Normalise rows: y, or with a residual (s, y).
-
-    Options: eps, must be given; residual; out and total, to write y and s to. Raises KernelError if an argument does not
-    fit.
-    """
-    made = plan(x, weight, bias, **options)
-    y = made.launch()
-    return y if made.arguments["s_ptr"] is None else (made.arguments["s_ptr"], y)
+launch = launcher(plan)
 
 
 def cost(shape: NormShape, dtype: str) -> Cost:
@@ -237,29 +215,16 @@ def cost(shape: NormShape, dtype: str) -> Cost:
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
-
+    make = empties(dtype, device)
     options: dict[str, Any] = {"eps": 1e-5}
     if shape.residual:
         options["residual"] = make(shape.rows, shape.size)
     return (make(shape.rows, shape.size), make(shape.size), make(shape.size)), options
 
 
-KERNEL = Kernel(
-    name="layer_norm",
-    op="layer_norm",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 4 * max(config.block_m * config.num_warps, config.block_n),
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     shape_for=lambda shape, config: replace(shape, size=config.block_n),
     typical=NormShape(4096, 4096, residual=True),
 )

@@ -14,18 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Cost,
-    Kernel,
-    Plan,
-    arch_of,
-    dtype_name,
-    is_divisible,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import Config, Cost, Kernel, Plan, is_divisible, launcher, require_matrix, taking
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import MatmulShape, best, cdiv, shared_bytes
@@ -139,12 +128,9 @@ def matmul_kernel(
     )  # fmt: skip
 
 
+@taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.norm:
@@ -162,7 +148,10 @@ def plan(
     config: Config | None = None,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y. x [M, K], w [N, K] of one dtype; returns [M, N] or, gated, [M, N // 2].
+
+    Options: bias [N], activation none|silu|gelu|gelu_tanh, gated, residual like y in shape, scale, out_dtype, out.
+    """
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
@@ -171,10 +160,8 @@ def plan(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
     shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "matmul")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     y = epi.output(out, x, n)
-    config = config or choose(shape, dtype_name(x), arch)
     return Plan(
         kernel=matmul_kernel,
         grid=(cdiv(m, config.block_m) * cdiv(n, config.block_n),),
@@ -202,13 +189,7 @@ def plan(
     )
 
 
-def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute y. x [M, K], w [N, K] of one dtype; returns [M, N] or, gated, [M, N // 2].
-
-    Options: bias [N], activation none|silu|gelu|gelu_tanh, gated, residual like y in shape, scale, out_dtype, out.
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
@@ -226,19 +207,9 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (x, torch.empty(shape.n, shape.k, dtype=kind, device=device)), {"gated": shape.gated}
 
 
-KERNEL = Kernel(
-    name="matmul",
-    op="matmul",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=partial(shared_bytes, x_bits=16, w_bits=16),
     fallbacks=(UNALIGNED, FLOAT32),
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     typical=MatmulShape(4096, 4096, 4096),
 )

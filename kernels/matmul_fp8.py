@@ -21,17 +21,15 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
     is_divisible,
-    require,
+    launcher,
     require_matrix,
+    taking,
 )
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
@@ -218,12 +216,9 @@ def matmul_fp8_kernel(
         )  # fmt: skip
 
 
+@taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses. group 128 means scales for blocks of 128, 0 scales outside of the sums."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be float8_e4m3fn, got '{dtype}'"
     if shape.group not in (0, BLOCK):
         return f"scales are for rows or for blocks of {BLOCK}, got groups of {shape.group}"
     if shape.k == 0 or shape.k % 16:
@@ -250,7 +245,9 @@ def plan(
     out_dtype: torch.dtype | None = None,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
+    and a `split_k.Workspace` to use instead of a new one.
+    """
     epi = Epilogue(**epilogue, out_dtype=out_dtype or torch.bfloat16)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
@@ -260,9 +257,7 @@ def plan(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
     shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=BLOCK if blocks else 0)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "matmul_fp8")
-    config = config or choose(shape, dtype_name(x), arch)
+    arch, config = KERNEL.settle(shape, x, arch, config)
     if arch not in NATIVE:
         x, w = x.view(torch.uint8), w.view(torch.uint8)
     return plan_tiles(
@@ -316,15 +311,7 @@ def _require_scales(
         raise KernelError(f"{name} must be torch.float32, got {scales.dtype}")
 
 
-def launch(
-    x: torch.Tensor, w: torch.Tensor, x_scales: torch.Tensor, w_scales: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
-    and a `split_k.Workspace` to use instead of a new one.
-
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, x_scales, w_scales, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
@@ -352,19 +339,4 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, {"gated": shape.gated}
 
 
-KERNEL = Kernel(
-    name="matmul_fp8",
-    op="matmul_fp8",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
-    groups=(0, BLOCK),
-    typical=MatmulShape(4096, 4096, 4096),
-)
+KERNEL = Kernel.of(globals(), groups=(0, BLOCK), typical=MatmulShape(4096, 4096, 4096))

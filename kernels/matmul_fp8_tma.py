@@ -18,16 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import matmul_fp8
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Kernel,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
 from nnfront_kernels.matmul_tma import descriptor, store_half, with_room
 from nnfront_kernels.tiles import MatmulShape, best, cdiv
@@ -118,12 +109,9 @@ def matmul_fp8_tma_kernel(
             store_half(right, y_desc, residual_desc, first_m, first_n + HALF)
 
 
+@taking(DTYPES, CONFIGS)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses. Alignment is checked by `plan`, on the tensors."""
-    if arch not in CONFIGS:
-        return f"arch must be one of {', '.join(CONFIGS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be float8_e4m3fn, got '{dtype}'"
     if shape.group:
         return f"scales are for rows, got groups of {shape.group}"
     if shape.k == 0:
@@ -145,20 +133,19 @@ def plan(
     out_dtype: torch.dtype | None = None,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments and options as for `matmul_fp8.launch`, without a workspace."""
     epi = Epilogue(**epilogue, out_dtype=out_dtype or torch.bfloat16)
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
     (m, k), n = x.shape, w.shape[0]
     epi.check(m, n)
-    arch = arch or arch_of(x.device)
     blocks = matmul_fp8.in_blocks(x_scales, w_scales, n)
     shape = MatmulShape(m, n, k, gated=epi.gated, group=matmul_fp8.BLOCK if blocks else 0)
-    require(accepts(shape, dtype_name(x), arch), "matmul_fp8_tma")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     matmul_fp8.require_scales(x_scales, w_scales, m, n, k, blocks=False)
     y = epi.output(out, x, n)
     moved = y.element_size() + (0 if epi.residual is None else epi.residual.element_size())
-    config = with_room(config or choose(shape, dtype_name(x), arch), arch, lambda c: shared_bytes(c, moved))
+    config = with_room(config, arch, lambda c: shared_bytes(c, moved))
     arguments: dict[str, Any] = {}
     tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
     if tiles:
@@ -195,28 +182,13 @@ def plan(
     )
 
 
-def launch(
-    x: torch.Tensor, w: torch.Tensor, x_scales: torch.Tensor, w_scales: torch.Tensor, **options: Any
-) -> torch.Tensor:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments and options as for `matmul_fp8.launch`, without a workspace.
-
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, x_scales, w_scales, **options).launch()
+launch = launcher(plan)
 
 
-KERNEL = Kernel(
-    name="matmul_fp8_tma",
+KERNEL = Kernel.of(
+    globals(),
     op="matmul_fp8",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
     cost=matmul_fp8.cost,
     example=matmul_fp8.example,
-    dtypes=DTYPES,
     typical=MatmulShape(4096, 4096, 4096),
 )

@@ -18,18 +18,16 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
     is_divisible,
-    require,
+    launcher,
     require_matrix,
     row_stride,
+    taking,
 )
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
@@ -220,12 +218,9 @@ def matmul_int4_kernel(
         )  # fmt: skip
 
 
+@taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group not in GROUPS:
         return f"the group must be one of {', '.join(map(str, GROUPS))}, got {shape.group}"
     if shape.k % shape.group:
@@ -253,7 +248,9 @@ def plan(
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
+    and a `split_k.Workspace` to use instead of a new one.
+    """
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
@@ -277,9 +274,7 @@ def plan(
         group=group,
         zero_points=zeros is not None,
     )
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "matmul_int4")
-    config = config or choose(shape, dtype_name(x), arch)
+    arch, config = KERNEL.settle(shape, x, arch, config)
     return plan_tiles(
         matmul_int4_kernel,
         shape,
@@ -308,15 +303,7 @@ def plan(
     )
 
 
-def launch(
-    x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None, **options: Any
-) -> torch.Tensor:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
-    and a `split_k.Workspace` to use instead of a new one.
-
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, scales, zeros, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
@@ -343,19 +330,4 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
 
 
-KERNEL = Kernel(
-    name="matmul_int4",
-    op="matmul_int4",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    candidates=candidates,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    groups=(128, 64, 32),
-    typical=MatmulShape(16, 4096, 4096, group=128),
-)
+KERNEL = Kernel.of(globals(), groups=(128, 64, 32), typical=MatmulShape(16, 4096, 4096, group=128))

@@ -14,18 +14,16 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
     is_divisible,
-    require,
+    launcher,
     require_matrix,
     row_stride,
+    taking,
 )
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
@@ -199,12 +197,9 @@ def matmul_int8_kernel(
         )  # fmt: skip
 
 
+@taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses. group 0 is one scale per row."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group not in (0, *GROUPS):
         return f"the group must be one of {', '.join(map(str, GROUPS))}, or K for one scale per row, got {shape.group}"
     if shape.group and shape.k % shape.group:
@@ -233,7 +228,9 @@ def plan(
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
+    and a `split_k.Workspace` to use instead of a new one.
+    """
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
@@ -247,9 +244,7 @@ def plan(
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
     group = 0 if groups == 1 else k // groups
     shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned, group=group)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "matmul_int8")
-    config = config or choose(shape, dtype_name(x), arch)
+    arch, config = KERNEL.settle(shape, x, arch, config)
     return plan_tiles(
         matmul_int8_kernel,
         shape,
@@ -277,13 +272,7 @@ def plan(
     )
 
 
-def launch(x: torch.Tensor, w: torch.Tensor, scales: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
-    and a `split_k.Workspace` to use instead of a new one.
-
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, scales, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
@@ -308,18 +297,4 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
 
 
-KERNEL = Kernel(
-    name="matmul_int8",
-    op="matmul_int8",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    groups=(0, 128, 64, 32),
-    typical=MatmulShape(16, 4096, 4096),
-)
+KERNEL = Kernel.of(globals(), groups=(0, 128, 64, 32), typical=MatmulShape(16, 4096, 4096))

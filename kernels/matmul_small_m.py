@@ -15,17 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import matmul
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Kernel,
-    Plan,
-    arch_of,
-    dtype_name,
-    is_divisible,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import Config, Kernel, Plan, is_divisible, launcher, require_matrix, taking
 from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue, write_tile
 from nnfront_kernels.remembered import remembered
@@ -192,12 +182,9 @@ def matmul_small_m_kernel(
         )  # fmt: skip
 
 
+@taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.m > MOST_ROWS:
@@ -221,7 +208,10 @@ def plan(
     constant_weights: bool = False,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y. x [M, K] with M <= 64, w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
+
+    Options as for `matmul.launch`, and a `split_k.Workspace` to use instead of a new one.
+    """
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
@@ -230,9 +220,7 @@ def plan(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
     shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "matmul_small_m")
-    config = config or choose(shape, dtype_name(x), arch)
+    arch, config = KERNEL.settle(shape, x, arch, config)
     return plan_tiles(
         matmul_small_m_kernel,
         shape,
@@ -249,13 +237,7 @@ def plan(
     )
 
 
-def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute y. x [M, K] with M <= 64, w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
-
-    Options as for `matmul.launch`, and a `split_k.Workspace` to use instead of a new one.
-    Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, **options).launch()
+launch = launcher(plan)
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -264,18 +246,11 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, options | norm_example(shape.k if shape.norm else 0, tensors[0].dtype, device)
 
 
-KERNEL = Kernel(
-    name="matmul_small_m",
+KERNEL = Kernel.of(
+    globals(),
     op="matmul",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
     fallbacks=(UNALIGNED,),
     shared_bytes=operand_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
     cost=matmul.cost,
-    example=example,
     typical=MatmulShape(16, 4096, 4096),
 )

@@ -19,17 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import matmul
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan, launcher, require_matrix, taking
 from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
 from nnfront_kernels.tiles import MatmulShape, best, cdiv
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
@@ -124,12 +114,9 @@ def store_half(half, y_desc, residual_desc, first_m, first_column):
     y_desc.store([first_m, first_column], half.to(y_desc.dtype))
 
 
+@taking(DTYPES, CONFIGS)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses. Alignment is checked by `plan`, on the tensors."""
-    if arch not in CONFIGS:
-        return f"arch must be one of {', '.join(CONFIGS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.k == 0:
@@ -148,18 +135,20 @@ def plan(
     config: Config | None = None,
     **epilogue: Any,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y. x [M, K], w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
+
+    Options as for `matmul.launch`.
+    """
     epi = Epilogue(**epilogue)
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
     (m, k), n = x.shape, w.shape[0]
     epi.check(m, n)
-    arch = arch or arch_of(x.device)
     shape = MatmulShape(m, n, k, gated=epi.gated)
-    require(accepts(shape, dtype_name(x), arch), "matmul_tma")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     y = epi.output(out, x, n)
     moved = y.element_size() + (0 if epi.residual is None else epi.residual.element_size())
-    config = with_room(config or choose(shape, dtype_name(x), arch), arch, lambda c: shared_bytes(c, moved))
+    config = with_room(config, arch, lambda c: shared_bytes(c, moved))
     arguments: dict[str, Any] = {}
     tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
     if tiles:
@@ -204,24 +193,12 @@ def descriptor(name: str, tensor: torch.Tensor, block: list[int]) -> TensorDescr
     return TensorDescriptor(tensor, list(tensor.shape), [stride, 1], block)
 
 
-def launch(x: torch.Tensor, w: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Compute y. x [M, K], w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
-
-    Options as for `matmul.launch`. Raises KernelError if an argument does not fit or `accepts` refuses.
-    """
-    return plan(x, w, **options).launch()
+launch = launcher(plan)
 
 
-KERNEL = Kernel(
-    name="matmul_tma",
+KERNEL = Kernel.of(
+    globals(),
     op="matmul",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
     cost=matmul.cost,
     example=matmul.example,
     typical=MatmulShape(4096, 4096, 4096),

@@ -14,18 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    WARP,
-    Config,
-    Cost,
-    Kernel,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import ARCHS, WARP, Config, Cost, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -88,12 +77,9 @@ def moe_combine_kernel(
     tl.store(y_ptr + token * stride_ym + at, total.to(y_ptr.dtype.element_ty), mask=at < H)
 
 
+@taking(DTYPES)
 def accepts(shape: CombineShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     return None
 
 
@@ -107,15 +93,13 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Compute y [T, H]. Option: out."""
     require_matrix("experts", experts, None, experts.shape[-1], torch.int32)
     tokens, top_k = experts.shape
     require_matrix("x", x, tokens * top_k, x.shape[-1], None)
     require_matrix("weights", weights, tokens, top_k, None)
     width = x.shape[1]
-    arch = arch or arch_of(x.device)
-    require(accepts(CombineShape(tokens, top_k, width), dtype_name(x), arch), "moe_combine")
-    config = config or choose(CombineShape(tokens, top_k, width), dtype_name(x), arch)
+    arch, config = KERNEL.settle(CombineShape(tokens, top_k, width), x, arch, config)
     if out is None:
         out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
     require_matrix("out", out, tokens, width, x.dtype)
@@ -139,11 +123,7 @@ def plan(
     )
 
 
-def launch(
-    x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor, num_experts: int, **options: Any
-) -> torch.Tensor:
-    """Compute y [T, H]. Option: out. Raises KernelError if an argument does not fit."""
-    return plan(x, weights, experts, num_experts, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: CombineShape, dtype: str) -> Cost:
@@ -162,18 +142,4 @@ def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tupl
     return (x, weights, torch.empty(rows, dtype=torch.int32, device=device), 128), {}
 
 
-KERNEL = Kernel(
-    name="moe_combine",
-    op="moe_combine",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=lambda config: 0,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
-    typical=CombineShape(4096, 8, 2048),
-)
+KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=CombineShape(4096, 8, 2048))

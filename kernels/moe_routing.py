@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan, arch_of, require
+from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, taking
 from nnfront_kernels.tiles import cdiv
 
 MOST_EXPERTS = 512
 MOST_CHOICES = 16
 CHUNK = 128
+DTYPES = ("int32",)
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ def reference(choices: torch.Tensor, num_experts: int, block_m: int) -> tuple[li
     return slots, tiles
 
 
-ONLY = Config(1, 1, CHUNK, 8, 1)  # with fewer warps, comparing a chunk with itself takes all registers
+CONFIGS = (Config(1, 1, CHUNK, 8, 1),)  # with fewer warps, comparing a chunk with itself takes all registers
 
 
 def choose(shape: RoutingShape, dtype: str, arch: str) -> Config:
     """The one config."""
-    return ONLY
+    return CONFIGS[0]
 
 
 @triton.jit(do_not_specialize=["SLOTS"])
@@ -175,12 +176,9 @@ def place_kernel(
     tl.store(tiles_ptr + 2 * NUM_TILES + at, tl.where(real, rows, 0), mask=wanted)
 
 
+@taking(DTYPES)
 def accepts(shape: RoutingShape, dtype: str, arch: str) -> str | None:
     """None, or why these kernels refuse."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype != "int32":
-        return f"experts must be int32, got '{dtype}'"
     if not 1 <= shape.experts <= MOST_EXPERTS:
         return f"there must be 1 to {MOST_EXPERTS} experts, got {shape.experts}"
     if not 1 <= shape.top_k <= MOST_CHOICES:
@@ -207,9 +205,7 @@ def launches(
         )
     tokens, top_k = experts.shape
     shape = RoutingShape(tokens, top_k, num_experts, block_m)
-    arch = arch or arch_of(experts.device)
-    require(accepts(shape, str(experts.dtype).removeprefix("torch."), arch), "moe_routing")
-    config = config or choose(shape, "int32", arch)
+    arch, config = KERNEL.settle(shape, experts, arch, config)
     num_slots, num_tiles = tokens * top_k, most_tiles(tokens, top_k, num_experts, block_m)
     chunks = cdiv(num_slots, CHUNK)
     all_experts = max(triton.next_power_of_2(num_experts), 2)
@@ -286,18 +282,8 @@ def example(shape: RoutingShape, dtype: str, device: str = "meta") -> tuple[tupl
     return (experts,), {"num_experts": shape.experts, "block_m": shape.block_m}
 
 
-KERNEL = Kernel(
-    name="moe_routing",
-    op="moe_routing",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: (ONLY,) for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 64 * 1024,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=("int32",),
     typical=RoutingShape(4096, 8, 128),
 )

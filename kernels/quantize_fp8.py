@@ -21,17 +21,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Cost,
-    Kernel,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import Config, Cost, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.quantized import FP8, FP8_MAX, FP8_SMALLEST
 from nnfront_kernels.quantized import quantize_fp8 as quantize
@@ -68,6 +58,7 @@ def reference(
 # One block per row, or 16 rows of one group. By arithmetic: enough loads in flight; not yet measured.
 ROWS = Config(1, 1, 2048, 4, 1)
 GROUPS = Config(16, 1, GROUP, 4, 1)
+CONFIGS = (ROWS, GROUPS)
 
 
 def choose(shape: QuantizeShape, dtype: str, arch: str) -> Config:
@@ -149,12 +140,9 @@ def quantize_fp8_kernel(
         tl.store(q_rows + at, encode(tl.where(z == z, limited, z)), mask=inside)
 
 
+@taking(DTYPES)
 def accepts(shape: QuantizeShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.group not in (0, GROUP):
         return f"the group must be {GROUP}, or 0 for one scale per row, got {shape.group}"
     if shape.norm and shape.group:
@@ -174,13 +162,15 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Quantise x [M, K]: (q [M, K] float8_e4m3fn, scales [M, 1] or [M, ceil(K / 128)] float32).
+
+    Options: group 0 or 128; norm_eps and norm_weight [K]; out and scales to write to.
+    """
     require_matrix("x", x, None, x.shape[-1], None)
     m, k = x.shape
     require_norm(norm_eps, norm_weight, k)
     shape = QuantizeShape(m, k, group, norm_eps is not None)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "quantize_fp8")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     across = cdiv(k, group) if group else 1
     if out is None:
         out = torch.empty(m, k, dtype=FP8, device=x.device)
@@ -188,7 +178,6 @@ def plan(
         scales = torch.empty(m, across, dtype=torch.float32, device=x.device)
     require_matrix("out", out, m, k, FP8)
     require_matrix("scales", scales, m, across, torch.float32)
-    config = config or choose(shape, dtype_name(x), arch)
     return Plan(
         kernel=quantize_fp8_kernel,
         grid=(cdiv(m, config.block_m), across),
@@ -214,16 +203,11 @@ def plan(
         },
         config=config,
         output=out,
+        also=("scales_ptr",),
     )
 
 
-def launch(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [M, K]: (q [M, K] float8_e4m3fn, scales [M, 1] or [M, ceil(K / 128)] float32).
-
-    Options: group 0 or 128; norm_eps and norm_weight [K]; out and scales to write to. Raises KernelError if an argument does not fit.
-    """
-    made = plan(x, **options)
-    return made.launch(), made.arguments["scales_ptr"]
+launch = launcher(plan)
 
 
 def cost(shape: QuantizeShape, dtype: str) -> Cost:
@@ -241,19 +225,9 @@ def example(shape: QuantizeShape, dtype: str, device: str = "meta") -> tuple[tup
     return (torch.empty(shape.m, shape.k, dtype=kind, device=device),), options
 
 
-KERNEL = Kernel(
-    name="quantize_fp8",
-    op="quantize_fp8",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: (ROWS, GROUPS) for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 4 * config.block_m * config.num_warps,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     shape_for=lambda shape, config: replace(shape, group=GROUP if config == GROUPS else 0),
     groups=(0, GROUP),
     typical=QuantizeShape(4096, 4096),

@@ -8,22 +8,17 @@ Arithmetic is float32. Tensor cores take tokens in 16 bits as they are, and what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import ARCHS, KernelError
+from nnfront_kernels.common import KernelError
 
 DTYPES = ("float16", "bfloat16", "float32")
 
 
-def refusal(sizes: dict[str, int], most: int, batch: int, dtype: str, arch: str) -> str | None:
+def refusal(sizes: dict[str, int], most: int, batch: int) -> str | None:
     """None, or why no kernel of a recurrence takes these."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     for name, size in sizes.items():
         if not 1 <= size <= most:
             return f"{name} must be 1 to {most}, got {size}"
@@ -54,11 +49,6 @@ def require_state(
     if state is not None and state.dtype != torch.float32:
         raise KernelError(f"{name} must be torch.float32, got {state.dtype}")
     return torch.empty(tuple(shape), dtype=torch.float32, device=like.device)
-
-
-def strides(name: str, tensor: torch.Tensor | None, axes: str) -> dict[str, Any]:
-    """The strides of a tensor as arguments of a kernel, 0 for one that is absent."""
-    return {f"stride_{name}{axis}": 0 if tensor is None else tensor.stride(i) for i, axis in enumerate(axes)}
 
 
 def widest(columns: int, other: int) -> int:

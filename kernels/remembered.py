@@ -46,7 +46,7 @@ class _Template(Alike):
             plan.constants,
             plan.config,
         )
-        self._sizes, self._device = sizes, plan.output.device
+        self._sizes, self._device, self._also = sizes, plan.output.device, plan.also
         self._scalars: dict[str, Any] = {}
         self._same: dict[str, int] = {}
         self._views: dict[str, _View] = {}
@@ -90,7 +90,9 @@ class _Template(Alike):
             arguments[name] = _empty(*fresh, self._device)
         if self._sizes is not None:
             arguments |= zip(WORKSPACE, lender()(self._sizes, self._device), strict=True)
-        return Plan(self._kernel, self._grid, arguments, self._constants, self._config, output, alike=self)
+        return Plan(
+            self._kernel, self._grid, arguments, self._constants, self._config, output, self._also, alike=self
+        )
 
 
 def _is_inside(value: torch.Tensor, given: tuple[Any, ...]) -> bool:

@@ -20,16 +20,15 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    empties,
+    launcher,
     require_vector,
+    taking,
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
@@ -168,12 +167,9 @@ def write(s, inverse, s_rows, y_rows, w_ptr, at, inside_n, inside, PLUS_ONE: tl.
     tl.store(y_rows + at[None, :], y.to(y_rows.dtype.element_ty), mask=inside)
 
 
+@taking(DTYPES)
 def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.size < 1:
         return "rows must have at least 1 element, got 0"
     if shape.rows >= 2**31:
@@ -194,13 +190,12 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; plus_one; out and total, to write y and s to."""
     if x.ndim not in (2, 3):
         raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
     size, rows = x.shape[-1], x.shape[:-1].numel()
     shape = NormShape(rows, size, residual is not None)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "rms_norm")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     if total is not None and residual is None:
         raise KernelError("total is for the sum with a residual, and there is none")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
@@ -211,7 +206,6 @@ def plan(
     strides = {"x": x, "r": residual, "s": total, "y": out}
     for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
         require_rows(name, tensor, x)
-    config = config or choose(shape, dtype_name(x), arch)
     return Plan(
         kernel=rms_norm_kernel,
         grid=(cdiv(rows, config.block_m),),
@@ -239,7 +233,8 @@ def plan(
             "PDL": overlaps(arch),
         },
         config=config,
-        output=out,
+        output=out if total is None else total,
+        also=() if total is None else ("y_ptr",),
     )
 
 
@@ -258,17 +253,7 @@ def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> 
         )
 
 
-def launch(
-    x: torch.Tensor, weight: torch.Tensor | None, **options: Any
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Normalise rows: y, or with a residual (s, y).
-
-    Options: eps, must be given; residual; plus_one; out and total, to write y and s to. Raises KernelError if an argument
-    does not fit.
-    """
-    made = plan(x, weight, **options)
-    y = made.launch()
-    return y if made.arguments["s_ptr"] is None else (made.arguments["s_ptr"], y)
+launch = launcher(plan)
 
 
 def cost(shape: NormShape, dtype: str) -> Cost:
@@ -282,29 +267,16 @@ def cost(shape: NormShape, dtype: str) -> Cost:
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, dtype), device=device)
-
+    make = empties(dtype, device)
     options: dict[str, Any] = {"eps": 1e-6}
     if shape.residual:
         options["residual"] = make(shape.rows, shape.size)
     return (make(shape.rows, shape.size), make(shape.size)), options
 
 
-KERNEL = Kernel(
-    name="rms_norm",
-    op="rms_norm",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 4 * config.block_m * config.num_warps,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     shape_for=lambda shape, config: replace(shape, size=config.block_n),
     typical=NormShape(4096, 4096, residual=True),
 )

@@ -31,9 +31,9 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    launcher,
+    strides,
+    taking,
 )
 from nnfront_kernels.quantize_fp8 import encode
 from nnfront_kernels.quantized import FP8_SMALLEST
@@ -237,12 +237,9 @@ def blocks(size: int, pairs: int, interleaved: bool, config: Config) -> dict[str
     }
 
 
+@taking(DTYPES)
 def accepts(shape: RopeShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 0 <= shape.pairs <= shape.size // 2:
         return f"at most {shape.size // 2} pairs fit in a head of {shape.size}, got {shape.pairs}"
     if shape.batch * shape.tokens >= 2**31:
@@ -279,10 +276,6 @@ def require_angles(
     return made[0], made[1]
 
 
-def strides(name: str, tensor: torch.Tensor, axes: str) -> dict[str, int]:
-    return {f"stride_{name}{axis}": tensor.stride(index) for index, axis in enumerate(axes)}
-
-
 @remembered
 def plan(
     q: torch.Tensor,
@@ -296,16 +289,14 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Rotate: (q, k), new and dense unless `out` and `out_k` say where to write; they may be q and k themselves. The other option is interleaved."""
     require_heads("q", q, ("batch", "seq", "heads", "size"), q.dtype)
     batch, seq, heads, size = q.shape
     require_heads("k", k, (batch, seq, "kv_heads", size), q.dtype)
     kv_heads = k.shape[2]
     cos, sin = require_angles(cos, sin, batch, seq)
     shape = RopeShape(batch, seq, heads, kv_heads, size, cos.shape[2], interleaved)
-    arch = arch or arch_of(q.device)
-    require(accepts(shape, dtype_name(q), arch), "rope")
-    config = config or choose(shape, dtype_name(q), arch)
+    arch, config = KERNEL.settle(shape, q, arch, config)
     out, out_k = (
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if to is None else to
         for x, to in ((q, out), (k, out_k))
@@ -340,18 +331,11 @@ def plan(
         },
         config=config,
         output=out,
+        also=("new_k_ptr",),
     )
 
 
-def launch(
-    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate: (q, k), new and dense unless `out` and `out_k` say where to write; they may be q and k themselves.
-
-    The other option is interleaved. Raises KernelError if an argument does not fit.
-    """
-    made = plan(q, k, cos, sin, **options)
-    return made.launch(), made.arguments["new_k_ptr"]
+launch = launcher(plan)
 
 
 def cost(shape: RopeShape, dtype: str) -> Cost:
@@ -375,18 +359,4 @@ def example(shape: RopeShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     return (q, k, *tables), {"interleaved": shape.interleaved}
 
 
-KERNEL = Kernel(
-    name="rope",
-    op="rope",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=lambda config: 0,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
-    typical=RopeShape(16, 256, 32, 8, 128, 64),
-)
+KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=RopeShape(16, 256, 32, 8, 128, 64))

@@ -18,34 +18,23 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels import rope
 from nnfront_kernels.cache import pointers, require_cache, require_counts, rounded, slots_of
-from nnfront_kernels.common import (
-    Config,
-    Cost,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-)
+from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, empties, launcher, strides
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.rope import (
-    CONFIGS,
-    DTYPES,
     RopeShape,
-    accepts,
     blocks,
-    choose,
     require_angles,
     require_heads,
     rotated,
     row_of,
-    strides,
     turn,
 )
 from nnfront_kernels.tiles import cdiv
+
+CONFIGS, DTYPES, accepts, choose = rope.CONFIGS, rope.DTYPES, rope.accepts, rope.choose
 
 
 @dataclass(frozen=True)
@@ -219,7 +208,11 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Write to the cache and return the rotated q [batch, seq, heads, size], or without a rotation q itself.
+
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; interleaved; out, to write q to, which
+    may be q itself.
+    """
     require_heads("q", q, ("batch", "seq", "heads", "size"), q.dtype)
     batch, seq, heads, size = q.shape
     capacity = require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
@@ -241,9 +234,7 @@ def plan(
     page = slots if pages is not None else 0
     fp8 = key_scales is not None
     shape = AppendShape(batch, seq, heads, kv_heads, size, pairs, interleaved, page, value_size, fp8)
-    arch = arch or arch_of(q.device)
-    require(accepts(shape, dtype_name(q), arch), "rope_append")
-    config = config or choose(shape, dtype_name(q), arch)
+    arch, config = KERNEL.settle(shape, q, arch, config)
     kv_blocks = cdiv(kv_heads, config.block_m)
     return Plan(
         kernel=rope_append_kernel,
@@ -283,23 +274,7 @@ def plan(
     )
 
 
-def launch(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cos: torch.Tensor | None,
-    sin: torch.Tensor | None,
-    lengths: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    **options: Any,
-) -> torch.Tensor:
-    """Write to the cache and return the rotated q [batch, seq, heads, size], or without a rotation q itself.
-
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; interleaved; out, to write q to, which
-    may be q itself. Raises KernelError if an argument does not fit.
-    """
-    return plan(q, k, v, cos, sin, lengths, keys, values, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: AppendShape, dtype: str) -> Cost:
@@ -317,10 +292,7 @@ def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple
     """Arguments of `plan` with the sizes of a shape, without values: views into a fused projection, float32 tables, and room
     for twice as many tokens.
     """
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
+    make = empties(dtype, device)
     value_size, room = shape.value_size or shape.size, 2 * shape.tokens
     widths = (shape.heads * shape.size, shape.kv_heads * shape.size, shape.kv_heads * value_size)
     fused = make(shape.batch, shape.tokens, sum(widths)).split(widths, 2)
@@ -343,18 +315,8 @@ def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (q, k, v, *tables, make(shape.batch, kind="int32"), *cache), options
 
 
-KERNEL = Kernel(
-    name="rope_append",
-    op="rope_append",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 0,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     typical=AppendShape(16, 256, 32, 8, 128, 64, page=64),
 )

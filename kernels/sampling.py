@@ -33,17 +33,15 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
-    ARCHS,
     Config,
     Cost,
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    launcher,
     require_matrix,
     require_vector,
+    taking,
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.philox import exponentials
@@ -208,12 +206,9 @@ def sampling_kernel(
             tl.store(seen + winner, 1, mask=winner >= 0)
 
 
+@taking(DTYPES)
 def accepts(shape: SampleShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if not 1 <= shape.vocab < 2**24:
         return f"there must be at least 1 token and less than 2^24, got {shape.vocab}"
     if shape.rows >= 2**31:
@@ -238,7 +233,12 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """One token for each row of logits [rows, vocab], int64 [rows]; -1 for a row that has none.
+
+    Options: temperature, 0 by default; top_k, top_p, min_p; penalty and seen; state, needed with a temperature; advance, to count the
+    step and mark the token; kept, a bool [rows, vocab] to write to which tokens could have been drawn, for rows that are drawn from;
+    workspace; out, to write to.
+    """
     require_matrix("logits", logits, None, logits.shape[-1], None)
     rows, vocab = logits.shape
     draws = temperature > 0
@@ -247,13 +247,11 @@ def plan(
     min_p = min_p if draws and min_p else None
     filtered = draws and (kept is not None or any(limit is not None for limit in (top_k, top_p, min_p)))
     shape = SampleShape(rows, vocab, not draws, filtered, seen is not None)
-    arch = arch or arch_of(logits.device)
-    require(accepts(shape, dtype_name(logits), arch), "sampling")
+    arch, config = KERNEL.settle(shape, logits, arch, config)
     require_options(logits, temperature, penalty, seen, state, kept)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     require_vector("out", out, rows)
     space = _space(workspace, rows, vocab, logits.device) if filtered else None
-    config = config or choose(shape, dtype_name(logits), arch)
     return Plan(
         kernel=sampling_kernel,
         grid=(rows,),
@@ -328,14 +326,7 @@ def _space(given: Workspace | None, rows: int, vocab: int, device: torch.device)
     return given
 
 
-def launch(logits: torch.Tensor, **options: Any) -> torch.Tensor:
-    """One token for each row of logits [rows, vocab], int64 [rows]; -1 for a row that has none.
-
-    Options: temperature, 0 by default; top_k, top_p, min_p; penalty and seen; state, needed with a temperature; advance, to count the
-    step and mark the token; kept, a bool [rows, vocab] to write to which tokens could have been drawn, for rows that are drawn from;
-    workspace; out, to write to. Raises KernelError if an argument does not fit.
-    """
-    return plan(logits, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: SampleShape, dtype: str) -> Cost:
@@ -359,18 +350,8 @@ def example(shape: SampleShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (logits,), options
 
 
-KERNEL = Kernel(
-    name="sampling",
-    op="sampling",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 8 * config.block_n,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     typical=SampleShape(64, 128256, penalty=True),
 )

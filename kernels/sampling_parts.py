@@ -20,18 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import sampling
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Kernel,
-    KernelError,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-    require_vector,
-)
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, require_matrix, require_vector
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.sampling import SampleShape, Workspace, nearest_kept, require_options
 from nnfront_kernels.split_k import Sizes, pointers
@@ -44,6 +33,7 @@ LANES = 64
 LEAST = 1 << 14  # tokens from which on a row is worth two launches
 
 reference, accepts, cost = sampling.reference, sampling.accepts, sampling.cost
+DTYPES, example = sampling.DTYPES, sampling.example
 
 
 def choose(shape: SampleShape, dtype: str, arch: str) -> Config:
@@ -277,10 +267,9 @@ def launches(
     top_p = top_p if draws and top_p is not None and top_p < 1 else None
     min_p = min_p if draws and min_p else None
     filtered = draws and (kept is not None or any(limit is not None for limit in (top_k, top_p, min_p)))
-    shape, arch = SampleShape(rows, vocab, not draws, filtered, seen is not None), arch or arch_of(device)
-    require(accepts(shape, dtype_name(logits), arch), "sampling_parts")
+    shape = SampleShape(rows, vocab, not draws, filtered, seen is not None)
+    arch, config = KERNEL.settle(shape, logits, arch, config)
     require_options(logits, temperature, penalty, seen, state, kept)
-    config = config or choose(shape, dtype_name(logits), arch)
     out = torch.empty(rows, dtype=torch.int64, device=device) if out is None else out
     require_vector("out", out, rows)
 
@@ -363,18 +352,9 @@ def launch(logits: torch.Tensor, **options: Any) -> torch.Tensor:
     return token
 
 
-KERNEL = Kernel(
-    name="sampling_parts",
+KERNEL = Kernel.of(
+    globals(),
     op="sampling",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
     shared_bytes=lambda config: 8 * config.block_n,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=sampling.example,
-    dtypes=sampling.DTYPES,
     typical=SampleShape(1, 152064, penalty=True),
 )

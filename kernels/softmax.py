@@ -18,17 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    Config,
-    Cost,
-    Kernel,
-    Plan,
-    arch_of,
-    dtype_name,
-    require,
-    require_matrix,
-)
+from nnfront_kernels.common import Config, Cost, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -117,12 +107,9 @@ def finite(largest):
     return tl.where(largest == float("-inf"), 0.0, largest)
 
 
+@taking(DTYPES)
 def accepts(shape: SoftmaxShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
-    if arch not in ARCHS:
-        return f"arch must be one of {', '.join(ARCHS)}, got '{arch}'"
-    if dtype not in DTYPES:
-        return f"dtype must be one of {', '.join(DTYPES)}, got '{dtype}'"
     if shape.rows >= 2**31:
         return f"there must be less than 2^31 rows, got {shape.rows}"
     return None
@@ -136,15 +123,16 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Softmax of each row of x [rows, size]: the same shape and dtype.
+
+    Options: scale, 1 by default; out, to write to.
+    """
     require_matrix("x", x, None, x.shape[-1], None)
     rows, size = x.shape
     shape = SoftmaxShape(rows, size)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "softmax")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     out = torch.empty(rows, size, dtype=x.dtype, device=x.device) if out is None else out
     require_matrix("out", out, rows, size, x.dtype)
-    config = config or choose(shape, dtype_name(x), arch)
     return Plan(
         kernel=softmax_kernel,
         grid=(cdiv(rows, config.block_m),),
@@ -167,12 +155,7 @@ def plan(
     )
 
 
-def launch(x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Softmax of each row of x [rows, size]: the same shape and dtype.
-
-    Options: scale, 1 by default; out, to write to. Raises KernelError if an argument does not fit.
-    """
-    return plan(x, **options).launch()
+launch = launcher(plan)
 
 
 def cost(shape: SoftmaxShape, dtype: str) -> Cost:
@@ -186,19 +169,9 @@ def example(shape: SoftmaxShape, dtype: str, device: str = "meta") -> tuple[tupl
     return (torch.empty(shape.rows, shape.size, dtype=getattr(torch, dtype), device=device),), {}
 
 
-KERNEL = Kernel(
-    name="softmax",
-    op="softmax",
-    accepts=accepts,
-    choose=choose,
-    configs={arch: CONFIGS for arch in ARCHS},
+KERNEL = Kernel.of(
+    globals(),
     shared_bytes=lambda config: 4 * config.block_m * config.num_warps,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
     shape_for=lambda shape, config: replace(shape, size=config.block_n),
     typical=SoftmaxShape(4096, 4096),
 )

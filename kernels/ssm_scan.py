@@ -28,9 +28,10 @@ from nnfront_kernels.common import (
     Kernel,
     KernelError,
     Plan,
-    arch_of,
-    dtype_name,
-    require,
+    empties,
+    launcher,
+    strides,
+    taking,
 )
 from nnfront_kernels.recurrence import (
     DTYPES,
@@ -40,7 +41,6 @@ from nnfront_kernels.recurrence import (
     refusal,
     require_shape,
     require_state,
-    strides,
     widest,
 )
 from nnfront_kernels.tiles import cdiv
@@ -191,11 +191,12 @@ def ssm_scan_kernel(
     tl.store(after_ptr + at_state, h, mask=held)
 
 
+@taking(DTYPES)
 def accepts(shape: ScanShape, dtype: str, arch: str) -> str | None:
     """None, or why this kernel refuses."""
     if shape.groups < 1 or shape.heads % shape.groups:
         return f"heads must be a multiple of groups, got {shape.heads} and {shape.groups}"
-    return refusal({"features of a head": shape.size, "states": shape.states}, MOST, shape.batch, dtype, arch)
+    return refusal({"features of a head": shape.size, "states": shape.states}, MOST, shape.batch)
 
 
 def plan(
@@ -211,14 +212,16 @@ def plan(
     arch: str | None = None,
     config: Config | None = None,
 ) -> Plan:
-    """Check the arguments of `launch` and describe the launch."""
+    """Return y and the state after the last token, a new tensor. Of no tokens the state is not written: there must be one at least.
+
+    Option: out, to write y to.
+    """
     if x.ndim != 4 or b.ndim != 4:
         raise KernelError(f"x and b must have 4 axes, got {list(x.shape)} and {list(b.shape)}")
     batch, seq, heads, size = x.shape
     groups, states = b.shape[2:]
     shape = ScanShape(batch, seq, heads, groups, size, states)
-    arch = arch or arch_of(x.device)
-    require(accepts(shape, dtype_name(x), arch), "ssm_scan")
+    arch, config = KERNEL.settle(shape, x, arch, config)
     require_shape("x", x, x.shape)
     for name, tensor in (("b", b), ("c", c)):
         require_shape(name, tensor, (batch, seq, groups, states))
@@ -229,7 +232,6 @@ def plan(
     for name, vector in (("a", a), *(() if d is None else (("d", d),))):
         require_shape(name, vector, (heads,))
     after = require_state("state", state, (batch, heads, size, states), x)
-    config = config or choose(shape, dtype_name(x), arch)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     require_shape("out", out, x.shape)
     block_s = block_of(states, MOST)
@@ -264,24 +266,11 @@ def plan(
         },
         config=config,
         output=out,
+        also=("after_ptr",),
     )
 
 
-def launch(
-    x: torch.Tensor,
-    dt: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
-    *rest: Any,
-    **options: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return y and the state after the last token, a new tensor. Of no tokens the state is not written: there must be one at least.
-
-    Behind c come d and the state, None for none. Options: out, to write y to. Raises KernelError if an argument does not fit.
-    """
-    made = plan(x, dt, a, b, c, *rest, **options)
-    return made.launch(), made.arguments["after_ptr"]
+launch = launcher(plan)
 
 
 def cost(shape: ScanShape, dtype: str) -> Cost:
@@ -294,10 +283,7 @@ def cost(shape: ScanShape, dtype: str) -> Cost:
 
 def example(shape: ScanShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of `plan` with the sizes of a shape, without values."""
-
-    def make(*size: int, kind: str = dtype) -> torch.Tensor:
-        return torch.empty(*size, dtype=getattr(torch, kind), device=device)
-
+    make = empties(dtype, device)
     tokens = (shape.batch, shape.seq)
     x, both = (
         make(*tokens, shape.heads, shape.size),
@@ -308,19 +294,8 @@ def example(shape: ScanShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     return (x, make(*tokens, shape.heads, kind="float32"), rates[0], *both, rates[1], state), {}
 
 
-KERNEL = Kernel(
-    name="ssm_scan",
-    op="ssm_scan",
-    accepts=accepts,
-    choose=choose,
-    configs=CONFIGS,
-    shared_bytes=shared_bytes,
-    plan=plan,
-    launch=launch,
-    reference=reference,
-    cost=cost,
-    example=example,
-    dtypes=DTYPES,
+KERNEL = Kernel.of(
+    globals(),
     shape_for=lambda shape, config: replace(shape, seq=1) if config.block_m == 1 else shape,
     typical=ScanShape(4, 2048, 80, 1, 64, 128),
 )

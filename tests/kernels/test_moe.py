@@ -305,7 +305,7 @@ def ids(*size: int) -> torch.Tensor:
 WRONG_ROUTES = [
     ({"experts": ids(4)}, r"experts must be a dense \[tokens, top_k\], got \[4\]"),
     ({"experts": ids(2, 4).T}, r"experts must be a dense \[tokens, top_k\], got \[4, 2\] with strides \[1, 4\]"),
-    ({"experts": ids(4, 2).long()}, "moe_routing: experts must be int32, got 'int64'"),
+    ({"experts": ids(4, 2).long()}, "moe_routing: dtype must be int32, got 'int64'"),
     ({"experts": ids(4, 17)}, "moe_routing: top_k must be 1 to 16, got 17"),
     ({"num_experts": 513}, "moe_routing: there must be 1 to 512 experts, got 513"),
     ({"block_m": 48}, "moe_routing: block_m must be one of 16, 32, 64, 128, got 48"),
