@@ -31,11 +31,11 @@ from nnfront_kernels.common import (
     require_matrix,
     taking,
 )
-from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
-from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
+from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import dequantize_fp8
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits
+from nnfront_kernels.split_k import Workspace, finish_product, plan_tiles, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, cdiv, smallest
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
@@ -153,12 +153,8 @@ def matmul_fp8_kernel(
 ):
     pid_n = tl.program_id(0)
     pid_m = tl.program_id(1)
-    split = tl.program_id(2)
-    num_splits = tl.num_programs(2)
     num_steps = tl.cdiv(K, BLOCK_K)
-    depth = tl.cdiv(num_steps, num_splits)
-    first = split * depth
-    end = tl.minimum(first + depth, num_steps)
+    first, end = steps_of_split(num_steps)
 
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -202,18 +198,10 @@ def matmul_fp8_kernel(
         w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=inside_n, other=0.0)
         acc = acc * tl.load(x_scales_ptrs, mask=inside_m, other=0.0)[:, None] * w_scales[None, :]
 
-    let_next_start(PDL)
-    last = True
-    if partial_ptr is not None:
-        tile = pid_m * tl.num_programs(0) + pid_n
-        acc, last = sum_splits(
-            acc, None, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m[:, None], BLOCK_M, BLOCK_N
-        )
-    if last:
-        write_tile(
-            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
-            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+    finish_product(
+        acc, None, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, None, M, N, K,
+        stride_ym, stride_rm, inside_m[:, None], ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+    )  # fmt: skip
 
 
 @taking(DTYPES)
@@ -272,12 +260,9 @@ def plan(
         fetched_bits=8 if constant_weights else 0,
         weights={
             "w_ptr": w,
-            "x_scales_ptr": x_scales,
-            "w_scales_ptr": w_scales,
             "stride_wn": w.stride(0),
-            "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
+            **scales_of_rows(x_scales, w_scales),
             "stride_xsk": x_scales.stride(1),
-            "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
             "stride_wsk": w_scales.stride(1),
         },
         constants={
@@ -289,6 +274,16 @@ def plan(
         },
         divisible=tuple(loads),
     )
+
+
+def scales_of_rows(x_scales: torch.Tensor, w_scales: torch.Tensor) -> dict[str, Any]:
+    """The kernel arguments for scales of rows, or of blocks of rows: a stride of 0 where there is one for all."""
+    return {
+        "x_scales_ptr": x_scales,
+        "w_scales_ptr": w_scales,
+        "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
+        "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
+    }
 
 
 def require_scales(

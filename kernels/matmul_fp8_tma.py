@@ -15,18 +15,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from nnfront_kernels import matmul_fp8
-from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, launcher, require_matrix, taking
-from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
-from nnfront_kernels.matmul_tma import descriptor, store_half, with_room
-from nnfront_kernels.tiles import MatmulShape, best, cdiv
+from nnfront_kernels.common import Config, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.epilogue import Epilogue
+from nnfront_kernels.matmul_tma import plan_persistent
+from nnfront_kernels.tiles import MatmulShape, best
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
-from nnfront_kernels.walk import tile_at
 
-DTYPES = matmul_fp8.DTYPES
-reference = matmul_fp8.reference
+DTYPES, reference = matmul_fp8.DTYPES, matmul_fp8.reference
+cost, example = matmul_fp8.cost, matmul_fp8.example
 
 # Chosen by arithmetic and by what the compiler makes of them (registers, spills, instructions); not yet measured.
 CONFIGS: dict[str, tuple[Config, ...]] = {
@@ -49,64 +46,6 @@ def shared_bytes(config: Config, moved: int = 2) -> int:
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The config for a shape. Depends on M only through `tiles.bucket`."""
     return best(CONFIGS[arch], shape, arch, 8, 8)
-
-
-@triton.jit(do_not_specialize=["M", "stride_xsm"])
-def matmul_fp8_tma_kernel(
-    x_desc,  # [M, K] in blocks of [BLOCK_M, BLOCK_K]
-    w_desc,  # [N, K] in blocks of [BLOCK_N, BLOCK_K]
-    y_desc,  # [M, columns] in blocks of [BLOCK_M, BLOCK_N // 2]
-    residual_desc,  # like y_desc, or None
-    x_scales_ptr,
-    w_scales_ptr,
-    bias_ptr,
-    scale,
-    M,
-    N,
-    K,
-    stride_xsm,  # 0 where one scale serves all rows
-    stride_wsn,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    PROMOTE: tl.constexpr,  # how many products a tensor core may sum before float32 takes over; 0 is any
-    GATED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-):
-    HALF: tl.constexpr = BLOCK_N // 2
-    num_m = tl.cdiv(M, BLOCK_M)
-    num_n = tl.cdiv(N, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0), flatten=True):
-        pid_m, pid_n = tile_at(tile, num_m, num_n, GROUP_M)
-        first_m = pid_m * BLOCK_M
-        first_n = pid_n * BLOCK_N
-
-        acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for k in range(0, K, BLOCK_K):
-            x = x_desc.load([first_m, k])
-            w = w_desc.load([first_n, k])
-            if PROMOTE:
-                acc = tl.dot(x, w.T, acc, max_num_imprecise_acc=PROMOTE)
-            else:
-                acc = tl.dot(x, w.T, acc)
-
-        offs_m = first_m + tl.arange(0, BLOCK_M)
-        offs_n = first_n + tl.arange(0, BLOCK_N)
-        x_scales = tl.load(x_scales_ptr + offs_m.to(tl.int64) * stride_xsm, mask=offs_m < M, other=0.0)
-        w_scales = tl.load(w_scales_ptr + offs_n.to(tl.int64) * stride_wsn, mask=offs_n < N, other=0.0)
-        acc = acc * x_scales[:, None] * w_scales[None, :]
-
-        # Half a tile at a time is stored, which leaves shared memory for another stage of operands.
-        if GATED:
-            half = finish_tile(acc, bias_ptr, scale, first_n, N, ACTIVATION, True, BLOCK_M, BLOCK_N)
-            store_half(half, y_desc, residual_desc, first_m, pid_n * HALF)
-        else:
-            left, right = halves(acc, BLOCK_M, BLOCK_N)
-            left = finish_tile(left, bias_ptr, scale, first_n, N, ACTIVATION, False, BLOCK_M, HALF)
-            store_half(left, y_desc, residual_desc, first_m, first_n)
-            right = finish_tile(right, bias_ptr, scale, first_n + HALF, N, ACTIVATION, False, BLOCK_M, HALF)
-            store_half(right, y_desc, residual_desc, first_m, first_n + HALF)
 
 
 @taking(DTYPES, CONFIGS)
@@ -143,42 +82,17 @@ def plan(
     shape = MatmulShape(m, n, k, gated=epi.gated, group=matmul_fp8.BLOCK if blocks else 0)
     arch, config = KERNEL.settle(shape, x, arch, config)
     matmul_fp8.require_scales(x_scales, w_scales, m, n, k, blocks=False)
-    y = epi.output(out, x, n)
-    moved = y.element_size() + (0 if epi.residual is None else epi.residual.element_size())
-    config = with_room(config, arch, lambda c: shared_bytes(c, moved))
-    arguments: dict[str, Any] = {}
-    tiles = cdiv(m, config.block_m) * cdiv(n, config.block_n)
-    if tiles:
-        half = [config.block_m, config.block_n // 2]
-        arguments = {
-            "x_desc": descriptor("x", x, [config.block_m, config.block_k]),
-            "w_desc": descriptor("w", w, [config.block_n, config.block_k]),
-            "y_desc": descriptor("out", y, half),
-            "residual_desc": None if epi.residual is None else descriptor("residual", epi.residual, half),
-            "x_scales_ptr": x_scales,
-            "w_scales_ptr": w_scales,
-            "bias_ptr": epi.bias,
-            "scale": epi.scale,
-            "M": m,
-            "N": n,
-            "K": k,
-            "stride_xsm": x_scales.stride(0) if x_scales.shape[0] > 1 else 0,
-            "stride_wsn": w_scales.stride(0) if w_scales.shape[0] > 1 else 0,
-        }
-    return Plan(
-        kernel=matmul_fp8_tma_kernel,
-        grid=(min(tiles, ARCHS[arch].num_sms),),
-        arguments=arguments,
-        constants={
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "BLOCK_K": config.block_k,
-            "GROUP_M": 8,
-            "PROMOTE": matmul_fp8.BLOCK if arch == "sm_90" else 0,
-            **epi.constants(),
-        },
-        config=config,
-        output=y,
+    return plan_persistent(
+        shape,
+        config,
+        epi,
+        x,
+        w,
+        out,
+        arch=arch,
+        shared=shared_bytes,
+        scales=matmul_fp8.scales_of_rows(x_scales, w_scales),
+        promote=matmul_fp8.BLOCK if arch == "sm_90" else 0,
     )
 
 
@@ -188,7 +102,5 @@ launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     op="matmul_fp8",
-    cost=matmul_fp8.cost,
-    example=matmul_fp8.example,
     typical=MatmulShape(4096, 4096, 4096),
 )

@@ -25,20 +25,19 @@ from nnfront_kernels.common import (
     row_stride,
     taking,
 )
-from nnfront_kernels.dependent import fetch_rows, let_next_start, wait_for_earlier
-from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
+from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import GROUPS, dequantize_int8
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.row_norm import (
     MOST_NORMALISED,
     add_squares,
-    divided,
     norm_example,
     normalised,
     require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Workspace, plan_tiles, sum_splits, summed_squares
+from nnfront_kernels.split_k import Workspace, finish_product, plan_tiles, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -127,12 +126,8 @@ def matmul_int8_kernel(
 ):
     pid_n = tl.program_id(0)
     pid_m = tl.program_id(1)
-    split = tl.program_id(2)
-    num_splits = tl.num_programs(2)
     num_steps = tl.cdiv(K, BLOCK_K)
-    depth = tl.cdiv(num_steps, num_splits)
-    first = split * depth
-    end = tl.minimum(first + depth, num_steps)
+    first, end = steps_of_split(num_steps)
 
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -177,24 +172,10 @@ def matmul_int8_kernel(
     if not GROUPED:
         acc = acc * scales.to(tl.float32)[None, :]
 
-    let_next_start(PDL)
-    if norm_eps is not None:
-        squares = tl.sum(squares, axis=1)
-    last = True
-    if partial_ptr is not None:
-        tile = pid_m * tl.num_programs(0) + pid_n
-        acc, last = sum_splits(
-            acc, squares, partial_ptr, arrived_ptr, tile, split, num_splits, inside_m, BLOCK_M, BLOCK_N
-        )
-    if last:
-        if norm_eps is not None:
-            if partial_ptr is not None:
-                squares = summed_squares(partial_ptr, tile, num_splits, BLOCK_M, BLOCK_N)
-            acc = divided(acc, squares, K, norm_eps)
-        write_tile(
-            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
-            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+    finish_product(
+        acc, squares, partial_ptr, arrived_ptr, y_ptr, bias_ptr, residual_ptr, scale, norm_eps, M, N, K,
+        stride_ym, stride_rm, inside_m, ACTIVATION, GATED, BLOCK_M, BLOCK_N, PDL,
+    )  # fmt: skip
 
 
 @taking(DTYPES)

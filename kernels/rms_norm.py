@@ -146,11 +146,8 @@ def load_sum(x_rows, residual_rows, at, inside):
     x = tl.load(x_rows + at, mask=inside, other=0.0)
     s = x.to(tl.float32)
     if residual_rows is not None:
-        s = (
-            (s + tl.load(residual_rows + at, mask=inside, other=0.0).to(tl.float32))
-            .to(x.dtype)
-            .to(tl.float32)
-        )
+        added = s + tl.load(residual_rows + at, mask=inside, other=0.0).to(tl.float32)
+        s = added.to(x.dtype).to(tl.float32)
     return s
 
 

@@ -17,8 +17,9 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import Config, KernelError, Plan
-from nnfront_kernels.dependent import lines_ahead, overlaps
-from nnfront_kernels.epilogue import Epilogue
+from nnfront_kernels.dependent import let_next_start, lines_ahead, overlaps
+from nnfront_kernels.epilogue import Epilogue, write_tile
+from nnfront_kernels.row_norm import divided
 from nnfront_kernels.tiles import MatmulShape, cdiv
 
 
@@ -138,6 +139,60 @@ def plan_tiles(
         output=y,
         divisible=divisible,
     )
+
+
+@triton.jit
+def steps_of_split(steps):
+    """Which of so many steps along K a block takes, an equal part of them: from the first to before the second."""
+    depth = tl.cdiv(steps, tl.num_programs(2))
+    first = tl.program_id(2) * depth
+    return first, tl.minimum(first + depth, steps)
+
+
+@triton.jit
+def finish_product(
+    acc,  # [BLOCK_M, BLOCK_N] float32
+    squares,  # [BLOCK_M, ...] float32 of rows that are normalised, or None
+    partial_ptr,
+    arrived_ptr,
+    y_ptr,
+    bias_ptr,
+    residual_ptr,
+    scale,
+    norm_eps,
+    M,
+    N,
+    K,
+    stride_ym,
+    stride_rm,
+    inside_m,  # [BLOCK_M, 1]: rows that there are
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """What follows the loop over K: sums over all splits, in the block that came last, the norm of rows, and the epilogue."""
+    let_next_start(PDL)
+    pid_n, pid_m = tl.program_id(0), tl.program_id(1)
+    num_splits = tl.num_programs(2)
+    if squares is not None:
+        squares = tl.sum(squares, axis=1)
+    last = True
+    if partial_ptr is not None:
+        tile = pid_m * tl.num_programs(0) + pid_n
+        acc, last = sum_splits(
+            acc, squares, partial_ptr, arrived_ptr, tile, tl.program_id(2), num_splits, inside_m, BLOCK_M, BLOCK_N
+        )  # fmt: skip
+    if last:
+        if squares is not None:
+            if partial_ptr is not None:
+                squares = summed_squares(partial_ptr, tile, num_splits, BLOCK_M, BLOCK_N)
+            acc = divided(acc, squares, K, norm_eps)
+        write_tile(
+            acc, y_ptr, bias_ptr, residual_ptr, scale, pid_m * BLOCK_M, pid_n * BLOCK_N,
+            M, N, stride_ym, stride_rm, ACTIVATION, GATED, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -15,16 +15,24 @@ from types import ModuleType
 
 import nnfront_kernels
 
+SOURCE = Path(nnfront_kernels.__file__).parent
 # Triton reads a kernel's source again when it runs it, so the copies live until the process ends.
 FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @dataclass(frozen=True)
 class Mutant:
+    """One mistake: `new` in the place of `old`, which `file` has once. ValueError for another: where nothing is exchanged nothing is found."""
+
     name: str
     file: str
     old: str
     new: str
+
+    def __post_init__(self) -> None:
+        places = SOURCE.joinpath(self.file).read_text().count(self.old) if self.file else 1
+        if places != 1:
+            raise ValueError(f"{self.name}: {places} places in {self.file} read {self.old!r}")
 
     def __str__(self) -> str:
         return self.name
@@ -33,16 +41,12 @@ class Mutant:
 def package(mutant: Mutant) -> ModuleType:
     """Import the package with the mistake in it."""
     name = f"mutant_{mutant.file.removesuffix('.py')}_{mutant.name}"  # mistakes in two files may share a name
-    source = Path(nnfront_kernels.__file__).parent
     FOLDERS.append(tempfile.TemporaryDirectory(prefix="mutant_"))
     folder = Path(FOLDERS[-1].name)
     (folder / name).mkdir()
-    for path in source.glob("*.py"):
+    for path in SOURCE.glob("*.py"):
         text = path.read_text()
         if path.name == mutant.file:
-            assert text.count(mutant.old) == 1, (
-                f"{mutant.name}: {text.count(mutant.old)} places read {mutant.old!r}"
-            )
             text = text.replace(mutant.old, mutant.new)
         (folder / name / path.name).write_text(text.replace("nnfront_kernels", name))
     sys.path.insert(0, str(folder))

@@ -191,7 +191,7 @@ MUTANTS = [
     (Mutant("second_tile_reads_the_first", "attention_decode.py", "lane = tile * BLOCK_M +", "lane = 0 * BLOCK_M +"), WIDE),
     (Mutant("heads_of_the_next_group", "attention_decode.py", "inside_m = lane < SHARED", "inside_m = lane <= SHARED"), WIDE),
     (Mutant("sink_dropped", "attention.py", "total = total * shrink + tl.exp2(sink - new)", "total = total * shrink"), HERE),
-    (Mutant("sink_in_base_two", "attention.py", ".to(tl.float32) * 1.4426950408889634", ".to(tl.float32)"), HERE),
+    (Mutant("sink_in_base_two", "attention.py", "inside, other=0.0).to(tl.float32) * 1.4426950408889634", "inside, other=0.0).to(tl.float32)"), HERE),
     (Mutant("cap_of_half_the_scores", "attention.py", "2.8853900817779268", "1.4426950408889634"), HERE),
     (Mutant("sums_not_rescaled", "attention.py", "total = total * shrink + tl.sum(weights, axis=1)", "total = total + tl.sum(weights, axis=1)"), LONG),
     (Mutant("values_not_rescaled", "attention.py", "acc * shrink[:, None], input", "acc, input"), LONG),

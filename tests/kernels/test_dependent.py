@@ -72,7 +72,7 @@ MUTANTS = [
     (Mutant("no_wait", "matmul_small_m.py", WAIT, ""), SMALL, "it waits 0 times"),
     (Mutant("late_wait", "rms_norm.py", WAIT, "    tl.store(y_ptr, tl.load(x_ptr))\n" + WAIT), "rms_norm", "LOAD, STORE before the wait"),
     (Mutant("late_fetch", "matmul_small_m.py", "2 * K, FETCH)\n" + WAIT, "2 * K, 0)\n" + WAIT), SMALL, "no weight is fetched before the wait"),
-    (Mutant("no_next", "matmul_small_m.py", "    let_next_start(PDL)\n", ""), SMALL, "the next launch may not start before this one has ended"),
+    (Mutant("no_next", "split_k.py", "    let_next_start(PDL)\n", ""), SMALL, "the next launch may not start before this one has ended"),
     (Mutant("early_next", "matmul_small_m.py", WAIT, WAIT + "    tl.extra.cuda.gdc_launch_dependents()\n"), SMALL, "the next launch starts before the product"),
 ]  # fmt: skip
 

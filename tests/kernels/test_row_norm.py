@@ -60,7 +60,7 @@ MUTANTS = [
     (Mutant("weight_of_other_columns", "matmul_int4.py", "norm_rows + HALF", "norm_rows"), "matmul_int4", replace(INT4, norm_weight=True)),
     (Mutant("weight_squared_too", "row_norm.py", "wide = x.to(tl.float32) * weight", "wide = weight.to(tl.float32) * weight"), "matmul_small_m", WEIGHTED),
     (Mutant("weight_beyond_the_row", "matmul_int8.py", "norm_ptr + norm_at", "norm_ptr + norm_at + 1"), "matmul_int8", replace(INT8, norm_weight=True)),
-    (Mutant("bytes_not_normalised", "matmul_int8.py", "acc = divided(acc, squares, K, norm_eps)", "acc = acc"), "matmul_int8", INT8),
+    (Mutant("bytes_not_normalised", "split_k.py", "acc = divided(acc, squares, K, norm_eps)", "acc = acc"), "matmul_int8", INT8),
 ]  # fmt: skip
 
 
