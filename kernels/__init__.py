@@ -19,63 +19,15 @@ the others    one kernel each; a mixture of experts is moe_routing, grouped_matm
 
 from __future__ import annotations
 
-from nnfront_kernels import (
-    add_low_rank,
-    attention_decode,
-    attention_latent,
-    attention_prefill,
-    causal_conv1d,
-    gated_activation,
-    gated_delta_rule,
-    grouped_matmul,
-    layer_norm,
-    matmul,
-    matmul_fp8,
-    matmul_fp8_tma,
-    matmul_int4,
-    matmul_int8,
-    matmul_small_m,
-    matmul_tma,
-    moe_combine,
-    moe_routing,
-    quantize_fp8,
-    rms_norm,
-    rope,
-    rope_append,
-    sampling,
-    sampling_parts,
-    softmax,
-    ssm_scan,
-)
+from importlib import import_module
+
 from nnfront_kernels.common import ARCHS, Config, Cost, Kernel, KernelError, Plan
 
-KERNELS: tuple[Kernel, ...] = (
-    matmul.KERNEL,
-    matmul_tma.KERNEL,
-    matmul_small_m.KERNEL,
-    matmul_int4.KERNEL,
-    matmul_int8.KERNEL,
-    matmul_fp8.KERNEL,
-    matmul_fp8_tma.KERNEL,
-    quantize_fp8.KERNEL,
-    moe_routing.KERNEL,
-    grouped_matmul.KERNEL,
-    moe_combine.KERNEL,
-    rms_norm.KERNEL,
-    layer_norm.KERNEL,
-    softmax.KERNEL,
-    gated_activation.KERNEL,
-    add_low_rank.KERNEL,
-    sampling.KERNEL,
-    sampling_parts.KERNEL,
-    rope.KERNEL,
-    rope_append.KERNEL,
-    attention_decode.KERNEL,
-    attention_latent.KERNEL,
-    attention_prefill.KERNEL,
-    causal_conv1d.KERNEL,
-    ssm_scan.KERNEL,
-    gated_delta_rule.KERNEL,
-)
+_FILES = """
+    matmul matmul_tma matmul_small_m matmul_int4 matmul_int8 matmul_fp8 matmul_fp8_tma quantize_fp8
+    moe_routing grouped_matmul moe_combine rms_norm layer_norm softmax gated_activation add_low_rank sampling sampling_parts
+    rope rope_append attention_decode attention_latent attention_prefill causal_conv1d ssm_scan gated_delta_rule
+"""
+KERNELS: tuple[Kernel, ...] = tuple(import_module(f"{__name__}.{file}").KERNEL for file in _FILES.split())
 
 __all__ = ["ARCHS", "KERNELS", "Config", "Cost", "Kernel", "KernelError", "Plan"]

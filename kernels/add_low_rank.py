@@ -175,7 +175,6 @@ def expand_kernel(
 
 @taking(DTYPES)
 def accepts(shape: LowRankShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if not 1 <= shape.rank <= MOST_RANK:
         return f"the rank must be 1 to {MOST_RANK}, got {shape.rank}"
     if shape.rows >= 2**16:
@@ -336,7 +335,6 @@ def cost(shape: LowRankShape, dtype: str) -> Cost:
 
 
 def example(shape: LowRankShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     tensors = (
         make(shape.rows, shape.n),

@@ -225,7 +225,6 @@ def attention_decode_kernel(
 
 @taking(DTYPES)
 def accepts(shape: DecodeShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     return refusal(shape.batch, (shape.size, shape.value_size or shape.size))
 
 
@@ -327,8 +326,6 @@ def plan(
 
 
 launch = launcher(plan)
-
-
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=shared_bytes,

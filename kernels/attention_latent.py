@@ -222,7 +222,6 @@ def attention_latent_kernel(
 
 @taking(DTYPES)
 def accepts(shape: LatentShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if not 16 <= shape.value_size <= MOST_VALUES:
         return f"values must have 16 to {MOST_VALUES} elements, got {shape.value_size}"
     if not 1 <= shape.rest <= MOST_REST:
@@ -316,9 +315,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: LatentShape, dtype: str) -> Cost:
     """For sequences of the longest length: two products for each latent that a query sees, and each of the latents moved once."""
     seen = [min(shape.longest - t, shape.window or shape.longest) for t in range(shape.seq)]
@@ -329,7 +325,6 @@ def cost(shape: LatentShape, dtype: str) -> Cost:
 
 
 def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     options: dict[str, Any] = {"value_size": shape.value_size, "window": shape.window or None}
     first, slots = shape.batch, shape.longest
@@ -341,4 +336,5 @@ def example(shape: LatentShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (q, make(first, 1, slots, shape.size), make(shape.batch, kind="int32")), options
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(globals(), op="attention_cached", typical=LatentShape(32, 128, 512, 64, 8192, page=64))

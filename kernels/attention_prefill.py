@@ -229,7 +229,6 @@ def attention_prefill_kernel(
 
 @taking(DTYPES)
 def accepts(shape: PrefillShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     reason = refusal(shape.batch, (shape.size, shape.value_size or shape.size))
     if shape.window and not shape.causal:
         return reason or "a window needs causal attention"
@@ -332,8 +331,6 @@ def plan(
 
 
 launch = launcher(plan)
-
-
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=shared_bytes,

@@ -133,7 +133,6 @@ def causal_conv1d_kernel(
 
 @taking(DTYPES)
 def accepts(shape: ConvShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if not 1 <= shape.width <= MOST:
         return f"there must be 1 to {MOST} taps, got {shape.width}"
     return None if shape.batch < 2**16 else f"there must be less than 65536 sequences, got {shape.batch}"
@@ -196,9 +195,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: ConvShape, dtype: str) -> Cost:
     """Two operations for each tap; tokens and taps moved once, the state read and written once."""
     values, width = shape.batch * shape.seq * shape.channels, 4 if dtype == "float32" else 2
@@ -207,7 +203,6 @@ def cost(shape: ConvShape, dtype: str) -> Cost:
 
 
 def example(shape: ConvShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     x, weight = make(shape.batch, shape.seq, shape.channels), make(shape.channels, shape.width)
     return (x, weight, make(shape.channels), make(shape.batch, shape.channels, shape.width - 1)), {
@@ -215,6 +210,7 @@ def example(shape: ConvShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     }
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 8 * config.block_m * config.block_n,

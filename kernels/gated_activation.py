@@ -92,7 +92,6 @@ def gated_activation_kernel(
 
 @taking(DTYPES)
 def accepts(shape: GatedShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.rows >= 2**31:
         return f"there must be less than 2^31 rows, got {shape.rows}"
     return None
@@ -152,9 +151,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: GatedShape, dtype: str) -> Cost:
     """Six operations for each result; each tensor moved once."""
     values = shape.rows * shape.size
@@ -162,8 +158,6 @@ def cost(shape: GatedShape, dtype: str) -> Cost:
 
 
 def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
-
     def make(size: int) -> torch.Tensor:
         return torch.empty(shape.rows, size, dtype=getattr(torch, dtype), device=device)
 
@@ -172,6 +166,7 @@ def example(shape: GatedShape, dtype: str, device: str = "meta") -> tuple[tuple[
     return (make(shape.size), make(shape.size)), {}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     op="swiglu",

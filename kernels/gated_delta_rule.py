@@ -229,7 +229,6 @@ def gated_delta_rule_kernel(
 
 @taking(DTYPES)
 def accepts(shape: DeltaShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.groups < 1 or shape.heads % shape.groups:
         return f"heads must be a multiple of groups, got {shape.heads} and {shape.groups}"
     if shape.channels and shape.seq > 1:
@@ -317,9 +316,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: DeltaShape, dtype: str) -> Cost:
     """The recurrence's own operations; tokens moved once, and the state read and written once."""
     tokens, width = shape.batch * shape.seq, 4 if dtype == "float32" else 2
@@ -329,7 +325,6 @@ def cost(shape: DeltaShape, dtype: str) -> Cost:
 
 
 def example(shape: DeltaShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     tokens = (shape.batch, shape.seq)
     q, k = (make(*tokens, shape.groups, shape.key_size) for _ in range(2))
@@ -339,6 +334,7 @@ def example(shape: DeltaShape, dtype: str, device: str = "meta") -> tuple[tuple[
     return (q, k, make(*rates, shape.value_size), g, make(*rates, kind="float32"), state), {"normed": True}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shape_for=lambda shape, config: replace(shape, seq=1) if config.block_m == 1 else shape,

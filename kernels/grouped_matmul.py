@@ -217,7 +217,6 @@ def store_rows(tile, y_rows, inside_m, first_column, num_columns, COLUMNS: tl.co
 
 @taking(DTYPES)
 def accepts(shape: GroupedShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.experts < 1:
         return f"there must be at least 1 expert, got {shape.experts}"
     return None
@@ -302,9 +301,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: GroupedShape, dtype: str) -> Cost:
     """The least work if every expert that can be chosen is: each touched weight moved once."""
     slots = shape.tokens * shape.top_k
@@ -330,6 +326,7 @@ def example(shape: GroupedShape, dtype: str, device: str = "meta") -> tuple[tupl
     return (x, w, routing), {"gather": shape.gather, "scatter": not shape.gather, "gated": shape.gated}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     fallbacks=UNALIGNED,

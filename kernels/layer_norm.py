@@ -22,11 +22,10 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import rms_norm
-from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, empties, launcher, require_vector
-from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
+from nnfront_kernels.common import Cost, Kernel, Plan, empties, launcher
+from nnfront_kernels.dependent import let_next_start, wait_for_earlier
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.rms_norm import NormShape, load_sum, require_rows
-from nnfront_kernels.tiles import cdiv
+from nnfront_kernels.rms_norm import NormShape, load_sum, plan_rows
 
 CONFIGS, DTYPES, accepts, choose = rms_norm.CONFIGS, rms_norm.DTYPES, rms_norm.accepts, rms_norm.choose
 
@@ -145,62 +144,11 @@ def plan(
     bias: torch.Tensor | None = None,
     *,
     eps: float,
-    residual: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    total: torch.Tensor | None = None,
-    arch: str | None = None,
-    config: Config | None = None,
+    **options: Any,
 ) -> Plan:
     """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; out and total, to write y and s to."""
-    if x.ndim not in (2, 3):
-        raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
-    size, rows = x.shape[-1], x.shape[:-1].numel()
-    shape = NormShape(rows, size, residual is not None)
-    arch, config = KERNEL.settle(shape, x, arch, config)
-    if total is not None and residual is None:
-        raise KernelError("total is for the sum with a residual, and there is none")
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
-    if residual is not None and total is None:
-        total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for name, vector in (("weight", weight), ("bias", bias)):
-        if vector is not None:
-            require_vector(name, vector, size)
-    strides = {"x": x, "r": residual, "s": total, "y": out}
-    for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
-        require_rows(name, tensor, x)
-    return Plan(
-        kernel=layer_norm_kernel,
-        grid=(cdiv(rows, config.block_m),),
-        arguments={
-            "x_ptr": x,
-            "w_ptr": weight,
-            "b_ptr": bias,
-            "residual_ptr": residual,
-            "s_ptr": total,
-            "y_ptr": out,
-            "ROWS": rows,
-            "HEADS": x.shape[1] if x.ndim == 3 else 1,
-            "SIZE": size,
-            **{f"stride_{name}t": 0 if t is None else t.stride(0) for name, t in strides.items()},
-            **{
-                f"stride_{name}h": t.stride(1) if t is not None and t.ndim == 3 else 0
-                for name, t in strides.items()
-            },
-            "eps": eps,
-        },
-        constants={
-            "ONE_STEP": size <= config.block_n,
-            "BLOCK_M": config.block_m,
-            "BLOCK_N": config.block_n,
-            "PDL": overlaps(arch),
-        },
-        config=config,
-        output=out if total is None else total,
-        also=() if total is None else ("y_ptr",),
-    )
-
-
-launch = launcher(plan)
+    vectors = {"weight": weight, "bias": bias}
+    return plan_rows(KERNEL, layer_norm_kernel, x, vectors, eps=eps, **options)
 
 
 def cost(shape: NormShape, dtype: str) -> Cost:
@@ -214,7 +162,6 @@ def cost(shape: NormShape, dtype: str) -> Cost:
 
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     options: dict[str, Any] = {"eps": 1e-5}
     if shape.residual:
@@ -222,6 +169,7 @@ def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     return (make(shape.rows, shape.size), make(shape.size), make(shape.size)), options
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 4 * max(config.block_m * config.num_warps, config.block_n),

@@ -130,7 +130,6 @@ def matmul_kernel(
 
 @taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.group:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.norm:
@@ -189,9 +188,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
     """The least work of a launch whose output has x's dtype."""
     size = 4 if dtype == "float32" else 2
@@ -201,12 +197,12 @@ def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     kind = getattr(torch, dtype)
     x = torch.empty(shape.m, shape.k, dtype=kind, device=device)
     return (x, torch.empty(shape.n, shape.k, dtype=kind, device=device)), {"gated": shape.gated}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=partial(shared_bytes, x_bits=16, w_bits=16),

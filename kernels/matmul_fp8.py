@@ -306,9 +306,6 @@ def _require_scales(
         raise KernelError(f"{name} must be torch.float32, got {scales.dtype}")
 
 
-launch = launcher(plan)
-
-
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
     """The least work of a launch with a 16-bit output."""
     columns = shape.n // 2 if shape.gated else shape.n
@@ -321,7 +318,6 @@ def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     depth = cdiv(shape.k, BLOCK) if shape.group else 1
     tensors = (
         torch.empty(shape.m, shape.k, dtype=torch.float8_e4m3fn, device=device),
@@ -334,4 +330,5 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, {"gated": shape.gated}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(globals(), groups=(0, BLOCK), typical=MatmulShape(4096, 4096, 4096))

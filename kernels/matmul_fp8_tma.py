@@ -97,10 +97,4 @@ def plan(
 
 
 launch = launcher(plan)
-
-
-KERNEL = Kernel.of(
-    globals(),
-    op="matmul_fp8",
-    typical=MatmulShape(4096, 4096, 4096),
-)
+KERNEL = Kernel.of(globals(), op="matmul_fp8", typical=MatmulShape(4096, 4096, 4096))

@@ -201,7 +201,6 @@ def matmul_int4_kernel(
 
 @taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.group not in GROUPS:
         return f"the group must be one of {', '.join(map(str, GROUPS))}, got {shape.group}"
     if shape.k % shape.group:
@@ -284,9 +283,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
     """The least work of a launch with 16-bit scales and an output of x's dtype."""
     columns = shape.n // 2 if shape.gated else shape.n
@@ -299,7 +295,6 @@ def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     kind = getattr(torch, dtype)
     groups = shape.k // shape.group
     tensors = (
@@ -311,4 +306,5 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(globals(), groups=(128, 64, 32), typical=MatmulShape(16, 4096, 4096, group=128))

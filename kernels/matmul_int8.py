@@ -253,9 +253,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
     """The least work of a launch with 16-bit scales and an output of x's dtype."""
     columns = shape.n // 2 if shape.gated else shape.n
@@ -268,7 +265,6 @@ def cost(shape: MatmulShape, dtype: str, *, residual: bool = False) -> Cost:
 
 
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     kind = getattr(torch, dtype)
     tensors = (
         torch.empty(shape.m, shape.k, dtype=kind, device=device),
@@ -278,4 +274,5 @@ def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple
     return tensors, {"gated": shape.gated, **norm_example(shape.k if shape.norm else 0, kind, device)}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(globals(), groups=(0, 128, 64, 32), typical=MatmulShape(16, 4096, 4096))

@@ -166,7 +166,6 @@ def matmul_small_m_kernel(
 
 @taking(DTYPES)
 def accepts(shape: MatmulShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.group:
         return f"weights are dense, got quantisation groups of {shape.group}"
     if shape.m > MOST_ROWS:
@@ -219,15 +218,12 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def example(shape: MatmulShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     tensors, options = matmul.example(shape, dtype, device)
     return tensors, options | norm_example(shape.k if shape.norm else 0, tensors[0].dtype, device)
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     op="matmul",

@@ -228,10 +228,4 @@ def descriptor(name: str, tensor: torch.Tensor, block: list[int]) -> TensorDescr
 
 
 launch = launcher(plan)
-
-
-KERNEL = Kernel.of(
-    globals(),
-    op="matmul",
-    typical=MatmulShape(4096, 4096, 4096),
-)
+KERNEL = Kernel.of(globals(), op="matmul", typical=MatmulShape(4096, 4096, 4096))

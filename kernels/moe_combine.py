@@ -79,7 +79,6 @@ def moe_combine_kernel(
 
 @taking(DTYPES)
 def accepts(shape: CombineShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     return None
 
 
@@ -123,9 +122,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: CombineShape, dtype: str) -> Cost:
     """A multiplication and an addition for each value of x; each tensor moved once."""
     size = 4 if dtype == "float32" else 2
@@ -134,7 +130,6 @@ def cost(shape: CombineShape, dtype: str) -> Cost:
 
 
 def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     kind = getattr(torch, dtype)
     rows = (shape.tokens, shape.top_k)
     x = torch.empty(shape.tokens * shape.top_k, shape.width, dtype=kind, device=device)
@@ -142,4 +137,5 @@ def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tupl
     return (x, weights, torch.empty(rows, dtype=torch.int32, device=device), 128), {}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=CombineShape(4096, 8, 2048))

@@ -178,7 +178,6 @@ def place_kernel(
 
 @taking(DTYPES)
 def accepts(shape: RoutingShape, dtype: str, arch: str) -> str | None:
-    """None, or why these kernels refuse."""
     if not 1 <= shape.experts <= MOST_EXPERTS:
         return f"there must be 1 to {MOST_EXPERTS} experts, got {shape.experts}"
     if not 1 <= shape.top_k <= MOST_CHOICES:
@@ -277,13 +276,8 @@ def cost(shape: RoutingShape, dtype: str) -> Cost:
 
 
 def example(shape: RoutingShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     experts = torch.empty(shape.tokens, shape.top_k, dtype=torch.int32, device=device)
     return (experts,), {"num_experts": shape.experts, "block_m": shape.block_m}
 
 
-KERNEL = Kernel.of(
-    globals(),
-    shared_bytes=lambda config: 64 * 1024,
-    typical=RoutingShape(4096, 8, 128),
-)
+KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 64 * 1024, typical=RoutingShape(4096, 8, 128))

@@ -142,7 +142,6 @@ def quantize_fp8_kernel(
 
 @taking(DTYPES)
 def accepts(shape: QuantizeShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.group not in (0, GROUP):
         return f"the group must be {GROUP}, or 0 for one scale per row, got {shape.group}"
     if shape.norm and shape.group:
@@ -207,9 +206,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: QuantizeShape, dtype: str) -> Cost:
     """A multiplication for each value, with a norm four more; each tensor moved once."""
     scales = shape.m * (cdiv(shape.k, shape.group) if shape.group else 1)
@@ -219,12 +215,12 @@ def cost(shape: QuantizeShape, dtype: str) -> Cost:
 
 
 def example(shape: QuantizeShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     kind = getattr(torch, dtype)
     options = {"group": shape.group, **norm_example(shape.k if shape.norm else 0, kind, device)}
     return (torch.empty(shape.m, shape.k, dtype=kind, device=device),), options
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 4 * config.block_m * config.num_warps,

@@ -28,6 +28,7 @@ from nnfront_kernels.common import (
     empties,
     launcher,
     require_vector,
+    strides,
     taking,
 )
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
@@ -166,7 +167,6 @@ def write(s, inverse, s_rows, y_rows, w_ptr, at, inside_n, inside, PLUS_ONE: tl.
 
 @taking(DTYPES)
 def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.size < 1:
         return "rows must have at least 1 element, got 0"
     if shape.rows >= 2**31:
@@ -174,56 +174,58 @@ def accepts(shape: NormShape, dtype: str, arch: str) -> str | None:
     return None
 
 
-@remembered
-def plan(
+def plan_rows(
+    kernel: Kernel,
+    function: Any,
     x: torch.Tensor,
-    weight: torch.Tensor | None,
+    vectors: dict[str, torch.Tensor | None],
     *,
     eps: float,
     residual: torch.Tensor | None = None,
-    plus_one: bool = False,
     out: torch.Tensor | None = None,
     total: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
+    **constants: Any,
 ) -> Plan:
-    """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; plus_one; out and total, to write y and s to."""
+    """The launch of a norm of rows, with the vectors [size] that come after it by their names."""
     if x.ndim not in (2, 3):
         raise KernelError(f"x must be [rows, size] or [tokens, heads, size], got {list(x.shape)}")
     size, rows = x.shape[-1], x.shape[:-1].numel()
-    shape = NormShape(rows, size, residual is not None)
-    arch, config = KERNEL.settle(shape, x, arch, config)
+    arch, config = kernel.settle(NormShape(rows, size, residual is not None), x, arch, config)
     if total is not None and residual is None:
         raise KernelError("total is for the sum with a residual, and there is none")
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
     if residual is not None and total is None:
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if weight is not None:
-        require_vector("weight", weight, size)
-    strides = {"x": x, "r": residual, "s": total, "y": out}
-    for name, tensor in zip(("x", "residual", "total", "out"), strides.values(), strict=True):
+    for name, vector in vectors.items():
+        if vector is not None:
+            require_vector(name, vector, size)
+    for name, tensor in (("x", x), ("residual", residual), ("total", total), ("out", out)):
         require_rows(name, tensor, x)
+    axes = "th" if x.ndim == 3 else "t"
+    apart = {f"stride_{name}h": 0 for name in "xrsy"}  # heads of a matrix
     return Plan(
-        kernel=rms_norm_kernel,
+        kernel=function,
         grid=(cdiv(rows, config.block_m),),
         arguments={
             "x_ptr": x,
-            "w_ptr": weight,
+            **{f"{name[0]}_ptr": vector for name, vector in vectors.items()},
             "residual_ptr": residual,
             "s_ptr": total,
             "y_ptr": out,
             "ROWS": rows,
             "HEADS": x.shape[1] if x.ndim == 3 else 1,
             "SIZE": size,
-            **{f"stride_{name}t": 0 if t is None else t.stride(0) for name, t in strides.items()},
-            **{
-                f"stride_{name}h": t.stride(1) if t is not None and t.ndim == 3 else 0
-                for name, t in strides.items()
-            },
+            **apart,
+            **strides("x", x, axes),
+            **strides("r", residual, axes),
+            **strides("s", total, axes),
+            **strides("y", out, axes),
             "eps": eps,
         },
         constants={
-            "PLUS_ONE": plus_one,
+            **constants,
             "ONE_STEP": size <= config.block_n,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
@@ -233,6 +235,15 @@ def plan(
         output=out if total is None else total,
         also=() if total is None else ("y_ptr",),
     )
+
+
+@remembered
+def plan(
+    x: torch.Tensor, weight: torch.Tensor | None, *, eps: float, plus_one: bool = False, **options: Any
+) -> Plan:
+    """Normalise rows: y, or with a residual (s, y). Options: eps, must be given; residual; plus_one; out and total, to write y and s to."""
+    weights = {"weight": weight}
+    return plan_rows(KERNEL, rms_norm_kernel, x, weights, eps=eps, PLUS_ONE=plus_one, **options)
 
 
 def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> None:
@@ -250,9 +261,6 @@ def require_rows(name: str, tensor: torch.Tensor | None, like: torch.Tensor) -> 
         )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: NormShape, dtype: str) -> Cost:
     """Four operations for each value; each tensor moved once, the weight as wide as the rows."""
     size = 4 if dtype == "float32" else 2
@@ -263,7 +271,6 @@ def cost(shape: NormShape, dtype: str) -> Cost:
 
 
 def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     options: dict[str, Any] = {"eps": 1e-6}
     if shape.residual:
@@ -271,6 +278,7 @@ def example(shape: NormShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     return (make(shape.rows, shape.size), make(shape.size)), options
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 4 * config.block_m * config.num_warps,

@@ -239,7 +239,6 @@ def blocks(size: int, pairs: int, interleaved: bool, config: Config) -> dict[str
 
 @taking(DTYPES)
 def accepts(shape: RopeShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if not 0 <= shape.pairs <= shape.size // 2:
         return f"at most {shape.size // 2} pairs fit in a head of {shape.size}, got {shape.pairs}"
     if shape.batch * shape.tokens >= 2**31:
@@ -335,9 +334,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: RopeShape, dtype: str) -> Cost:
     """Six operations for each pair; q and k read and written once, and a row of cosines and of sines for each token."""
     tokens, heads = shape.batch * shape.tokens, shape.heads + shape.kv_heads
@@ -359,4 +355,5 @@ def example(shape: RopeShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     return (q, k, *tables), {"interleaved": shape.interleaved}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=RopeShape(16, 256, 32, 8, 128, 64))

@@ -274,9 +274,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: AppendShape, dtype: str) -> Cost:
     """Six operations for each pair; each head read and written once, and a row of cosines and of sines for each token."""
     tokens = shape.batch * shape.tokens
@@ -315,6 +312,7 @@ def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (q, k, v, *tables, make(shape.batch, kind="int32"), *cache), options
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 0,

@@ -26,7 +26,7 @@ arXiv 2407.01082 for min-p.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -70,10 +70,106 @@ class Workspace(NamedTuple):
 
 def workspace(rows: int, vocab: int, device: torch.device) -> Workspace:
     """What a launch with top_k, top_p or min_p needs."""
-    return Workspace(
-        torch.empty(rows, _room(vocab), dtype=torch.float32, device=device),
-        torch.empty(rows, _room(vocab), dtype=torch.int32, device=device),
-    )
+    return with_room(None, rows, _room(vocab), device)
+
+
+def with_room(given: Workspace | None, rows: int, room: int, device: torch.device) -> Workspace:
+    """A workspace with room for so many tokens of each row: the given one, or a new one. Raise KernelError if it has less."""
+    if given is None:
+        scores, ids = (torch.empty(rows, room, dtype=d, device=device) for d in (torch.float32, torch.int32))
+        return Workspace(scores, ids)
+    if min(given.scores.numel(), given.ids.numel()) < rows * room:
+        raise KernelError(f"workspace must hold {rows * room} tokens, got {given.scores.numel()}")
+    return given
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The options of a launch that say which token it finds."""
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    penalty: float = 1.0
+    seen: torch.Tensor | None = None
+    state: torch.Tensor | None = None
+    advance: bool = False
+    kept: torch.Tensor | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is anything to draw: else the likeliest token is found."""
+        return self.temperature > 0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether tokens are gathered."""
+        return self.draws and any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.kept))
+
+    def among(self, vocab: int) -> Draw:
+        """The same of so many tokens, None in the place of a limit that keeps all of them."""
+        k, p, least = (self.top_k, self.top_p, self.min_p) if self.draws else (None, None, None)
+        k = None if k is None or k >= vocab else k
+        return replace(
+            self,
+            top_k=k,
+            top_p=None if p is None or p >= 1 else float(p),
+            min_p=float(least) if least else None,
+        )
+
+    def shape(self, logits: torch.Tensor) -> SampleShape:
+        return SampleShape(*logits.shape, not self.draws, self.filtered, self.seen is not None)
+
+    def check(self, logits: torch.Tensor) -> None:
+        """Raise KernelError unless the options fit the logits."""
+        rows, vocab = logits.shape
+        if self.penalty != 1.0 and self.seen is None:
+            raise KernelError("a penalty needs to be told which tokens were seen")
+        if self.draws and self.state is None:
+            raise KernelError("a token is drawn with a seed and a step for each row: state is missing")
+        for name, mask in (("seen", self.seen), ("kept", self.kept)):
+            if mask is not None:
+                require_matrix(name, mask, rows, vocab, torch.bool)
+        if self.state is not None:
+            require_matrix("state", self.state, rows, 2, torch.int64)
+            if rows > 1 and self.state.stride(0) != 2:
+                raise KernelError(f"state must be dense, got strides {list(self.state.stride())}")
+
+    def tokens(self, out: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
+        """Where tokens are written: `out`, or a new tensor."""
+        rows = len(logits)
+        out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+        require_vector("out", out, rows)
+        return out
+
+    def scores(self, logits: torch.Tensor, out: torch.Tensor) -> dict[str, Any]:
+        """The kernel arguments that z of a token follows from, and where its number goes."""
+        return {
+            "logits_ptr": logits,
+            "token_ptr": out,
+            "seen_ptr": None if self.seen is None else self.seen.view(torch.uint8),
+            "VOCAB": logits.shape[1],
+            "stride_l": logits.stride(0),
+            "stride_seen": 0 if self.seen is None else self.seen.stride(0),
+            "penalty": None if self.seen is None else float(self.penalty),
+            "temperature": float(self.temperature) if self.draws else None,
+        }
+
+    def limits(self, vocab: int, space: Workspace | None) -> dict[str, Any]:
+        """The kernel arguments of the draw: its numbers, and which tokens it is among."""
+        kept = self.kept if self.draws else None
+        return {
+            "state_ptr": self.state if self.draws else None,
+            "kept_ptr": None if kept is None else kept.view(torch.uint8),
+            "stride_kept": 0 if kept is None else kept.stride(0),
+            "scores_ptr": None if space is None else space.scores,
+            "ids_ptr": None if space is None else space.ids,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "nearest": nearest_kept(vocab, self.top_k, self.top_p, self.min_p),
+        }
 
 
 def _room(vocab: int) -> int:
@@ -208,7 +304,6 @@ def sampling_kernel(
 
 @taking(DTYPES)
 def accepts(shape: SampleShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if not 1 <= shape.vocab < 2**24:
         return f"there must be at least 1 token and less than 2^24, got {shape.vocab}"
     if shape.rows >= 2**31:
@@ -219,19 +314,11 @@ def accepts(shape: SampleShape, dtype: str, arch: str) -> str | None:
 def plan(
     logits: torch.Tensor,
     *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    penalty: float = 1.0,
-    seen: torch.Tensor | None = None,
-    state: torch.Tensor | None = None,
-    advance: bool = False,
-    kept: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
+    **options: Any,
 ) -> Plan:
     """One token for each row of logits [rows, vocab], int64 [rows]; -1 for a row that has none.
 
@@ -241,41 +328,16 @@ def plan(
     """
     require_matrix("logits", logits, None, logits.shape[-1], None)
     rows, vocab = logits.shape
-    draws = temperature > 0
-    top_k = top_k if draws and top_k is not None and top_k < vocab else None
-    top_p = top_p if draws and top_p is not None and top_p < 1 else None
-    min_p = min_p if draws and min_p else None
-    filtered = draws and (kept is not None or any(limit is not None for limit in (top_k, top_p, min_p)))
-    shape = SampleShape(rows, vocab, not draws, filtered, seen is not None)
-    arch, config = KERNEL.settle(shape, logits, arch, config)
-    require_options(logits, temperature, penalty, seen, state, kept)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
-    require_vector("out", out, rows)
-    space = _space(workspace, rows, vocab, logits.device) if filtered else None
+    draw = Draw(**options).among(vocab)
+    arch, config = KERNEL.settle(draw.shape(logits), logits, arch, config)
+    draw.check(logits)
+    out = draw.tokens(out, logits)
+    space = with_room(workspace, rows, _room(vocab), logits.device) if draw.filtered else None
     return Plan(
         kernel=sampling_kernel,
         grid=(rows,),
-        arguments={
-            "logits_ptr": logits,
-            "token_ptr": out,
-            "state_ptr": state if draws else None,
-            "seen_ptr": None if seen is None else seen.view(torch.uint8),
-            "kept_ptr": kept.view(torch.uint8) if kept is not None and draws else None,
-            "scores_ptr": None if space is None else space.scores,
-            "ids_ptr": None if space is None else space.ids,
-            "VOCAB": vocab,
-            "ROOM": _room(vocab),
-            "stride_l": logits.stride(0),
-            "stride_seen": 0 if seen is None else seen.stride(0),
-            "stride_kept": 0 if kept is None else kept.stride(0),
-            "penalty": None if seen is None else float(penalty),
-            "temperature": float(temperature) if draws else None,
-            "top_k": top_k,
-            "top_p": None if top_p is None else float(top_p),
-            "min_p": None if min_p is None else float(min_p),
-            "nearest": nearest_kept(vocab, top_k, top_p, min_p),
-        },
-        constants={"ADVANCE": advance, "BLOCK": config.block_n, "PDL": overlaps(arch)},
+        arguments={**draw.scores(logits, out), **draw.limits(vocab, space), "ROOM": _room(vocab)},
+        constants={"ADVANCE": draw.advance, "BLOCK": config.block_n, "PDL": overlaps(arch)},
         config=config,
         output=out,
     )
@@ -294,41 +356,6 @@ def nearest_kept(vocab: int, top_k: int | None, top_p: float | None, min_p: floa
     return max(bounds) - 1.0 if bounds else None  # 1: far more than rounding can move a weight
 
 
-def require_options(
-    logits: torch.Tensor,
-    temperature: float,
-    penalty: float,
-    seen: torch.Tensor | None,
-    state: torch.Tensor | None,
-    kept: torch.Tensor | None,
-) -> None:
-    """Raise KernelError unless the options of a draw fit its logits."""
-    rows, vocab = logits.shape
-    if penalty != 1.0 and seen is None:
-        raise KernelError("a penalty needs to be told which tokens were seen")
-    if temperature > 0 and state is None:
-        raise KernelError("a token is drawn with a seed and a step for each row: state is missing")
-    for name, mask in (("seen", seen), ("kept", kept)):
-        if mask is not None:
-            require_matrix(name, mask, rows, vocab, torch.bool)
-    if state is not None:
-        require_matrix("state", state, rows, 2, torch.int64)
-        if rows > 1 and state.stride(0) != 2:
-            raise KernelError(f"state must be dense, got strides {list(state.stride())}")
-
-
-def _space(given: Workspace | None, rows: int, vocab: int, device: torch.device) -> Workspace:
-    if given is None:
-        return workspace(rows, vocab, device)
-    needed = rows * _room(vocab)
-    if min(given.scores.numel(), given.ids.numel()) < needed:
-        raise KernelError(f"workspace must hold {needed} tokens, got {given.scores.numel()}")
-    return given
-
-
-launch = launcher(plan)
-
-
 def cost(shape: SampleShape, dtype: str) -> Cost:
     """Ten operations for each logit; logits and marks moved once."""
     values = shape.rows * shape.vocab
@@ -336,7 +363,6 @@ def cost(shape: SampleShape, dtype: str) -> Cost:
 
 
 def example(shape: SampleShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     logits = torch.empty(shape.rows, shape.vocab, dtype=getattr(torch, dtype), device=device)
     options: dict[str, Any] = {}
     if shape.penalty:
@@ -350,6 +376,7 @@ def example(shape: SampleShape, dtype: str, device: str = "meta") -> tuple[tuple
     return (logits,), options
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 8 * config.block_n,

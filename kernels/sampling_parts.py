@@ -20,9 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import sampling
-from nnfront_kernels.common import Config, Kernel, KernelError, Plan, require_matrix, require_vector
+from nnfront_kernels.common import Config, Kernel, Plan, require_matrix
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
-from nnfront_kernels.sampling import SampleShape, Workspace, nearest_kept, require_options
+from nnfront_kernels.sampling import Draw, SampleShape, Workspace, with_room
 from nnfront_kernels.split_k import Sizes, pointers
 from nnfront_kernels.tiles import cdiv
 from nnfront_kernels.token_limits import best_of_lanes, draw, draw_filtered, gather, largest, value_of
@@ -48,11 +48,7 @@ def part_size(vocab: int, config: Config) -> int:
 
 def workspace(rows: int, vocab: int, device: torch.device, config: Config = CONFIGS[0]) -> Workspace:
     """What launches with top_k, top_p or min_p need."""
-    room = config.split_k * part_size(vocab, config)
-    return Workspace(
-        torch.empty(rows, room, dtype=torch.float32, device=device),
-        torch.empty(rows, room, dtype=torch.int32, device=device),
-    )
+    return with_room(None, rows, config.split_k * part_size(vocab, config), device)
 
 
 @triton.jit
@@ -245,97 +241,55 @@ def join(scores, ids, counts, SIZE, BLOCK: tl.constexpr, PARTS: tl.constexpr):
 def launches(
     logits: torch.Tensor,
     *,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    penalty: float = 1.0,
-    seen: torch.Tensor | None = None,
-    state: torch.Tensor | None = None,
-    advance: bool = False,
-    kept: torch.Tensor | None = None,
     workspace: Workspace | None = None,
     out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
+    **options: Any,
 ) -> list[Plan]:
     """Check the arguments of `launch` and describe its launches: one for the likeliest token, else two."""
     require_matrix("logits", logits, None, logits.shape[-1], None)
     (rows, vocab), device = logits.shape, logits.device
-    draws = temperature > 0
-    top_k = top_k if draws and top_k is not None and top_k < vocab else None
-    top_p = top_p if draws and top_p is not None and top_p < 1 else None
-    min_p = min_p if draws and min_p else None
-    filtered = draws and (kept is not None or any(limit is not None for limit in (top_k, top_p, min_p)))
-    shape = SampleShape(rows, vocab, not draws, filtered, seen is not None)
-    arch, config = KERNEL.settle(shape, logits, arch, config)
-    require_options(logits, temperature, penalty, seen, state, kept)
-    out = torch.empty(rows, dtype=torch.int64, device=device) if out is None else out
-    require_vector("out", out, rows)
+    draw = Draw(**options).among(vocab)
+    arch, config = KERNEL.settle(draw.shape(logits), logits, arch, config)
+    draw.check(logits)
+    out = draw.tokens(out, logits)
+    parts, size = config.split_k, part_size(vocab, config)
 
     def made(dtype: torch.dtype, each: int = 1) -> torch.Tensor:
         return torch.empty(rows, parts * each, dtype=dtype, device=device)
 
-    parts, size = config.split_k, part_size(vocab, config)
     given: dict[str, Any] = {
-        "logits_ptr": logits,
-        "token_ptr": out,
-        "seen_ptr": None if seen is None else seen.view(torch.uint8),
+        **draw.scores(logits, out),
         "tops_ptr": made(torch.float32),
-        "lanes_ptr": None if top_k is None else made(torch.float32, LANES),
-        "VOCAB": vocab,
+        "lanes_ptr": None if draw.top_k is None else made(torch.float32, LANES),
         "SIZE": size,
-        "stride_l": logits.stride(0),
-        "stride_seen": 0 if seen is None else seen.stride(0),
-        "penalty": None if seen is None else float(penalty),
-        "temperature": float(temperature) if draws else None,
-    }
-    counters = pointers(None, Sizes(0, rows), device)
-    constants = {
-        "ADVANCE": advance,
-        "BLOCK": config.block_n,
-        "LANES": LANES,
-        "PARTS": parts,
-        "PDL": overlaps(arch),
+        **pointers(None, Sizes(0, rows), device),
     }
     first = Plan(
         kernel=largest_in_parts_kernel,
         grid=(rows, parts),
-        arguments={**given, "firsts_ptr": None if draws else made(torch.int32), **counters},
-        constants=constants,
+        arguments={**given, "firsts_ptr": None if draw.draws else made(torch.int32)},
+        constants={
+            "ADVANCE": draw.advance,
+            "BLOCK": config.block_n,
+            "LANES": LANES,
+            "PARTS": parts,
+            "PDL": overlaps(arch),
+        },
         config=config,
         output=out,
     )
-    if not draws:
+    if not draw.draws:
         return [first]
-    space = None
-    if filtered:
-        space = _space(workspace, rows, vocab, device, config)
+    space = with_room(workspace, rows, parts * size, device) if draw.filtered else None
     second = {
         **given,
-        **counters,
-        "state_ptr": state,
-        "kept_ptr": None if kept is None else kept.view(torch.uint8),
-        "scores_ptr": None if space is None else space.scores,
-        "ids_ptr": None if space is None else space.ids,
+        **draw.limits(vocab, space),
         "counts_ptr": made(torch.int32),
         "totals_ptr": made(torch.float32),
-        "stride_kept": 0 if kept is None else kept.stride(0),
-        "top_k": top_k,
-        "top_p": None if top_p is None else float(top_p),
-        "min_p": None if min_p is None else float(min_p),
-        "nearest": nearest_kept(vocab, top_k, top_p, min_p),
     }
     return [first, replace(first, kernel=draw_in_parts_kernel, arguments=second)]
-
-
-def _space(given: Workspace | None, rows: int, vocab: int, device: torch.device, config: Config) -> Workspace:
-    if given is None:
-        return workspace(rows, vocab, device, config)
-    needed = rows * config.split_k * part_size(vocab, config)
-    if min(given.scores.numel(), given.ids.numel()) < needed:
-        raise KernelError(f"workspace must hold {needed} tokens, got {given.scores.numel()}")
-    return given
 
 
 def plan(logits: torch.Tensor, **options: Any) -> Plan:

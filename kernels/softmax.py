@@ -109,7 +109,6 @@ def finite(largest):
 
 @taking(DTYPES)
 def accepts(shape: SoftmaxShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.rows >= 2**31:
         return f"there must be less than 2^31 rows, got {shape.rows}"
     return None
@@ -155,9 +154,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: SoftmaxShape, dtype: str) -> Cost:
     """Five operations for each value; each tensor moved once."""
     values = shape.rows * shape.size
@@ -165,10 +161,10 @@ def cost(shape: SoftmaxShape, dtype: str) -> Cost:
 
 
 def example(shape: SoftmaxShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     return (torch.empty(shape.rows, shape.size, dtype=getattr(torch, dtype), device=device),), {}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shared_bytes=lambda config: 4 * config.block_m * config.num_warps,

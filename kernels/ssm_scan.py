@@ -193,7 +193,6 @@ def ssm_scan_kernel(
 
 @taking(DTYPES)
 def accepts(shape: ScanShape, dtype: str, arch: str) -> str | None:
-    """None, or why this kernel refuses."""
     if shape.groups < 1 or shape.heads % shape.groups:
         return f"heads must be a multiple of groups, got {shape.heads} and {shape.groups}"
     return refusal({"features of a head": shape.size, "states": shape.states}, MOST, shape.batch)
@@ -270,9 +269,6 @@ def plan(
     )
 
 
-launch = launcher(plan)
-
-
 def cost(shape: ScanShape, dtype: str) -> Cost:
     """The recurrence's own operations; tokens moved once, and the state read and written once."""
     tokens, width = shape.batch * shape.seq, 4 if dtype == "float32" else 2
@@ -282,7 +278,6 @@ def cost(shape: ScanShape, dtype: str) -> Cost:
 
 
 def example(shape: ScanShape, dtype: str, device: str = "meta") -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of `plan` with the sizes of a shape, without values."""
     make = empties(dtype, device)
     tokens = (shape.batch, shape.seq)
     x, both = (
@@ -294,6 +289,7 @@ def example(shape: ScanShape, dtype: str, device: str = "meta") -> tuple[tuple[A
     return (x, make(*tokens, shape.heads, kind="float32"), rates[0], *both, rates[1], state), {}
 
 
+launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     shape_for=lambda shape, config: replace(shape, seq=1) if config.block_m == 1 else shape,
