@@ -94,6 +94,8 @@ def others(kernel: Kernel) -> list[Build]:
         shapes = [shape]
         if kernel.name == "grouped_matmul":
             shapes += [replace(shape, gated=False, gather=False), replace(shape, k=shape.k + 16)]
+        if kernel.name == "unpack_weight":
+            shapes += [replace(shape, group=32, zero_points=True), replace(shape, bits=8)]
         if kernel.name == "quantize_fp8" and not shape.group:
             shapes.append(replace(shape, norm=True))
         if hasattr(shape, "fp8"):
