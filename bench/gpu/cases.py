@@ -26,6 +26,7 @@ from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
 from nnfront_kernels.ssm_scan import ScanShape
 from nnfront_kernels.tiles import MatmulShape
+from nnfront_kernels.unpack_weight import UnpackShape
 from table import shown
 
 
@@ -142,6 +143,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
             PrefillShape(2, 512, 32, 8, 128, before=1536, page=64, fp8=True),
             PrefillShape(1, 2048, 16, 16, 192, value_size=128),
         ]
+    if name == "unpack_weight":
+        return [UnpackShape(28672, 4096, group, bits) for group, bits in ((128, 4), (32, 4), (0, 8))]
     assert name == "quantize_fp8", name
     return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
 

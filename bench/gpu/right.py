@@ -146,7 +146,7 @@ def _difference(
         return _far(
             results, list(stated), [part.double().abs() + part.double().abs().mean() for part in stated]
         )
-    if run.kernel in ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope"):
+    if run.kernel in ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope", "unpack_weight"):
         stated = kernel.reference(*arguments, **options, compute=torch.float64)
         stated = list(stated) if isinstance(stated, tuple) else [stated]
         return _far(results, stated, stated)
