@@ -19,6 +19,7 @@ from nnfront.distributed.ranks import Ranks, joined
 from nnfront.engine.compute import Compute
 from nnfront.errors import LoadError
 
+TOKENS = 24
 READ: list[int] = []
 LOOP = torch.tensor([[5, 6, 7, 8] * 4, [9] * 16])
 """Prompts that come again."""
@@ -53,7 +54,7 @@ def model(ranks: Ranks, folder: str, quant: str | None) -> dict[str, Any]:
         "planned": plans[0].read_bytes,
         "weights": sum(w.nbytes for w in llm.session.weights.values()),
         "logits": llm.logits(ids),
-        "tokens": llm.generate_ids(ids, max_new_tokens=64),
+        "tokens": llm.generate_ids(ids, max_new_tokens=TOKENS),
         "drawn": llm.generate_ids(ids, max_new_tokens=8, temperature=1.0),
     }
 
@@ -64,7 +65,7 @@ def artefact(ranks: Ranks, folder: str, ids: torch.Tensor) -> dict[str, Any]:
     return {
         "sizes": [file.stat().st_size for file in files],
         "weights": sum(w.nbytes for w in llm.session.weights.values()),
-        "tokens": llm.generate_ids(ids, max_new_tokens=64),
+        "tokens": llm.generate_ids(ids, max_new_tokens=TOKENS),
     }
 
 
@@ -117,8 +118,9 @@ if __name__ == "__main__":
     os.preadv = counting
     with joined() as ranks:
         found: dict[str, Any] = {"collectives": collectives(ranks)}
-        for name, (folder, quant) in task["models"].items():
-            found[name] = model(ranks, folder, quant)
+        found["models"] = {
+            name: model(ranks, folder, quant) for name, (folder, quant) in task["models"].items()
+        }
         found["guessed"] = guessed(ranks, task["models"]["llama"][0])
         found["artefacts"] = {
             name: artefact(ranks, folder, torch.load(Path(task["models"][name][0]) / "ids.pt"))
