@@ -152,7 +152,8 @@ def read_gguf(file: Path, *, headers_only: bool = False, folder: Folder | None =
     `folder` is the file's, if it is open already. Raises LoadError that lists the problems found.
     """
     with collected(f"{file} is not a GGUF file that can be read") as problems:
-        fd = (folder or Folder(file.parent)).open(file.name)
+        held = folder or Folder(file.parent)  # which closes its files when it is gone
+        fd = held.open(file.name)
         size = os.fstat(fd).st_size
         header = _header(file, _Reader(fd, size), problems)
         if not headers_only and not problems:

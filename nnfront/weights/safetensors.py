@@ -111,7 +111,8 @@ def read_header(file: Path, *, headers_only: bool = False, folder: Folder | None
     `folder` is the file's, if it is open already. Raises LoadError that lists every problem found.
     """
     with collected(f"{file} is not a valid safetensors file") as problems:
-        fd = (folder or Folder(file.parent)).open(file.name)
+        held = folder or Folder(file.parent)  # which closes its files when it is gone
+        fd = held.open(file.name)
         size = os.fstat(fd).st_size
         length, fields = _read_fields(fd, size)
         header = _check_fields(file, 8 + length, fields, problems)
