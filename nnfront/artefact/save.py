@@ -35,8 +35,8 @@ from nnfront.ir import IRModule, TensorType, admit, release, type_text
 from nnfront.lower import MethodProgram, Program
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import stream_transform, weight_dims
-from nnfront.transform.source import Source
-from nnfront.weights.bound_checkpoint import BoundWeights, stored_type
+from nnfront.transform.source import Source, stored_type
+from nnfront.weights.bound_checkpoint import BoundWeights
 from nnfront.weights.write import SHARD_BYTES
 from nnfront.weights.write_transformed import result_types
 

@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     new, repeats = args.max_new_tokens, args.repeats
     if new < 2 or repeats < 1:
         raise RunError(

@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     tokens = nn.calibrate(
         args.path,
         read_text(args.text),

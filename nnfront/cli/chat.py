@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     parts = engine_parts()
     llm = loading.load(args)
     template = parts.template_of(

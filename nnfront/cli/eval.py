@@ -30,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     text = read_text(args.text)
     llm = loading.load(args)
     found = nn.evaluate(llm, text, args.window, args.stride, progress_bar("text", "token"))

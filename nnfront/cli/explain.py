@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     methods, sizes = read_sizes(args.what)
     if args.trace is not None and not args.profile:
         raise RunError(

@@ -50,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     bar = progress_bar("weights", "B", scale=True)
     phases = nn.artefact.export(
         args.path,

@@ -103,7 +103,6 @@ def add_serving_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     parts = engine_parts()
     if nn.Embedder.fits(args.path, args.model):
         return _serve_encoder(args, parts)

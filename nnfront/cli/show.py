@@ -40,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
     loading.refuse_for_artefact(args)
     if args.html is not None:
         loading.refuse(

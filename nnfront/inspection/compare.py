@@ -23,7 +23,6 @@ from nnfront.weights.checkpoint import is_artefact
 from nnfront.weights.content_hashes import Contents
 from nnfront.weights.name_hints import shortened
 
-SECTIONS = ("target", "config", "dims", "methods", "functions", "formulas", "weights", "kernels")
 WIDTH = 40
 """What is longer is written on a line of its own."""
 SHOWN_DIGITS = 12
@@ -105,7 +104,7 @@ def diff(
         "weights": _contents(one, two),
         "kernels": (_kernels(one), _kernels(two)),
     }
-    found = {section: tuple(_changes(*pairs[section])) for section in SECTIONS}
+    found = {section: tuple(_changes(*pair)) for section, pair in pairs.items()}
     return Differences(
         one.path, two.path, {section: changes for section, changes in found.items() if changes}
     )

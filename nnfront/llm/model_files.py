@@ -253,24 +253,16 @@ def _speaking_of(file: str | None) -> Iterator[None]:
 
 def _checked(name: str, file: ModuleType) -> Architecture:
     missing = [n for n in ("Config", "build", "export_spec") if not hasattr(file, n)]
+    ignored, prefixes = getattr(file, "IGNORED", ()), getattr(file, "PREFIXES", {})
+    wrong = ""
     if missing:
-        raise LoadError(
-            f"the model file {name} lacks {', '.join(missing)}", details=[f"file: {file.__file__}"]
-        )
-    ignored = getattr(file, "IGNORED", ())
-    if not isinstance(ignored, list | tuple) or not all(isinstance(each, str) for each in ignored):
-        raise LoadError(
-            f"IGNORED of the model file {name} is {ignored!r}, expected a tuple of names and patterns",
-            details=[f"file: {file.__file__}"],
-        )
-    prefixes = getattr(file, "PREFIXES", {})
-    if not isinstance(prefixes, dict) or not all(
-        isinstance(each, str) for pair in prefixes.items() for each in pair
-    ):
-        raise LoadError(
-            f"PREFIXES of the model file {name} is {prefixes!r}, expected a dict from a checkpoint's prefixes to the model's",
-            details=[f"file: {file.__file__}"],
-        )
+        wrong = f"the model file {name} lacks {', '.join(missing)}"
+    elif not isinstance(ignored, list | tuple) or not all(isinstance(each, str) for each in ignored):
+        wrong = f"IGNORED of the model file {name} is {ignored!r}, expected a tuple of names and patterns"
+    elif not isinstance(prefixes, dict) or not all(isinstance(s, str) for p in prefixes.items() for s in p):
+        wrong = f"PREFIXES of the model file {name} is {prefixes!r}, expected a dict from a checkpoint's prefixes to the model's"
+    if wrong:
+        raise LoadError(wrong, details=[f"file: {file.__file__}"])
     return Architecture(name, file)
 
 

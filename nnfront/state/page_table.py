@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -282,19 +282,21 @@ class PageTable:
 
     def fork(self, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
         """Sequences that begin with the pages of these."""
-        rows = [list(self.rows[i]) for i in sequences]
-        self.pool.share(page for row in rows for page in row if page != GONE)
-        return self._like(self.pool, rows, sequences, states)
+        return self._like(self.pool, self.pool.share, sequences, states)
 
     def clone(self, pool: Pool, sequences: Sequence[int], states: Sequence[LayerState]) -> PageTable:
         """The same pages, of a copy of the pool that counts nothing yet."""
-        rows = [list(self.rows[i]) for i in sequences]
-        pool.claim(page for row in rows for page in row if page != GONE)
-        return self._like(pool, rows, sequences, states)
+        return self._like(pool, pool.claim, sequences, states)
 
     def _like(
-        self, pool: Pool, rows: list[list[int]], sequences: Sequence[int], states: Sequence[LayerState]
+        self,
+        pool: Pool,
+        hold: Callable[[Iterable[int]], None],
+        sequences: Sequence[int],
+        states: Sequence[LayerState],
     ) -> PageTable:
+        rows = [list(self.rows[i]) for i in sequences]
+        hold(page for row in rows for page in row if page != GONE)
         reserved = [self.reserved[i] for i in sequences]
         columns = self.pages_tensor.shape[1]
         return PageTable(pool, self.window, states, rows, reserved, columns, self.pages_tensor.device)

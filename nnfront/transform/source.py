@@ -45,6 +45,11 @@ class Source(Protocol):
         return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
 
 
+def stored_type(tensor: torch.Tensor) -> TensorType:
+    """Return the type of a tensor in memory."""
+    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
 class TensorSource(Source):
     """Weights that are tensors in memory."""
 
@@ -52,13 +57,16 @@ class TensorSource(Source):
         self.tensors = tensors
 
     def info(self, name: str) -> Info:
-        tensor = self.tensor(name)
-        return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        return stored_type(self.tensor(name))
 
     def tensor(self, name: str) -> torch.Tensor:
         if name not in self.tensors:
             raise LoadError(f"there is no weight {name!r}")
         return self.tensors[name]
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        """Copy one weight into `out`, of its shape; if the dtypes differ, values are converted."""
+        out.copy_(self.tensor(name))
 
 
 def cut(x: torch.Tensor, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:

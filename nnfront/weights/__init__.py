@@ -7,7 +7,8 @@ Read in this order: `safetensors` (headers), `mapped_memory` (memory out of file
 `update` (what a session holds, changed), `export_checkpoint` (back to the checkpoint's own tensors).
 """
 
-from nnfront.weights.bound_checkpoint import BoundWeights, stored_type, tensor_types
+from nnfront.transform.source import stored_type
+from nnfront.weights.bound_checkpoint import BoundWeights, tensor_types
 from nnfront.weights.check import check_weights
 from nnfront.weights.check_result import CheckResult, Problem
 from nnfront.weights.checkpoint import Checkpoint

@@ -12,7 +12,7 @@ from torch.utils.weak import TensorWeakRef
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType
-from nnfront.transform.source import Info, cut
+from nnfront.transform.source import Info, TensorSource, stored_type
 from nnfront.weights.check_result import CheckResult
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.mapped_memory import CHUNK_BYTES, anonymous
@@ -26,6 +26,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
 
     def __init__(self, weights: Checkpoint | Mapping[str, torch.Tensor], found: CheckResult) -> None:
         self.weights = weights
+        self._source = weights if isinstance(weights, Checkpoint) else TensorSource(weights)
         self.found = found
         found.raise_if_wrong(_where(weights))
 
@@ -44,26 +45,17 @@ class BoundWeights(Mapping[str, torch.Tensor]):
         """Return the elements of weights, one weight after another, as a tensor of one axis; mapped where pages allow it."""
         if any(name in self.found.casts for name in names):
             return self._converted(names)
-        if isinstance(self.weights, Checkpoint):
-            return self.weights.joined([self.found.sources[name] for name in names])
-        return torch.cat([self.tensor(name).reshape(-1) for name in names])
+        return self._source.joined([self.found.sources[name] for name in names])
 
     def part(self, name: str, axis: int, ranges: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Return what lies in some ranges of an axis of one weight, in new memory; of a file nothing else is read."""
-        source = self.found.sources[name]
-        if isinstance(self.weights, Checkpoint):
-            found = self.weights.part(source, axis, ranges)
-        else:
-            found = cut(self.weights[source], axis, ranges)
-        return found.to(self._dtype(name))
+        return self._source.part(self.found.sources[name], axis, ranges).to(self._dtype(name))
 
     def copied_bytes(self, names: Sequence[str]) -> int:
         """Return how many bytes of new memory these weights take, joined if they are several."""
         if any(name in self.found.casts for name in names):
             return sum(prod(self._shape(name)) for name in names) * self._dtype(names[0]).itemsize
-        if isinstance(self.weights, Checkpoint):
-            return self.weights.copied_bytes([self.found.sources[name] for name in names])
-        return 0 if len(names) == 1 else sum(self.tensor(name).nbytes for name in names)
+        return self._source.copied_bytes([self.found.sources[name] for name in names])
 
     def check_ties(self, are_equal: Callable[[str, str], bool] | None = None) -> None:
         """Compare the bytes of weights that are stored under two names, or ask `are_equal`. Raises LoadError that lists the pairs that differ."""
@@ -105,11 +97,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
 
     def stored(self, source: str) -> Info:
         """Return shape and dtype of a tensor as it is stored, by its name there."""
-        return (
-            self.weights.info(source)
-            if isinstance(self.weights, Checkpoint)
-            else stored_type(self.weights[source])
-        )
+        return self._source.info(source)
 
     def _shape(self, name: str) -> list[int]:
         return [int(size) for size in self.stored(self.found.sources[name]).shape]
@@ -126,11 +114,7 @@ class BoundWeights(Mapping[str, torch.Tensor]):
             return torch.empty(0, dtype=dtype)
         out = torch.frombuffer(anonymous(sum(counts) * dtype.itemsize), dtype=dtype)
         for name, part in zip(names, torch.split(out, counts), strict=True):
-            source, place = self.found.sources[name], part.view(self._shape(name))
-            if isinstance(self.weights, Checkpoint):
-                self.weights.read_into(source, place)
-            else:
-                place.copy_(self.weights[source])
+            self._source.read_into(self.found.sources[name], part.view(self._shape(name)))
         return out
 
     def _are_equal(self, one: str, two: str) -> bool:
@@ -170,11 +154,6 @@ def tensor_types(weights: Mapping[str, Any]) -> dict[str, TensorType]:
                 f"weight {name!r} is on {tensor.device}, not on the CPU", help="move it with .cpu()"
             )
     return {name: stored_type(tensor) for name, tensor in weights.items()}
-
-
-def stored_type(tensor: torch.Tensor) -> TensorType:
-    """Return the type of a tensor in memory."""
-    return TensorType(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
 def _where(weights: Mapping[str, torch.Tensor]) -> str:

@@ -22,7 +22,8 @@ from nnfront.lower import MethodProgram
 from nnfront.transform.content_keys import result_keys
 from nnfront.transform.plan import plan_transform
 from nnfront.transform.run import stream_transform, weight_dims
-from nnfront.weights.bound_checkpoint import BoundWeights, stored_type
+from nnfront.transform.source import stored_type
+from nnfront.weights.bound_checkpoint import BoundWeights
 from nnfront.weights.checkpoint import Checkpoint
 from nnfront.weights.content_hashes import Contents
 from nnfront.weights.write import remove_abandoned, write_tensors

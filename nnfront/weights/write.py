@@ -20,7 +20,7 @@ import torch
 
 from nnfront.errors import LoadError
 from nnfront.ir import TensorType, type_text
-from nnfront.weights.bound_checkpoint import stored_type
+from nnfront.transform.source import stored_type
 from nnfront.weights.mapped_memory import CHUNK_BYTES, PAGE
 from nnfront.weights.safetensors import DTYPES
 from nnfront.weights.temporary import make_file, remove_dead, sync
