@@ -9,7 +9,7 @@ import torch
 
 from nnfront.backends.table import memory_policy
 from nnfront.errors import LowerError, RunError
-from nnfront.lower import DimBinding, MethodProgram
+from nnfront.lower import MethodProgram
 from nnfront.memory.free_memory import asked, free_memory_on, most
 from nnfront.memory.plan import MemoryPlan, plan_memory
 from nnfront.memory.report import text_of
@@ -48,7 +48,7 @@ def _plan(program: MethodProgram, sizes: Mapping[str, int]) -> MemoryPlan | None
 def _what_fits(program: MethodProgram, sizes: Mapping[str, int], free: int) -> Iterator[str]:
     """The most of each dim of the call's tensors that its plan has room for, if that is less than there was."""
     for binding in program.dims:
-        if not _is_of_tensor(binding):
+        if not isinstance(binding.place.axis, int) or binding.place.is_weight:
             continue
         name, (low, _, step) = binding.symbol.name, binding.symbol.facts
 
@@ -59,7 +59,3 @@ def _what_fits(program: MethodProgram, sizes: Mapping[str, int], free: int) -> I
         found = step * most(sizes[name] // step, fits)
         if low <= found < sizes[name] and found:
             yield f"{name} up to {found:,}"
-
-
-def _is_of_tensor(binding: DimBinding) -> bool:
-    return isinstance(binding.place.axis, int) and not binding.place.is_weight

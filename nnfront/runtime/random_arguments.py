@@ -120,7 +120,7 @@ class RandomArguments:
         if self._is_dim(argument.name):
             parts = []
         if parts and isinstance(type, TensorType):
-            return asked_for(parts[0], torch.empty(_shape(type, sizes), dtype=_dtype(type)))
+            return asked_for(parts[0], torch.empty(_shape(type, sizes), dtype=getattr(torch, type.dtype)))
         if parts and isinstance(type, ScalarType) and type.value is None:
             return parts[0]
         return self._value(argument.name, type, sizes)
@@ -163,7 +163,7 @@ class RandomArguments:
         type: TensorType, sizes: Mapping[str, int], generator: torch.Generator, integers: tuple[int, int]
     ) -> torch.Tensor:
         """Return a random tensor: normal floats, integers in a range with its ends."""
-        shape, dtype = _shape(type, sizes), _dtype(type)
+        shape, dtype = _shape(type, sizes), getattr(torch, type.dtype)
         if dtype == torch.bool:
             return torch.rand(shape, generator=generator) < 0.5
         if not dtype.is_floating_point:
@@ -205,8 +205,3 @@ def _index_ranges(method: Method) -> dict[str, tuple[int, int]]:
 
 def _shape(type: TensorType, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(evaluate(size, sizes) for size in type.shape)
-
-
-def _dtype(type: TensorType) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, type.dtype)
-    return dtype

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from nnfront.backends.registry import device_of
 from nnfront.errors import RunError
 from nnfront.lower import Program, StateType
-from nnfront.memory.free_memory import FreeMemory, free_memory_on, is_out_of_memory
+from nnfront.memory.free_memory import free_memory_on, is_out_of_memory
 from nnfront.memory.report import text_of
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
@@ -45,7 +45,12 @@ def new_cache(
     if page_size is None and pages == "fit":
         pages = 1  # which is refused without a page size, in words
     if wanted and (page_size is not None or pages is None):
-        fit = fitting(_known_room(free_memory_on(device)))
+        free = free_memory_on(device)
+        if free is None:
+            raise RunError(
+                "make_cache: nothing says how much memory is free here", help="give all sizes as numbers"
+            )
+        fit = fitting(free)
         sizes, count = _fitted(fit, wanted[0], given, known, pages)
     else:
         sizes = cache_sizes(type, given, known)
@@ -86,11 +91,3 @@ def _fitted(
         ],
         help="say what calls there will be, so that less is left free for them: make_cache(..., calls={'seq': 512})",
     )
-
-
-def _known_room(room: FreeMemory | None) -> FreeMemory:
-    if room is None:
-        raise RunError(
-            "make_cache: nothing says how much memory is free here", help="give all sizes as numbers"
-        )
-    return room

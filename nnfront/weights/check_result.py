@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -58,9 +58,8 @@ class CheckResult:
 
     def lines(self) -> list[str]:
         """One line for each problem, by kind; many of one kind are grouped."""
-        return [
-            line for kind in _TITLES for line in _lines(kind, [p for p in self.problems if p.kind == kind])
-        ]
+        of_kind = {kind: [(p.name, p.text) for p in self.problems if p.kind == kind] for kind in _TITLES}
+        return [f"{kind}: {line}" for kind, found in of_kind.items() for line in shortened(found)]
 
     def raise_if_wrong(self, where: str = "") -> None:
         """Raise one LoadError that lists all problems; `where` is the checkpoint."""
@@ -73,7 +72,3 @@ class CheckResult:
                 where=where,
                 help=self.help,
             )
-
-
-def _lines(kind: Kind, problems: Sequence[Problem]) -> list[str]:
-    return [f"{kind}: {line}" for line in shortened([(p.name, p.text) for p in problems])]

@@ -54,9 +54,10 @@ def disagreements(headers: Sequence[Header]) -> list[str]:
         count = headers[0].metadata.get(_COUNT, 1)
         if count in (0, 1):
             return []
+        shown_count = f"{count:05}" if isinstance(count, int) else "*****"
         return [
             f"{headers[0].file.name} is one of {shown(count)} files of a model that was split; the others are found by "
-            f"names that end with -00001-of-{_five(count)}.gguf"
+            f"names that end with -00001-of-{shown_count}.gguf"
         ]
     total = sum(len(header.tensors) for header in headers)
     said: dict[str, tuple[Any, str]] = {}
@@ -74,7 +75,3 @@ def disagreements(headers: Sequence[Header]) -> list[str]:
                     f"{file}: {shown(key)} is {shown(metadata[key])}, and {shown(value)} in {first}"
                 )
     return problems
-
-
-def _five(count: Any) -> str:
-    return f"{count:05}" if isinstance(count, int) else "*****"

@@ -42,7 +42,7 @@ from nnfront.state.paged import PagedLayer
 
 def cached(run: Run) -> Callable[..., Any]:
     """Append to a layer of a cache and attend to what it holds."""
-    scores, general = Scores.of(run), _general(run)
+    scores, general = Scores.of(run), reference(as_op(run))  # soft caps and sinks of more than C takes
     scale, own_window, value_size = scores.scale, scores.window, run.attrs.get("value_size")
     is_causal = run.attrs.get("is_causal", True)
 
@@ -106,11 +106,6 @@ def cached(run: Run) -> Callable[..., Any]:
         return attend(q.transpose(1, 2), keys, values, mask, scale=scale, enable_gqa=gqa).transpose(1, 2)
 
     return attention_cached
-
-
-def _general(run: Run) -> Callable[..., Any]:
-    """What attention is by its reference: soft caps and sinks of more than C takes."""
-    return reference(as_op(run))
 
 
 def _block_by_block(

@@ -156,13 +156,6 @@ def _unary(operation: str) -> Write:
     return write
 
 
-def _square(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
-    _demand_float(x)
-    y = builder.make(run.outputs[0], x.shape, x.dtype)
-    emit(builder, "multiply", x.shape, over(y, x.shape), over(x, x.shape), over(x, x.shape))
-    return (y,)
-
-
 def _astype(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     dtype = getattr(torch, run.attrs["dtype"])
     demand(x.dtype in KINDS and dtype in FLOATS, f"it is from {x.dtype} to {dtype}")
@@ -282,10 +275,11 @@ def _concat(builder: TapeBuilder, run: Run, *parts: Value) -> Sequence[Operand]:
     return (y,)
 
 
+_multiply = _binary("multiply", "multiply")
 _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "add": _binary("add", "add", is_rounded=True),
     "subtract": _binary("subtract", "subtract_from", is_rounded=True),
-    "multiply": _binary("multiply", "multiply"),
+    "multiply": _multiply,
     "divide": _binary("divide", "divide_by"),
     "minimum": _binary("minimum", "minimum", is_rounded=True),
     "maximum": _binary("maximum", "maximum", is_rounded=True),
@@ -294,7 +288,7 @@ _WRITTEN: dict[str, Callable[..., Sequence[Operand]]] = {
     "less": _binary("less", "greater", is_rounded=True, is_bool=True),
     "less_equal": _binary("less_equal", "greater_equal", is_rounded=True, is_bool=True),
     **{name: _unary(name) for name in _UNARY},
-    "square": _square,
+    "square": lambda builder, run, x: _multiply(builder, run, x, x),
     "astype": _astype,
     "equal": _equal,
     "where": _where,

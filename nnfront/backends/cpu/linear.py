@@ -88,10 +88,6 @@ def _gates_linear(run: Run, context: Context) -> str:
 PIECE = 1 << 20
 
 
-def _linear(run: Run) -> Callable[..., Any]:
-    return F.linear
-
-
 def _linear_bfloat16(run: Run) -> Callable[..., Any]:
     """One row by torch's own kernel for it where there is none in C; more rows by oneDNN, which is the faster one then."""
     one_row = ONE_ROW
@@ -245,10 +241,6 @@ def _finished_in_c(run: Run, context: Context) -> str:
     return by_types(_write)(run, context) if is_plain else "it is not a plain linear"
 
 
-def _nothing(run: Run, *operands: Any) -> int:
-    return 0
-
-
 def _linear_wide_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | None) -> int:
     """x in float32, a piece of the weight in float32, and the product with it."""
     rows, columns = weight.shape
@@ -278,7 +270,7 @@ def _gated_product_bytes(run: Run, x: Layout, weight: Layout, bias: Layout | Non
 PLAIN = Kernel(
     "linear_plain",
     "",
-    _linear,
+    lambda run: F.linear,
     "the weight as it is stored, no transpose",
     _plain,
     workspace=NOTHING,
@@ -292,7 +284,7 @@ PRODUCTS = (
         _linear_bfloat16,
         "small batches: a kernel that reads the weight at memory speed; larger ones: oneDNN",
         _plain_in_c,
-        held=_nothing,
+        held=NOTHING.held,
     ),
     Kernel(
         "linear_float32",

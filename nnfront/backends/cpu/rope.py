@@ -52,21 +52,16 @@ def _rope_tables(run: Run) -> Callable[..., Any]:
     Shapes: cos and sin [..., seq, pairs], both results [..., seq, 1, 2 * pairs].
     """
     dtype: torch.dtype = getattr(torch, run.attrs["dtype"])
-    join = _neighbours if is_interleaved(run) else _halves
+    axis = -1 if is_interleaved(run) else -2
+
+    def join(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.stack([first, second], axis).flatten(-2)
 
     def rope_tables(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cos, sin = cos.to(dtype), sin.to(dtype)
         return join(cos, cos).unsqueeze(-2), join(-sin, sin).unsqueeze(-2)
 
     return rope_tables
-
-
-def _halves(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    return torch.cat([first, second], -1)
-
-
-def _neighbours(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    return torch.stack([first, second], -1).flatten(-2)
 
 
 def rope_rotated(run: Run) -> Callable[..., Any]:

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from nnfront.backends.kernel import ACCEPTED, Context, Kernel
+from nnfront.backends.kernel import ACCEPTED, NOTHING, Context, Kernel
 from nnfront.ir import OPS
 from nnfront.lower import Run
 from nnfront.memory.allocations import Workspace
-from nnfront.memory.layout import Layer, Layout
 from nnfront.state.layer import CacheLayer
 
 
@@ -34,11 +33,6 @@ def _is_made_here(run: Run, context: Context) -> str:
     return ACCEPTED if op is not None and op.view == "never" else "the value may share memory with others"
 
 
-def _value_bytes(run: Run, layer: Layer, value: Layout) -> int:
-    """The old content, which a call that fails brings back, while the new one is the buffer."""
-    return value.size_bytes
-
-
 KERNELS = (
     Kernel(
         "cache_write_owned",
@@ -46,6 +40,7 @@ KERNELS = (
         _cache_write,
         "the value becomes the buffer",
         _is_made_here,
-        workspace=Workspace(lambda run, *operands: 0, _value_bytes),
+        # The old content, which a call that fails brings back, while the new one is the buffer.
+        workspace=Workspace(NOTHING.held, lambda run, layer, value: value.size_bytes),
     ),
 )

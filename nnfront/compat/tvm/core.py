@@ -81,7 +81,10 @@ class Module(OurModule, SubroutineMixin, metaclass=_Modules):
             traced = super().export(read, share_layers=share_layers)
         if not assumed:
             return traced
-        methods = {name: _assuming(method, assumed) for name, method in read.methods.items()}
+        methods = {
+            name: replace(method, arguments={n: _narrowed(s, assumed) for n, s in method.arguments.items()})
+            for name, method in read.methods.items()
+        }
         with listed_shapes():
             return super().export(specs.ModuleSpec(methods), share_layers=share_layers)
 
@@ -108,10 +111,6 @@ def _with_own_conversion(module: OurModule) -> Iterator[OurModule]:
             yield child
         else:
             yield from _with_own_conversion(child)
-
-
-def _assuming(method: specs.MethodSpec, facts: Mapping[Symbol, Symbol]) -> specs.MethodSpec:
-    return replace(method, arguments={n: _narrowed(s, facts) for n, s in method.arguments.items()})
 
 
 def _narrowed(spec: Any, facts: Mapping[Symbol, Symbol]) -> Any:
