@@ -329,12 +329,13 @@ def _facts(op: Op) -> list[object]:
 def op(
     *,
     name: str | None = None,
+    doc: str | None = None,
     is_pure: bool = True,
     normalize: Callable[..., dict[str, Any]] | None = None,
     reference: Callable[..., Any] | None = None,
     **facts: Unpack[Facts],
 ) -> Callable[[Callable[..., Type]], Op]:
-    """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it).
+    """Declare an op from its type rule and register it under the rule's name (a trailing underscore is part of it), with its docstring.
 
     The facts are those of `Op`. Functions that are there already are given, others declared below the rule (`Op.reference`, `Op.normalize`). To declare it again in the same words is to declare it once. Raises InferError for another op of that name.
     """
@@ -351,8 +352,8 @@ def op(
         assert len(operands) == 1 or not any(o.is_sequence for o in operands), (
             f"{op_name}: a sequence stands alone"
         )
-        doc = inspect.getdoc(rule) or ""
-        declared = Op(op_name, rule, is_pure, tuple(operands), attributes, doc, signature, **facts)
+        text = inspect.getdoc(rule) or "" if doc is None else doc
+        declared = Op(op_name, rule, is_pure, tuple(operands), attributes, text, signature, **facts)
         assert declared.writes in ("", *(o.name for o in operands)), f"no operand is {declared.writes}"
         known = OPS.setdefault(op_name, declared)
         if known is not declared:
@@ -366,6 +367,16 @@ def op(
         if reference is not None:
             known.reference(reference)
         return known
+
+    return declare
+
+
+def alike(rule: Callable[..., Type], **shared: Unpack[Facts]) -> Callable[..., Op]:
+    """Return what declares an op of this type rule by its name, its documentation, its reference, and facts besides those that all of them share."""
+
+    def declare(name: str, doc: str, reference: Callable[..., Any], **facts: Unpack[Facts]) -> Op:
+        every: Facts = {**shared, **facts}
+        return op(name=name, doc=doc, reference=reference, **every)(rule)
 
     return declare
 

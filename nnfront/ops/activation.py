@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import broadcast_operands, require, require_float, require_number, require_same, wide
 
@@ -18,7 +18,7 @@ def _activation(x: TensorType) -> TensorType:
     return x
 
 
-def _rectifier(x: TensorType) -> TensorType:
+def _of_numbers(x: TensorType) -> TensorType:
     """Also defined for integers."""
     require_number(x)
     return x
@@ -30,34 +30,14 @@ def _gated(gate: TensorType, up: TensorType) -> TensorType:
     return TensorType(*broadcast_operands(gate, up))
 
 
-@op(scratch=False, dtype_policy="follow", reference=torch.relu)
-def relu(x: TensorType) -> TensorType:
-    """max(x, 0)."""
-    return _rectifier(x)
+_rectifier = alike(_of_numbers, dtype_policy="follow")
+_smooth = alike(_activation, dtype_policy="follow")
 
-
-@op(dtype_policy="follow", reference=F.relu6)
-def relu6(x: TensorType) -> TensorType:
-    """min(max(x, 0), 6)."""
-    return _rectifier(x)
-
-
-@op(scratch=False, dtype_policy="follow", reference=F.silu)
-def silu(x: TensorType) -> TensorType:
-    """x * sigmoid(x), also called swish."""
-    return _activation(x)
-
-
-@op(dtype_policy="follow", reference=F.mish)
-def mish(x: TensorType) -> TensorType:
-    """x * tanh(softplus(x))."""
-    return _activation(x)
-
-
-@op(dtype_policy="follow", reference=F.hardswish)
-def hardswish(x: TensorType) -> TensorType:
-    """x * min(max(x + 3, 0), 6) / 6."""
-    return _activation(x)
+relu = _rectifier("relu", "max(x, 0).", torch.relu, scratch=False)
+relu6 = _rectifier("relu6", "min(max(x, 0), 6).", F.relu6)
+silu = _smooth("silu", "x * sigmoid(x), also called swish.", F.silu, scratch=False)
+mish = _smooth("mish", "x * tanh(softplus(x)).", F.mish)
+hardswish = _smooth("hardswish", "x * min(max(x + 3, 0), 6) / 6.", F.hardswish)
 
 
 @op(dtype_policy="follow")

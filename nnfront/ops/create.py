@@ -12,17 +12,21 @@ import torch
 from nnfront import dtypes
 from nnfront.dims import Dim, Size, ceildiv, less_equal, maximum, to_size
 from nnfront.errors import InferError
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
-from nnfront.ops.rules import FLOAT8, Dtype, Length, NewShape, OtherDtype, Sizes, require
+from nnfront.ops.rules import FLOAT8, Dtype, Length, NewShape, OtherDtype, require
 
 _NO_AXES = "a fill value has no axes, where the reference would broadcast it"
 
 
-def _tensor(shape: Sizes, dtype: str) -> TensorType:
+def _of_shape(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
     assert isinstance(shape, tuple)
     return TensorType(shape, dtype)
+
+
+def _like(x: TensorType, dtype: OtherDtype | None = None) -> TensorType:
+    return TensorType(x.shape, dtype or x.dtype)
 
 
 def _require_no_axes(fill_value: OperandType) -> None:
@@ -30,25 +34,19 @@ def _require_no_axes(fill_value: OperandType) -> None:
         require(not fill_value.shape, "fill_value must have no axes, got {}", fill_value.ndim)
 
 
-def _of_shape(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def reference(shape: Sequence[int], dtype: str) -> torch.Tensor:
-        return make(tuple(shape), dtype=getattr(torch, dtype))
-
-    return reference
+def _made(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda shape, dtype: make(tuple(shape), dtype=getattr(torch, dtype))
 
 
-def _like(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def reference(x: torch.Tensor, dtype: str | None) -> torch.Tensor:
-        return make(x, dtype=None if dtype is None else getattr(torch, dtype))
-
-    return reference
+def _made_like(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x, dtype: make(x, dtype=None if dtype is None else getattr(torch, dtype))
 
 
 @op(stricter=_NO_AXES, moves=True, scratch=False)
 def full(shape: NewShape, fill_value: OperandType, dtype: Dtype = "float32") -> TensorType:
     """Every element is `fill_value`, a number or a tensor without axes."""
     _require_no_axes(fill_value)
-    return _tensor(shape, dtype)
+    return _of_shape(shape, dtype)
 
 
 @full.reference
@@ -58,22 +56,10 @@ def _(shape: Sequence[int], fill_value: Any, dtype: str) -> torch.Tensor:
     return torch.full(tuple(shape), fill_value, dtype=getattr(torch, dtype))
 
 
-@op(moves=True, scratch=False, reference=_of_shape(torch.zeros))
-def zeros(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
-    """Every element is 0."""
-    return _tensor(shape, dtype)
-
-
-@op(moves=True, scratch=False, reference=_of_shape(torch.ones))
-def ones(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
-    """Every element is 1."""
-    return _tensor(shape, dtype)
-
-
-@op(moves=True, scratch=False, reference=_of_shape(torch.empty))
-def empty(shape: NewShape, dtype: Dtype = "float32") -> TensorType:
-    """Elements that mean nothing until they are written."""
-    return _tensor(shape, dtype)
+_filled = alike(_of_shape, moves=True, scratch=False)
+zeros = _filled("zeros", "Every element is 0.", _made(torch.zeros))
+ones = _filled("ones", "Every element is 1.", _made(torch.ones))
+empty = _filled("empty", "Elements that mean nothing until they are written.", _made(torch.empty))
 
 
 @op(stricter=_NO_AXES, moves=True, scratch=False, dtype_policy="follow")
@@ -91,16 +77,10 @@ def _(x: torch.Tensor, fill_value: Any, dtype: str | None) -> torch.Tensor:
     return torch.full_like(x, fill_value, dtype=wanted)
 
 
-@op(moves=True, scratch=False, dtype_policy="follow", reference=_like(torch.zeros_like))
-def zeros_like(x: TensorType, dtype: OtherDtype | None = None) -> TensorType:
-    """Every element is 0; shape and, unless given, dtype are x's."""
-    return TensorType(x.shape, dtype or x.dtype)
-
-
-@op(moves=True, scratch=False, dtype_policy="follow", reference=_like(torch.ones_like))
-def ones_like(x: TensorType, dtype: OtherDtype | None = None) -> TensorType:
-    """Every element is 1; shape and, unless given, dtype are x's."""
-    return TensorType(x.shape, dtype or x.dtype)
+_EVERY = "Every element is {}; shape and, unless given, dtype are x's."
+_filled_like = alike(_like, moves=True, scratch=False, dtype_policy="follow")
+zeros_like = _filled_like("zeros_like", _EVERY.format(0), _made_like(torch.zeros_like))
+ones_like = _filled_like("ones_like", _EVERY.format(1), _made_like(torch.ones_like))
 
 
 @op(stricter="integers are counted in integers, dims or ints", moves=True, scratch=False)

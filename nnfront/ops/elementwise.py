@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nnfront import dtypes
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import ScalarType, TensorType
 from nnfront.ops.rules import (
@@ -27,9 +27,13 @@ from nnfront.ops.rules import (
 )
 
 
-def _arithmetic(a: OperandType, b: OperandType) -> TensorType:
+def _any_two(a: OperandType, b: OperandType) -> TensorType:
     """Any dtype but float8."""
     return TensorType(*broadcast_operands(a, b))
+
+
+def _any_extremes(x1: OperandType, x2: OperandType) -> TensorType:
+    return _any_two(x1, x2)
 
 
 def _no_bool(a: OperandType, b: OperandType) -> TensorType:
@@ -39,40 +43,33 @@ def _no_bool(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, dtype)
 
 
-def _real(x: TensorType) -> TensorType:
+def _of_reals(x: TensorType) -> TensorType:
     """Real-valued: integers and bool become float32."""
     dtype = as_float(x.dtype)
     return x if dtype == x.dtype else TensorType(x.shape, dtype)
 
 
-def _number(x: TensorType) -> TensorType:
+def _of_numbers(x: TensorType) -> TensorType:
     """Any number, not bool."""
     require_number(x)
     return x
 
 
-@op(scratch=False, dtype_policy="follow", reference=operator.add)
-def add(a: OperandType, b: OperandType) -> TensorType:
-    """a + b; for two bool tensors their or."""
-    return _arithmetic(a, b)
+_arithmetic = alike(_any_two, scratch=False, dtype_policy="follow")
+_extreme = alike(_any_extremes, dtype_policy="follow")
+_whole = alike(_no_bool, dtype_policy="follow")
+_number = alike(_of_numbers, dtype_policy="follow")
+_real = alike(_of_reals, scratch=False, dtype_policy="wide")
 
+_NO_PRODUCTS = "no arithmetic in float8, though torch multiplies"
+_NO_ABS = "torch takes the absolute value of a float8 tensor; nothing else computes in float8"
 
+add = _arithmetic("add", "a + b; for two bool tensors their or.", operator.add)
 # torch's own `-` refuses bool with a number
-@op(scratch=False, dtype_policy="follow", reference=of_tensors(torch.sub))
-def subtract(a: OperandType, b: OperandType) -> TensorType:
-    """a - b."""
-    return _no_bool(a, b)
-
-
-@op(
-    stricter="no arithmetic in float8, though torch multiplies",
-    scratch=False,
-    dtype_policy="follow",
-    reference=operator.mul,
+subtract = _whole("subtract", "a - b.", of_tensors(torch.sub), scratch=False)
+multiply = _arithmetic(
+    "multiply", "a * b; for two bool tensors their and.", operator.mul, stricter=_NO_PRODUCTS
 )
-def multiply(a: OperandType, b: OperandType) -> TensorType:
-    """a * b; for two bool tensors their and."""
-    return _arithmetic(a, b)
 
 
 @op(scratch=False, dtype_policy="follow", reference=operator.truediv)
@@ -82,16 +79,10 @@ def divide(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, as_float(dtype))
 
 
-@op(dtype_policy="follow", reference=operator.floordiv)
-def floor_divide(a: OperandType, b: OperandType) -> TensorType:
-    """The quotient rounded towards minus infinity; integers stay integers."""
-    return _no_bool(a, b)
-
-
-@op(dtype_policy="follow", reference=operator.mod)
-def remainder(a: OperandType, b: OperandType) -> TensorType:
-    """a - b * floor_divide(a, b): has the sign of b, like Python's %."""
-    return _no_bool(a, b)
+_QUOTIENT = "The quotient rounded towards minus infinity; integers stay integers."
+_REMAINDER = "a - b * floor_divide(a, b): has the sign of b, like Python's %."
+floor_divide = _whole("floor_divide", _QUOTIENT, operator.floordiv)
+remainder = _whole("remainder", _REMAINDER, operator.mod)
 
 
 @op(dtype_policy="wide", reference=operator.pow)
@@ -109,16 +100,8 @@ def power(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, dtype)
 
 
-@op(dtype_policy="follow", reference=of_tensors(torch.maximum))
-def maximum(x1: OperandType, x2: OperandType) -> TensorType:
-    """The larger of two; NaN if either is NaN."""
-    return _arithmetic(x1, x2)
-
-
-@op(dtype_policy="follow", reference=of_tensors(torch.minimum))
-def minimum(x1: OperandType, x2: OperandType) -> TensorType:
-    """The smaller of two; NaN if either is NaN."""
-    return _arithmetic(x1, x2)
+maximum = _extreme("maximum", "The larger of two; NaN if either is NaN.", of_tensors(torch.maximum))
+minimum = _extreme("minimum", "The smaller of two; NaN if either is NaN.", of_tensors(torch.minimum))
 
 
 @op(stricter="at least one bound must be given, where the reference would do nothing", dtype_policy="follow")
@@ -138,111 +121,33 @@ def _(x: torch.Tensor, min: Any = None, max: Any = None) -> torch.Tensor:
     return x if max is None else torch.minimum(as_tensor(x, max), as_tensor(max, x))
 
 
-@op(scratch=False, dtype_policy="follow", reference=operator.neg)
-def negative(x: TensorType) -> TensorType:
-    """-x."""
-    return _number(x)
-
-
-@op(
-    stricter="torch takes the absolute value of a float8 tensor; nothing else computes in float8",
+negative = _number("negative", "-x.", operator.neg, scratch=False)
+abs = _number("abs", "The absolute value.", torch.abs, scratch=False, stricter=_NO_ABS)
+sign = _number("sign", "-1, 0 or 1.", torch.sign, stricter="torch's sign of bool is the identity")
+square = _number(
+    "square",
+    "x * x.",
+    torch.square,
+    stricter="torch squares bool to int64",
     scratch=False,
-    dtype_policy="follow",
-    reference=torch.abs,
+    dtype_policy="wide",
 )
-def abs(x: TensorType) -> TensorType:
-    """The absolute value."""
-    return _number(x)
+floor = _number(
+    "floor", "Round towards minus infinity; integers stay as they are.", torch.floor, scratch=False
+)
+ceil = _number("ceil", "Round towards infinity; integers stay as they are.", torch.ceil, scratch=False)
+round = _number("round", "Round to the nearest integer, halves to the even one.", torch.round)
 
-
-@op(stricter="torch's sign of bool is the identity", dtype_policy="follow", reference=torch.sign)
-def sign(x: TensorType) -> TensorType:
-    """-1, 0 or 1."""
-    return _number(x)
-
-
-@op(stricter="torch squares bool to int64", scratch=False, dtype_policy="wide", reference=torch.square)
-def square(x: TensorType) -> TensorType:
-    """x * x."""
-    return _number(x)
-
-
-@op(scratch=False, dtype_policy="follow", reference=torch.floor)
-def floor(x: TensorType) -> TensorType:
-    """Round towards minus infinity; integers stay as they are."""
-    return _number(x)
-
-
-@op(scratch=False, dtype_policy="follow", reference=torch.ceil)
-def ceil(x: TensorType) -> TensorType:
-    """Round towards infinity; integers stay as they are."""
-    return _number(x)
-
-
-@op(dtype_policy="follow", reference=torch.round)
-def round(x: TensorType) -> TensorType:
-    """Round to the nearest integer, halves to the even one."""
-    return _number(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.sqrt)
-def sqrt(x: TensorType) -> TensorType:
-    """The square root; NaN below 0."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.rsqrt)
-def rsqrt(x: TensorType) -> TensorType:
-    """1 / sqrt(x)."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.reciprocal)
-def reciprocal(x: TensorType) -> TensorType:
-    """1 / x."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.exp)
-def exp(x: TensorType) -> TensorType:
-    """e to the power x."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.log)
-def log(x: TensorType) -> TensorType:
-    """The natural logarithm; NaN below 0."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.sin)
-def sin(x: TensorType) -> TensorType:
-    """The sine of x in radians."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.cos)
-def cos(x: TensorType) -> TensorType:
-    """The cosine of x in radians."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="follow", reference=torch.tanh)
-def tanh(x: TensorType) -> TensorType:
-    """The hyperbolic tangent."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="wide", reference=torch.erf)
-def erf(x: TensorType) -> TensorType:
-    """The error function."""
-    return _real(x)
-
-
-@op(scratch=False, dtype_policy="follow", reference=torch.sigmoid)
-def sigmoid(x: TensorType) -> TensorType:
-    """1 / (1 + exp(-x))."""
-    return _real(x)
+sqrt = _real("sqrt", "The square root; NaN below 0.", torch.sqrt)
+rsqrt = _real("rsqrt", "1 / sqrt(x).", torch.rsqrt)
+reciprocal = _real("reciprocal", "1 / x.", torch.reciprocal)
+exp = _real("exp", "e to the power x.", torch.exp)
+log = _real("log", "The natural logarithm; NaN below 0.", torch.log)
+sin = _real("sin", "The sine of x in radians.", torch.sin)
+cos = _real("cos", "The cosine of x in radians.", torch.cos)
+tanh = _real("tanh", "The hyperbolic tangent.", torch.tanh, dtype_policy="follow")
+erf = _real("erf", "The error function.", torch.erf)
+sigmoid = _real("sigmoid", "1 / (1 + exp(-x)).", torch.sigmoid, dtype_policy="follow")
 
 
 @op(view="sometimes", moves=True, scratch=False, dtype_policy="given")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import torch
 
 from nnfront.dims import Dim, Size, less_equal
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, NO_AXIS, Axis, integer, require, require_integer, require_same
 
@@ -114,19 +114,13 @@ Diagonal: TypeAlias = Annotated[
 _NO_FLOAT8 = "float8 has no triangles, unless torch has nothing to do"
 
 
-def _matrix(x: TensorType) -> TensorType:
+def _matrix(x: TensorType, diagonal: Diagonal = 0) -> TensorType:
     require(x.ndim >= 2, "x must have at least two axes, got {}", x.ndim)
     require(x.dtype not in FLOAT8, "{} has no triangles", x.dtype, help="cast with astype first")
     return x
 
 
-@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", reference=torch.triu)
-def triu(x: TensorType, diagonal: Diagonal = 0) -> TensorType:
-    """Zero what lies below a diagonal of each matrix [..., rows, columns]; diagonal 1 is the one above the main one."""
-    return _matrix(x)
-
-
-@op(stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow", reference=torch.tril)
-def tril(x: TensorType, diagonal: Diagonal = 0) -> TensorType:
-    """Zero what lies above a diagonal of each matrix [..., rows, columns]; diagonal -1 is the one below the main one."""
-    return _matrix(x)
+_BESIDE = "Zero what lies {} a diagonal of each matrix [..., rows, columns]; diagonal {} the main one."
+_triangle = alike(_matrix, stricter=_NO_FLOAT8, moves=True, scratch=False, dtype_policy="follow")
+triu = _triangle("triu", _BESIDE.format("below", "1 is the one above"), torch.triu)
+tril = _triangle("tril", _BESIDE.format("above", "-1 is the one below"), torch.tril)

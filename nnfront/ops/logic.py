@@ -9,12 +9,10 @@ from typing import Any
 import torch
 
 from nnfront import dtypes
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.operands import OperandType
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import FLOAT8, broadcast, broadcast_operands, require, result_dtype
-
-_FLOAT8 = "no logic in float8, of which torch has some"
 
 
 def _compare(a: OperandType, b: OperandType) -> TensorType:
@@ -22,14 +20,14 @@ def _compare(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(broadcast_operands(a, b)[0], "bool")
 
 
-def _logical(a: TensorType, b: TensorType) -> TensorType:
+def _logical_two(a: TensorType, b: TensorType) -> TensorType:
     """bool, of tensors of any dtypes: nonzero is true."""
     for x in (a, b):
         require(x.dtype not in FLOAT8, "no logic in {}", x.dtype, help="cast with astype first")
     return TensorType(broadcast(a.shape, b.shape), "bool")
 
 
-def _bits(a: OperandType, b: OperandType) -> TensorType:
+def _bits_of_two(a: OperandType, b: OperandType) -> TensorType:
     """Integers or bool."""
     shape, dtype = broadcast_operands(a, b)
     require(
@@ -38,117 +36,47 @@ def _bits(a: OperandType, b: OperandType) -> TensorType:
     return TensorType(shape, dtype)
 
 
-def _shift(a: OperandType, b: OperandType) -> TensorType:
+def _shifted(a: OperandType, b: OperandType) -> TensorType:
     """Integers."""
     shape, dtype = broadcast_operands(a, b)
     require(dtypes.is_integer(dtype), "only integers shift, got {}", dtype, help="cast with astype first")
     return TensorType(shape, dtype)
 
 
-@op(scratch=False, dtype_policy="follow", reference=operator.lt)
-def less(a: OperandType, b: OperandType) -> TensorType:
-    """a < b."""
-    return _compare(a, b)
+def _logical_one(x: TensorType) -> TensorType:
+    return _logical_two(x, x)
 
 
-@op(scratch=False, dtype_policy="follow", reference=operator.le)
-def less_equal(a: OperandType, b: OperandType) -> TensorType:
-    """a <= b."""
-    return _compare(a, b)
+def _bits_of_one(x: TensorType) -> TensorType:
+    return _bits_of_two(x, x)
 
 
-@op(scratch=False, dtype_policy="follow", reference=operator.gt)
-def greater(a: OperandType, b: OperandType) -> TensorType:
-    """a > b."""
-    return _compare(a, b)
+_comparison = alike(_compare, scratch=False, dtype_policy="follow")
+_logical = alike(_logical_two, stricter="no logic in float8, of which torch has some")
+_bits, _shift = alike(_bits_of_two), alike(_shifted)
 
+_NO_FLOAT8 = "torch compares float8 for equality; nothing else computes in float8"
+less = _comparison("less", "a < b.", operator.lt)
+less_equal = _comparison("less_equal", "a <= b.", operator.le)
+greater = _comparison("greater", "a > b.", operator.gt)
+greater_equal = _comparison("greater_equal", "a >= b.", operator.ge)
+equal = _comparison("equal", "a == b, elementwise.", operator.eq, stricter=_NO_FLOAT8)
+not_equal = _comparison("not_equal", "a != b, elementwise.", operator.ne, stricter=_NO_FLOAT8)
 
-@op(scratch=False, dtype_policy="follow", reference=operator.ge)
-def greater_equal(a: OperandType, b: OperandType) -> TensorType:
-    """a >= b."""
-    return _compare(a, b)
+logical_and = _logical("logical_and", "Whether both are nonzero.", torch.logical_and)
+logical_or = _logical("logical_or", "Whether at least one is nonzero.", torch.logical_or)
+logical_xor = _logical("logical_xor", "Whether exactly one is nonzero.", torch.logical_xor)
+logical_not = alike(_logical_one)("logical_not", "Whether x is zero.", torch.logical_not)
 
-
-@op(
-    stricter="torch compares float8 for equality; nothing else computes in float8",
-    scratch=False,
-    dtype_policy="follow",
-    reference=operator.eq,
-)
-def equal(a: OperandType, b: OperandType) -> TensorType:
-    """a == b, elementwise."""
-    return _compare(a, b)
-
-
-@op(
-    stricter="torch compares float8 for equality; nothing else computes in float8",
-    scratch=False,
-    dtype_policy="follow",
-    reference=operator.ne,
-)
-def not_equal(a: OperandType, b: OperandType) -> TensorType:
-    """a != b, elementwise."""
-    return _compare(a, b)
-
-
-@op(stricter=_FLOAT8, reference=torch.logical_and)
-def logical_and(a: TensorType, b: TensorType) -> TensorType:
-    """Whether both are nonzero."""
-    return _logical(a, b)
-
-
-@op(stricter=_FLOAT8, reference=torch.logical_or)
-def logical_or(a: TensorType, b: TensorType) -> TensorType:
-    """Whether at least one is nonzero."""
-    return _logical(a, b)
-
-
-@op(stricter=_FLOAT8, reference=torch.logical_xor)
-def logical_xor(a: TensorType, b: TensorType) -> TensorType:
-    """Whether exactly one is nonzero."""
-    return _logical(a, b)
-
-
-@op(reference=torch.logical_not)
-def logical_not(x: TensorType) -> TensorType:
-    """Whether x is zero."""
-    return _logical(x, x)
-
-
-@op(reference=operator.and_)
-def bitwise_and(a: OperandType, b: OperandType) -> TensorType:
-    """The bits that both have."""
-    return _bits(a, b)
-
-
-@op(reference=operator.or_)
-def bitwise_or(a: OperandType, b: OperandType) -> TensorType:
-    """The bits that at least one has."""
-    return _bits(a, b)
-
-
-@op(reference=operator.xor)
-def bitwise_xor(a: OperandType, b: OperandType) -> TensorType:
-    """The bits that exactly one has."""
-    return _bits(a, b)
-
-
-@op(reference=torch.bitwise_not)
-def bitwise_not(x: TensorType) -> TensorType:
-    """Every bit inverted; for bool its negation."""
-    return _bits(x, x)
-
-
-@op(reference=operator.lshift)
-def left_shift(a: OperandType, b: OperandType) -> TensorType:
-    """a * 2**b, bits beyond the dtype dropped; b must be in [0, bits of the dtype)."""
-    return _shift(a, b)
-
-
-@op(reference=operator.rshift)
-def right_shift(a: OperandType, b: OperandType) -> TensorType:
-    """a shifted right by b bits, the sign kept; b must be in [0, bits of the dtype)."""
-    return _shift(a, b)
+_INVERTED = "Every bit inverted; for bool its negation."
+_LEFT = "a * 2**b, bits beyond the dtype dropped; b must be in [0, bits of the dtype)."
+_RIGHT = "a shifted right by b bits, the sign kept; b must be in [0, bits of the dtype)."
+bitwise_and = _bits("bitwise_and", "The bits that both have.", operator.and_)
+bitwise_or = _bits("bitwise_or", "The bits that at least one has.", operator.or_)
+bitwise_xor = _bits("bitwise_xor", "The bits that exactly one has.", operator.xor)
+bitwise_not = alike(_bits_of_one)("bitwise_not", _INVERTED, torch.bitwise_not)
+left_shift = _shift("left_shift", _LEFT, operator.lshift)
+right_shift = _shift("right_shift", _RIGHT, operator.rshift)
 
 
 @op(moves=True, dtype_policy="follow")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import torch
 
 from nnfront.dims import Size, divides
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.types import TensorType
 from nnfront.ops.rules import (
     NO_AXIS,
@@ -28,18 +28,15 @@ NormalizedShape: TypeAlias = Annotated[Sequence[Size] | Size, lambda shape, *_: 
 _FLOATS = "all operands are floats, where the reference would convert"
 
 
-@op(stricter=NO_AXIS, scratch=False, dtype_policy="wide", reference=torch.softmax)
-def softmax(x: TensorType, axis: Axis = -1) -> TensorType:
-    """exp(x) over its sum along an axis."""
+def _along(x: TensorType, axis: Axis = -1) -> TensorType:
     require_float(x)
     return x
 
 
-@op(stricter=NO_AXIS, dtype_policy="wide", reference=torch.log_softmax)
-def log_softmax(x: TensorType, axis: Axis = -1) -> TensorType:
-    """The logarithm of softmax(x, axis), without overflow."""
-    require_float(x)
-    return x
+_probabilities = alike(_along, stricter=NO_AXIS, dtype_policy="wide")
+softmax = _probabilities("softmax", "exp(x) over its sum along an axis.", torch.softmax, scratch=False)
+_LOGARITHM = "The logarithm of softmax(x, axis), without overflow."
+log_softmax = _probabilities("log_softmax", _LOGARITHM, torch.log_softmax)
 
 
 def _check_affine(x: TensorType, shape: tuple[Size, ...], **tensors: TensorType | None) -> None:

@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeAlias
 
 import torch
 
 from nnfront.dims import Size, less_equal, product, to_size
 from nnfront.dtypes import is_float
-from nnfront.ir.op import op
+from nnfront.ir.op import alike, op
 from nnfront.ir.types import TensorType, TupleType
 from nnfront.ops.rules import (
     FLOAT8,
@@ -91,20 +91,15 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tens
     return result if keepdims else result.squeeze(_all_axes(x, axis))
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.amax)
-def max(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
-    """The largest element, NaN if any is NaN."""
+def _extreme(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     _require_computable(x)
     _require_elements(x, axis)
     return TensorType(_reduced(x, axis, keepdims), x.dtype)
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.amin)
-def min(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
-    """The smallest element, NaN if any is NaN."""
-    _require_computable(x)
-    _require_elements(x, axis)
-    return TensorType(_reduced(x, axis, keepdims), x.dtype)
+_of_extremes = alike(_extreme, stricter=NO_AXIS, dtype_policy="follow")
+max = _of_extremes("max", "The largest element, NaN if any is NaN.", torch.amax)
+min = _of_extremes("min", "The smallest element, NaN if any is NaN.", torch.amin)
 
 
 @op(stricter=NO_AXIS, dtype_policy="wide", reference=torch.mean)
@@ -130,45 +125,30 @@ def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool, correction: i
     return (squares.sum(axes, keepdim=keepdims) / count.clamp(min=0).to(y.device)).to(x.dtype)
 
 
-@op(stricter=NO_AXIS)
-def any(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
-    """Whether at least one element is nonzero: bool."""
+def _truth(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
     return TensorType(_reduced(x, axis, keepdims), "bool")
 
 
-@any.reference
-def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
-    return torch.any(x.bool(), _all_axes(x, axis), keepdim=keepdims)
+def _of_bools(reduce: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda x, axis, keepdims: reduce(x.bool(), _all_axes(x, axis), keepdim=keepdims)
 
 
-@op(stricter=NO_AXIS)
-def all(x: TensorType, axis: Axes = None, keepdims: Flag = False) -> TensorType:
-    """Whether every element is nonzero: bool."""
-    return TensorType(_reduced(x, axis, keepdims), "bool")
+_of_truths = alike(_truth, stricter=NO_AXIS)
+any = _of_truths("any", "Whether at least one element is nonzero: bool.", _of_bools(torch.any))
+all = _of_truths("all", "Whether every element is nonzero: bool.", _of_bools(torch.all))
 
 
-@all.reference
-def _(x: torch.Tensor, axis: Sequence[int] | None, keepdims: bool) -> torch.Tensor:
-    return torch.all(x.bool(), _all_axes(x, axis), keepdim=keepdims)
-
-
-@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.argmax)
-def argmax(x: TensorType, axis: Axis | None = None, keepdims: Flag = False) -> TensorType:
-    """The position of the first largest element, int64; with axis=None its position in row-major order."""
-    return _position_of_extreme(x, axis, keepdims)
-
-
-def _position_of_extreme(x: TensorType, axis: int | None, keepdims: bool) -> TensorType:
+def _position(x: TensorType, axis: Axis | None = None, keepdims: Flag = False) -> TensorType:
     require_number(x)
     axes = None if axis is None else (axis,)
     _require_elements(x, axes)
     return TensorType(_reduced(x, axes, keepdims), "int64")
 
 
-@op(stricter=NO_AXIS, dtype_policy="follow", reference=torch.argmin)
-def argmin(x: TensorType, axis: Axis | None = None, keepdims: Flag = False) -> TensorType:
-    """The position of the first smallest element, int64; with axis=None its position in row-major order."""
-    return _position_of_extreme(x, axis, keepdims)
+_FIRST = "The position of the first {} element, int64; with axis=None its position in row-major order."
+_of_positions = alike(_position, stricter=NO_AXIS, dtype_policy="follow")
+argmax = _of_positions("argmax", _FIRST.format("largest"), torch.argmax)
+argmin = _of_positions("argmin", _FIRST.format("smallest"), torch.argmin)
 
 
 @op(stricter=NO_AXIS, dtype_policy="wide")
