@@ -44,6 +44,7 @@ from nnfront.ir.expr import (
     Scalar,
     Tuple,
     Var,
+    canonical_call,
 )
 from nnfront.ir.facts import (
     NO_FACTS,
@@ -83,7 +84,7 @@ from nnfront.ir.types import (
 )
 from nnfront.ir.untrusted_text import admit, check_admissible, release
 from nnfront.ir.verify import verify, violations
-from nnfront.ir.visit import Mutator, map_expr, substitute_atoms, used_vars
+from nnfront.ir.visit import Mutator, are_same, map_expr, no_block, substitute_atoms, used_vars
 from nnfront.ir.walk import (
     atoms_of,
     dims_in,
@@ -145,12 +146,14 @@ __all__ = [
     "Var",
     "WeightLayout",
     "admit",
+    "are_same",
     "atoms_of",
     "branch",
     "branch_facts",
     "branch_knows",
     "call_type",
     "callees_first",
+    "canonical_call",
     "check_admissible",
     "dims_in",
     "facts_where",
@@ -165,6 +168,7 @@ __all__ = [
     "map_attr",
     "map_expr",
     "map_sizes",
+    "no_block",
     "op",
     "parse",
     "parse_function",

@@ -21,11 +21,13 @@ from nnfront.ir.expr import (
     Role,
     Tuple,
     Var,
+    canonical_call,
 )
 from nnfront.ir.infer import infer
 from nnfront.ir.module import Function, Kind
 from nnfront.ir.op import Op
 from nnfront.ir.types import Type
+from nnfront.ir.walk import walk_bindings
 
 
 class Names:
@@ -35,6 +37,12 @@ class Names:
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._next: dict[str, int] = dict.fromkeys(taken, 1)
+
+    @staticmethod
+    def of(function: Function) -> Names:
+        """Return those of a function's parameters and variables."""
+        variables = (*function.params, *(binding.var for binding in walk_bindings(function.bindings)))
+        return Names(var.name for var in variables)
 
     def unique(self, hint: str) -> str:
         """Return `hint`, or the first free `hint_N`, and take it."""
@@ -64,6 +72,13 @@ class FunctionBuilder:
         self._blocks: list[list[Binding]] = [[]]
         self._scope: dict[str, Var] = {}  # what may be used at this point, by name
 
+    @staticmethod
+    def of_bindings(names: Names, place: Provenance | None) -> FunctionBuilder:
+        """Return a builder of bindings for a function that has these names already, where one of this provenance was."""
+        builder = FunctionBuilder("")
+        builder.names, builder.place = names, place
+        return builder
+
     def param(self, name: str, type: Type, role: Role) -> Param:
         """Add a parameter."""
         param = Param(self.names.unique(name), type, role)
@@ -92,9 +107,7 @@ class FunctionBuilder:
 
     def call(self, op: Op, *args: Atom | None, **attrs: Any) -> Var:
         """Bind a call of `op`."""
-        types = [None if a is None else a.type for a in args]
-        full = {name: attrs.get(name, default) for name, default in op.attributes.items()}
-        return self.emit(Call(op, args, op.canonical_attrs(types, full)))
+        return self.emit(canonical_call(op, args, attrs))
 
     def append(self, binding: Binding) -> None:
         """Add a finished binding whose variable's name is not taken."""

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from nnfront.ir.expr import Call
 from nnfront.ir.module import Function, IRModule
 from nnfront.ir.walk import functions_of, walk_exprs
 
 
-def reached(ir: IRModule, functions: Iterable[Function]) -> set[str]:
+def reached(ir: Mapping[str, Function], functions: Iterable[Function]) -> set[str]:
     """Return the names of the functions that these call, directly or not."""
     found: set[str] = set()
     pending = list(functions)

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from nnfront.errors import NnfrontError
 from nnfront.ir.attributes import RULE_ERRORS
-from nnfront.ir.expr import Binding, Call
+from nnfront.ir.expr import Binding, Call, canonical_call
 from nnfront.ir.module import IRModule
 from nnfront.ir.visit import Mutator
 
@@ -22,9 +23,6 @@ class _Canonical(Mutator):
         call = binding.value
         if not isinstance(call, Call):
             return super().binding(binding)
-        types = [None if arg is None else arg.type for arg in call.args]
-        try:
-            attrs = call.op.canonical_attrs(types, call.op.full_attrs(call.attrs))
-        except (NnfrontError, *RULE_ERRORS):
-            return super().binding(binding)
-        return super().binding(Binding(binding.var, Call(call.op, call.args, attrs), binding.provenance))
+        with suppress(NnfrontError, *RULE_ERRORS):
+            binding = Binding(binding.var, canonical_call(call.op, call.args, call.attrs), binding.provenance)
+        return super().binding(binding)

@@ -6,7 +6,7 @@ A variable is its own identity; its name is unique inside its function. Everythi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
@@ -84,6 +84,15 @@ class Call:
     attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
 
 
+def canonical_call(op: Op, args: Sequence[Atom | None], attrs: Mapping[str, Any] = NO_ATTRS) -> Call:
+    """Return a call with its attributes as the op stores them, which may depend on its operands; an attribute left out has its default.
+
+    Raises InferError for what the op cannot take.
+    """
+    types = [None if a is None else a.type for a in args]
+    return Call(op, tuple(args), op.canonical_attrs(types, op.full_attrs(attrs)))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionCall:
     """A call of another function of the module, by name."""
@@ -139,6 +148,10 @@ class Provenance:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.file else ""
         return f"{self.module} ({place})" if self.module and place else self.module or place
+
+    def inside(self, module: str) -> Provenance:
+        """Return the place of something that is called in a module of this path."""
+        return Provenance(".".join(part for part in (module, self.module) if part), self.file, self.line)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

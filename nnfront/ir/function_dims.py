@@ -7,21 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nnfront.dims import Dim, Size, Symbol, names, of_symbol, substitute
-from nnfront.ir.expr import (
-    Atom,
-    Binding,
-    Call,
-    Constant,
-    FunctionCall,
-    If,
-    MatchShape,
-    Projection,
-    Scalar,
-    Tuple,
-)
+from nnfront.ir.expr import Atom, Binding, Call, Constant, If, MatchShape, Scalar
 from nnfront.ir.interfaces import FunctionLike
 from nnfront.ir.types import Type, sizes_of
-from nnfront.ir.walk import dims_in
+from nnfront.ir.walk import atoms_of, dims_in
 
 
 class _Collector:
@@ -57,27 +46,19 @@ class _Collector:
 
     def bindings(self, bindings: Sequence[Binding]) -> None:
         for binding in bindings:
+            value = binding.value
             self.type(binding.var.type)
-            match binding.value:
-                case Call() as call:
-                    self.atoms(call.args)
-                    self.attrs(call.attrs)
-                case FunctionCall() as call:
-                    self.atoms(call.args)
-                case Tuple() as made:
-                    self.atoms(made.fields)
-                case Projection() as taken:
-                    self.atoms((taken.tuple,))
-                case If() as branch:
-                    self.atoms((branch.condition,))
-                    for block in (branch.then, branch.otherwise):
-                        self.bindings(block.bindings)
-                        self.atoms((block.result,))
-                case MatchShape() as match:
-                    self.atoms((match.value,))
-                    self.type(match.type)
-                case atom:
-                    self.atoms((atom,))
+            if isinstance(value, If):
+                self.atoms((value.condition,))
+                for block in (value.then, value.otherwise):
+                    self.bindings(block.bindings)
+                    self.atoms((block.result,))
+                continue
+            self.atoms(atoms_of(value))
+            if isinstance(value, Call):
+                self.attrs(value.attrs)
+            elif isinstance(value, MatchShape):
+                self.type(value.type)
 
 
 def symbols_in(function: FunctionLike) -> tuple[Symbol, ...]:

@@ -39,7 +39,6 @@ from nnfront.ir.rules_types import (
 )
 from nnfront.ir.types import Type
 from nnfront.ir.verifier_view import Body
-from nnfront.ir.walk import functions_of, walk_exprs
 
 if TYPE_CHECKING:
     from nnfront.ir.module import IRModule
@@ -124,10 +123,7 @@ def v1_functions_are_under_their_names(module: IRModule) -> Iterator[VerifyError
 
 def v12_no_function_calls_itself(module: IRModule) -> Iterator[VerifyError]:
     """No function calls itself, directly or through others."""
-    calls = {
-        name: list(dict.fromkeys(callee for e in walk_exprs(function) for callee in functions_of(e)))
-        for name, function in module.items()
-    }
+    calls = {name: function.callees for name, function in module.items()}
     done: set[str] = set()
     for start in calls:
         path: dict[str, None] = {}

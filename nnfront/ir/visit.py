@@ -74,7 +74,7 @@ class Mutator:
         for binding in block.bindings:
             bindings.extend(self.binding(binding))
         result = self.atom(block.result)
-        if result is block.result and _are_same(bindings, block.bindings):
+        if result is block.result and are_same(bindings, block.bindings):
             return block
         return Block(tuple(bindings), result)
 
@@ -102,13 +102,13 @@ def map_expr(expr: Expr, atom: Callable[[Atom], Atom], block: Callable[[Block], 
     match expr:
         case Call():
             args = tuple([None if a is None else atom(a) for a in expr.args])
-            return expr if _are_same(args, expr.args) else Call(expr.op, args, expr.attrs)
+            return expr if are_same(args, expr.args) else Call(expr.op, args, expr.attrs)
         case FunctionCall():
             values = tuple(map(atom, expr.args))
-            return expr if _are_same(values, expr.args) else FunctionCall(expr.function, values)
+            return expr if are_same(values, expr.args) else FunctionCall(expr.function, values)
         case Tuple():
             values = tuple(map(atom, expr.fields))
-            return expr if _are_same(values, expr.fields) else Tuple(values, expr.names)
+            return expr if are_same(values, expr.fields) else Tuple(values, expr.names)
         case Projection():
             value = atom(expr.tuple)
             return expr if value is expr.tuple else Projection(value, expr.index)
@@ -123,5 +123,11 @@ def map_expr(expr: Expr, atom: Callable[[Atom], Atom], block: Callable[[Block], 
             return atom(expr)
 
 
-def _are_same(a: Sequence[object], b: Sequence[object]) -> bool:
+def no_block(block: Block) -> Block:
+    """For `map_expr` of what is no `if`."""
+    raise AssertionError("there are no branches here")
+
+
+def are_same(a: Sequence[object], b: Sequence[object]) -> bool:
+    """Whether two sequences hold the same objects."""
     return len(a) == len(b) and all(map(operator.is_, a, b))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from nnfront.ir import (
     Provenance,
     Tuple,
     Var,
+    reached,
     walk_bindings,
 )
 from nnfront.nn import spec as specs
@@ -178,7 +179,7 @@ def trace(tree: Tree, spec: specs.ModuleSpec) -> IRModule:
     methods = [mode.method_function(name, method) for name, method in spec.methods.items()]
     if any(method.effect_mode != "none" for method in spec.methods.values()) and tree.effects:
         methods.insert(0, mode.initial_states(tree.effects.values()))
-    called = _called(methods, mode.functions)
+    called = reached(mode.functions, methods)  # a trace that could not be shared leaves others behind
     attrs: dict[str, Any] = {"aliases": dict(tree.aliases)} if tree.aliases else {}
     read = {param.name for method in methods for param in method.weights}
     unread = tuple(name for name in tree.parameters if name not in read)
@@ -203,17 +204,6 @@ def refuse_additions(
         where=str(made or ""),
         help="export leaves a module as it was: return the value, or compute it in __init__",
     )
-
-
-def _called(methods: Sequence[Function], functions: Mapping[str, Function]) -> set[str]:
-    """Names of the private functions that are reached: a trace that could not be shared leaves some behind."""
-    called: set[str] = set()
-    pending = list(methods)
-    while pending:
-        new = set(pending.pop().callees) - called
-        called |= new
-        pending += [functions[name] for name in new]
-    return called
 
 
 def _definition(method: Callable[..., Any]) -> Provenance:

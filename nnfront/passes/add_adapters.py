@@ -51,6 +51,7 @@ from nnfront.ir import (
     Param,
     TensorType,
     Var,
+    canonical_call,
     sizes_of,
     used_vars,
     walk_bindings,
@@ -192,8 +193,7 @@ class _Body(Mutator):
         read = [] if isinstance(value, If) else [v for v in used_vars(value) if v in self.known]
         if not read:
             return super().binding(binding)
-        builder = FunctionBuilder("")
-        builder.names, builder.place = self.names, binding.provenance
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
         if isinstance(value, FunctionCall) and self.adding.ir[value.function].kind == "private":
             new: Call | FunctionCall = self.call(builder, value)
         elif isinstance(value, Call) and _product_with(value) is read[0] and len(read) == 1:
@@ -232,8 +232,8 @@ class _Body(Mutator):
         ):
             self.refuse(weight, f"{op.name} reads it otherwise")
         y = builder.emit(call)
-        args = (y, x, weight.a, weight.b, self.of(builder, x.type.shape[0], weight))
-        return Call(ops.add_low_rank, args, ops.add_low_rank.canonical_attrs([a.type for a in args], {}))
+        adapters = self.of(builder, x.type.shape[0], weight)
+        return canonical_call(ops.add_low_rank, (y, x, weight.a, weight.b, adapters))
 
     def of(self, builder: FunctionBuilder, count: Size, weight: _LowRank) -> Var:
         """The adapters of so many vectors: those of one sequence follow one another."""
@@ -275,8 +275,7 @@ class _Body(Mutator):
         weight = self.known[whole]
         is_outputs = (call.attrs["axis"] == 0) != weight.is_transposed
         matrix, end, axis = (weight.b, "lora_b", 1) if is_outputs else (weight.a, "lora_a", 2)
-        attrs = {**call.op.full_attrs(call.attrs), "axis": axis}
-        cut = Call(ops.shard, (matrix, rank), ops.shard.canonical_attrs([matrix.type, rank.type], attrs))
+        cut = canonical_call(ops.shard, (matrix, rank), {**call.attrs, "axis": axis})
         made = builder.emit(cut, f"{name}.{end}")
         self.derived.append(made.name)
         return replace(weight, b=made) if is_outputs else replace(weight, a=made)
@@ -312,10 +311,7 @@ class _Body(Mutator):
         """Some matrices as one, which is made when weights are loaded if it has a name."""
         if len(parts) == 1:
             return parts[0]
-        call = Call(
-            ops.concat, tuple(parts), ops.concat.canonical_attrs([p.type for p in parts], {"dim": dim})
-        )
-        made = builder.emit(call, name)
+        made = builder.emit(canonical_call(ops.concat, parts, {"dim": dim}), name)
         self.derived += [made.name] if name else []
         return made
 

@@ -60,11 +60,11 @@ from nnfront.ir import (
     TupleType,
     Type,
     Var,
+    are_same,
     given_to_ops,
     infer,
     map_expr,
     reached,
-    walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.bind_dims import chosen_functions
@@ -162,9 +162,7 @@ class _Rewriting:
         self.versions = versions
         self.old = function
         self.dtype = versions.dtype
-        self.names = Names(
-            [*(p.name for p in function.params), *(b.var.name for b in walk_bindings(function.bindings))]
-        )
+        self.names = Names.of(function)
         self.params = tuple(
             p if type == p.type else Param(p.name, type, p.role)
             for p, type in zip(function.params, types, strict=True)
@@ -179,8 +177,7 @@ class _Rewriting:
         """Return the rewritten function, its result cast to a type if one is given; the same object if nothing changes."""
         old = self.old.body
         body = self.block(old, result_type)
-        is_same = all(new is old for new, old in zip(self.params, self.old.params, strict=True))
-        if is_same and body is old:
+        if are_same(self.params, self.old.params) and body is old:
             return self.old
         return replace(self.old, params=self.params, bindings=body.bindings, result=body.result)
 
@@ -196,8 +193,7 @@ class _Rewriting:
             else self.cast_to(self.atom(block.result), result_type)
         )
         bindings, self.out, self.casts = self.out, outside, casts
-        is_same = result is block.result and len(bindings) == len(block.bindings)
-        if is_same and all(new is old for new, old in zip(bindings, block.bindings, strict=True)):
+        if result is block.result and are_same(bindings, block.bindings):
             return block
         return Block(tuple(bindings), result)
 
@@ -221,8 +217,7 @@ class _Rewriting:
         match expr:
             case Call():
                 args = self.operands(expr)
-                is_same = all(new is old for new, old in zip(args, expr.args, strict=True))
-                return expr if is_same else Call(expr.op, args, expr.attrs)
+                return expr if are_same(args, expr.args) else Call(expr.op, args, expr.attrs)
             case FunctionCall():
                 return self.call(expr)
             case If():
@@ -279,7 +274,7 @@ class _Rewriting:
                 self.cast_to(self.atom(a), p.type) for a, p in zip(call.args, callee.params, strict=True)
             )
             name = call.function
-        is_same = name == call.function and all(new is old for new, old in zip(args, call.args, strict=True))
+        is_same = name == call.function and are_same(args, call.args)
         return call if is_same else FunctionCall(name, args)
 
     def branches(self, branches: If, type: Type) -> If:

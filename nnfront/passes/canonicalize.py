@@ -48,6 +48,7 @@ from nnfront.ir import (
     Tuple,
     Type,
     Var,
+    canonical_call,
 )
 from nnfront.passes.base import module_pass
 
@@ -185,11 +186,8 @@ def _known_mask(call: Call, type: Type, definitions: Definitions) -> Expr | None
     sizes = (query.type.shape[1], key.type.shape[1])
     if is_causal and not same_shape(mask.type.shape[-2:], sizes):
         return None
-    full = {name: call.attrs.get(name, default) for name, default in call.op.attributes.items()}
-    if is_causal:
-        full["is_causal"] = True
-    args = (query, key, value, None)
-    return Call(call.op, args, call.op.canonical_attrs([None if a is None else a.type for a in args], full))
+    attrs = {**call.attrs, "is_causal": True} if is_causal else call.attrs
+    return canonical_call(call.op, (query, key, value, None), attrs)
 
 
 def _makes_causal_mask(made: Call, definitions: Definitions) -> bool:

@@ -23,7 +23,7 @@ keeps:   public and external functions, the transforms of public functions, the 
 
 from __future__ import annotations
 
-from nnfront.ir import Binding, Block, Function, If, IRModule, Var, reached, used_vars
+from nnfront.ir import Binding, Block, Function, If, IRModule, Var, are_same, reached, used_vars
 from nnfront.passes.base import module_pass
 from nnfront.passes.effects import impure_functions, is_alive
 
@@ -43,9 +43,8 @@ def without_dead_bindings(function: Function, impure: set[str]) -> Function:
     """Return the function without bindings that nobody needs."""
     needs = {function.result} if isinstance(function.result, Var) else set()
     body = _live_block(function.body, needs, impure)
-    if len(body.bindings) == len(function.bindings) and all(map(_is_same, body.bindings, function.bindings)):
-        return function
-    return function.with_(bindings=body.bindings)
+    is_same = are_same(body.bindings, function.bindings)
+    return function if is_same else function.with_(bindings=body.bindings)
 
 
 def _live_block(block: Block, needs: set[Var], impure: set[str]) -> Block:
@@ -65,10 +64,5 @@ def _live_block(block: Block, needs: set[Var], impure: set[str]) -> Block:
             else:
                 needs.update(used_vars(value))
             bindings.append(binding)
-    if len(bindings) == len(block.bindings) and all(map(_is_same, reversed(bindings), block.bindings)):
-        return block
-    return Block(tuple(reversed(bindings)), block.result)
-
-
-def _is_same(a: object, b: object) -> bool:
-    return a is b
+    bindings.reverse()
+    return block if are_same(bindings, block.bindings) else Block(tuple(bindings), block.result)

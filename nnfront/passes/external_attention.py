@@ -92,7 +92,6 @@ from nnfront.ir import (
     Var,
     substitute_atoms,
     used_vars,
-    walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.inline import inline
@@ -153,7 +152,7 @@ class _Leaving:
 
     def __init__(self, old: Function) -> None:
         self.old = old
-        names = Names([*(p.name for p in old.params), *(b.var.name for b in walk_bindings(old.bindings))])
+        names = Names.of(old)
         cache = old.states[0].type
         assert isinstance(cache, StateType)
         self.cache: tuple[StateLayerType, ...] = cache.layers

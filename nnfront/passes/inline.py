@@ -33,23 +33,16 @@ from nnfront.dims import Size, Symbol, as_symbol, of_symbol, substitute
 from nnfront.errors import PassError
 from nnfront.ir import (
     Binding,
-    Expr,
-    Facts,
     Function,
     FunctionCall,
-    If,
     IRModule,
-    Mutator,
     Names,
     Provenance,
-    Var,
-    branch_knows,
     callees_first,
     symbols_in,
-    walk_bindings,
 )
 from nnfront.passes.base import module_pass
-from nnfront.passes.sizes import Resizer, SizeMap, call_sizes
+from nnfront.passes.sizes import Knowing, Resizer, SizeMap, call_sizes
 
 
 @module_pass(sees_primitive=True)
@@ -79,7 +72,7 @@ def _chosen(ir: IRModule, functions: Iterable[str] | None) -> frozenset[str]:
     return frozenset(names)
 
 
-class _Inlining(Mutator):
+class _Inlining(Knowing):
     """Rewrites one function. The bodies of `functions` contain no call that is to be inlined any more."""
 
     def __init__(
@@ -92,24 +85,10 @@ class _Inlining(Mutator):
         self._caller = function
         self._names: Names | None = None
         self._dims: Names | None = None
-        self._values: dict[Var, Expr] = {}
-        self._facts: Facts = {}  # what the branch that is being rewritten knows
-
-    def expr(self, expr: Expr) -> Expr:
-        if not isinstance(expr, If):
-            return super().expr(expr)
-        outer = self._facts
-        condition = self.atom(expr.condition)
-        self._facts = branch_knows(condition, self._values, outer)
-        then = self.block(expr.then)
-        self._facts = outer
-        otherwise = self.block(expr.otherwise)
-        is_same = condition is expr.condition and then is expr.then and otherwise is expr.otherwise
-        return expr if is_same else If(condition, then, otherwise)
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         value = self.expr(binding.value)
-        self._values[binding.var] = value
+        self.values[binding.var] = value
         if isinstance(value, FunctionCall) and value.function in self.chosen:
             return self._body(binding, value)
         return (binding,) if value is binding.value else (Binding(binding.var, value, binding.provenance),)
@@ -120,7 +99,7 @@ class _Inlining(Mutator):
         resizer = Resizer(
             self._sizes(callee, call), self.functions, names.unique, _within(binding.provenance)
         )
-        resizer.facts = self._facts
+        resizer.facts = self.facts
         resizer.replaced.update(zip(callee.params, call.args, strict=True))
         bindings = list(resizer.block(callee.body).bindings)
         result = resizer.atom(callee.result)
@@ -136,9 +115,7 @@ class _Inlining(Mutator):
 
     def _taken(self) -> Names:
         if self._names is None:
-            caller = self._caller
-            bound = (b.var.name for b in walk_bindings(caller.bindings))
-            self._names = Names([*(p.name for p in caller.params), *bound])
+            self._names = Names.of(self._caller)
         return self._names
 
     def _sizes(self, callee: Function, call: FunctionCall) -> SizeMap | None:
@@ -166,7 +143,6 @@ def _within(outer: Provenance | None) -> Callable[[Provenance | None], Provenanc
     def place(inner: Provenance | None) -> Provenance | None:
         if outer is None or inner is None:
             return inner or outer
-        module = ".".join(part for part in (outer.module, inner.module) if part)
-        return Provenance(module, inner.file, inner.line)
+        return inner.inside(outer.module)
 
     return place

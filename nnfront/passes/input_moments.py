@@ -52,10 +52,7 @@ def input_moments(ir: IRModule, method: str) -> IRModule:
     flat = inline.rewrite(ir, [f.name for f in ir.functions if f.kind == "private"])
     alone = flat.with_functions([f for f in flat.functions if f.name == method or f.kind != "public"])
     function, reads = alone[method], iter(find_reads(alone).in_order[method])
-    builder = FunctionBuilder(method)
-    builder.names = Names(
-        [*(p.name for p in function.params), *(b.var.name for b in walk_bindings(function.bindings))]
-    )
+    builder = FunctionBuilder.of_bindings(Names.of(function), None)
     sums: dict[str, Var] = {}
     made: dict[Var, Var] = {}
     for binding in walk_bindings(function.bindings):

@@ -58,11 +58,14 @@ from nnfront.ir import (
     Tuple,
     TupleType,
     Var,
+    are_same,
     atoms_of,
     map_expr,
+    no_block,
     undefined_symbols,
     used_vars,
-    walk_bindings,
+    variables_of,
+    walk_exprs,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.patterns import Match, Pattern, matches
@@ -161,7 +164,7 @@ class _Made:
                 param(operand, name)
         for binding in region.bindings:
             value = map_expr(
-                binding.value, lambda a: param(a, f"arg_{len(args)}") if isinstance(a, Var) else a, _no_block
+                binding.value, lambda a: param(a, f"arg_{len(args)}") if isinstance(a, Var) else a, no_block
             )
             inside[binding.var] = builder.emit(
                 value, type=binding.var.type, provenance=region.inside(binding.provenance)
@@ -209,34 +212,15 @@ def _function_key(function: Function) -> Hashable:
     )
 
 
-def _no_block(block: Block) -> Block:
-    raise AssertionError("a region has no branches")
-
-
 class _Outlining:
     """Rewrites one function."""
 
     def __init__(self, function: Function, patterns: Sequence[Pattern], made: _Made) -> None:
         self.patterns = patterns
         self.made = made
-        self.names = Names(
-            [*(p.name for p in function.params), *(b.var.name for b in walk_bindings(function.bindings))]
-        )
-        self.uses: Counter[Var] = Counter()
-        self._count(function.body)
-
-    def _count(self, block: Block) -> None:
-        for binding in block.bindings:
-            value = binding.value
-            if isinstance(value, If):
-                self._count(value.then)
-                self._count(value.otherwise)
-                if isinstance(value.condition, Var):
-                    self.uses[value.condition] += 1
-            else:
-                self.uses.update(used_vars(value))
-        if isinstance(block.result, Var):
-            self.uses[block.result] += 1
+        self.names = Names.of(function)
+        read = (var for expr in walk_exprs(function) for var in variables_of(expr))
+        self.uses: Counter[Atom] = Counter([*read, function.result])
 
     def function(self, function: Function) -> Function:
         """Return the function with calls in the place of regions."""
@@ -262,11 +246,7 @@ class _Outlining:
                 bindings += self._call(binding, regions[binding.var])
             elif binding.var not in gone:
                 bindings.append(self._inner(binding))
-        if len(bindings) == len(block.bindings) and all(
-            new is old for new, old in zip(bindings, block.bindings, strict=True)
-        ):
-            return block
-        return Block(tuple(bindings), block.result)
+        return block if are_same(bindings, block.bindings) else Block(tuple(bindings), block.result)
 
     def _region(
         self, root: Binding, made: Mapping[Var, Binding], place: Mapping[Var, int], block: Block

@@ -57,6 +57,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -78,7 +79,6 @@ from nnfront.ir import (
     TensorType,
     Var,
     WeightLayout,
-    walk_bindings,
 )
 from nnfront.ops.constants import constant
 from nnfront.passes.base import module_pass
@@ -213,37 +213,20 @@ def _gated(plain: WeightLayout) -> WeightLayout:
     return WeightLayout(of, region, packing)
 
 
-def _interleave(builder: FunctionBuilder, x: Var) -> Var:
-    """[2 F, ...], gate above up, to [2 F, ...], row by row."""
-    return _exchange(builder, x, lambda size: (2, size // 2))
-
-
-def _apart(builder: FunctionBuilder, x: Var) -> Var:
-    """What `_interleave` undoes."""
-    return _exchange(builder, x, lambda size: (size // 2, 2))
-
-
-def _interleave_each(builder: FunctionBuilder, x: Var) -> Var:
-    """[experts, 2 F, ...], gate above up, to rows that alternate."""
-    return _exchange(builder, x, lambda size: (2, size // 2), axis=1)
-
-
-def _apart_each(builder: FunctionBuilder, x: Var) -> Var:
-    """What `_interleave_each` undoes."""
-    return _exchange(builder, x, lambda size: (size // 2, 2), axis=1)
-
-
-def _exchange(
-    builder: FunctionBuilder, x: Var, split: Callable[[int], tuple[int, int]], axis: int = 0
-) -> Var:
-    """Exchange the two axes that an axis is made of."""
+def _exchange(builder: FunctionBuilder, x: Var, *, is_apart: bool, axis: int = 0) -> Var:
+    """Have rows alternate that are in two halves, [2 F, ...] with gate above up, or put such rows apart again."""
     assert isinstance(x.type, TensorType)
     before, size, after = x.type.shape[:axis], x.type.shape[axis], x.type.shape[axis + 1 :]
     assert isinstance(size, int)
-    apart = builder.call(ops.reshape, x, shape=(*before, *split(size), *after))
+    parts = (size // 2, 2) if is_apart else (2, size // 2)
+    apart = builder.call(ops.reshape, x, shape=(*before, *parts, *after))
     axes = (*range(axis), axis + 1, axis, *range(axis + 2, axis + 2 + len(after)))
     swapped = builder.call(ops.permute_dims, apart, axes=axes)
     return builder.call(ops.reshape, swapped, shape=x.type.shape)
+
+
+_interleave, _apart = partial(_exchange, is_apart=False), partial(_exchange, is_apart=True)
+_interleave_each, _apart_each = partial(_interleave, axis=1), partial(_apart, axis=1)  # of each expert
 
 
 def _transpose(builder: FunctionBuilder, x: Var) -> Var:
@@ -332,11 +315,7 @@ class _Packer(Mutator):
         self.packings = packings
         self.made = made
         self.names = names
-        self.taken = [
-            *(p.name for p in function.params),
-            *(b.var.name for b in walk_bindings(function.bindings)),
-        ]
-        self.local = Names(self.taken)
+        self.local = Names.of(function)
         values = weight_values(function)
         self.movable = {v for v in values.all if values.names.get(v) not in kept}
         self.packed: dict[tuple[Var, str], Var] = {}
@@ -372,9 +351,7 @@ class _Packer(Mutator):
         assert isinstance(arg, Var)
         key = (arg, f"{packing.region}.{name}")
         if key not in self.packed:
-            builder = FunctionBuilder("")
-            builder.names = self.local
-            builder.place = binding.provenance
+            builder = FunctionBuilder.of_bindings(self.local, binding.provenance)
             self.packed[key] = packing.pack[name](builder, arg)
             bindings += builder.finish(self.packed[key]).bindings
         return self.packed[key]

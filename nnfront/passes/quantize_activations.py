@@ -28,7 +28,18 @@ from typing import TypeAlias
 
 from nnfront import ops
 from nnfront.errors import PassError
-from nnfront.ir import Atom, Binding, Call, Function, IRModule, Mutator, TensorType, Var, walk_bindings
+from nnfront.ir import (
+    Atom,
+    Binding,
+    Call,
+    Function,
+    IRModule,
+    Mutator,
+    TensorType,
+    Var,
+    canonical_call,
+    walk_bindings,
+)
 from nnfront.ops.linear_int8 import INTEGERS
 from nnfront.passes.base import module_pass
 from nnfront.quant_format import QuantFormat, recognise
@@ -167,10 +178,6 @@ class _Rounding(Mutator):
             return list(super().binding(binding))
         assert isinstance(value, Call) and product.format is not None
         x, _, bias = value.args
-        args = (x, *product.stored, bias)
-        attrs = ops.linear_int8.full_attrs(
-            {"format": product.format.name, "group_size": product.format.group_size}
-        )
-        types = [None if arg is None else arg.type for arg in args]
-        call = Call(ops.linear_int8, args, ops.linear_int8.canonical_attrs(types, attrs))
+        attrs = {"format": product.format.name, "group_size": product.format.group_size}
+        call = canonical_call(ops.linear_int8, (x, *product.stored, bias), attrs)
         return list(super().binding(Binding(binding.var, call, binding.provenance)))

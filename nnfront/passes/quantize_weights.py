@@ -54,6 +54,7 @@ from nnfront.ir import (
     Projection,
     TensorType,
     Var,
+    canonical_call,
     walk_bindings,
 )
 from nnfront.passes.base import module_pass
@@ -190,8 +191,7 @@ class _Quantizing(Mutator):
     def __init__(self, function: Function, formats: Iterator[Wanted | None], variants: _Variants) -> None:
         super().__init__()
         self.formats, self.variants = formats, variants
-        bound = [b.var.name for b in walk_bindings(function.bindings)]
-        self.names = Names([*(p.name for p in function.params), *bound])
+        self.names = Names.of(function)
         self.made = {b.var: b for b in walk_bindings(function.bindings)}
         self.stored: dict[Var, _Stored] = {}
         self.read: dict[Var, Var] = {}
@@ -227,8 +227,7 @@ class _Quantizing(Mutator):
         if not any(each for _, each in wanted):
             return super().binding(binding)
         assert isinstance(call, Call)
-        builder = FunctionBuilder("")
-        builder.names, builder.place = self.names, binding.provenance
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
         if call.op is ops.take:
             ((table, each),) = wanted
             places = call.args[1]
@@ -286,8 +285,7 @@ class _Quantizing(Mutator):
             if format.has_factor:
                 others.append(builder.emit(Projection(found, 2), f"{weight.name}.factors"))
             if format.packing is not None:
-                along = ops.pack_int4.canonical_attrs([q.type], {"axis": axis})
-                elements = builder.emit(Call(ops.pack_int4, (q,), along), own)
+                elements = builder.emit(canonical_call(ops.pack_int4, [q], {"axis": axis}), own)
         self.derived += [part.name for part in (elements, *others)]
         self.stored[weight] = _Stored(format, elements, tuple(others), weight.type.dtype)
         return self.stored[weight]
@@ -305,8 +303,7 @@ class _Quantizing(Mutator):
             args.append(self._moments(wanted.moments))
         elif format.block is None:
             attrs |= {"axis": weight.type.ndim - 1, "fit": format.fit}
-        canonical = op.canonical_attrs([arg.type for arg in args], op.full_attrs(attrs))
-        return builder.emit(Call(op, tuple(args), canonical), name if format.block is not None else "")
+        return builder.emit(canonical_call(op, args, attrs), name if format.block is not None else "")
 
     def _moments(self, name: str) -> Param:
         """The moments of the inputs of the weight of a name, a parameter of the function."""

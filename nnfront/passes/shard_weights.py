@@ -23,21 +23,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from nnfront import ops
-from nnfront.ir import (
-    Binding,
-    Call,
-    Function,
-    IRModule,
-    Mutator,
-    Names,
-    Param,
-    TensorType,
-    Var,
-    walk_bindings,
-)
+from nnfront.ir import Binding, Function, IRModule, Mutator, Names, Param, TensorType, Var, canonical_call
 from nnfront.ops.collective import RANK, Blocks
 from nnfront.passes.base import module_pass
 
@@ -57,19 +46,15 @@ def _cut(function: Function, shards: Mapping[str, Shard], world: int) -> Functio
         return function
     known = next((p for p in function.params if p.name == RANK), None)
     rank = known or Param(RANK, TensorType((), "int64"), "weight")
-    names = Names(
-        [*(p.name for p in function.params), *(b.var.name for b in walk_bindings(function.bindings))]
-    )
-    rewriting, head, whole = Mutator(), list[Binding](), dict[Var, Param]()
+    names, rewriting = Names.of(function), Mutator()
+    head, whole = list[Binding](), dict[Var, Param]()
     for part in cut:
         axis, size, blocks = shards[part.name]
         assert isinstance(part.type, TensorType)
         shape = (*part.type.shape[:axis], size, *part.type.shape[axis + 1 :])
         whole[part] = Param(part.name, TensorType(shape, part.type.dtype), "weight")
-        attrs: dict[str, Any] = {"axis": axis, "world": world, "blocks": blocks}
-        call = Call(
-            ops.shard, (whole[part], rank), ops.shard.canonical_attrs([whole[part].type, rank.type], attrs)
-        )
+        attrs = {"axis": axis, "world": world, "blocks": blocks}
+        call = canonical_call(ops.shard, (whole[part], rank), attrs)
         rewriting.replaced[part] = var = Var(names.unique(f"{part.name}.part"), part.type)
         head.append(Binding(var, call))
     new = rewriting.function(function)

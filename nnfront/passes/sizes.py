@@ -27,8 +27,10 @@ from nnfront.ir import (
     TupleType,
     Type,
     Var,
+    are_same,
     atoms_of,
     branch_knows,
+    canonical_call,
     dims_in,
     infer_known,
     is_true,
@@ -74,9 +76,7 @@ def recanonical(expr: Expr) -> Expr:
     """Return a call with its attributes in canonical form, which may depend on the sizes of its operands."""
     if not isinstance(expr, Call) or not expr.attrs:
         return expr
-    types = [None if a is None else a.type for a in expr.args]
-    full = {name: expr.attrs.get(name, default) for name, default in expr.op.attributes.items()}
-    return replace(expr, attrs=expr.op.canonical_attrs(types, full))
+    return canonical_call(expr.op, expr.args, expr.attrs)
 
 
 def resize(
@@ -99,7 +99,28 @@ def resize(
     return replace(function, params=tuple(params), bindings=body.bindings, result=body.result, attrs=attrs)
 
 
-class Resizer(Mutator):
+class Knowing(Mutator):
+    """Rewrites a body and knows in each branch of an `if` what its condition says; `values` are the expressions of new variables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: dict[Var, Expr] = {}
+        self.facts: Facts = {}  # what the branch that is being rewritten knows
+
+    def expr(self, expr: Expr) -> Expr:
+        """Rewrite an expression."""
+        if not isinstance(expr, If):
+            return super().expr(expr)
+        condition, outer = self.atom(expr.condition), self.facts
+        self.facts = branch_knows(condition, self.values, outer)
+        then = self.block(expr.then)
+        self.facts = outer
+        otherwise = self.block(expr.otherwise)
+        is_same = are_same((condition, then, otherwise), (expr.condition, expr.then, expr.otherwise))
+        return expr if is_same else If(condition, then, otherwise)
+
+
+class Resizer(Knowing):
     """Rewrites a body into new variables with `size` applied to every size in it, types inferred again; None: sizes stay.
 
     `rename` gives the new variables their names, `place` the bindings their provenance.
@@ -117,8 +138,6 @@ class Resizer(Mutator):
         self.functions = functions
         self.rename = rename
         self.place = place
-        self.values: dict[Var, Expr] = {}
-        self.facts: Facts = {}  # what the branch that is being rewritten knows
 
     def binding(self, binding: Binding) -> Sequence[Binding]:
         """Give the binding a new variable. An `if` that the sizes decide is its branch."""
@@ -141,16 +160,6 @@ class Resizer(Mutator):
         self.values[var] = value
         self.replaced[binding.var] = var
         return (Binding(var, value, self.place(binding.provenance)),)
-
-    def expr(self, expr: Expr) -> Expr:
-        """Rewrite an expression; in the branch of an `if` what its condition says is known."""
-        if not isinstance(expr, If):
-            return super().expr(expr)
-        condition, outer = self.atom(expr.condition), self.facts
-        self.facts = branch_knows(condition, self.values, outer)
-        then = self.block(expr.then)
-        self.facts = outer
-        return If(condition, then, self.block(expr.otherwise))
 
     def atom(self, atom: Atom) -> Atom:
         """Replace a variable, or the dim in a literal."""

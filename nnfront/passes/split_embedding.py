@@ -26,7 +26,7 @@ leaves:  a module as it is whose method reads tokens otherwise, or more than onc
 from __future__ import annotations
 
 from nnfront import ops
-from nnfront.ir import Call, IRModule, Mutator, Names, Param, used_vars, walk_bindings
+from nnfront.ir import Call, IRModule, Mutator, Names, Param, used_vars
 from nnfront.passes.base import module_pass
 
 
@@ -40,8 +40,7 @@ def split_embedding(ir: IRModule, method: str, tokens: str, embedding: str) -> I
     if not isinstance(found, Call) or found.op is not ops.take or found.args[0] not in old.weights:
         return ir
     table = found.args[0]
-    names = Names([*(p.name for p in old.params), *(b.var.name for b in walk_bindings(old.bindings))])
-    embedded = Param(names.unique("embedded"), readers[0].var.type, "input")
+    embedded = Param(Names.of(old).unique("embedded"), readers[0].var.type, "input")
     rest = Mutator()
     rest.replaced[readers[0].var] = embedded
     new = rest.function(old.with_(bindings=[b for b in old.bindings if b is not readers[0]]))

@@ -38,7 +38,6 @@ from nnfront.ir import (
     Names,
     TensorType,
     Var,
-    walk_bindings,
 )
 from nnfront.passes.base import module_pass
 from nnfront.passes.effects import impure_functions
@@ -50,10 +49,9 @@ from nnfront.passes.weight_values import weight_values
 def transpose_weights(ir: IRModule) -> IRModule:
     """Rewrite products whose weight is [in, out]."""
     impure = impure_functions(ir)
-    functions = [_transposed(f, impure) if f.kind in ("public", "private") else f for f in ir.functions]
-    if all(new is old for new, old in zip(functions, ir.functions, strict=True)):
-        return ir
-    return ir.with_functions(functions)
+    return ir.with_functions(
+        _transposed(f, impure) if f.kind in ("public", "private") else f for f in ir.functions
+    )
 
 
 def _transposed(function: Function, impure: set[str]) -> Function:
@@ -80,8 +78,7 @@ class _Transposing(Mutator):
 
     def __init__(self, function: Function) -> None:
         super().__init__()
-        bound = [b.var.name for b in walk_bindings(function.bindings)]
-        self.names = Names([*(p.name for p in function.params), *bound])
+        self.names = Names.of(function)
         self.weights = weight_values(function).all
         self.made: dict[Var, Binding] = {}
         self.known: dict[Var, Var] = {}
@@ -100,9 +97,7 @@ class _Transposing(Mutator):
             return list(super().binding(binding))
         x, weight = call.args
         assert isinstance(weight, Var)
-        builder = FunctionBuilder("")
-        builder.names = self.names
-        builder.place = binding.provenance
+        builder = FunctionBuilder.of_bindings(self.names, binding.provenance)
         if weight not in self.known:
             self.known[weight] = transposed(builder, weight, self.made)
         new = Call(ops.linear, (x, self.known[weight], None), call.attrs)

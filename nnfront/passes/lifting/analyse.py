@@ -7,7 +7,6 @@ caller's graph. So a layer that occurs eighty times costs eighty times its few w
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -28,18 +27,17 @@ from nnfront.ir import (
     IRModule,
     Names,
     Projection,
-    Provenance,
     Scalar,
     TensorType,
     Tuple,
     TupleType,
     Type,
     Var,
+    are_same,
     atoms_of,
     branch_facts,
     map_sizes,
     sizes_of,
-    walk_bindings,
 )
 from nnfront.passes.effects import Declaration, impure_functions, is_pure
 from nnfront.passes.lifting.branches import Branch, general_type
@@ -106,8 +104,7 @@ class _Forward:
             self._binding(binding)
         bindings = tuple(self.bindings)
         self.homes, self.bindings = outer
-        is_same = len(bindings) == len(block.bindings) and all(map(operator.is_, bindings, block.bindings))
-        return block if is_same else Block(bindings, block.result)
+        return block if are_same(bindings, block.bindings) else Block(bindings, block.result)
 
     def _binding(self, binding: Binding) -> None:
         known, value = self.scope.known, binding.value
@@ -148,9 +145,7 @@ class _Forward:
                 self.homes[part] = expr
                 continue
             if self._names is None:
-                function = self.scope.function
-                bound = (binding.var.name for binding in walk_bindings(function.bindings))
-                self._names = Names([*(p.name for p in function.params), *bound])
+                self._names = Names.of(self.scope.function)
             var = self.homes[part] = Var(self._names.unique(part.name), part.type)
             self.scope.known[var] = part
             self.bindings.append(Binding(var, expr, part.provenance))
@@ -281,7 +276,8 @@ def instantiate(
             if general is None:
                 return None
             name = _join(path, value.name) if value.is_named else ""
-            made = caller.values.make(expr, operands, general, name, _within(path, value.provenance))
+            place = value.provenance and value.provenance.inside(path)
+            made = caller.values.make(expr, operands, general, name, place)
         if value.declared_in is not None:
             made.is_fixed, made.declared_in = True, _join(path, value.declared_in)
         image.append(made)
@@ -321,10 +317,3 @@ def _stem(name: str) -> str:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path and name else path or name
-
-
-def _within(path: str, inner: Provenance | None) -> Provenance | None:
-    """The place of a callee's binding as the caller sees it."""
-    if inner is None or not path:
-        return inner
-    return Provenance(_join(path, inner.module), inner.file, inner.line)

@@ -26,6 +26,7 @@ from nnfront.ir import (
     Scalar,
     ScalarType,
     Var,
+    are_same,
     map_expr,
     symbols_in,
     walk_bindings,
@@ -177,7 +178,7 @@ class _Rewrite:
         if version.dims:
             size = size_map(site.scope.function, call)
             args += [Scalar(size(of_symbol(symbol))) for symbol in version.dims]
-        is_same = version.function.name == call.function and _are_same(args, call.args)
+        is_same = version.function.name == call.function and are_same(args, call.args)
         return call if is_same else FunctionCall(version.function.name, tuple(args))
 
     def handed(self, value: Value, site: Site) -> Atom:
@@ -245,7 +246,3 @@ class _Renaming(Mutator):
             return (binding,)
         assert isinstance(var, Var)
         return (Binding(var, value, binding.provenance),)
-
-
-def _are_same(a: Sequence[object], b: Sequence[object]) -> bool:
-    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))

@@ -16,16 +16,15 @@ from nnfront.dims import Size, product
 from nnfront.ir import (
     Atom,
     Call,
-    Constant,
     Expr,
-    MatchShape,
     Projection,
     Provenance,
     Scalar,
     TensorType,
     Tuple,
     Type,
-    Var,
+    map_expr,
+    no_block,
 )
 from nnfront.passes.sizes import SizeMap, map_scalar, resize_expr
 from nnfront.passes.value_numbering import atom_key, expr_key
@@ -151,22 +150,5 @@ def resized(expr: Expr, size: SizeMap) -> Expr:
 
 def with_operands(expr: Expr, atoms: Sequence[Atom | None]) -> Expr:
     """Return an expression over other atoms."""
-    match expr:
-        case Call():
-            return Call(expr.op, tuple(atoms), expr.attrs)
-        case Tuple():
-            return Tuple(tuple(a for a in atoms if a is not None), expr.names)
-        case Projection(index=index):
-            (source,) = atoms
-            assert source is not None
-            return Projection(source, index)
-        case MatchShape(type=type):
-            (source,) = atoms
-            assert source is not None
-            return MatchShape(source, type)
-        case Var() | Constant() | Scalar():
-            (atom,) = atoms
-            assert atom is not None
-            return atom
-        case _:
-            raise AssertionError(f"{expr} is no value")
+    given = iter([atom for atom in atoms if atom is not None])
+    return map_expr(expr, lambda _: next(given), no_block)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import prod
 
 from nnfront import ops
-from nnfront.ir import Call, FunctionBuilder, Projection, TensorType, Var
+from nnfront.ir import FunctionBuilder, Projection, TensorType, Var, canonical_call
 from nnfront.quant_format import QuantFormat
 
 
@@ -48,10 +48,9 @@ def with_shared_scales(
 
 def _first_outputs(builder: FunctionBuilder, x: Var, whole: tuple[int, ...], outputs: int, name: str) -> Var:
     """Emit x as [..., outputs, n] of so many outputs, under a name."""
-    shaped = Call(ops.reshape, (x,), ops.reshape.canonical_attrs([x.type], {"shape": whole}))
+    shaped = canonical_call(ops.reshape, [x], {"shape": whole})
     if whole[-2] == outputs:
         return builder.emit(shaped, name)
     y = builder.emit(shaped)
     index = (..., slice(0, outputs), slice(None))
-    attrs = ops.getitem.canonical_attrs([y.type], ops.getitem.full_attrs({"index": index}))
-    return builder.emit(Call(ops.getitem, (y,), attrs), name)
+    return builder.emit(canonical_call(ops.getitem, [y], {"index": index}), name)

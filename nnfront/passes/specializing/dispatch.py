@@ -11,7 +11,6 @@ from nnfront.cases.conditions import GENERAL, Case, Causal, ValueCase, Zeros
 from nnfront.dims import as_symbol, of_symbol
 from nnfront.ir import (
     Atom,
-    Call,
     Function,
     FunctionBuilder,
     FunctionCall,
@@ -23,6 +22,7 @@ from nnfront.ir import (
     TensorType,
     Var,
     branch,
+    canonical_call,
     substitute_type,
 )
 from nnfront.passes.specializing.variant import known_value
@@ -115,8 +115,7 @@ class Dispatch:
         return self._within(differences, [(0, 0, None)] * len(differences), name)
 
     def _within(self, operands: Sequence[Atom], ranges: Sequence[tuple[Any, ...]], name: str) -> Var:
-        attrs = ops.within.canonical_attrs([a.type for a in operands], {"ranges": tuple(ranges)})
-        return self.builder.emit(Call(ops.within, tuple(operands), attrs), name)
+        return self.builder.emit(canonical_call(ops.within, operands, {"ranges": tuple(ranges)}), name)
 
     def _call(self, variant: Function) -> Var:
         """Emit the call of a variant."""

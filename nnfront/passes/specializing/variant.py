@@ -23,9 +23,9 @@ from nnfront.ir import (
     TensorType,
     Type,
     Var,
+    canonical_call,
     map_sizes,
     undefined_symbols,
-    walk_bindings,
 )
 from nnfront.passes.bind_dims import bind_symbols
 
@@ -40,9 +40,7 @@ def specialised(method: Function, case: Case, name: str, functions: Mapping[str,
     """Return the private function that does what a method does in a case, without the arguments that the case knows."""
     sizes = _sizes(case)
     general = private(method, name)
-    bound = (b.var.name for b in walk_bindings(general.bindings))
-    names = Names([*(p.name for p in general.params), *bound])
-    first: list[Binding] = []
+    names, first = Names.of(general), list[Binding]()
 
     def known(name: str, type: Type, value: Value) -> Atom:
         """What stands for an argument whose value is known; a tensor is made ahead of the body."""
@@ -89,10 +87,8 @@ def known_value(type: Type, value: Value, emit: Callable[[Call, Type], Var]) -> 
     assert isinstance(type, TensorType)
 
     def call(op: Op, *args: Atom, **attrs: Any) -> Var:
-        types = [a.type for a in args]
-        full = {name: attrs.get(name, default) for name, default in op.attributes.items()}
-        made = Call(op, args, op.canonical_attrs(types, full))
-        return emit(made, op.result_type(types, made.attrs))
+        made = canonical_call(op, args, attrs)
+        return emit(made, op.result_type([a.type for a in args], made.attrs))
 
     shape, dtype = type.shape, type.dtype
     if isinstance(value, Zeros):
