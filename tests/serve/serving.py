@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of the server share: limits that are soon reached, a template, and calls of an application without a socket."""
+"""What tests of the server share: limits that are soon reached, a template, and calls of an application without a socket and with one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
+import uvicorn
+from patience import HANGS_SECONDS
 from starlette.types import ASGIApp
 
 import nnfront as nn
@@ -58,3 +63,16 @@ class Client:
 
 def _whole(path: str) -> str:
     return path if path.startswith("/") else f"/v1/{path}"
+
+
+@contextmanager
+def served(client: Client) -> Iterator[str]:
+    """The application on a socket, at this address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(client.app, log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join(HANGS_SECONDS)
+        assert not thread.is_alive()

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
-from patience import HANGS_SECONDS
-from serving import Client
+from serving import Client, served
 
 from nnfront.serve.engine import Engine
 
@@ -34,18 +30,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def url(client: Client) -> Iterator[str]:
-    yield from served(client)
-
-
-def served(client: Client) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(client.app, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(HANGS_SECONDS)
-        assert not thread.is_alive()
+    with served(client) as url:
+        yield url
 
 
 @pytest.fixture
@@ -116,7 +102,7 @@ def test_an_answer_can_be_stopped(page: Any, engine: Engine) -> None:
 
 
 def test_a_key_is_typed_in_and_errors_are_shown(browser: Any, engine: Engine) -> None:
-    for url in served(Client(engine, keys=["right"])):
+    with served(Client(engine, keys=["right"])) as url:
         for page in opened(browser, url):
             page.locator("#text").fill("import os")
             page.locator("#text").press("Enter")
