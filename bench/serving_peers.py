@@ -273,6 +273,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--name", default="serving_peers", help="of the file of results")
     args = parser.parse_args()
+    for each in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # what was started is ended then, too, in the background as well
+        signal.signal(each, signal.default_int_handler)
     if not (args.folder / "tokenizer.json").exists():
         write_tokenizer(args.folder)
     peers = {name: PEERS[name] for name in args.peers}

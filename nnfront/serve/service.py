@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from nnfront.engine.params import Params
-from nnfront.serve.answers import Answer, Wanted, together
+from nnfront.serve.answers import Answer, Piece, Wanted, together
 from nnfront.serve.calls import CallForm, call_form, call_grammar, tools_of
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
@@ -93,9 +93,17 @@ class Service:
             }
 
         lengths = [len(ids) for ids in prompts]
-        if request.stream:
-            return self._stream_completion(request, head, lengths, answers, texts, choice)
-        return self._whole(head, lengths, answers, texts, choice)
+        if not request.stream:
+            return self._whole(head, lengths, answers, texts, choice)
+        written = [0 for _ in answers]
+
+        def chosen(i: int, piece: Piece) -> Iterable[dict[str, Any]]:
+            text = piece.text if written[i] else texts[i] + piece.text
+            offset = written[i] or len(texts[i])
+            written[i] += len(text)
+            yield choice(i, text, piece.tokens, piece.finish, offset)
+
+        return self._stream(request, head, lengths, answers, chosen)
 
     async def _whole(
         self, head: Head, prompts: Sequence[int], answers: Sequence[Answer], texts: list[str], choice: Any
@@ -111,25 +119,23 @@ class Service:
         choices = [choice(i, texts[i], drawn[i], finish[i], offsets[i]) for i in range(len(answers))]
         yield head.reply(choices, is_chunk=False, usage=usage(prompts, answers))
 
-    async def _stream_completion(
+    async def _stream(
         self,
-        request: CompletionRequest,
+        request: CompletionRequest | ChatRequest,
         head: Head,
         prompts: Sequence[int],
         answers: Sequence[Answer],
-        texts: list[str],
-        choice: Any,
+        chosen: Callable[[int, Piece], Iterable[dict[str, Any]]],
     ) -> Chunks:
-        options, written = request.stream_options, [0 for _ in answers]
+        """Chunks of what is `chosen` of each piece of an answer, and behind them what was used, if that is asked for."""
+        options = request.stream_options
         more: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
         async with aclosing(together(answers)) as pieces:
             async for i, piece in pieces:
-                text = piece.text if written[i] else texts[i] + piece.text
-                offset = written[i] or len(texts[i])
-                written[i] += len(text)
                 if options and options.continuous_usage_stats:
                     more = {"usage": usage(prompts, answers)}
-                yield head.reply([choice(i, text, piece.tokens, piece.finish, offset)], is_chunk=True, **more)
+                for choice in chosen(i, piece):
+                    yield head.reply([choice], is_chunk=True, **more)
         if options and options.include_usage:
             yield head.reply([], is_chunk=True, usage=usage(prompts, answers))
 
@@ -158,7 +164,14 @@ class Service:
 
         head = Head("chat.completion", f"chatcmpl-{call.number}", model)
         if request.stream:
-            return self._stream_chat(request, head, [len(prompt)], answers, sections)
+            states = [ChatStream(sections()) for _ in answers]
+
+            def chosen(i: int, piece: Piece) -> Iterable[dict[str, Any]]:
+                for delta, drawn, finish in states[i].push(piece):
+                    logprobs = chat_logprobs(self.tokenizer, drawn) if request.logprobs and drawn else None
+                    yield {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+
+            return self._stream(request, head, [len(prompt)], answers, chosen)
 
         def choice(i: int, text: str, drawn: Drawn, finish: str | None, offset: int) -> dict[str, Any]:
             found, calls = chat_message(list(sections().push(text, is_last=True)))
@@ -170,27 +183,6 @@ class Service:
             }
 
         return self._whole(head, [len(prompt)], answers, [""] * len(answers), choice)
-
-    async def _stream_chat(
-        self,
-        request: ChatRequest,
-        head: Head,
-        prompts: Sequence[int],
-        answers: Sequence[Answer],
-        sections: Callable[[], Sections],
-    ) -> Chunks:
-        options, states = request.stream_options, [ChatStream(sections()) for _ in answers]
-        more: dict[str, Any] = {"usage": None} if options and options.include_usage else {}
-        async with aclosing(together(answers)) as pieces:
-            async for i, piece in pieces:
-                if options and options.continuous_usage_stats:
-                    more = {"usage": usage(prompts, answers)}
-                for delta, drawn, finish in states[i].push(piece):
-                    logprobs = chat_logprobs(self.tokenizer, drawn) if request.logprobs and drawn else None
-                    choice = {"index": i, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-                    yield head.reply([choice], is_chunk=True, **more)
-        if options and options.include_usage:
-            yield head.reply([], is_chunk=True, usage=usage(prompts, answers))
 
     def chat_text(self, request: ChatRequest) -> str:
         """The prompt of a conversation. Raises Failure for a model without a chat template, RunError for messages that it refuses."""

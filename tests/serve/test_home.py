@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from patience import HANGS_SECONDS
 from serving import Client, served
 
 from nnfront.serve.engine import Engine
@@ -42,7 +43,7 @@ def page(browser: Any, url: str) -> Iterator[Any]:
 def opened(browser: Any, url: str) -> Iterator[Any]:
     """Yield the page, and hold afterwards that it asked for nothing elsewhere and that its script made no mistake."""
     page = browser.new_page()
-    page.set_default_timeout(60_000)
+    page.set_default_timeout(1e3 * HANGS_SECONDS)
     faults: list[str] = []
     asked: list[str] = []
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -66,7 +67,9 @@ def test_a_message_is_answered_as_the_api_does(page: Any, url: str) -> None:
     page.locator("#stop").wait_for(state="hidden")
     page.locator("p.assistant").wait_for()
     messages = [{"role": "user", "content": said}]
-    reply = httpx2.post(f"{url}v1/chat/completions", json={"messages": messages}, timeout=60).json()
+    reply = httpx2.post(
+        f"{url}v1/chat/completions", json={"messages": messages}, timeout=HANGS_SECONDS
+    ).json()
     assert page.locator("p.user").text_content() == said
     assert page.locator("p.assistant").text_content() == reply["choices"][0]["message"]["content"]
     assert page.locator("main b").count() == 0  # what comes is a text and no markup
