@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from nnfront.serve.engine import Engine
 
 KEY_VARIABLE = "NNFRONT_API_KEY"
+KEEP_ALIVE_SECONDS = 75
+"""How long a connection may wait for its next request: longer than clients and proxies keep one, so that they close it, and no request meets one that is being closed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +186,8 @@ def _listen(args: argparse.Namespace, parts: SimpleNamespace, served: Any) -> No
     """Answer requests until a signal says that it is enough, and those that run."""
     # uvicorn ends in order when it is told to, and then repeats the signal for whoever else wants to know.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    parts.uvicorn.run(served, host=args.host, port=args.port, log_level="info", access_log=False)
+    more = {"log_level": "info", "access_log": False, "timeout_keep_alive": KEEP_ALIVE_SECONDS}
+    parts.uvicorn.run(served, host=args.host, port=args.port, **more)
 
 
 def engine_parts() -> SimpleNamespace:

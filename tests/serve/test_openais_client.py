@@ -11,11 +11,14 @@ from typing import Any, Literal
 
 import openai
 import pytest
+import uvicorn
+from openai._constants import DEFAULT_CONNECTION_LIMITS
 from pydantic import BaseModel
-from serving import LIMITS, Client, served
+from serving import FOLDER, LIMITS, Client, served
 from templates import HERMES, SPECIAL
 
 import nnfront as nn
+from nnfront.cli import main
 from nnfront.serve.chat import ChatTemplate
 from nnfront.serve.engine import Engine
 
@@ -109,3 +112,14 @@ def test_what_is_wrong_has_a_class_of_its_own(address: str, api: openai.OpenAI) 
         pytest.raises(openai.AuthenticationError, match="the key is missing or wrong"),
     ):
         stranger.models.list()
+
+
+def test_a_connection_that_waits_is_closed_by_the_client_and_not_under_its_next_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    how: dict[str, Any] = {}
+    monkeypatch.setattr(uvicorn, "run", lambda app, **more: how.update(more))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert main(["serve", str(FOLDER)]) == 0
+    assert DEFAULT_CONNECTION_LIMITS.keepalive_expiry is not None
+    assert how["timeout_keep_alive"] > 2 * DEFAULT_CONNECTION_LIMITS.keepalive_expiry
