@@ -6,12 +6,15 @@
 `--bin` has llama-bench and llama-quantize of a build of llama.cpp for this machine. FOLDER holds the checkpoints that `bench/checkpoints.py` writes and
 the same weights as GGUF (both are written if absent). Two threads, batch 1, a prompt of 512 tokens, 64 new ones behind it. Each measurement
 runs in a process of its own; ours and theirs alternate, medians over all.
+
+`--prompt 8192` measures one long prompt instead: how fast it is read, once in each process, and the memory that ours takes for it besides weights and cache, beside that for 512 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 from pathlib import Path
@@ -24,7 +27,8 @@ from llm_cpu import median
 from machine import describe, keep, measure, table
 from safetensors import safe_open
 
-PEER = Path(__file__).parent / "peers" / "nnfront_llm.py"
+PEERS = Path(__file__).parent / "peers"
+PEER, PROMPT_PEER = PEERS / "nnfront_llm.py", PEERS / "nnfront_prompt.py"
 # Ours and what llama.cpp has of as many bits.
 FORMATS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
 BLOCK = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
@@ -84,47 +88,61 @@ def write_gguf(name: str, folder: Path, binaries: Path, format: str) -> Path:
     return path
 
 
+def bench(binaries: Path, path: Path, *args: object) -> dict[str, float]:
+    """The median of the tokens a second of llama-bench, and the most memory of its process in MiB."""
+    command = [binaries / "llama-bench", "-m", path, "-t", "2", "-o", "json", *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        said = process.stdout.read()
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))} ended with {process.returncode}")
+    return {"speed": statistics.median(json.loads(said)[0]["samples_ts"]), "peak_mib": used.ru_maxrss / 1024}
+
+
 def theirs(binaries: Path, path: Path) -> dict[str, float]:
-    """Tokens a second of llama-bench."""
-    command = [
-        binaries / "llama-bench",
-        "-m",
-        path,
-        "-t",
-        "2",
-        "-p",
-        "512",
-        "-n",
-        "0",
-        "-r",
-        "4",
-        "-o",
-        "json",
-    ]
-    prefill = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
-    command[command.index("-p") : command.index("-r")] = ["-p", "0", "-n", "64", "-d", "512"]
-    decode = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)[0]
-    return {
-        "prefill": statistics.median(prefill["samples_ts"]),
-        "decode": statistics.median(decode["samples_ts"]),
-    }
+    """Tokens a second of a prompt of 512 and of 64 new ones behind it."""
+    prefill = bench(binaries, path, "-p", 512, "-n", 0, "-r", 4)
+    decode = bench(binaries, path, "-p", 0, "-n", 64, "-d", 512, "-r", 4)
+    return {"prefill": prefill["speed"], "decode": decode["speed"]}
 
 
-def main() -> None:
-    """Measure, print a table and keep the results."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--bin", type=Path, required=True)
-    parser.add_argument("--names", nargs="+", default=list(CONFIGS))
-    parser.add_argument("--rounds", type=int, default=3)
-    args = parser.parse_args()
+def long_prompt(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each model and format: one prompt of so many tokens."""
     rows: list[dict[str, Any]] = []
     for name in args.names:
         path = write(name, args.folder)
-        files = {ours: write_gguf(name, args.folder, args.bin, format) for ours, format in FORMATS.items()}
-        runs: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {ours: [] for ours in FORMATS}
+        for quant in args.weights:
+            file = write_gguf(name, args.folder, args.bin, FORMATS[quant])
+            mine, other = [], []
+            for _ in range(args.rounds):
+                stored = [] if quant == "bfloat16" else [quant]
+                mine.append(measure(PROMPT_PEER, path, args.prompt, *stored))
+                once = ("-p", args.prompt, "-n", 0, "-r", 1, "--no-warmup")
+                other.append(bench(args.bin, file, *once))
+            speeds = median(mine, "prefill"), median(other, "speed")
+            row = {"model": name, "weights": quant, "llama.cpp": FORMATS[quant], "prompt": args.prompt}
+            row |= {"prefill tok/s": speeds[0], "llama.cpp prefill tok/s": speeds[1]}
+            row |= {
+                "prefill ratio": speeds[0] / speeds[1],
+                "MiB besides weights and cache": median(mine, "above_mib"),
+                "the same of 512 tokens": median(mine, "above_512_mib"),
+                "peak MiB": median(mine, "peak_mib"),
+                "llama.cpp peak MiB": median(other, "peak_mib"),
+            }
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    return rows
+
+
+def short_prompts(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each model and format: a prompt of 512 tokens and what comes behind it."""
+    rows: list[dict[str, Any]] = []
+    for name in args.names:
+        path = write(name, args.folder)
+        files = {ours: write_gguf(name, args.folder, args.bin, FORMATS[ours]) for ours in args.weights}
+        runs: dict[str, list[tuple[dict[str, Any], dict[str, float]]]] = {ours: [] for ours in files}
         for _ in range(args.rounds):
             for ours, file in files.items():
                 quant = [] if ours == "bfloat16" else [ours]
@@ -138,7 +156,29 @@ def main() -> None:
                 row[f"{what} ratio"] = speeds[0] / speeds[1]
             rows.append(row)
             print(json.dumps(row), flush=True)
-    print(keep("llama_cpp", describe("torch", "gguf"), rows))
+    return rows
+
+
+def main() -> None:
+    """Measure, print a table and keep the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--bin", type=Path, required=True)
+    parser.add_argument("--names", nargs="+", default=list(CONFIGS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--prompt", type=int, help="measure one prompt of so many tokens, and nothing else")
+    parser.add_argument(
+        "--weights", nargs="+", choices=FORMATS, default=list(FORMATS), help="formats to measure"
+    )
+    args = parser.parse_args()
+    if args.prompt is not None:
+        rows = long_prompt(args)
+        print(keep(f"llama_cpp_prompt_{args.prompt}", describe("torch", "gguf"), rows))
+    else:
+        rows = short_prompts(args)
+        print(keep("llama_cpp", describe("torch", "gguf"), rows))
     print(table(rows))
 
 
