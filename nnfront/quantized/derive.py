@@ -145,8 +145,8 @@ class _Deriving:
 
 
 def _suffixes(format: QuantFormat) -> tuple[str, str, str]:
-    """What the names of elements, scales and zero points end with."""
-    return format.name, "scales", "zero_points"
+    """What the names of elements, scales and zero points, or factors, end with."""
+    return format.name, "scales", "factors" if format.has_factor else "zero_points"
 
 
 def _var(atom: Atom | None) -> Var:

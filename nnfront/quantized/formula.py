@@ -16,8 +16,8 @@ from nnfront.quant_format import QuantFormat
 class Encoded:
     """A weight [out, in] as products take it: elements, packed as the format says, and for each group of inputs a scale and maybe a zero point; or blocks with all of that.
 
-    Shapes: elements [out, in] or, in 4 bits, [out, in / 2], or blocks [out, bytes]; scales and zeros [out, groups]; of a stack all with an axis more in front. The weight is the stack of the transposes if
-    `is_transposed`.
+    Shapes: elements [out, in] or, in 4 bits, [out, in / 2], or blocks [out, bytes]; scales and zeros [out, groups], factors of scales, in the place of zeros, float32 [out, 1];
+    of a stack all with an axis more in front. The weight is the stack of the transposes if `is_transposed`.
     """
 
     format: QuantFormat
@@ -50,11 +50,15 @@ class Encoded:
             return builder.call(ops.dequantize_blocks, q, format=self.format.name, dtype=dtype)
         if self.format.packing is not None:
             q = builder.call(ops.unpack_int4, q, axis=axis, signed=self.format.dtype == "int8")
+        scales, zeros = self.scales, self.zeros
+        if self.format.has_factor:
+            assert scales is not None
+            scales, zeros = builder.call(ops.multiply, cast(builder, scales, "float32"), zeros), None
         dense = builder.call(
             ops.dequantize,
             q,
-            self.scales,
-            self.zeros,
+            scales,
+            zeros,
             group_size=self.format.group_size,
             axis=axis,
             dtype=dtype,

@@ -2,7 +2,7 @@
 """NVIDIA's floats: 4 bits (e2m1) with a scale of float8_e4m3fn for 16 inputs and one of float32 for all (NVFP4), or float8, in ModelOpt's folders.
 
 Shapes: weight uint8 [out, in / 2], two to a byte, the first in the low half; weight_scale float8_e4m3fn [out, in / 16]; weight_scale_2 float32, one.
-The same in compressed-tensors' folders, where the factor of all is stored as one by which scales were multiplied.
+The same in compressed-tensors' folders, where the factor of all is stored as one by which scales were multiplied. Each output is given the factor, as our own format has it.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nnfront import ops
-from nnfront.ir import FunctionBuilder, TensorType, Var
-from nnfront.quant_format import E2M1, FORMATS
+from nnfront.ir import FunctionBuilder, Scalar, TensorType, Var
+from nnfront.quant_format import FORMATS
 from nnfront.quantized.blocks import float8
 from nnfront.quantized.formula import Encoded, Formula, cast
-from nnfront.quantized.held import Held, Layout, looked_up, matrix, over_blocks, table, unpacked
+from nnfront.quantized.held import Held, Layout, for_outputs, matrix
 from nnfront.quantized.settings import Settings
 
 GROUP = 16
@@ -52,13 +52,13 @@ def nvfp4_packed(
         factor: held.scale_type(factor, 1),
     }
 
-    def make(b: FunctionBuilder, found: Sequence[Var]) -> Var:
-        q = looked_up(b, table(E2M1), unpacked(b, found[0], 4))
-        whole = b.call(ops.reshape, cast(b, found[2], "float32"), shape=(1, 1))
-        scales = b.call(ops.divide if is_inverse else ops.multiply, cast(b, found[1], "float32"), whole)
-        return over_blocks(b, q, scales, (1, GROUP), outputs, inputs)
+    def make(b: FunctionBuilder, found: Sequence[Var]) -> Encoded:
+        whole = cast(b, found[2], "float32")
+        if is_inverse:
+            whole = b.call(ops.divide, Scalar(1.0), whole)
+        return Encoded(FORMATS["nvfp4"], found[0], found[1], for_outputs(b, whole, outputs))
 
-    return Formula("NVFP4", sources, make)
+    return Formula("NVFP4", sources, make, FORMATS["nvfp4"], "float8_e4m3fn")
 
 
 def mxfp4_packed(weight: str, scale: str, sizes: tuple[int, int]) -> Formula:

@@ -68,7 +68,7 @@ CASES = {
     "fp8": ("float-quantized", FP8, "fp8"),
     "fp8 for all": ("float-quantized", {**FP8, "strategy": "tensor"}, "fp8"),
     "fp8 in blocks": ("float-quantized", {**FP8, "strategy": "block", "block_structure": [64, 32]}, "float32"),
-    "nvfp4": ("nvfp4-pack-quantized", NVFP4, "float32"),
+    "nvfp4": ("nvfp4-pack-quantized", NVFP4, "nvfp4"),
     "mxfp4": ("mxfp4-pack-quantized", {**MXFP4, "scale_dtype": "torch.uint8"}, "mxfp4"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from folders import agrees, kinds, llama, write
+from folders import IDS, agrees, kinds, llama, logits, write
 from safetensors.torch import save_file
 
 import nnfront as nn
@@ -75,7 +75,13 @@ def test_nvfp4_of_modelopt(tmp_path: Path) -> None:
         "producer": {"name": "modelopt", "version": "0.33"},
     }
     model = write(tmp_path, llama(), store, settings)
-    assert kinds(agrees(tmp_path, model)) == {"float32": 14}
+    assert kinds(agrees(tmp_path, model)) == {"nvfp4": 14}
+    half = nn.LLM.load(tmp_path, dtype="bfloat16")
+    assert kinds(half) == {"nvfp4": 14}
+    runs = {i.kernel for i in half.session.program.methods["decode"].body.walk() if hasattr(i, "kernel")}
+    assert {"table4_product", "table4_gated_product"} <= runs
+    expected = logits(model)
+    assert (half.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
 
 
 def test_float8_of_modelopt(tmp_path: Path) -> None:
