@@ -43,7 +43,12 @@ def converse(file: str, page_size: int | None) -> None:
     """Prompts of different lengths, chunks after them, tokens, a fork, a cut: logits are those of the CPU every time."""
     module = FILES[file]
     config = dataclasses.replace(
-        module.TINY, dtype="float16", head_dim=64, num_attention_heads=2, num_key_value_heads=1
+        module.TINY,
+        dtype="float16",
+        head_dim=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
     )
     executable, a, b = sessions(module.build(config), module.export_spec(config))
     fused = "triton_qkv_attention" if file == "llama" else "triton_rope_attention"

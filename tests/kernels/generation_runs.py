@@ -46,14 +46,14 @@ def drawing() -> Any:
     return patch
 
 
-def generations(first: int, count: int) -> tuple[list[bool], int]:
-    """Of so many ways to draw: whether each of some generations has the tokens of one that is not captured, and how many captures with a draw there were."""
+def generations(first: int, count: int, rounds: int) -> tuple[list[bool], int]:
+    """Of so many ways to draw, each so often: whether each of some generations has the tokens of one that is not captured, and how many captures with a draw there were."""
     one, other, capturer = pair()
     patch = drawing()
     try:
         same = []
-        for way in WAYS[first : first + count] * 2:
-            found, expected = (llm.generate_ids(PROMPTS, max_new_tokens=4, **way) for llm in (one, other))
+        for way in WAYS[first : first + count] * rounds:
+            found, expected = (llm.generate_ids(PROMPTS, max_new_tokens=3, **way) for llm in (one, other))
             same.append([row.tolist() for row in found] == [row.tolist() for row in expected])
     finally:
         patch.undo()
@@ -70,11 +70,11 @@ def ahead() -> None:
         stepping = steps.gi_frame.f_locals["stepping"]
         seen.append(stepping.cache.lengths)
     assert seen == [[5, 3], [6, 4], [6, 4]]
-    whole = one.generate_ids(PROMPTS, max_new_tokens=6)
+    whole = one.generate_ids(PROMPTS, max_new_tokens=4)
     ends = int(whole[0][1])
-    ended = one.generate_ids(PROMPTS[:1], max_new_tokens=6, eos_token_id=ends)
+    ended = one.generate_ids(PROMPTS[:1], max_new_tokens=4, eos_token_id=ends)
     assert ended[0].tolist() == whole[0].tolist()[: len(ended[0])]
-    assert [row.tolist() for row in one.generate_ids(PROMPTS, max_new_tokens=6)] == [
+    assert [row.tolist() for row in one.generate_ids(PROMPTS, max_new_tokens=4)] == [
         row.tolist() for row in whole
     ]
 

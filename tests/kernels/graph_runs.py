@@ -129,19 +129,19 @@ def decode(batch: int, page_size: int | None, stored_as: str | None) -> None:
 def pad() -> None:
     """Batches of other sizes, and of other rows, in the rows of one graph: results and pages are those of calls that run as usual."""
     one, other, _ = pair()
-    run = both(one, other, batch=8, max_seq=32, page_size=16)
-    for i in range(8):
+    run = both(one, other, batch=4, max_seq=32, page_size=16)
+    for i in range(4):
         run.map("rows", i)("prefill", tokens(1, 16 - i % 3))
     found = one["decode"].graphs
-    for first, stop in ((0, 5), (0, 7), (0, 8), (2, 8), (1, 6), (0, 8)):
+    for first, stop in ((0, 3), (0, 4), (1, 4), (0, 4)):
         run.map("rows", first, stop)("decode", tokens(stop - first, 1))
-    assert found.replays == 5
+    assert found.replays == 3
     assert len(found) == 1
     pools = [cache.tables[0].pool for cache in run.caches]
     assert all(map(torch.equal, pools[0].buffers, pools[1].buffers))  # a row that is nobody's writes nothing
-    run.map("rows", 0, 3)("decode", tokens(3, 1))
-    run.map("rows", 0, 4)("decode", tokens(4, 1))
-    assert found.replays == 6
+    for _ in range(2):
+        run.map("rows", 0, 2)("decode", tokens(2, 1))
+    assert found.replays == 4
     assert len(found) == 2
 
 

@@ -8,12 +8,12 @@ from few_of import few_of
 from generation_runs import WAYS, ahead, generations, given_for_a_token
 
 
-@pytest.mark.parametrize(("first", "count"), few_of([(1, 2), (0, len(WAYS))]))
+@pytest.mark.parametrize(("first", "count", "rounds"), few_of([(1, 2, 1), (0, len(WAYS), 2)]))
 def test_captured_draws_are_those_of_steps_that_run_as_usual_and_one_capture_serves_all_seeds(
-    interpreted, first, count
+    interpreted, first, count, rounds
 ):
-    same, captures = interpreted(generations, first, count)
-    assert same == [True] * 2 * count
+    same, captures = interpreted(generations, first, count, rounds)
+    assert same == [True] * rounds * count
     ways = {tuple((k, v) for k, v in way.items() if k != "seed") for way in WAYS[first : first + count]}
     assert captures == len(ways)
 

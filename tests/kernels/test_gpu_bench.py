@@ -79,6 +79,7 @@ def test_edge_cases_and_machine_code_of_the_kernels_that_are_asked_for():
     assert {row["kernel"] for row in results["launches"]} == {"matmul_small_m_kernel", "moe_combine_kernel"}
 
 
+@pytest.mark.matrix
 def test_machine_code_is_compiled_before_and_found_by_its_key(tmp_path):
     done = bench("--compile", "--dry", "--only", "moe_combine", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -119,7 +120,7 @@ def launched_and_compiled(file: str, quant: str | None) -> tuple[set[str], set[s
 
 @pytest.mark.parametrize(
     ("file", "quant"),
-    few_of([("llama", "int4"), ("mamba2", None), ("deepseek_v3", None), ("qwen3_moe", "int8")], 2),
+    few_of([("llama", "int4"), ("mamba2", None), ("deepseek_v3", None), ("qwen3_moe", "int8")]),
 )
 def test_what_architectures_launch_on_a_gpu_is_compiled_before(compiled, file, quant):
     launched, known = compiled(launched_and_compiled, file, quant)

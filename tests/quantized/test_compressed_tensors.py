@@ -16,6 +16,7 @@ from compressed_tensors.compressors import (
 )
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+from few_of import few_of
 from folders import agrees, kinds, llama, write
 
 import nnfront as nn
@@ -73,7 +74,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("format", "weights", "kept"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("format", "weights", "kept"), few_of(CASES.values(), 6), ids=CASES)
 def test_weights_are_what_the_library_makes_of_them(
     tmp_path: Path, format: str, weights: dict[str, Any], kept: str
 ) -> None:

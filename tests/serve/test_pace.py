@@ -80,10 +80,24 @@ def together(engine: Engine, wanted: list[tuple[list[int], Params]]) -> list[tup
 
 
 @pytest.mark.skipif(NATIVE is None, reason="products of few rows are the extension's")
-@pytest.mark.parametrize("spec", [None, "ngram"])
 @pytest.mark.parametrize(
-    "model_type",
-    few_of(["shipped", "gpt_oss", "qwen3_next", "mamba2", "deepseek_v3", "lfm2", "gemma4_text"], 3),
+    ("model_type", "spec"),
+    few_of(
+        [
+            (model_type, spec)
+            for model_type in (
+                "shipped",
+                "gpt_oss",
+                "qwen3_next",
+                "mamba2",
+                "deepseek_v3",
+                "lfm2",
+                "gemma4_text",
+            )
+            for spec in (None, "ngram")
+        ],
+        3,
+    ),
 )
 def test_texts_are_those_of_each_alone_wherever_chunks_are_set_aside(
     loaded: Any, model_type: str, spec: str | None, asides: list[int], monkeypatch: pytest.MonkeyPatch
