@@ -40,7 +40,7 @@ from nnfront_kernels.attention import (
 from nnfront_kernels.attention_append import new_token, rotated_rows, store_token
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
-from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts
+from nnfront_kernels.cache import moved, page_of_step, pointers, require_cache, require_counts
 from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan, launcher, taking
 from nnfront_kernels.decode_shape import DecodeShape
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
@@ -77,6 +77,7 @@ def attention_decode_kernel(
     key_scales_ptr,
     value_scales_ptr,
     pages_ptr,
+    base_ptr,
     lengths_ptr,
     new_k_ptr,
     new_v_ptr,
@@ -136,6 +137,11 @@ def attention_decode_kernel(
     PDL: tl.constexpr,
 ):
     wait_for_earlier(PDL)
+    keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
+    key_scales_ptr, value_scales_ptr = (
+        moved(key_scales_ptr, base_ptr, 2),
+        moved(value_scales_ptr, base_ptr, 3),
+    )
     split, sequence = tl.program_id(0), tl.program_id(2)
     kv_head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
     length = tl.load(lengths_ptr + sequence)
@@ -238,6 +244,7 @@ def plan(
     pages: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -257,7 +264,7 @@ def plan(
 ) -> Plan:
     """Attend: y [batch, heads, value size].
 
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; base; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias; new_keys [batch, kv_heads, size] and new_values of the query's own token, not yet in the cache,
     with cos and sin [batch or 1, 1, pairs] to rotate it and q by, or by_position tables [positions, pairs], and interleaved; longest, a bound of
     the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
     """
@@ -288,7 +295,7 @@ def plan(
         grid=(config.split_k, kv_heads * tiles, batch),
         arguments={
             "q_ptr": q,
-            **pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16),
+            **pointers(keys, values, pages, key_scales, value_scales, base=base, codes=torch.uint16),
             "lengths_ptr": lengths,
             **appended,
             "capacity": capacity,

@@ -33,7 +33,15 @@ from nnfront_kernels.attention import (
     row,
 )
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
-from nnfront_kernels.cache import page_of_step, require_cache, require_counts, step_rows, stored_tokens
+from nnfront_kernels.cache import (
+    moved,
+    page_of_step,
+    require_base,
+    require_cache,
+    require_counts,
+    step_rows,
+    stored_tokens,
+)
 from nnfront_kernels.common import (
     ARCHS,
     Config,
@@ -127,6 +135,7 @@ def attention_latent_kernel(
     q_ptr,
     latents_ptr,
     pages_ptr,
+    base_ptr,
     lengths_ptr,
     sinks_ptr,
     bias_ptr,
@@ -160,6 +169,7 @@ def attention_latent_kernel(
     BLOCK_DV: tl.constexpr,
     BLOCK_DR: tl.constexpr,
 ):
+    latents_ptr = moved(latents_ptr, base_ptr, 0)
     # Blocks that read the same latents follow one another, those that see most of them first.
     split, sequence = tl.program_id(1), tl.program_id(2)
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -236,6 +246,7 @@ def plan(
     *,
     value_size: int,
     pages: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     scale: float | None = None,
     window: int | None = None,
     soft_cap: float | None = None,
@@ -249,7 +260,7 @@ def plan(
 ) -> Plan:
     """Attend: y [batch, seq, heads, value_size].
 
-    Options: value_size, must be given; pages, of a paged cache; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias;
+    Options: value_size, must be given; pages, of a paged cache; base; scale, 1 / sqrt(size) without; window; soft_cap; sinks [heads]; bias;
     longest, a bound of the lengths that is lower than the capacity and only decides how many blocks share a sequence; out and workspace.
     """
     if q.ndim != 4 or q.stride(3) != 1:
@@ -263,6 +274,7 @@ def plan(
             f"latents must be one head of {size} as q, got {latents.shape[1]} of {latents.shape[3]}"
         )
     require_counts("lengths", lengths, batch)
+    require_base(base)
     require_options(heads, 1, window, soft_cap, sinks)
     page, longest = 0 if pages is None else latents.shape[2], capacity if longest is None else longest
     shape = LatentShape(batch, heads, value_size, size - value_size, longest, seq, page, window or 0)
@@ -283,6 +295,7 @@ def plan(
             "q_ptr": q,
             "latents_ptr": latents,
             "pages_ptr": pages,
+            "base_ptr": base,
             "lengths_ptr": lengths,
             "sinks_ptr": sinks,
             "y_ptr": out,

@@ -41,7 +41,7 @@ from nnfront_kernels.attention import (
     shared_bytes,
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
-from nnfront_kernels.cache import page_of_step, pointers, require_cache, require_counts, stored_tokens
+from nnfront_kernels.cache import moved, page_of_step, pointers, require_cache, require_counts, stored_tokens
 from nnfront_kernels.common import Config, Kernel, KernelError, Plan, launcher, taking
 from nnfront_kernels.prefill_shape import PrefillShape
 from nnfront_kernels.remembered import remembered
@@ -113,6 +113,7 @@ def attention_prefill_kernel(
     key_scales_ptr,
     value_scales_ptr,
     pages_ptr,
+    base_ptr,
     starts_ptr,
     before_ptr,
     sinks_ptr,
@@ -152,6 +153,11 @@ def attention_prefill_kernel(
     BLOCK_DV: tl.constexpr,
     PTX: tl.constexpr,
 ):
+    keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
+    key_scales_ptr, value_scales_ptr = (
+        moved(key_scales_ptr, base_ptr, 2),
+        moved(value_scales_ptr, base_ptr, 3),
+    )
     # The tiles that see most keys start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     kv_head, sequence = tl.program_id(1), tl.program_id(2)
@@ -247,6 +253,7 @@ def plan(
     pages: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     scale: float | None = None,
     causal: bool = True,
     window: int | None = None,
@@ -260,7 +267,7 @@ def plan(
     """Attend: y [tokens, heads, value size].
 
     Options: longest, must be given: no sequence has more queries, those beyond are not computed; before and pages, of a
-    cache; key_scales and value_scales, of one in 8 bits; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; bias; out.
+    cache; key_scales and value_scales, of one in 8 bits; base; scale, 1 / sqrt(size) without; causal; window; soft_cap; sinks [heads]; bias; out.
     """
     require_queries(q, "tokens")
     tokens, heads, size = q.shape
@@ -271,9 +278,9 @@ def plan(
         require_cache(keys, values, pages, batch, q.dtype, key_scales, value_scales)
     else:
         require_tokens(keys, values, tokens, q.dtype)
-        if any(x is not None for x in (before, pages, key_scales, value_scales)):
+        if any(x is not None for x in (before, pages, key_scales, value_scales, base)):
             raise KernelError(
-                "before, pages and scales are for a cache, and keys are [tokens, kv_heads, size]"
+                "before, pages, scales and base are for a cache, and keys are [tokens, kv_heads, size]"
             )
         keys, values = (t.transpose(0, 1).unsqueeze(0) for t in (keys, values))
     if before is not None:
@@ -287,7 +294,7 @@ def plan(
     shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window or 0, causal, fp8)
     arch, config = KERNEL.settle(shape, q, arch, config)
     out = result(out, (tokens, heads, value_size), q)
-    strides = pointers(keys, values, pages, key_scales, value_scales, codes=torch.uint16)
+    strides = pointers(keys, values, pages, key_scales, value_scales, base=base, codes=torch.uint16)
     if not cached:
         strides |= {"stride_kp": 0, "stride_vp": 0}
     return Plan(

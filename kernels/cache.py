@@ -8,6 +8,9 @@ several sequences. Values are alike, with a size of their own. Both are adjacent
 In 8 bits: keys and values are float8_e4m3fn codes, and float32 key_scales and value_scales [batch or pages, kv_heads,
 slots], adjacent along slots, hold for each token and head its largest magnitude / 448, or 1 for zeros: a code stands for
 itself times its scale. No code is read as NaN: a token and head that is not finite has a scale that is not.
+
+base int64 [4], if given, says how many times 16 bytes behind these tensors keys, values, key_scales and value_scales lie: it is read on the
+device, so a captured launch serves every cache of one layout, wherever it lies.
 """
 
 from __future__ import annotations
@@ -92,6 +95,12 @@ def require_counts(name: str, tensor: torch.Tensor, size: int) -> None:
         raise KernelError(f"{name} must be a dense int32 [{size}], got {tensor.dtype} {list(tensor.shape)}")
 
 
+def require_base(base: torch.Tensor | None) -> None:
+    """Raise KernelError unless there is none, or it is a dense int64 [4]."""
+    if base is not None and (base.shape != (4,) or base.dtype != torch.int64 or base.stride(0) != 1):
+        raise KernelError(f"base must be a dense int64 [4], got {base.dtype} {list(base.shape)}")
+
+
 def pointers(
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -99,9 +108,11 @@ def pointers(
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
     *,
+    base: torch.Tensor | None = None,
     codes: torch.dtype = torch.uint8,
 ) -> dict[str, Any]:
-    """The kernel arguments that describe a cache, one in 8 bits as integers of the type `codes`."""
+    """The kernel arguments that describe a cache, one in 8 bits as integers of the type `codes`. Raise KernelError for a base that is none."""
+    require_base(base)
     if key_scales is not None:
         keys, values = keys.view(codes), values.view(codes)
     strides = {
@@ -118,9 +129,19 @@ def pointers(
         "key_scales_ptr": key_scales,
         "value_scales_ptr": value_scales,
         "pages_ptr": pages,
+        "base_ptr": base,
         "stride_pages": 0 if pages is None else pages.stride(0),
         **strides,
     }
+
+
+@triton.jit
+def moved(ptr, base_ptr, INDEX: tl.constexpr):
+    """The pointer to where a buffer lies now; itself without a base, and without a buffer."""
+    if ptr is not None:
+        if base_ptr is not None:
+            ptr += tl.load(base_ptr + INDEX) * (128 // ptr.dtype.element_ty.primitive_bitwidth)
+    return ptr
 
 
 @triton.jit

@@ -19,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import rope
-from nnfront_kernels.cache import pointers, require_cache, require_counts, rounded, slots_of
+from nnfront_kernels.cache import moved, pointers, require_cache, require_counts, rounded, slots_of
 from nnfront_kernels.common import Config, Cost, Kernel, KernelError, Plan, empties, launcher, strides
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
@@ -101,6 +101,7 @@ def rope_append_kernel(
     key_scales_ptr,
     value_scales_ptr,
     pages_ptr,
+    base_ptr,
     SEQ,
     CAPACITY,
     stride_xqb,
@@ -145,6 +146,11 @@ def rope_append_kernel(
 ):
     wait_for_earlier(PDL)
     let_next_start(PDL)
+    keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
+    key_scales_ptr, value_scales_ptr = (
+        moved(key_scales_ptr, base_ptr, 2),
+        moved(value_scales_ptr, base_ptr, 3),
+    )
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H if PAIRS else 0
     KV_BLOCKS: tl.constexpr = (KV_HEADS + BLOCK_H - 1) // BLOCK_H
     sequence, t, block = tl.program_id(0) // SEQ, tl.program_id(0) % SEQ, tl.program_id(1)
@@ -203,6 +209,7 @@ def plan(
     pages: torch.Tensor | None = None,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
+    base: torch.Tensor | None = None,
     interleaved: bool = False,
     out: torch.Tensor | None = None,
     arch: str | None = None,
@@ -210,7 +217,7 @@ def plan(
 ) -> Plan:
     """Write to the cache and return the rotated q [batch, seq, heads, size], or without a rotation q itself.
 
-    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; interleaved; out, to write q to, which
+    Options: pages, of a paged cache; key_scales and value_scales, of one in 8 bits; base; interleaved; out, to write q to, which
     may be q itself.
     """
     require_heads("q", q, ("batch", "seq", "heads", "size"), q.dtype)
@@ -247,7 +254,7 @@ def plan(
             "sin_ptr": sin,
             "lengths_ptr": lengths,
             "y_ptr": out,
-            **pointers(keys, values, pages, key_scales, value_scales),
+            **pointers(keys, values, pages, key_scales, value_scales, base=base),
             "SEQ": seq,
             "CAPACITY": capacity,
             **strides("xq", q, "bth"),

@@ -24,9 +24,12 @@ from nnfront.state.lengths import SequenceLengths
 from nnfront.state.type import layout
 from nnfront.state.use import Journal, Use
 
+# Bytes that a base counts (`Storage`): what is moved by a number of them is as aligned as it was.
+UNIT = 16
+
 
 @lru_cache(maxsize=1024)
-def _interned_places(places: tuple[object, ...]) -> object:
+def _interned(key: tuple[object, ...]) -> object:
     return object()
 
 
@@ -78,7 +81,10 @@ class Cache(Sequence[CacheLayer]):
     `batch` sequences of up to `max_seq` tokens. Iterates over its layers.
     """
 
-    __slots__ = ("_layers", "_places", "_snapshot", "batch", "layout", "max_seq", "type", "use")
+    __slots__ = (
+        *("_addresses", "_arrangement", "_has_bases", "_layers", "_places", "_snapshot"),
+        *("batch", "layout", "max_seq", "type", "use"),
+    )
 
     def __init__(self, type: StateType, layers: Sequence[CacheLayer], use: Use) -> None:
         """`use` is that of its layers, and of every cache whose memory this one shares."""
@@ -89,6 +95,9 @@ class Cache(Sequence[CacheLayer]):
         self.max_seq: int = layers[0].max_seq if layers else 0
         self._layers = tuple(layers)
         self._places: object = None
+        self._arrangement: object = None
+        self._has_bases: bool | None = None
+        self._addresses: tuple[tuple[int, ...], ...] | None = None
         self._snapshot: weakref.ref[Snapshot] | None = None
 
     @property
@@ -97,14 +106,38 @@ class Cache(Sequence[CacheLayer]):
         their rows are its sequences.
         """
         if self._places is None:
-            tensors = (t for layer in self for t in (*layer.placed.all, *layer.settled()))
-            found = [(t.data_ptr(), tuple(t.shape), t.stride(), t.dtype) for t in tensors]
+            states = [(t.data_ptr(), t.shape, t.stride(), t.dtype) for layer in self for t in layer.settled()]
+            self._places = _interned((self.arrangement, self.addresses, *states))
+        return self._places
+
+    @property
+    def arrangement(self) -> object:
+        """The same object for another cache only if the tokens of its layers lie in the same way, wherever that is."""
+        if self._arrangement is None:
+            tensors = [tensor for layer in self for tensor in layer.placed.all]
+            found = [(t.data_ptr() % UNIT, t.shape[1:], t.stride(), t.dtype) for t in tensors]
             tables = self.page_tables()
             order = [*tables]
             read = [None if layer.table_key is None else order.index(layer.table_key) for layer in self]
             columns = [table.shape[1] for table in tables.values()]
-            self._places = _interned_places((self.layout, self.max_seq, *found, *read, *columns))
-        return self._places
+            self._arrangement = _interned((self.layout, self.max_seq, *found, *read, *columns))
+        return self._arrangement
+
+    @property
+    def has_bases(self) -> bool:
+        """Whether a base for each layer says all of where it lies (`Storage`): it has one buffer or two, in 8 bits two, and no whole states."""
+        if self._has_bases is None:
+            buffers = [(len(layer.type.per_token), bool(layer.storage.scales)) for layer in self]
+            no_states = not any(layer.fixed for layer in self)
+            self._has_bases = no_states and {(1, False), (2, False), (2, True)}.issuperset(buffers)
+        return self._has_bases
+
+    @property
+    def addresses(self) -> tuple[tuple[int, ...], ...]:
+        """Where the tokens of each layer lie: of each of its buffers, and of their scales."""
+        if self._addresses is None:
+            self._addresses = tuple(tuple(t.data_ptr() for t in layer.placed.all) for layer in self)
+        return self._addresses
 
     def page_tables(self) -> dict[Hashable, torch.Tensor]:
         """Its tables of pages, in an order that stays the same, each under what layers have as `table_key`: int32 [batch, pages at most]."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache as a captured call sees it: all that changes from call to call lies in memory that stays where it is, and the host knows none of it.
 
-Lengths, tables of pages and what is kept of whole sequences are read there. Kernels append tokens by themselves, or torch does at positions
+Lengths, tables of pages, where tokens lie and what is kept of whole sequences are read there. Kernels append tokens by themselves, or torch does at positions
 that it computes of the lengths; it reads as many slots as the longest sequence may have, those that are empty as zeros.
 """
 
@@ -67,15 +67,22 @@ class CapturedState(FixedStorage):
 class CapturedLayer(CacheLayer):
     """A layer for one capture. What would need to know on the host how many tokens there are raises RunError."""
 
-    __slots__ = ("_pages", "_placed", "states")
+    __slots__ = ("_base", "_pages", "_placed", "states")
 
-    def __init__(self, layer: CacheLayer, lengths: SequenceLengths, pages: torch.Tensor | None) -> None:
+    def __init__(
+        self,
+        layer: CacheLayer,
+        lengths: SequenceLengths,
+        pages: torch.Tensor | None,
+        base: torch.Tensor | None = None,
+    ) -> None:
         fixed = {name: CapturedState(each.settled(), lengths) for name, each in layer.fixed.items()}
         type = replace(layer.type, batch=len(lengths.values))
         super().__init__(type, LayerState(lengths, Use()), 0, fixed)
         self.states = (*fixed.values(),)
         self._placed = layer.placed
         self._pages = pages
+        self._base = base
 
     @property
     def placed(self) -> Parts:
@@ -83,7 +90,7 @@ class CapturedLayer(CacheLayer):
 
     @property
     def storage(self) -> Storage:
-        return Storage.of(self._placed, self._pages)
+        return Storage.of(self._placed, self._pages, self._base)
 
     def take(self, seq: int) -> None:
         """Count more tokens on the device; the real layer has found places for them."""
@@ -157,11 +164,16 @@ def still(
     is_there: torch.Tensor,
     longest: int,
     tables: Mapping[object, torch.Tensor],
+    bases: torch.Tensor | None = None,
 ) -> tuple[CapturedLayer, ...]:
     """The layers of a cache whose lengths are what `counts`, int32 [rows], holds when the work is done; `longest` bounds them. `tables`,
     [rows, pages at most], are to be read in the place of its tables of pages, by their keys. There may be more rows than the cache has
-    sequences, where it has pages: `is_there` as for `DeviceLengths`.
+    sequences, where it has pages: `is_there` as for `DeviceLengths`. `bases` are those of the layers (`Storage`), int64 [layers, 4].
     """
     lengths = DeviceLengths((longest,) * len(counts), is_there)
     lengths.remember("counts", lambda: counts)
-    return tuple(CapturedLayer(layer, lengths, tables.get(layer.table_key)) for layer in cache)
+    own = [None] * len(cache) if bases is None else bases.unbind()
+    return tuple(
+        CapturedLayer(layer, lengths, tables.get(layer.table_key), base)
+        for layer, base in zip(cache, own, strict=True)
+    )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Self, TypeAlias
 
 import torch
@@ -24,12 +25,14 @@ Rows: TypeAlias = tuple[LayerState, int, int]
 class Storage:
     """Where kernels find the tokens of a layer: of each per-token buffer [*lead, last] a tensor [batch, *lead, max_seq, last], or
     [pages, *lead, page_size, last] with the pages of each sequence, int32 [batch, pages at most], -1 where there is none. In 8 bits there is
-    a scale for each token: float32 [batch or pages, *lead, max_seq or page_size].
+    a scale for each token: float32 [batch or pages, *lead, max_seq or page_size]. `base`, int64 [4], says how many times 16 bytes behind these
+    tensors two buffers and their scales lie when a kernel reads it: zeros but in a captured call, which serves caches wherever they lie.
     """
 
     buffers: tuple[torch.Tensor, ...]
     scales: tuple[torch.Tensor, ...] = ()
     pages: torch.Tensor | None = None
+    base: torch.Tensor | None = None
 
     @property
     def keys(self) -> torch.Tensor:
@@ -46,15 +49,24 @@ class Storage:
         return [*self.buffers, *self.scales, *([] if self.pages is None else [self.pages])]
 
     @staticmethod
-    def of(parts: Parts, pages: torch.Tensor | None = None) -> Storage:
+    def of(parts: Parts, pages: torch.Tensor | None = None, base: torch.Tensor | None = None) -> Storage:
         """Storage as kernels see it."""
+        if base is None and parts.buffers:
+            base = _here(parts.buffers[0].device)
         if not parts.scales:
-            return Storage(parts.buffers, (), pages)
+            return Storage(parts.buffers, (), pages, base)
         return Storage(
             tuple(part.view(torch.float8_e4m3fn) for part in parts.buffers),
             tuple(part.squeeze(-1) for part in parts.scales),
             pages,
+            base,
         )
+
+
+@cache
+def _here(device: torch.device) -> torch.Tensor:
+    """The base of what lies where its tensors do."""
+    return torch.zeros(4, dtype=torch.int64, device=device)
 
 
 class CacheLayer(ABC):

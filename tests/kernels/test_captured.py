@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from few_of import few_of
 from kernel_attention import normal
-from nnfront_kernels import attention_decode, attention_prefill, rope_append
+from nnfront_kernels import KERNELS, attention_decode, attention_latent, attention_prefill, rope_append
 from nnfront_kernels.common import Plan
+from nnfront_kernels.inspect import report
 
 BATCH, HEADS, KV_HEADS, SIZE, SLOTS = 3, 4, 2, 64, 128
 GENERATOR = torch.Generator().manual_seed(0)
@@ -103,11 +106,26 @@ def test_lengths_are_not_even_read_for_a_plan(make):
     planned((module, tensors, options, [nowhere[id(tensor)] for tensor in counts]))
 
 
-def launched_again(make: Callable[..., Any], paged: bool, fp8: bool) -> None:
-    made = make(paged, fp8)
+def elsewhere(made: tuple[Any, list[torch.Tensor], dict[str, Any], list[torch.Tensor]]) -> Any:
+    """The same operands, but for a cache that holds nothing and a base which says where the other one lies."""
     module, tensors, options, counts = made
+    scales = [options[name] for name in SCALES if name in options]
+    cache = [*tensors[-2:], *scales]
+    empty = [torch.full_like(t, math.nan) for t in cache]
+    units = [(t.data_ptr() - e.data_ptr()) / 16 for t, e in zip(cache, empty, strict=True)]
+    base = torch.tensor([*units, 0, 0][:4], dtype=torch.float64)
+    assert base.frac().abs().max() == 0
+    there = dict(zip(SCALES, empty[2:], strict=False))
+    return module, [*tensors[:-2], *empty[:2]], {**options, **there, "base": base.long()}, counts
+
+
+SCALES = ("key_scales", "value_scales")
+
+
+def launched_again(make: Callable[..., Any], paged: bool, fp8: bool) -> None:
+    module, tensors, options, counts = made = make(paged, fp8)
     at = 5 if module is rope_append else 3
-    plan = planned(made)
+    plan = planned(elsewhere(made))
     near = {"rtol": 2.0**-3, "atol": 2.0**-7} if fp8 else {"rtol": 2.0**-9, "atol": 2.0**-10}
     for contents in COUNTS[make.__name__]:
         for tensor, values in zip(counts, contents, strict=True):
@@ -128,3 +146,34 @@ def launched_again(make: Callable[..., Any], paged: bool, fp8: bool) -> None:
 @pytest.mark.parametrize(("paged", "fp8"), few_of([(True, False), (False, True)]), ids=["paged", "8bits"])
 def test_one_plan_stays_right_as_sequences_grow(interpreted, make, paged, fp8):
     interpreted(launched_again, make, paged, fp8)
+
+
+def with_and_without_base(name: str, shape: Any) -> tuple[Any, Any]:
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    tensors, options = kernel.example(shape, "bfloat16")
+    base = torch.empty(4, dtype=torch.int64, device="meta")
+    plans = (kernel.plan(*tensors, **options, base=given, arch="sm_90") for given in (None, base))
+    return tuple(report(plan, "sm_90") for plan in plans)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("module", "sizes"),
+    few_of(
+        [
+            (attention_decode, {"page": 0}),
+            (attention_decode, {"page": 64}),
+            (attention_decode, {"page": 64, "fp8": True}),
+            (attention_latent, {"page": 64}),
+            (attention_prefill, {"before": 1024}),
+            (rope_append, {"page": 0}),
+        ],
+        1,
+    ),
+)
+def test_a_base_costs_a_load_of_its_own_for_each_buffer_and_nothing_else(compiled, module, sizes):
+    shape = replace(module.KERNEL.typical, **sizes)
+    plain, based = compiled(with_and_without_base, module.KERNEL.name, shape)
+    buffers = {"LDG.64": 4 if getattr(shape, "fp8", False) else 1 if module is attention_latent else 2}
+    assert based.loads == {**plain.loads, **buffers}
+    assert (based.registers, based.shared_bytes, based.spills) == (plain.registers, plain.shared_bytes, 0)
+    assert based.instructions - plain.instructions <= 32

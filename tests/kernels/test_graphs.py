@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from few_of import few_of
-from graph_runs import bake, bound, chunks, decode, fail, live, pad, refuse_when_full, wander, whole
+from graph_runs import bake, bound, chunks, decode, fail, live, pad, refuse_when_full, share, wander, whole
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,15 @@ def test_chunks_of_a_prompt_can_be_replayed_as_well(interpreted):
 @pytest.mark.parametrize("page_size", few_of([16, None]))
 def test_what_happens_to_a_cache_between_calls_is_seen_by_graphs(interpreted, page_size):
     interpreted(live, page_size)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "stored_as"), few_of([(None, None), (16, None), (None, "float8_e4m3fn")])
+)
+def test_conversations_in_caches_of_their_own_share_what_one_of_them_has_captured(
+    interpreted, page_size, stored_as
+):
+    interpreted(share, page_size, stored_as)
 
 
 @pytest.mark.matrix

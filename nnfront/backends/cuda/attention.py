@@ -151,7 +151,12 @@ def _with_cache(run: Run) -> Callable[..., tuple[torch.Tensor, CacheLayer]]:
         where = stored.buffers
         window = window_of(own_window, layer.window)
         key_scales, value_scales = stored.scales or (None, None)
-        there = {"pages": stored.pages, "key_scales": key_scales, "value_scales": value_scales}
+        there = {
+            "pages": stored.pages,
+            "base": stored.base,
+            "key_scales": key_scales,
+            "value_scales": value_scales,
+        }
         given = {**options, **there, "window": window, "sinks": sinks, "bias": spread(bias, q)}
         turn = {"cos": cos, "sin": sin, "interleaved": interleaved}
         if seq == 1:

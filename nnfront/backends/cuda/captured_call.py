@@ -5,15 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 
 from nnfront.backends.cuda.independent_rows import Rows
 from nnfront.backends.device import sent
 from nnfront.runtime.execute import Frame
-from nnfront.state.cache import Cache
+from nnfront.state.cache import UNIT, Cache
 from nnfront.state.lengths import SequenceLengths
 from nnfront.state.page_table import GONE
+
+Addresses: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,23 @@ class Padding:
 
 @dataclass(slots=True)
 class CapturedGraph:
-    """Where it reads tensors, how many tokens caches hold and tables of pages, what it writes, and the frame of all else that a result is
-    made of. `counted` and `tables_read` are what lies in counts and tables now. `counts` are int32 [2, rows]: the second row says which of
-    them are sequences.
+    """Where it reads tensors, how many tokens caches hold, tables of pages and bases, what it writes, and the frame of all else that a result is
+    made of. `counted`, `tables_read` and `based` are what lies in counts, tables and bases now. `counts` are int32 [2, rows]: the second row
+    says which of them are sequences. `bases` are int64 [layers, 4] (`Storage`) of caches that lie anywhere, counted from the `anchors`: where
+    the one lay that was captured, which may be gone.
     """
 
     tensors: dict[int, torch.Tensor]
     counts: dict[int, torch.Tensor]
     tables: dict[int, list[torch.Tensor]]
+    bases: dict[int, torch.Tensor]
+    anchors: dict[int, Addresses]
     frame: Frame
     made: torch.Tensor | None = None
     replay: Callable[[], None] = lambda: None
     counted: dict[int, tuple[int, ...]] = field(default_factory=dict)
     tables_read: dict[int, list[tuple[Hashable, int]]] = field(default_factory=dict)
+    based: dict[int, Addresses] = field(default_factory=dict)
 
     def fill(self, call: Call) -> None:
         """Copy what has changed since the last call to where the graph reads it."""
@@ -81,11 +88,23 @@ class CapturedGraph:
                     _head(statics[i], table).copy_(table, non_blocking=True)
                     statics[i].narrow(0, len(table), len(statics[i]) - len(table)).fill_(GONE)
             self.tables_read[slot] = keys
+        for slot, static in self.bases.items():
+            addresses = call.caches[slot].addresses
+            if self.based.get(slot) != addresses:
+                found_bases = list(map(_base, addresses, self.anchors[slot]))
+                static.copy_(sent(found_bases, torch.int64, static.device), non_blocking=True)
+                self.based[slot] = addresses
 
     def grown(self, call: Call, growth: dict[int, int]) -> None:
         """Note what the graph has added to the lengths."""
         for slot, count in growth.items():
             self.counted[slot] = tuple(n + count for n in call.lengths[slot].values)
+
+
+def _base(addresses: tuple[int, ...], anchors: tuple[int, ...]) -> list[int]:
+    """A layer's base: of two buffers and their scales; of one buffer twice."""
+    units = [(now - then) // UNIT for now, then in zip(addresses, anchors, strict=True)]
+    return [*units, *units, 0, 0][:4]
 
 
 def _head(static: torch.Tensor, given: torch.Tensor) -> torch.Tensor:

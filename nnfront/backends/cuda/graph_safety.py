@@ -13,14 +13,18 @@ from nnfront.lower import Branch, FunctionValue, MethodProgram, Program, Run, St
 
 # Rows (tokens of all sequences) up to which a call is captured. Beyond, a kernel runs for longer than it takes to launch the next one.
 ROWS = 256
-# Kernels that do with the layers of a cache only what a `CapturedLayer` can: those of attention, and what ops on caches are by definition.
-STILL = frozenset(
+# Kernels that find the tokens of a cache by what they read on the device: lengths, tables of pages, bases.
+FINDING = frozenset(
     {
-        *("cache_split", "cache_join", "cache_positions", "cache_read", "cache_write", "attention", "tuple"),
+        *("cache_split", "cache_join", "cache_positions", "tuple"),
         *(kernel.name for kernel in (*attention.KERNELS, *latent_attention.KERNELS)),
-        *(kernel.name for kernel in (*torch_attention.KERNELS, *state.KERNELS)),
     }
 )
+# Kernels that do with the layers of a cache only what a `CapturedLayer` can: those of attention, and what ops on caches are by definition.
+STILL = FINDING | {
+    *("cache_read", "cache_write", "attention"),
+    *(kernel.name for kernel in (*torch_attention.KERNELS, *state.KERNELS)),
+}
 
 
 def why_not(program: MethodProgram) -> str:
@@ -33,8 +37,7 @@ def why_not(program: MethodProgram) -> str:
             return f"the `if`{where} is decided on the host"
         if not isinstance(instruction, Run):
             continue
-        types = (program.slots[slot].type for slot in instruction.inputs)
-        has_cache = any(isinstance(type, (StateLayerType, StateType)) for type in types)
+        has_cache = _has_cache(instruction, program)
         if has_cache and instruction.kernel not in STILL:
             return f"{instruction.kernel}{where} asks the host how many tokens the cache holds"
         if not instruction.is_pure and not has_cache:
@@ -43,6 +46,20 @@ def why_not(program: MethodProgram) -> str:
         if instruction.kernel in read_back or any(body.asks_host(read_back) for body in bodies):
             return f"{instruction.kernel}{where} reads a result back to the host"
     return ""
+
+
+def finds_caches(program: MethodProgram) -> bool:
+    """Whether what was captured over one cache is right for any other of its layout: all that reads or writes one finds it on the device."""
+    return all(
+        run.kernel in FINDING
+        for run in program.body.walk()
+        if isinstance(run, Run) and _has_cache(run, program)
+    )
+
+
+def _has_cache(run: Run, program: MethodProgram) -> bool:
+    types = (program.slots[slot].type for slot in run.inputs)
+    return any(isinstance(type, (StateLayerType, StateType)) for type in types)
 
 
 def captured(program: Program) -> Iterator[str]:

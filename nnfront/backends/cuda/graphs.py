@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of a method that are captured once and replayed again: one launch for a decode step, and no Python of the method.
 
-A call is known by its key: shapes, dtypes and numbers of its arguments, where the tokens and states of its caches lie, and the length class
-of each (the power of two up to which their longest sequence goes). Where a method computes for each sequence what it would for it alone, over
+A call is known by its key: shapes, dtypes and numbers of its arguments, how the tokens of its caches lie, and the length class
+of each (the power of two up to which their longest sequence goes). Kernels find on the device where tokens lie, so caches of one layout share
+what was captured; where torch reads or writes them, or whole states, it is known by where that is. Where a method computes for each sequence what it would for it alone, over
 caches with pages, a graph is for a number of rows that a batch is padded to: rows behind it are nobody's, and stay empty.
 The first call with a key runs as usual, which compiles what has to be; the second is captured; from then on a call
 
@@ -29,7 +30,7 @@ from nnfront.backends.backend import After
 from nnfront.backends.cuda.attention import length_bucket
 from nnfront.backends.cuda.captured_call import Call, CapturedGraph, Padding
 from nnfront.backends.cuda.graph_capture import GraphCapture
-from nnfront.backends.cuda.graph_safety import ROWS
+from nnfront.backends.cuda.graph_safety import ROWS, finds_caches
 from nnfront.backends.cuda.independent_rows import BATCHES, Rows, independent_rows
 from nnfront.lower import MethodProgram
 from nnfront.runtime.execute import Frame
@@ -68,6 +69,7 @@ class Graphs:
         # A sampler behind it has buffers for its own batch.
         found = independent_rows(program) if after is None else ""
         self._where = found if isinstance(found, Rows) else None
+        self._finds_caches = finds_caches(program)
         # By key: how many tokens a call appends to each of its caches.
         self._growth: OrderedDict[Hashable, dict[int, int] | None] = OrderedDict()
         self._rest = 0
@@ -141,13 +143,21 @@ class Graphs:
                 if found is None or any(layer.lengths is not found for layer in value):
                     return None
                 caches[slot], lengths[slot] = value, found
-                key += [value.places, length_bucket(found.longest + 1)]
+                key += [self._place(value), length_bucket(found.longest + 1)]
                 key += [value.batch] if padding is None else []
             elif isinstance(value, (int, float, bool)):
                 key += [type(value).__name__, value]
             else:
                 return None
         return Call(tuple(key), tensors, caches, lengths, padding)
+
+    def _place(self, cache: Cache) -> object:
+        """What a cache has in common with others that what was captured over it is right for."""
+        return cache.arrangement if self._is_found(cache) else cache.places
+
+    def _is_found(self, cache: Cache) -> bool:
+        """Whether kernels find on the device where its tokens lie."""
+        return self._finds_caches and cache.has_bases
 
     def _padding_of(self, frame: Frame) -> Padding | None:
         """How a call is padded; None for one that is captured for its own batch."""
@@ -229,6 +239,12 @@ class Graphs:
                 for slot, cache in call.caches.items()
                 if (tables := cache.page_tables().values())
             },
+            {
+                slot: torch.zeros(len(cache), 4, dtype=torch.int64, device=cache[0].lengths.device)
+                for slot, cache in call.caches.items()
+                if self._is_found(cache)
+            },
+            {slot: cache.addresses for slot, cache in call.caches.items()},
             frame.copy(),
         )
         graph.fill(call)
@@ -245,7 +261,7 @@ class Graphs:
                 longest = length_bucket(call.lengths[slot].longest + 1)
                 tables = dict(zip(cache.page_tables(), graph.tables.get(slot, ()), strict=True))
                 counts, is_there = graph.counts[slot]
-                inside[slot] = still(cache, counts, is_there, longest - 1, tables)
+                inside[slot] = still(cache, counts, is_there, longest - 1, tables, graph.bases.get(slot))
                 layers += inside[slot]
             self._run(inside)
             if self._after is not None:

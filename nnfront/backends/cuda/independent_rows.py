@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from nnfront.backends.cuda import attention, latent_attention
+from nnfront.backends.cuda.graph_safety import FINDING
 from nnfront.dims import Dim, Size, Symbol, equal, evaluate, of_symbol
 from nnfront.ir import OPS, StateLayerType, StateType, TensorType, Type
 from nnfront.lower import MethodProgram, Run
@@ -35,13 +35,6 @@ ALONG = frozenset(
 )
 # Products whose first operand has the rows and whose others are weights, but for what is added to the result.
 PRODUCTS = ("linear", "product", "moe_mlp", "experts")
-# What instructions on a cache may be: those that read it by tables of pages.
-ON_CACHES = frozenset(
-    {
-        *("cache_split", "cache_join", "cache_positions", "tuple"),
-        *(kernel.name for kernel in (*attention.KERNELS, *latent_attention.KERNELS)),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -165,7 +158,7 @@ class _Rows:
         """Whether rows of the results depend on the same rows of these operands alone."""
         types = [self._type(slot) for slot in theirs]
         if any(isinstance(type, (StateType, StateLayerType)) for type in types):
-            return run.kernel in ON_CACHES and self._is_step(run)
+            return run.kernel in FINDING and self._is_step(run)
         if run.op in ("reshape", "zeros", "ones", "full"):
             return True  # rows stay in their order, and `_add` looks at how many there are
         if run.op in WHOLE_ROWS:

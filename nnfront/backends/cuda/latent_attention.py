@@ -59,17 +59,16 @@ def _latent_attention(run: Run) -> Callable[..., Any]:
         earlier = None if k is None else layer.lengths.counts()
         stored = layer.storage if k is None else layer.reserve(q.shape[1])
         latents, now = stored.keys, layer.lengths
+        there = {"pages": stored.pages, "base": stored.base}
         if k is not None:
             halves = (part for x in (k, latents) for part in (x[..., :value_size], x[..., value_size:]))
             k_values, k_rest, values, rest = halves
-            append.launch(
-                q[..., :value_size], k_values, k_rest, None, None, earlier, values, rest, pages=stored.pages
-            )
+            append.launch(q[..., :value_size], k_values, k_rest, None, None, earlier, values, rest, **there)
         y: torch.Tensor = kernel.launch(
             q,
             latents,
             now.counts(),
-            pages=stored.pages,
+            **there,
             longest=min(length_bucket(now.longest), layer.max_seq),
             window=window_of(own_window, layer.window),
             sinks=sinks,

@@ -14,6 +14,7 @@ from nnfront.memory.allocations import Operand
 from nnfront.memory.layout import Layer
 from nnfront.state.layer import Storage
 from nnfront.state.lengths import SequenceLengths
+from nnfront.state.quantize import Parts
 
 
 @contextmanager
@@ -52,4 +53,4 @@ class LongLayer:
     @property
     def storage(self) -> Storage:
         """Where its tokens would lie."""
-        return Storage(self._buffers)
+        return Storage.of(Parts(self._buffers))
