@@ -21,6 +21,7 @@ from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
+from nnfront_kernels.rope_angles import AnglesShape
 from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
@@ -104,6 +105,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
     if name == "rope":
         return [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
+    if name == "rope_angles":
+        return [AnglesShape(b, t, 64) for b, t in ((1, 1), (64, 1), (2, 2048))]
     if name == "softmax":
         return [SoftmaxShape(r, s) for r, s in ((1, 128256), (4096, 4096), (131072, 128))]
     if name in ("sampling", "sampling_parts"):

@@ -241,7 +241,9 @@ def whole() -> None:
 def bake() -> None:
     """A cache that tells a graph on the host how many tokens it holds: the tape must show that this is wrong."""
 
-    def told(cache: Any, counts: torch.Tensor, is_there: torch.Tensor, longest: int, tables: Any) -> Any:
+    def told(
+        cache: Any, counts: torch.Tensor, is_there: torch.Tensor, longest: int, tables: Any, bases: Any
+    ) -> Any:
         known = SequenceLengths((cache[0].lengths.values[0] - 1,) * cache.batch)
         with _disable_current_modes():  # or the tape would refuse it at once
             known.counts()

@@ -33,6 +33,7 @@ from nnfront_kernels.moe_routing import RoutingShape
 from nnfront_kernels.quantize_fp8 import QuantizeShape
 from nnfront_kernels.rms_norm import NormShape
 from nnfront_kernels.rope import RopeShape
+from nnfront_kernels.rope_angles import AnglesShape
 from nnfront_kernels.rope_append import AppendShape
 from nnfront_kernels.sampling import SampleShape
 from nnfront_kernels.softmax import SoftmaxShape
@@ -295,6 +296,7 @@ SPECIALIZED = [
     ("attention_prefill", PrefillShape(1, 33, 3, 1, 80)),
     ("attention_prefill", PrefillShape(2, 5, 8, 2, 64, before=7, page=16, window=100)),
     ("rope", RopeShape(1, 1, 3, 1, 80, 40)),
+    ("rope_angles", AnglesShape(3, 2, 40)),
     ("rope_append", AppendShape(1, 1, 3, 1, 80, 0, value_size=40)),
     ("rope_append", AppendShape(3, 2, 8, 2, 64, 16, interleaved=True, page=16)),
 ]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cuda.kernel_package import arch_of, kernel_module
+from nnfront.backends.cuda.rope_angles import with_angles
 from nnfront.backends.kernel import ACCEPTED, Context, Kernel
 from nnfront.dims import same
 from nnfront.ir import StateLayerType, TensorType
@@ -44,7 +45,17 @@ def _as_heads(run: Run, context: Context) -> Run | str:
     heads, size = y.shape[2:]
     if not (isinstance(width, int) and isinstance(heads, int) and isinstance(size, int)):
         return "the number of heads is no constant"
-    return replace(run, attrs={**run.attrs, "heads": heads, "groups": (width // size - heads) // 2})
+    qkv, cos, sin, cache, *others = run.inputs
+    turn = with_angles(run, cos, sin, cache, context)
+    attrs = {**run.attrs, "heads": heads, "groups": (width // size - heads) // 2}
+    return replace(run, inputs=(qkv, *turn, cache, *others), attrs=attrs)
+
+
+def _turned(run: Run, context: Context) -> Run:
+    """Attention to what is rotated by angles of positions that are found on the device."""
+    q, cos, sin, k, v, cache, *others = run.inputs
+    turn = with_angles(run, cos, sin, cache, context)
+    return replace(run, inputs=(q, *turn, k, v, cache, *others))
 
 
 def _reason(run: Run, context: Context, cache: int, q: TensorType, k: TensorType, v: TensorType) -> str:
@@ -277,6 +288,6 @@ def _plain_attention(run: Run) -> Callable[..., Any]:
 
 KERNELS = (
     Kernel("triton_qkv_attention", "qkv_attention", _qkv_attention, _FUSED, _qkv, _as_heads),
-    Kernel("triton_rope_attention", "rope_attention", _rope_attention, _FUSED, _rotated),
+    Kernel("triton_rope_attention", "rope_attention", _rope_attention, _FUSED, _rotated, _turned),
     Kernel("triton_attention", "attention", _plain_attention, _PLAIN, _plain),
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import state
-from nnfront.backends.cuda import attention, latent_attention
+from nnfront.backends.cuda import attention, latent_attention, rope_angles
 from nnfront.backends.table import kernels_of
 from nnfront.lower import Branch, FunctionValue, MethodProgram, Program, Run, StateLayerType, StateType
 
@@ -17,7 +17,7 @@ ROWS = 256
 FINDING = frozenset(
     {
         *("cache_split", "cache_join", "cache_positions", "tuple"),
-        *(kernel.name for kernel in (*attention.KERNELS, *latent_attention.KERNELS)),
+        *(kernel.name for kernel in (*attention.KERNELS, *latent_attention.KERNELS, *rope_angles.KERNELS)),
     }
 )
 # Kernels that do with the layers of a cache only what a `CapturedLayer` can: those of attention, and what ops on caches are by definition.

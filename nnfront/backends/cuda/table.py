@@ -9,7 +9,16 @@ from functools import partial
 from nnfront.backends.cpu import attention as torch_attention
 from nnfront.backends.cpu import host, moe, rope, state
 from nnfront.backends.cpu.in_c import without_c
-from nnfront.backends.cuda import attention, experts, latent_attention, linear, low_rank, recurrent, rowwise
+from nnfront.backends.cuda import (
+    attention,
+    experts,
+    latent_attention,
+    linear,
+    low_rank,
+    recurrent,
+    rope_angles,
+    rowwise,
+)
 
 ON_DEVICE = (
     *linear.KERNELS,
@@ -17,6 +26,7 @@ ON_DEVICE = (
     *experts.KERNELS,
     *attention.KERNELS,
     *latent_attention.KERNELS,
+    *rope_angles.KERNELS,
     *rowwise.KERNELS,
     *recurrent.KERNELS,
 )
