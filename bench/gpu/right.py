@@ -113,7 +113,7 @@ def full_size(run: Run, arch: str, device: str) -> str | None:
 
 
 # Kernels whose results are rounded once, or a few times, from their definition in float64.
-PLAIN = ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope", "rope_angles", "unpack_weight")
+PLAIN = ("rms_norm", "layer_norm", "softmax", "gated_activation", "rope", "unpack_weight")
 
 
 def _difference(
@@ -150,6 +150,9 @@ def _difference(
         return _far(
             results, list(stated), [part.double().abs() + part.double().abs().mean() for part in stated]
         )
+    if run.kernel == "rope_angles":  # as far off where they are small
+        stated = list(kernel.reference(*arguments, **options, compute=torch.float64))
+        return _far(results, stated, list(map(torch.ones_like, stated)))
     if run.kernel in PLAIN:
         stated = kernel.reference(*arguments, **options, compute=torch.float64)
         stated = list(stated) if isinstance(stated, tuple) else [stated]

@@ -42,7 +42,7 @@ def test_angles_are_those_of_the_next_positions(interpreted, seq, pairs, factor)
 
 MUTANTS = [
     Mutant("the_same_position_for_all", "rope_angles.py", "token // SEQ", "0"),
-    Mutant("no_factor_for_sines", "rope_angles.py", "tl.sin(angle) * factor", "tl.sin(angle)"),
+    Mutant("no_factor_for_sines", "rope_angles.py", "sin * factor", "sin"),
 ]
 
 
