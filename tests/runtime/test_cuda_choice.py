@@ -79,29 +79,51 @@ def test_a_residual_is_added_before_the_only_rounding(monkeypatch):
     assert found.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-@pytest.mark.parametrize("zero_points", [False, True])
-def test_int4_is_unpacked_as_it_is_defined(group, zero_points):
-    w = torch.randn(24, 256)
-    packed, scales, zeros = quantized.quantize_int4(w, group, zero_points=zero_points, dtype=torch.bfloat16)
-    found = many_rows.unpacked("matmul_int4", torch.bfloat16, packed, scales, zeros)
-    assert torch.equal(found, quantized.dequantize_int4(packed, scales, zeros, group).bfloat16())
+@pytest.mark.parametrize(("arch", "rows"), [("sm_80", 457), ("sm_90", 603), ("sm_100", 823)])
+def test_weights_in_few_bits_are_unpacked_for_so_many_rows_that_tiles_would_lose_more(arch, rows):
+    def unpacks(
+        count: int, *, k: int = 64, device: str = "meta", dtype: torch.dtype = torch.bfloat16
+    ) -> bool:
+        with planning_for(arch):
+            return many_rows.unpacks(torch.empty(count, k, device=device, dtype=dtype))
+
+    assert [unpacks(rows - 1), unpacks(rows)] == [False, True]
+    assert not unpacks(rows, device="cpu")
+    assert not unpacks(rows, k=72)
+    assert not unpacks(rows, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("group", [0, 32, 128])
-def test_int8_is_unpacked_as_it_is_defined(group):
-    codes, scales = quantized.quantize_int8(torch.randn(24, 256), group, torch.bfloat16)
-    found = many_rows.unpacked("matmul_int8", torch.bfloat16, codes, scales, None)
-    assert torch.equal(found, quantized.dequantize_int8(codes, scales).bfloat16())
+DENSE = """
+def main[n](x: input bfloat16[n, 256], w: weight bfloat16[512, 256]) -> bfloat16[n, 512] {
+    y: bfloat16[n, 512] = linear(x, w)
+    return y
+}
+"""
 
 
-def test_weights_in_few_bits_are_unpacked_for_so_many_rows_that_tiles_would_wait_for_it():
-    def x(rows: int, device: str = "meta") -> torch.Tensor:
-        return torch.empty(rows, 8, device=device)
-
-    assert [many_rows.unpacks("matmul_int8", x(rows)) for rows in (511, 512)] == [False, True]
-    assert [many_rows.unpacks("matmul_int4", x(rows)) for rows in (1023, 1024)] == [False, True]
-    assert not many_rows.unpacks("matmul_int8", x(512, "cpu"))
+@pytest.mark.parametrize(
+    ("quant", "rows", "kernels"),
+    [
+        ("int4", 603, ["unpack_weight_kernel"]),
+        ("int4", 602, ["matmul_int4_kernel"]),
+        ("int8", 603, ["unpack_weight_kernel"]),
+        ("int8", 602, ["matmul_int8_kernel"]),
+    ],
+)
+def test_a_product_of_many_rows_is_an_unpacking_and_cublas(quant, rows, kernels):
+    ir = nn.passes.quantize_weights(parse(DENSE), quant)
+    ir = nn.passes.lift_transform_params(ir, shared_transform=True)
+    method = nn.compile(ir, target="cuda:sm_90").program.methods["main"]
+    (run,) = (i for i in method.body.walk() if isinstance(i, Run) and i.kernel == f"triton_{quant}")
+    made: list[str] = []
+    width, kind = (128, torch.uint8) if quant == "int4" else (256, torch.int8)
+    w = torch.empty(512, width, dtype=kind, device="meta")
+    scales = torch.empty(2 if quant == "int4" else 1, 512, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(rows, 256, dtype=torch.bfloat16, device="meta")
+    with planning_for("sm_90"), launched_by(lambda plan: made.append(plan.kernel.__name__)):
+        y = resolver("cuda:sm_90")(run)(x, w, scales, None, None)
+    assert made == kernels
+    assert (y.shape, y.dtype) == ((rows, 512), torch.bfloat16)
 
 
 def test_products_in_float8_of_many_rows_are_those_of_the_scaled_codes():

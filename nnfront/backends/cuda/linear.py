@@ -266,7 +266,8 @@ def _gated(run: Run) -> Callable[..., Any]:
 
 def _quantized(name: str) -> Bind:
     def make(run: Run) -> Callable[..., Any]:
-        kernel, options, gated = kernel_module(name), _epilogue(run), run.op in GATED
+        kernel, unpack = kernel_module(name), kernel_module("unpack_weight")
+        options, gated = _epilogue(run), run.op in GATED
 
         def triton_quantized(
             x: torch.Tensor,
@@ -281,8 +282,8 @@ def _quantized(name: str) -> Bind:
             rows, added = in_rows(x), None if residual is None else in_rows(residual)
             if norm is not None and not is_inside(norm, rows):
                 rows, norm = norm.of(rows), None
-            if many_rows.unpacks(name, rows):
-                dense = many_rows.unpacked(name, x.dtype, weight, scales, zeros)
+            if many_rows.unpacks(rows):
+                dense = unpack.launch(weight, scales, zeros, dtype=x.dtype)
                 return _like(
                     x, many_rows.product(rows, dense, bias=bias, residual=added, gated=gated, **options)
                 )

@@ -8,7 +8,7 @@
 Rows that are to be normalised first are so inside of a product for few rows, and by a launch of their own before others.
 
 Quantised weights are unpacked by each tile that reads them: for so many rows that tiles wait for that, once for the call is less work, though
-it writes the weight and reads it back. From how many rows on is arithmetic, not measured.
+it writes the weight and reads it back. From how many rows on is arithmetic, not measured (`rows_to_unpack`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from nnfront.backends.cuda.row_norm import RowNorm, is_inside
 
 # Rows up to which the kernel that splits K is taken; it takes no more.
 SMALL_BATCH = 64
-# Rows from which on weights are unpacked once; of int4 torch does it in several passes.
-UNPACKED = {"matmul_int8": 512, "matmul_int4": 1024}
+# Of what tensor cores could do, what tiles get done that unpack between products, and what cuBLAS does. By arithmetic from machine code.
+UNPACKING, DENSE = 0.45, 0.65
+# Bytes that an element moves to be unpacked once, beyond those that tiles read as well: 2 are written, and 2 read back.
+MOVED = 4.0
 
 
 def on_gpu(x: torch.Tensor) -> bool:
@@ -99,29 +101,23 @@ def _rows_begin(matrix: torch.Tensor) -> int:
     return (matrix.data_ptr() | (matrix.stride(0) * matrix.element_size() if len(matrix) > 1 else 0)) % 16
 
 
-def unpacks(kernel: str, x: torch.Tensor) -> bool:
+def rows_to_unpack(arch: str) -> float:
+    """From how many rows on unpacking a weight once takes less time than what each tile of an arch loses by it.
+
+    Per element tiles lose two operations a row at the difference of two rates, and unpacking moves bytes:
+    rows * 2 / flops * (1 / UNPACKING - 1 / DENSE) = MOVED / bandwidth. On an H200 that is 602 rows.
+    """
+    limits = kernel_module("common").ARCHS[arch]
+    lost: float = 2 / limits.flops * (1 / UNPACKING - 1 / DENSE)
+    moved: float = MOVED / limits.bandwidth
+    return moved / lost
+
+
+def unpacks(x: torch.Tensor) -> bool:
     """Whether a quantised weight is unpacked once for all rows of x."""
-    return on_gpu(x) and len(x) >= UNPACKED[kernel]
-
-
-def unpacked(
-    kernel: str, dtype: torch.dtype, weight: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
-) -> torch.Tensor:
-    """The weight [N, K] that int8 or packed int4 elements stand for, scales [K // group, N], in a dtype of 16 bits: rounded once."""
-    if kernel == "matmul_int8":
-        groups = weight.view(len(weight), len(scales), -1)
-        dense = torch.empty_like(groups, dtype=dtype)
-        return torch.mul(groups, scales.t()[:, :, None], out=dense).flatten(1)
-    half = weight.shape[1] // len(scales)
-    made = weight.new_empty(len(weight), len(scales), 2, half // 4, 2, 2, dtype=dtype)
-    stored = weight.view(len(weight), len(scales), half // 4, 2, 2)
-    by = scales.t()[:, :, None, None, None]
-    offset = 8 if zeros is None else zeros.to(torch.int8).t()[:, :, None, None, None]
-    for place, nibbles in zip(made.unbind(2), (stored & 15, stored >> 4), strict=True):
-        # Of four neighbours the second and the third have changed places.
-        quads = nibbles.view(torch.int8).sub_(offset).transpose(3, 4)
-        torch.mul(quads, by, out=place)
-    return made.flatten(1)
+    if not on_gpu(x) or x.dtype == torch.float32 or x.shape[1] % 16:
+        return False
+    return len(x) >= rows_to_unpack(kernel_module("common").arch_of(x.device))
 
 
 def takes_scaled(
