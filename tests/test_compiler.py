@@ -209,12 +209,14 @@ def test_a_target_that_is_not_there_is_refused(target, message):
 def test_a_program_for_cuda_is_made_anywhere_and_loaded_on_a_gpu(target, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
     executable = compile(unlifted(), target)
     assert executable.target == target
     with pytest.raises(LoadError) as caught:
         executable.load(weights())
     assert str(caught.value) == (
         f"target {target!r} needs a GPU, and torch finds none\n"
+        f"  torch {torch.__version__} is built without CUDA: no GPU is found whatever is there\n"
         "  help: compile for 'cpu'; TRITON_INTERPRET=1, set before the start, runs the kernels without a GPU, slowly"
     )
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from nnfront_models import llama, qwen3_moe
 
 import nnfront as nn
 from nnfront.backends.cuda.table import ON_DEVICE
-from nnfront.errors import LowerError
+from nnfront.backends.registry import device_of
+from nnfront.errors import LoadError, LowerError
 from nnfront.lower import Run
 
 
@@ -35,3 +37,36 @@ def test_on_a_gpu_that_no_kernel_is_made_for_torch_computes_everything(monkeypat
 def test_what_nothing_is_compiled_for_is_no_target(target):
     with pytest.raises(LowerError, match="unknown target"):
         nn.compile(llama.build(llama.TINY).export(llama.export_spec(llama.TINY)), target=target)
+
+
+def test_a_torch_for_other_gpus_is_said(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(LoadError) as caught:
+        device_of("cuda")
+    assert str(caught.value) == (
+        "target 'cuda' needs a GPU of NVIDIA, and this torch is built for AMD's (ROCm 6.4)\n"
+        "  help: install a build of torch for CUDA, or compile for 'cpu'"
+    )
+
+
+def test_a_torch_for_cuda_that_finds_no_gpu_says_where_to_look(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(LoadError) as caught:
+        device_of("cuda")
+    assert list(caught.value.details) == [
+        f"torch {torch.__version__} is built for CUDA 13.0: `nvidia-smi` says whether the driver finds a GPU"
+    ]
+
+
+def test_without_triton_a_program_for_a_gpu_is_refused_in_words(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("triton", "nnfront_kernels")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(LoadError) as caught:
+        nn.compile(llama.build(llama.TINY).export(llama.export_spec(llama.TINY)), target="cuda:sm_90")
+    assert str(caught.value) == (
+        "the package 'triton' is not installed, in which kernels for a GPU are written\n"
+        "  help: pip install triton, or a build of torch for CUDA, which brings it; or compile for 'cpu'"
+    )

@@ -65,11 +65,17 @@ class CudaBackend(Backend):
         """
         if (device := stand_in()) is not None:
             return device
+        if torch.version.hip is not None:
+            raise LoadError(
+                f"target {target!r} needs a GPU of NVIDIA, and this torch is built for AMD's (ROCm {torch.version.hip})",
+                help="install a build of torch for CUDA, or compile for 'cpu'",
+            )
         if not torch.cuda.is_available():
             if os.environ.get("TRITON_INTERPRET") == "1":
                 return CPU
             raise LoadError(
                 f"target {target!r} needs a GPU, and torch finds none",
+                details=[_built_for()],
                 help="compile for 'cpu'; TRITON_INTERPRET=1, set before the start, runs the kernels without a GPU, slowly",
             )
         _, arch, number = parts_of(target)
@@ -130,6 +136,13 @@ class CudaBackend(Backend):
     def launching(self, launcher: Any) -> Iterator[None]:
         with launching(launcher), sharing():
             yield
+
+
+def _built_for() -> str:
+    """What to look at where torch finds no GPU."""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA: no GPU is found whatever is there"
+    return f"torch {torch.__version__} is built for CUDA {torch.version.cuda}: `nvidia-smi` says whether the driver finds a GPU"
 
 
 CUDA = CudaBackend()

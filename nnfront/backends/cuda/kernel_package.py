@@ -9,11 +9,20 @@ from typing import Any
 import torch
 
 from nnfront.backends.registry import parts_of
+from nnfront.errors import LoadError
 
 
 def kernel_module(name: str) -> Any:
-    """Return a module of `nnfront_kernels`. Triton is imported only where something needs a kernel."""
-    return importlib.import_module(f"nnfront_kernels.{name}")
+    """Return a module of `nnfront_kernels`. Triton is imported only where something needs a kernel. Raises LoadError without it."""
+    try:
+        return importlib.import_module(f"nnfront_kernels.{name}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        raise LoadError(
+            "the package 'triton' is not installed, in which kernels for a GPU are written",
+            help="pip install triton, or a build of torch for CUDA, which brings it; or compile for 'cpu'",
+        ) from None
 
 
 def arch_of(target: str) -> str:
