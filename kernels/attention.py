@@ -132,8 +132,9 @@ def result(out: torch.Tensor | None, shape: tuple[int, int, int], q: torch.Tenso
 
 
 def shared_bytes(config: Config) -> int:
-    """Shared memory of the pipelined keys and values and of the queries, for heads of block_k, and of barriers."""
-    return 1024 + 2 * config.block_k * (2 * config.num_stages * config.block_n + config.block_m)
+    """Shared memory of the pipelined keys and values and of the queries, for heads of block_k, and of barriers. Where single warps multiply there is a stage less."""
+    kept = config.num_stages - (config.block_m < 64)
+    return 2048 + 2 * config.block_k * (2 * kept * config.block_n + config.block_m)
 
 
 @triton.jit

@@ -54,16 +54,13 @@ reference, cost, example = decode_shape.reference, decode_shape.cost, decode_sha
 
 # Rows (heads of a group) x keys of a step, for heads of up to block_k. The compiler uses one stage for
 # reading the table of pages. By arithmetic, not yet measured.
-CONFIGS = {
-    arch: tuple(Config(16, n, k, 4, 4, split_k=8) for n, k in ((64, 128), (128, 64), (32, 256)))
-    for arch in ARCHS
-}
+CONFIGS = tuple(Config(16, n, k, 4, 4, split_k=8) for n, k in ((64, 128), (128, 64), (32, 256)))
 
 
 def choose(shape: DecodeShape, dtype: str, arch: str) -> Config:
     """The narrowest config that holds a head, and as many blocks for a sequence as fill the GPU twice."""
     size = max(shape.size, shape.value_size)
-    held = [config for config in CONFIGS[arch] if config.block_k >= size]
+    held = [config for config in KERNEL.configs[arch] if config.block_k >= size]
     config = min(held, key=lambda config: config.block_k)
     blocks = bucket(shape.batch) * shape.kv_heads * cdiv(shape.heads // shape.kv_heads, config.block_m)
     return replace(config, split_k=parts(blocks, config.block_n, shape.longest, shape.window, ARCHS[arch]))

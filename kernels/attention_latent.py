@@ -111,13 +111,13 @@ def reference(
 
 # Rows (heads of tokens) x latents of a step. 64 rows, with which sm_90 would multiply by wgmma, spill: their sums are 128 registers of
 # each of 256 threads. Not yet measured.
-CONFIGS = {arch: (Config(16, 32, 1, 4, 3), Config(32, 32, 1, 8, 3)) for arch in ARCHS}
+CONFIGS = (Config(16, 32, 1, 4, 3), Config(32, 32, 1, 8, 3))
 
 
 def choose(shape: LatentShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold all heads of all queries, else the last, and as many blocks for a sequence as fill the GPU twice."""
     rows = shape.heads * bucket(shape.seq)
-    config = next((c for c in CONFIGS[arch] if c.block_m >= rows), CONFIGS[arch][-1])
+    config = next((c for c in KERNEL.configs[arch] if c.block_m >= rows), KERNEL.configs[arch][-1])
     blocks = bucket(shape.batch) * cdiv(rows, config.block_m)
     return replace(config, split_k=parts(blocks, config.block_n, shape.longest, shape.window, ARCHS[arch]))
 

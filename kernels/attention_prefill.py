@@ -98,7 +98,7 @@ CONFIGS = {
 def choose(shape: PrefillShape, dtype: str, arch: str) -> Config:
     """The narrowest config that holds a head. With a window a warp of more than 16 rows would spill, in 8 bits a larger step."""
     size = max(shape.size, shape.value_size)
-    config = min((c for c in CONFIGS[arch] if c.block_k >= size), key=lambda config: config.block_k)
+    config = min((c for c in KERNEL.configs[arch] if c.block_k >= size), key=lambda config: config.block_k)
     if shape.fp8:
         config = replace(config, block_n=min(config.block_n, 4096 // config.block_k), num_stages=2)
     least = config.block_m // 16 if shape.fp8 or shape.window else 1

@@ -8,10 +8,10 @@ Triton's interpreter, and compiled ahead of time for a GPU that is not there (`i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ParamSpec
 
 import torch
@@ -23,7 +23,7 @@ class KernelError(ValueError):
 
 
 WARP = 32  # threads that execute together, on every GPU of NVIDIA
-REGISTERS, THREADS = 65_536, 2048  # of an SM, on the GPUs of ARCHS
+REGISTERS = 65_536  # of an SM, on the GPUs of ARCHS
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,28 @@ class Arch:
 
     name: str
     target: int  # Triton's: compute capability
+    family: str  # the arch whose configs it takes, as far as its shared memory holds them
     num_sms: int
     shared_bytes: int  # one block's dynamic shared memory
     shared_bytes_sm: int
     registers: int  # most that one thread can hold, in 32-bit words; an SM has REGISTERS of them
     flops: float  # dense 16-bit tensor-core rate, 1/s
     bandwidth: float  # device memory, bytes/s
+    threads: int = 2048  # of an SM
 
 
-# Limits: CUDA programming guide, table of technical specifications. Rates: data sheets of A100 80 GB, H200 and B200.
+# Limits: CUDA programming guide, table of technical specifications. Rates: data sheets of A100 80 GB, A40, L40S, H200, B200, B300 and RTX 5090. Tensor
+# cores of sm_120 are programmed as those of sm_80 are: it has neither wgmma nor tcgen05.
 ARCHS: dict[str, Arch] = {
     arch.name: arch
     for arch in (
-        Arch("sm_80", 80, 108, 166_912, 167_936, 255, 312e12, 2.0e12),
-        Arch("sm_90", 90, 132, 232_448, 233_472, 255, 989e12, 4.8e12),
-        Arch("sm_100", 100, 148, 232_448, 233_472, 255, 2250e12, 8.0e12),
+        Arch("sm_80", 80, "sm_80", 108, 166_912, 167_936, 255, 312e12, 2.0e12),
+        Arch("sm_86", 86, "sm_80", 84, 101_376, 102_400, 255, 150e12, 0.7e12, 1536),
+        Arch("sm_89", 89, "sm_80", 142, 101_376, 102_400, 255, 362e12, 0.86e12, 1536),
+        Arch("sm_90", 90, "sm_90", 132, 232_448, 233_472, 255, 989e12, 4.8e12),
+        Arch("sm_100", 100, "sm_100", 148, 232_448, 233_472, 255, 2250e12, 8.0e12),
+        Arch("sm_103", 103, "sm_100", 148, 232_448, 233_472, 255, 2250e12, 8.0e12),
+        Arch("sm_120", 120, "sm_80", 170, 101_376, 102_400, 255, 210e12, 1.8e12, 1536),
     )
 }
 
@@ -194,9 +201,12 @@ class Kernel:
         own = file["__name__"].rpartition(".")[2]
         tables = {"configs": file["CONFIGS"], "dtypes": file["DTYPES"]}
         record = {"name": own, "op": own, **tables, **defined, **more}
-        if isinstance(record["configs"], tuple):
-            record["configs"] = dict.fromkeys(ARCHS, record["configs"])
-        return cls(**record)
+        table = record["configs"]
+        table = dict.fromkeys(ARCHS, table) if isinstance(table, tuple) else table
+        reckoned = record["shared_bytes"]
+        return cls(
+            **record | {"configs": {a: fitted(of_family(table, a), a, reckoned) for a in of_archs(table)}}
+        )
 
     def settle(
         self, shape: Any, x: torch.Tensor, arch: str | None, config: Config | None
@@ -205,6 +215,28 @@ class Kernel:
         arch, dtype = arch or arch_of(x.device), dtype_name(x)
         require(self.accepts(shape, dtype, arch), self.name)
         return arch, config or self.choose(shape, dtype, arch)
+
+
+def of_archs(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The archs for which a table has configs, their own or those of their family."""
+    return tuple(name for name, arch in ARCHS.items() if name in table or arch.family in table)
+
+
+def of_family(table: Mapping[str, Any], arch: str) -> Any:
+    """What a table has for an arch, or for its family."""
+    return table.get(arch) or table[ARCHS[arch].family]
+
+
+def fitted(
+    configs: tuple[Config, ...], arch: str, shared_bytes: Callable[[Config], int]
+) -> tuple[Config, ...]:
+    """The configs with as many of their stages as the shared memory of an arch holds: without those of which it does not hold two, if they have them."""
+    made = []
+    for config in configs:
+        stages = range(config.num_stages, min(config.num_stages, 2) - 1, -1)
+        tried = (replace(config, num_stages=count) for count in stages)
+        made += [next((each for each in tried if shared_bytes(each) <= ARCHS[arch].shared_bytes), None)]
+    return tuple(config for config in made if config is not None)
 
 
 Arguments = ParamSpec("Arguments")
@@ -223,8 +255,9 @@ def launcher(plan: Callable[Arguments, Plan]) -> Callable[Arguments, Any]:
 Accepts = Callable[[Any, str, str], str | None]
 
 
-def taking(dtypes: tuple[str, ...], archs: Iterable[str] = ARCHS) -> Callable[[Accepts], Accepts]:
-    """Let a kernel's `accepts` refuse other dtypes and archs before it looks at a shape."""
+def taking(dtypes: tuple[str, ...], table: Mapping[str, Any] = ARCHS) -> Callable[[Accepts], Accepts]:
+    """Let a kernel's `accepts` refuse other dtypes, and archs for which the table has nothing, before it looks at a shape."""
+    archs = of_archs(table)
 
     def among(accepts: Accepts) -> Accepts:
         @functools.wraps(accepts)
@@ -277,6 +310,13 @@ def arch_of(device: torch.device) -> str:
     raise KernelError(
         f"kernels run on a GPU, got a tensor on '{device}'\n  help: pass arch= to plan for a GPU not here"
     )
+
+
+def num_sms(x: torch.Tensor, arch: str) -> int:
+    """How many SMs there are: those of the GPU that a tensor is on, as GPUs of an arch differ; for one that is not here what `ARCHS` says."""
+    if x.is_cuda:
+        return torch.cuda.get_device_properties(x.device).multi_processor_count
+    return ARCHS[arch].num_sms
 
 
 def require(reason: str | None, kernel: str) -> None:

@@ -95,13 +95,14 @@ def reference(
 
 # Tokens of a chunk (1: the recurrence as it is written) x columns of a state, which sm_80 has fewer of as more would spill. Not yet measured.
 CONFIGS = {
-    arch: (Config(1, 16, 1, 4, 1), Config(16, 16 if arch == "sm_80" else 32, 1, 4, 1)) for arch in ARCHS
+    name: (Config(1, 16, 1, 4, 1), Config(16, 16 if arch.family == "sm_80" else 32, 1, 4, 1))
+    for name, arch in ARCHS.items()
 }
 
 
 def choose(shape: DeltaShape, dtype: str, arch: str) -> Config:
     """The recurrence for one token, else chunks."""
-    return CONFIGS[arch][shape.seq > 1]
+    return KERNEL.configs[arch][shape.seq > 1]
 
 
 def shared_bytes(config: Config) -> int:

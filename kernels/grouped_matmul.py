@@ -114,7 +114,7 @@ def choose(shape: GroupedShape, dtype: str, arch: str) -> Config:
     """
     slots = shape.tokens * shape.top_k
     share = bucket(cdiv(slots, max(min(shape.experts, slots), 1)))
-    candidates = CONFIGS[arch] if shape.aligned else UNALIGNED
+    candidates = KERNEL.configs[arch] if shape.aligned else UNALIGNED
     rows = shape.block_m or next(
         (c.block_m for c in candidates if c.block_m >= share), candidates[-1].block_m
     )

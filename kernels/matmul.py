@@ -75,7 +75,7 @@ def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
         return FLOAT32
     if not shape.aligned:
         return UNALIGNED
-    return best(CONFIGS[arch], shape, arch, 16, 16)
+    return best(KERNEL.configs[arch], shape, arch, 16, 16)
 
 
 @triton.jit(do_not_specialize=["M"])

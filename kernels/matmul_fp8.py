@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
+    ARCHS,
     Config,
     Cost,
     Kernel,
@@ -41,7 +42,7 @@ from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
 DTYPES = ("float8_e4m3fn",)
 BLOCK = 128  # a side of a scaled block of w, and how much of K is summed in a tensor core
-NATIVE = ("sm_90", "sm_100")
+NATIVE = tuple(name for name, arch in ARCHS.items() if arch.target >= 89)
 
 
 def reference(
@@ -100,7 +101,7 @@ def shared_bytes(config: Config) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split by `tiles.splits`."""
-    return smallest("matmul_fp8", CONFIGS[arch], shape, arch, shared_bytes, 8)
+    return smallest("matmul_fp8", KERNEL.configs[arch], shape, arch, shared_bytes, 8)
 
 
 @triton.jit

@@ -45,7 +45,7 @@ def shared_bytes(config: Config, moved: int = 2) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The config for a shape. Depends on M only through `tiles.bucket`."""
-    return best(CONFIGS[arch], shape, arch, 8, 8)
+    return best(KERNEL.configs[arch], shape, arch, 8, 8)
 
 
 @taking(DTYPES, CONFIGS)

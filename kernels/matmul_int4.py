@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.common import (
+    ARCHS,
     Config,
     Cost,
     Kernel,
@@ -100,16 +101,16 @@ def shared_bytes(config: Config) -> int:
 def candidates(shape: MatmulShape, arch: str) -> tuple[Config, ...]:
     """What choose picks from. With zero points, summing x leaves too few registers for 128 rows, and in groups of 128 for fewer warps or smaller parts."""
     if not shape.zero_points:
-        return CONFIGS[arch]
-    fewer = tuple(c for c in CONFIGS[arch] if c.block_m < 128)
-    if shape.group < 128 or arch != "sm_90":
+        return KERNEL.configs[arch]
+    fewer = tuple(c for c in KERNEL.configs[arch] if c.block_m < 128)
+    if shape.group < 128 or ARCHS[arch].family != "sm_90":
         return fewer
     return tuple(replace(c, num_warps={16: 4, 32: 4, 64: 8}[c.block_m]) for c in fewer)
 
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split by `tiles.splits`."""
-    registers = 168 if arch == "sm_80" else 144
+    registers = 168 if ARCHS[arch].family == "sm_80" else 144
     return smallest("matmul_int4", candidates(shape, arch), shape, arch, shared_bytes, 4, registers)
 
 

@@ -90,7 +90,7 @@ def shared_bytes(config: Config) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, else the largest; K split by `tiles.splits`."""
-    return smallest("matmul_int8", CONFIGS[arch], shape, arch, shared_bytes, 8, 136)
+    return smallest("matmul_int8", KERNEL.configs[arch], shape, arch, shared_bytes, 8, 136)
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import matmul
-from nnfront_kernels.common import Config, Kernel, Plan, is_divisible, launcher, require_matrix, taking
+from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, is_divisible, launcher, require_matrix, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.remembered import remembered
@@ -77,8 +77,8 @@ UNALIGNED = Config(16, 32, 64, 4, 2)  # two-byte loads; a single row is padded t
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The tile with the fewest rows that hold M, and K split by `tiles.splits`."""
-    candidates = CONFIGS[arch] if shape.aligned else (UNALIGNED,)
-    registers = 152 if arch == "sm_80" and shape.m > 1 else 128
+    candidates = KERNEL.configs[arch] if shape.aligned else (UNALIGNED,)
+    registers = 152 if ARCHS[arch].family == "sm_80" and shape.m > 1 else 128
     return smallest("matmul_small_m", candidates, shape, arch, operand_bytes, 16, registers)
 
 

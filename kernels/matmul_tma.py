@@ -19,7 +19,17 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels import matmul
-from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import (
+    ARCHS,
+    Config,
+    Kernel,
+    KernelError,
+    Plan,
+    launcher,
+    num_sms,
+    require_matrix,
+    taking,
+)
 from nnfront_kernels.epilogue import Epilogue, finish_tile, halves
 from nnfront_kernels.tiles import MatmulShape, best, cdiv
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
@@ -50,7 +60,7 @@ def shared_bytes(config: Config, moved: int = 2) -> int:
 
 def choose(shape: MatmulShape, dtype: str, arch: str) -> Config:
     """The config for a shape. Depends on M only through `tiles.bucket`."""
-    return best(CONFIGS[arch], shape, arch, 16, 16)
+    return best(KERNEL.configs[arch], shape, arch, 16, 16)
 
 
 def with_room(config: Config, arch: str, needed: Callable[[Config], int]) -> Config:
@@ -199,7 +209,7 @@ def plan_persistent(
         }
     return Plan(
         kernel=matmul_tma_kernel,
-        grid=(min(tiles, ARCHS[arch].num_sms),),
+        grid=(min(tiles, num_sms(x, arch)),),
         arguments=arguments,
         constants={
             "BLOCK_M": config.block_m,

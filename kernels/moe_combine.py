@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import ARCHS, WARP, Config, Cost, Kernel, Plan, launcher, require_matrix, taking
+from nnfront_kernels.common import WARP, Config, Cost, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
 DTYPES = ("float16", "bfloat16", "float32")
@@ -42,12 +42,12 @@ def reference(
 
 
 # 16 bytes for each thread; not yet measured.
-CONFIGS = {arch: (Config(1, 32 * WARP, 1, 4, 1),) for arch in ARCHS}
+CONFIGS = (Config(1, 32 * WARP, 1, 4, 1),)
 
 
 def choose(shape: CombineShape, dtype: str, arch: str) -> Config:
-    """The one config of an arch."""
-    return CONFIGS[arch][0]
+    """The one config."""
+    return CONFIGS[0]
 
 
 @triton.jit

@@ -23,18 +23,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from nnfront_kernels.common import (
-    ARCHS,
-    WARP,
-    Config,
-    Cost,
-    Kernel,
-    KernelError,
-    Plan,
-    launcher,
-    strides,
-    taking,
-)
+from nnfront_kernels.common import WARP, Config, Cost, Kernel, KernelError, Plan, launcher, strides, taking
 from nnfront_kernels.quantize_fp8 import encode
 from nnfront_kernels.quantized import FP8_SMALLEST
 from nnfront_kernels.remembered import remembered
@@ -87,12 +76,12 @@ def reference(
 
 
 # block_m heads of a token, 16 bytes for each thread where there are 64 pairs of 16 bits. Not yet measured.
-CONFIGS = {arch: (Config(16, 1, 1, 128 // WARP, 1),) for arch in ARCHS}
+CONFIGS = (Config(16, 1, 1, 128 // WARP, 1),)
 
 
 def choose(shape: RopeShape, dtype: str, arch: str) -> Config:
-    """The one config of an arch."""
-    return CONFIGS[arch][0]
+    """The one config."""
+    return CONFIGS[0]
 
 
 @triton.jit(do_not_specialize=["SEQ"])

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import triton
-from nnfront_kernels.common import Config
+from nnfront_kernels.common import ARCHS, Config
 
 TRITON = ".".join(triton.__version__.split(".")[:2])
 
@@ -51,11 +51,11 @@ def without_spills(
     zero_points: bool = False,
     version: str = TRITON,
 ) -> tuple[Config, ...]:
-    """The configs that the version of Triton compiles without spills, in their order."""
+    """The configs that the version of Triton compiles without spills for an arch or its family, in their order."""
     rows = {
         spill.block_m
         for spill in SPILLED.get(version, ())
-        if (spill.kernel, spill.arch) == (kernel, arch)
+        if (spill.kernel, spill.arch) == (kernel, ARCHS[arch].family)
         and spill.group in (None, group)
         and spill.zero_points in (None, zero_points)
     }

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from nnfront_kernels.common import ARCHS, REGISTERS, THREADS, WARP, Arch, Config
+from nnfront_kernels.common import ARCHS, REGISTERS, WARP, Arch, Config
 from nnfront_kernels.spilled import without_spills
 
 
@@ -67,7 +67,7 @@ def model_seconds(config: Config, shape: MatmulShape, arch: Arch, x_bits: int, w
     m = bucket(shape.m)
     rows, columns = cdiv(m, config.block_m), cdiv(shape.n, config.block_n)
     blocks = rows * columns * config.split_k
-    threads_limit = 2048 // (config.num_warps * WARP)
+    threads_limit = arch.threads // (config.num_warps * WARP)
     resident = max(
         1, min(threads_limit, arch.shared_bytes_sm // (shared_bytes(config, x_bits, w_bits) + 1024))
     )
@@ -122,7 +122,7 @@ def resident(config: Config, arch: Arch, shared: int) -> int:
     """How many blocks an SM holds at once: by their registers, which a warp has in pieces of 256, their shared memory and their threads."""
     warp = -(-config.registers * WARP // 256) * 256
     limits = REGISTERS // (warp * config.num_warps), arch.shared_bytes_sm // (shared + 1024)
-    return max(1, min(*limits, THREADS // (config.num_warps * WARP)))
+    return max(1, min(*limits, arch.threads // (config.num_warps * WARP)))
 
 
 MOST_SPLITS = 32

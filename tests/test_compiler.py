@@ -195,7 +195,7 @@ def test_a_module_without_a_transform_has_none_to_run():
     [
         (
             "tpu",
-            "unknown target 'tpu'\n  help: targets are 'cpu', 'cuda', 'cuda:sm_80', 'cuda:sm_90', 'cuda:sm_100'",
+            "unknown target 'tpu'\n  help: targets are 'cpu', 'cuda', 'cuda:sm_80', 'cuda:sm_86', 'cuda:sm_89', 'cuda:sm_90', 'cuda:sm_100', 'cuda:sm_103', 'cuda:sm_120'",
         ),
         ("cuda:sm_70", "unknown target 'cuda:sm_70'"),
     ],

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -53,15 +54,21 @@ class Build:
         return "-".join([self.kernel, self.arch, tile, self.dtype, *flags])
 
 
-def builds(kernel: Kernel) -> list[Build]:
+# Archs that have configs of their own: others take those of their family, as far as they fit.
+HEADS = tuple(name for name, arch in ARCHS.items() if arch.family == name)
+RELATED = tuple(name for name in ARCHS if name not in HEADS)
+
+
+def builds(kernel: Kernel, archs: Sequence[str] = HEADS) -> list[Build]:
     """Every shipped config: the plain shape first, then a K that is no multiple of a tile, a gated pair, and
     a float32 residual and output.
     """
+    archs = [arch for arch in archs if arch in kernel.configs]
     if kernel not in MATMULS:
-        return others(kernel)
+        return others(kernel, archs)
     made = []
     dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
-    for arch, group in itertools.product(kernel.configs, kernel.groups):
+    for arch, group in itertools.product(archs, kernel.groups):
         plain = MatmulShape(SPLIT.get(kernel.name, 4096), 4096, 4096, group=group)
         shapes = [plain]
         if group == kernel.groups[0]:
@@ -85,11 +92,12 @@ def builds(kernel: Kernel) -> list[Build]:
     return made
 
 
-def others(kernel: Kernel) -> list[Build]:
+def others(kernel: Kernel, archs: Sequence[str]) -> list[Build]:
     """Every config of a kernel with shapes of its own."""
     dtype = "bfloat16" if "bfloat16" in kernel.dtypes else kernel.dtypes[0]
     made = []
-    for arch, config in ((arch, config) for arch, configs in kernel.configs.items() for config in configs):
+    configs = [(arch, config) for arch in archs for config in kernel.configs[arch]]
+    for arch, config in configs:
         shape = kernel.shape_for(kernel.typical, config)
         shapes = [shape]
         if kernel.name == "grouped_matmul":
@@ -102,7 +110,7 @@ def others(kernel: Kernel) -> list[Build]:
             made.append(chosen(kernel, arch, replace(shape, fp8=True), dtype))
         made += [Build(kernel.name, arch, config, each, dtype) for each in shapes]
     if kernel.name.startswith("attention"):
-        made += [chosen(kernel, arch, shape, dtype) for arch in kernel.configs for shape in heads(kernel)]
+        made += [chosen(kernel, arch, shape, dtype) for arch in archs for shape in heads(kernel)]
     return made
 
 
@@ -155,11 +163,11 @@ def broken_rules(build: Build, found: Report, known_spills: int = 0) -> list[str
         broken.append("wgmma is serialized")
     fp8 = build.dtype == "float8_e4m3fn"
     tensor_cores = {
-        "sm_80": "HMMA",
+        "sm_80": "QMMA" if fp8 and arch.target >= 89 else "HMMA",
         "sm_90": "QGMMA" if fp8 else "HGMMA",
         "sm_100": "UTCQMMA" if fp8 else "UTCHMMA",
-    }[build.arch]
-    if build.config.block_m < 64:
+    }[arch.family]
+    if build.config.block_m < 64 and arch.family != "sm_80":
         tensor_cores = "HMMA"  # wgmma and tcgen05 work on 64 rows or more
     products = "matmul" in build.kernel or "attention" in build.kernel
     if build.config.block_m >= 16 and products and set(found.mma) != {tensor_cores}:

@@ -27,7 +27,7 @@ WRONG = [
     ({"gated": True}, "a gated weight interleaves two matrices, got an odd number of rows: 5"),
     ({"out_dtype": torch.int8}, "out_dtype must be float16, bfloat16 or float32, got torch.int8"),
     ({"out": tensor(3, 6)}, r"out must have shape \[3, 5\], got \[3, 6\]"),
-    ({"arch": "sm_70"}, "matmul: arch must be one of sm_80, sm_90, sm_100, got 'sm_70'"),
+    ({"arch": "sm_70"}, "matmul: arch must be one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, got 'sm_70'"),
     ({"x": tensor(3, 8, dtype=torch.int8), "w": tensor(5, 8, dtype=torch.int8)}, "matmul: dtype must be one of .* got 'int8'"),
 ]  # fmt: skip
 
@@ -42,7 +42,7 @@ def test_matmul_says_what_does_not_fit(changes, message):
 WRONG_FOR_TMA = [
     ({"x": tensor(3, 12), "w": tensor(5, 12)}, "every row of x must start at a multiple of 16 bytes, got address 0 mod 16 and rows 24 bytes apart"),
     ({"out": tensor(3, 9)[:, :5]}, "every row of out must start at .* rows 18 bytes apart"),
-    ({"arch": "sm_80"}, "matmul_tma: arch must be one of sm_90, sm_100, got 'sm_80'"),
+    ({"arch": "sm_80"}, "matmul_tma: arch must be one of sm_90, sm_100, sm_103, got 'sm_80'"),
     ({"x": tensor(3, 0), "w": tensor(5, 0)}, "matmul_tma: K must be at least 1, got 0"),
 ]  # fmt: skip
 

@@ -239,7 +239,7 @@ WRONG = [
     ({"bias": tensor(2, 4, 1, 9, dtype=torch.float64)}, "bias must be torch.float16, float32 or bool, got torch.float64"),
     ({"out": tensor(2, 1, 4, 32)}, r"out must be torch.float16 \[2, 1, 4, 64\] with adjacent elements, got torch.float16 \[2, 1, 4, 32\]"),
     ({"q": tensor(2, 1, 4, 80, dtype=torch.float32), "latents": tensor(2, 1, 9, 80, dtype=torch.float32)}, "attention_latent: dtype must be one of float16, bfloat16, got 'float32'"),
-    ({"arch": "sm_70"}, "attention_latent: arch must be one of sm_80, sm_90, sm_100, got 'sm_70'"),
+    ({"arch": "sm_70"}, "attention_latent: arch must be one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, got 'sm_70'"),
 ]  # fmt: skip
 
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import nnfront_kernels
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nnfront_kernels import attention
 from nnfront_kernels.ahead import specialize
-from nnfront_kernels.common import ARCHS, Config
+from nnfront_kernels.common import ARCHS, Config, num_sms
 from nnfront_kernels.grouped_matmul import GroupedShape
 from nnfront_kernels.spilled import SPILLED, without_spills
 from nnfront_kernels.tiles import MatmulShape, bucket, cdiv, fits, model_seconds, resident, shared_bytes
 
 CASES = [(kernel, arch) for kernel in nnfront_kernels.KERNELS for arch in kernel.configs]
-IDS = [f"{kernel.name}-{arch}" for kernel, arch in CASES]
+
+
+def str_of(value: object) -> str:
+    return getattr(value, "name", str(value))
+
+
+OWN = [(kernel, arch) for kernel, arch in CASES if ARCHS[arch].family == arch]
 SIZES = st.integers(min_value=1, max_value=1 << 17).map(lambda n: 128 * n if n < 1024 else n // 128 * 128)
 
 
@@ -28,7 +37,7 @@ def with_rows(kernel, m: int, n: int, k: int):
     return replace(kernel.typical, **{name: size for name, size in sizes.items() if name in names})
 
 
-@pytest.mark.parametrize(("kernel", "arch"), CASES, ids=IDS)
+@pytest.mark.parametrize(("kernel", "arch"), OWN, ids=str_of)
 @settings(max_examples=10)
 @given(m=st.integers(min_value=1, max_value=9000), n=SIZES, k=SIZES)
 def test_config_is_within_the_limits_and_the_same_for_the_whole_bucket(kernel, arch, m, n, k):
@@ -40,10 +49,49 @@ def test_config_is_within_the_limits_and_the_same_for_the_whole_bucket(kernel, a
         assert kernel.choose(with_rows(kernel, bucket(m), n, k), dtype, arch) == config
 
 
-@pytest.mark.parametrize(("kernel", "arch"), CASES, ids=IDS)
+@pytest.mark.parametrize(("kernel", "arch"), CASES, ids=str_of)
 def test_every_config_of_the_table_is_within_the_limits(kernel, arch):
     over = [c for c in kernel.configs[arch] if kernel.shared_bytes(c) > ARCHS[arch].shared_bytes]
     assert over == []
+
+
+@pytest.mark.parametrize(("kernel", "arch"), [case for case in CASES if case not in OWN], ids=str_of)
+def test_a_gpu_without_configs_of_its_own_has_those_of_its_family_as_far_as_they_fit(kernel, arch):
+    """No other tiles, no more stages, at least two where there were two, and no fewer than fit."""
+    family, most = kernel.configs[ARCHS[arch].family], ARCHS[arch].shared_bytes
+    assert kernel.configs[arch]
+    like = {replace(config, num_stages=0): config for config in family}
+    for config in kernel.configs[arch]:
+        whole = like.pop(replace(config, num_stages=0))
+        assert min(whole.num_stages, 2) <= config.num_stages <= whole.num_stages
+        more = replace(config, num_stages=config.num_stages + 1)
+        assert config == whole or kernel.shared_bytes(more) > most
+    for left_out in like.values():
+        assert kernel.shared_bytes(replace(left_out, num_stages=2)) > most
+
+
+def test_sizes_of_heads_and_formats_that_a_family_takes_are_taken_by_its_members():
+    """For every size of a head and every group `choose` finds a config."""
+    for kernel, arch in CASES:
+        for group in kernel.groups:
+            shape = with_rows(kernel, 64, 4096, 4096)
+            shape = replace(shape, group=group) if hasattr(shape, "group") else shape
+            assert kernel.accepts(shape, kernel.dtypes[0], arch) is None
+            assert (
+                kernel.shared_bytes(kernel.choose(shape, kernel.dtypes[0], arch)) <= ARCHS[arch].shared_bytes
+            )
+        for size in attention.SIZES if kernel.name in ("attention_decode", "attention_prefill") else ():
+            config = kernel.choose(replace(kernel.typical, size=size), kernel.dtypes[0], arch)
+            assert config.block_k >= size
+
+
+def test_a_persistent_grid_has_a_block_for_each_sm_of_the_gpu_that_is_there(monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=114)
+    )
+    here = SimpleNamespace(is_cuda=True, device=None)
+    assert num_sms(here, "sm_90") == 114
+    assert num_sms(torch.empty(1), "sm_90") == 132
 
 
 @pytest.mark.parametrize(

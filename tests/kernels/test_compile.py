@@ -16,7 +16,16 @@ import pytest
 import torch
 import triton
 from few_of import few_of
-from kernel_budgets import Build, broken_rules, builds, compile_build, load, missing_file, over_budget
+from kernel_budgets import (
+    RELATED,
+    Build,
+    broken_rules,
+    builds,
+    compile_build,
+    load,
+    missing_file,
+    over_budget,
+)
 from kernel_mutants import Mutant, package
 from nnfront_kernels import moe_routing
 from nnfront_kernels.ahead import specialize
@@ -41,7 +50,8 @@ from nnfront_kernels.spilled import SPILLED, TRITON
 from nnfront_kernels.tiles import MatmulShape
 from triton.backends.compiler import GPUTarget
 
-ALL = [build for kernel in nnfront_kernels.KERNELS for build in builds(kernel)]
+KERNELS = nnfront_kernels.KERNELS
+ALL = [build for kernel in KERNELS for build in builds(kernel)]
 # `make test` compiles the first config of some kernels for sm_90, `make test-all` of each kernel for each arch, and caches in 8 bits for one.
 NARROW = [b for b in ALL if getattr(b.shape, "fp8", False)]
 PLAIN = [
@@ -81,6 +91,17 @@ def complaints(build: Build, found: Report) -> list[str]:
 @pytest.mark.parametrize("build", marked(FEW), ids=str)
 def test_machine_code_keeps_the_rules_and_the_budget(compiled, build):
     assert complaints(build, compiled(compile_build, build)) == []
+
+
+RELATIVES = list({(b.kernel, b.arch): b for k in KERNELS for b in reversed(builds(k, RELATED))}.values())
+
+
+@pytest.mark.parametrize("build", few_of(RELATIVES, 0), ids=str)
+def test_machine_code_for_a_gpu_with_the_configs_of_another_keeps_the_rules_and_fits(compiled, build):
+    found, kernel = compiled(compile_build, build), next(k for k in KERNELS if k.name == build.kernel)
+    assert broken_rules(build, found) == []
+    assert found.registers <= build.config.registers
+    assert found.shared_bytes <= kernel.shared_bytes(build.config) + 64  # barriers
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_every_finite_code_is_multiplied_by_tma_too(interpreted):
 
 
 WRONG_FOR_TMA = [
-    ({"arch": "sm_80"}, "matmul_fp8_tma: arch must be one of sm_90, sm_100, got 'sm_80'"),
+    ({"arch": "sm_80"}, "matmul_fp8_tma: arch must be one of sm_90, sm_100, sm_103, got 'sm_80'"),
     ({"x": (3, 0), "w": (16, 0)}, "matmul_fp8_tma: K must be at least 1, got 0"),
     ({"x_scales": (3, 2), "w_scales": (1, 2)}, "matmul_fp8_tma: scales are for rows, got groups of 128"),
     ({"x_scales": (2, 1)}, r"x_scales must have shape \[3, 1\] or \[1, 1\], got \[2, 1\]"),
@@ -230,7 +230,7 @@ def tensor(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 WRONG = [
     ({"w": tensor(16, 255, dtype=FP8)}, r"w must have shape \[16, 256\], got \[16, 255\]"),
     ({"x": tensor(3, 256, dtype=torch.float8_e5m2), "w": tensor(16, 256, dtype=torch.float8_e5m2)}, "matmul_fp8: dtype must be float8_e4m3fn, got 'float8_e5m2'"),
-    ({"arch": "sm_70"}, "matmul_fp8: arch must be one of sm_80, sm_90, sm_100, got 'sm_70'"),
+    ({"arch": "sm_70"}, "matmul_fp8: arch must be one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, got 'sm_70'"),
     ({"x_scales": tensor(2, 1)}, r"x_scales must have shape \[3, 1\] or \[1, 1\], got \[2, 1\]"),
     ({"w_scales": tensor(1, 2)}, r"x_scales must have shape \[3, 2\], got \[3, 1\]"),
     ({"x_scales": tensor(3, 2)}, r"w_scales must have shape \[1, 2\], got \[16, 1\]"),

@@ -302,7 +302,7 @@ WRONG = [
     (ssm_scan, SCANNED, {"state": tensor(2, 4, 16, 24)}, "state must be torch.float32, got torch.float16"),
     (ssm_scan, SCANNED, {"state": tensor(2, 4, 24, 16, dtype=torch.float32).mT}, r"state must be a dense \[2, 4, 16, 24\], got"),
     (ssm_scan, SCANNED, {"x": tensor(2, 3, 4, 300)}, "features of a head must be 1 to 256, got 300"),
-    (ssm_scan, SCANNED, {"arch": "sm_70"}, "arch must be one of sm_80, sm_90, sm_100, got 'sm_70'"),
+    (ssm_scan, SCANNED, {"arch": "sm_70"}, "arch must be one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, got 'sm_70'"),
     (gated_delta_rule, RULED, {"k": tensor(2, 3, 2, 8)}, r"k must be \[2, 3, 2, 16\] with adjacent elements, got \[2, 3, 2, 8\]"),
     (gated_delta_rule, RULED, {"beta": tensor(2, 3)}, r"g and beta must be \[2, 3, 4\], got"),
     (gated_delta_rule, RULED, {"g": tensor(2, 3, 4, 16)}, "gated_delta_rule: with a rate for each channel there must be one token, got 3"),

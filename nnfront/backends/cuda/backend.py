@@ -38,7 +38,7 @@ class CudaBackend(Backend):
     """Tensors on the GPU that the target names by its number, else on the current one, or on the CPU where Triton interprets kernels."""
 
     name = "cuda"
-    archs = ("sm_80", "sm_90", "sm_100")
+    archs = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
     kernels = KERNELS
     ring_windows = False  # kernels find tokens at their positions
     gpus = 1

@@ -91,7 +91,7 @@ def _kernel(
     begins = [columns * out.itemsize % 16]
     begins += [_rows_begin(part) for part in (x, weight, residual) if part is not None]
     dtype = common.dtype_name(x)
-    if on_gpu(x) and dtype in tma.DTYPES and common.arch_of(x.device) in tma.CONFIGS and not any(begins):
+    if on_gpu(x) and dtype in tma.DTYPES and common.arch_of(x.device) in tma.KERNEL.configs and not any(begins):
         return tma
     return kernel_module("matmul")
 
@@ -129,7 +129,7 @@ def takes_scaled(
     arch = kernel_module("common").arch_of(x.device) if on_gpu(x) else ""
     aligned = not (codes.shape[1] % 16 or len(weight) % 16)
     ends = bias is None or bias.dtype == torch.bfloat16
-    many = len(codes) > SMALL_BATCH and arch in kernel_module("matmul_fp8").NATIVE
+    many = len(codes) > SMALL_BATCH and arch in kernel_module("matmul_tma").KERNEL.configs
     return many and x.dtype == torch.bfloat16 and aligned and ends
 
 
