@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that write and read a cache take lengths from device memory only: a captured launch stays right as sequences grow."""
+"""What a captured launch must not do: take lengths from anywhere but device memory, wait for the host, or allocate what it does not return."""
 
 from __future__ import annotations
 
@@ -12,9 +12,17 @@ import pytest
 import torch
 from few_of import few_of
 from kernel_attention import normal
-from nnfront_kernels import KERNELS, attention_decode, attention_latent, attention_prefill, rope_append
-from nnfront_kernels.common import Plan
+from nnfront_kernels import (
+    KERNELS,
+    attention_decode,
+    attention_latent,
+    attention_prefill,
+    rope_append,
+    split_k,
+)
+from nnfront_kernels.common import Plan, launched_by, planning_for
 from nnfront_kernels.inspect import report
+from torch.utils._python_dispatch import TorchDispatchMode
 
 BATCH, HEADS, KV_HEADS, SIZE, SLOTS = 3, 4, 2, 64, 128
 GENERATOR = torch.Generator().manual_seed(0)
@@ -177,3 +185,64 @@ def test_a_base_costs_a_load_of_its_own_for_each_buffer_and_nothing_else(compile
     assert based.loads == {**plain.loads, **buffers}
     assert (based.registers, based.shared_bytes, based.spills) == (plain.registers, plain.shared_bytes, 0)
     assert based.instructions - plain.instructions <= 32
+
+
+# What makes no launch and waits for nothing: memory that holds nothing yet, and views.
+FRESH = ("aten.empty.memory_format", "aten.empty_strided.default")
+VIEWS = ("detach", "expand", "slice", "transpose", "unsqueeze", "view", "as_strided", "select")
+# Tensors between the launches of a kernel that has several, or that are gathered in: from the graph's own memory.
+BETWEEN = {"moe_routing": 5, "add_low_rank": 1, "sampling": 2, "sampling_parts": 6}
+
+
+class Noted(TorchDispatchMode):
+    """Every call of torch that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def calls_of_torch(work: Callable[[], object]) -> list[str]:
+    """What `work` calls of torch's but views."""
+    with Noted() as noted:
+        work()
+    return [call for call in noted.calls if call.split(".")[1] not in VIEWS]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_a_launch_of_any_kernel_reads_nothing_on_the_host_and_allocates_its_results_alone(kernel):
+    """Captured, it is the kernel's launches and nothing else: no fill, no copy, no value that the host waits for. Tensors without values would raise where one is read."""
+    arguments, options = kernel.example(kernel.typical, kernel.dtypes[0])
+    workspaces: dict[Any, Any] = {}
+
+    def lend(sizes: split_k.Sizes, device: torch.device) -> split_k.Workspace:
+        if sizes not in workspaces:
+            workspaces[sizes] = split_k.allocated(sizes, device)
+        return workspaces[sizes]
+
+    plans: list[Plan] = []
+    made: list[Any] = []
+    with planning_for("sm_90"), launched_by(plans.append), split_k.lending(lend):
+        kernel.launch(*arguments, **options)  # workspaces are there from here on
+        launches = len(plans)
+        calls = calls_of_torch(lambda: made.append(kernel.launch(*arguments, **options)))
+    results = made[0] if isinstance(made[0], tuple) else made
+    given = {id(each) for each in (*arguments, *options.values())}
+    fresh = [each for each in results if isinstance(each, torch.Tensor) and id(each) not in given]
+    assert launches >= 1
+    assert len(plans) == 2 * launches
+    assert set(calls) <= set(FRESH)
+    assert len(calls) == len(fresh) + BETWEEN.get(kernel.name, 0)
+
+
+def test_what_a_launch_may_not_do_is_seen():
+    x = torch.ones(2)
+    assert calls_of_torch(lambda: torch.zeros(3)) == ["aten.zeros.default"]
+    assert calls_of_torch(lambda: x[0].item()) == ["aten._local_scalar_dense.default"]
+    assert calls_of_torch(lambda: x.clone().view(torch.int32)) == ["aten.clone.default"]

@@ -17,6 +17,7 @@ import torch
 import triton
 from few_of import few_of
 from kernel_budgets import (
+    DRIFT,
     RELATED,
     Build,
     broken_rules,
@@ -100,7 +101,7 @@ RELATIVES = list({(b.kernel, b.arch): b for k in KERNELS for b in reversed(build
 def test_machine_code_for_a_gpu_with_the_configs_of_another_keeps_the_rules_and_fits(compiled, build):
     found, kernel = compiled(compile_build, build), next(k for k in KERNELS if k.name == build.kernel)
     assert broken_rules(build, found) == []
-    assert found.registers <= build.config.registers
+    assert found.registers <= build.config.registers * DRIFT
     assert found.shared_bytes <= kernel.shared_bytes(build.config) + 64  # barriers
 
 
