@@ -119,11 +119,11 @@ def bias_arguments(
     return {"bias_ptr": bias, **strides}
 
 
-def result(out: torch.Tensor | None, shape: tuple[int, int, int], q: torch.Tensor) -> torch.Tensor:
+def result(out: torch.Tensor | None, shape: tuple[int, ...], q: torch.Tensor) -> torch.Tensor:
     """Where y is written: `out`, or a new tensor. Raise KernelError unless it is of that shape, adjacent along its last axis."""
     if out is None:
         return torch.empty(shape, dtype=q.dtype, device=q.device)
-    if out.shape != shape or out.dtype != q.dtype or out.stride(2) != 1:
+    if out.shape != shape or out.dtype != q.dtype or out.stride(-1) != 1:
         raise KernelError(
             f"out must be {q.dtype} {list(shape)} with adjacent elements, got {out.dtype} {list(out.shape)} "
             f"with strides {list(out.stride())}"
@@ -151,10 +151,8 @@ def attend_step(
     page,  # of the keys of this step: `cache.page_of_step`
     keys_ptr,  # of the first slot of the first page, for this head
     values_ptr,
-    stride_kp,
-    stride_ks,
-    stride_vp,
-    stride_vs,
+    stride_kp, stride_ks,
+    stride_vp, stride_vs,
     scale,  # times log2(e)
     soft_cap,  # times log2(e)
     CAPPED: tl.constexpr,
@@ -167,7 +165,7 @@ def attend_step(
     MASKED: tl.constexpr,  # some row does not see some key
     bias_rows=None,  # [BLOCK_M]
     inside=None,  # [BLOCK_M]: rows that have a bias
-):
+):  # fmt: skip
     at = first + tl.arange(0, BLOCK_N)
     held = (at >= start) & (at < end)
     dk, dv = tl.arange(0, BLOCK_DK)[None, :], tl.arange(0, BLOCK_DV)[None, :]

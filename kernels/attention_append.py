@@ -122,10 +122,8 @@ def store_token(
     capacity,
     cos_row,
     sin_row,
-    stride_kp,
-    stride_ks,
-    stride_vp,
-    stride_vs,
+    stride_kp, stride_ks,
+    stride_vp, stride_vs,
     stride_ksp,
     stride_vsp,
     SIZE_K: tl.constexpr,
@@ -136,7 +134,7 @@ def store_token(
     BLOCK_P: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_DV: tl.constexpr,
-):
+):  # fmt: skip
     """Write the key, rotated, and the value of one token and head where the cache has room for them."""
     one = tl.arange(0, 1)[:, None]
     page, slot = slots_of(pages_ptr, stride_pages, sequence, position, position < capacity, PAGE)

@@ -41,7 +41,7 @@ from nnfront_kernels.attention_append import new_token, rotated_rows, store_toke
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
 from nnfront_kernels.cache import moved, page_of_step, pointers, require_cache, require_counts
-from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan, launcher, taking
+from nnfront_kernels.common import ARCHS, Config, Kernel, KernelError, Plan, launcher, strides, taking
 from nnfront_kernels.decode_shape import DecodeShape
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.remembered import remembered
@@ -85,33 +85,19 @@ def attention_decode_kernel(
     y_ptr,
     partial_ptr,  # float32
     arrived_ptr,
-    stride_qb,
-    stride_qh,
-    stride_new_kb,
-    stride_new_kh,
-    stride_new_vb,
-    stride_new_vh,
-    stride_cb,
-    stride_cp,
-    stride_sb,
-    stride_sp,
+    stride_qb, stride_qh,
+    stride_new_kb, stride_new_kh,
+    stride_new_vb, stride_new_vh,
+    stride_cb, stride_cp,
+    stride_sb, stride_sp,
     capacity,
     stride_pages,
-    stride_kp,
-    stride_kh,
-    stride_ks,
-    stride_vp,
-    stride_vh,
-    stride_vs,
-    stride_ksp,
-    stride_ksh,
-    stride_vsp,
-    stride_vsh,
-    stride_bb,
-    stride_bh,
-    stride_bt,
-    stride_yb,
-    stride_yh,
+    stride_kp, stride_kh, stride_ks,
+    stride_vp, stride_vh, stride_vs,
+    stride_ksp, stride_ksh,
+    stride_vsp, stride_vsh,
+    stride_bb, stride_bh, stride_bt,
+    stride_yb, stride_yh,
     scale,
     soft_cap,
     SHARED: tl.constexpr,  # query heads of a key head
@@ -132,7 +118,7 @@ def attention_decode_kernel(
     BLOCK_R: tl.constexpr,
     PTX: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     wait_for_earlier(PDL)
     keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
     key_scales_ptr, value_scales_ptr = (
@@ -300,10 +286,8 @@ def plan(
             **bias_arguments(bias, (batch, heads, 1), longest, q.dtype),
             "y_ptr": out,
             **shared_pointers(workspace, needed(config, batch * kv_heads * tiles, value_size), q.device),
-            "stride_qb": q.stride(0),
-            "stride_qh": q.stride(1),
-            "stride_yb": out.stride(0),
-            "stride_yh": out.stride(1),
+            **strides("q", q, "bh"),
+            **strides("y", out, "bh"),
             "scale": scale * LOG2E,
             "soft_cap": (soft_cap or 1.0) * LOG2E,
         },

@@ -78,10 +78,8 @@ def attend_codes(
     values_ptr,
     key_scales_ptr,  # of the first slot of the first page, for this head
     value_scales_ptr,
-    stride_kp,
-    stride_ks,
-    stride_vp,
-    stride_vs,
+    stride_kp, stride_ks,
+    stride_vp, stride_vs,
     stride_ksp,
     stride_vsp,
     scale,  # [BLOCK_M]: times log2(e) and what `narrowed` gave
@@ -97,7 +95,7 @@ def attend_codes(
     PTX: tl.constexpr,  # moves bits two words at a time
     bias_rows=None,
     inside=None,
-):
+):  # fmt: skip
     """`attention.attend_step`, whose arguments mean the same, but in halves."""
     WORDS_K: tl.constexpr = SIZE_K // 2
     WORDS_V: tl.constexpr = SIZE_V // 2

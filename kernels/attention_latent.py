@@ -30,6 +30,7 @@ from nnfront_kernels.attention import (
     limited,
     padded,
     require_options,
+    result,
     row,
 )
 from nnfront_kernels.attention_parts import needed, parts, sum_parts
@@ -51,6 +52,7 @@ from nnfront_kernels.common import (
     Plan,
     empties,
     launcher,
+    strides,
     taking,
 )
 from nnfront_kernels.split_k import Workspace
@@ -143,18 +145,11 @@ def attention_latent_kernel(
     partial_ptr,  # float32
     arrived_ptr,
     SEQ,
-    stride_qb,
-    stride_qt,
-    stride_qh,
+    stride_qb, stride_qt, stride_qh,
     stride_pages,
-    stride_lp,
-    stride_ls,
-    stride_bb,
-    stride_bh,
-    stride_bt,
-    stride_yb,
-    stride_yt,
-    stride_yh,
+    stride_lp, stride_ls,
+    stride_bb, stride_bh, stride_bt,
+    stride_yb, stride_yt, stride_yh,
     scale,
     soft_cap,
     HEADS: tl.constexpr,
@@ -168,7 +163,7 @@ def attention_latent_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     BLOCK_DR: tl.constexpr,
-):
+):  # fmt: skip
     latents_ptr = moved(latents_ptr, base_ptr, 0)
     # Blocks that read the same latents follow one another, those that see most of them first.
     split, sequence = tl.program_id(1), tl.program_id(2)
@@ -280,13 +275,7 @@ def plan(
     shape = LatentShape(batch, heads, value_size, size - value_size, longest, seq, page, window or 0)
     arch, config = KERNEL.settle(shape, q, arch, config)
     tiles = cdiv(seq * heads, config.block_m)
-    y_shape = (batch, seq, heads, value_size)
-    out = torch.empty(y_shape, dtype=q.dtype, device=q.device) if out is None else out
-    if out.shape != y_shape or out.dtype != q.dtype or out.stride(3) != 1:
-        raise KernelError(
-            f"out must be {q.dtype} {list(y_shape)} with adjacent elements, got {out.dtype} {list(out.shape)} "
-            f"with strides {list(out.stride())}"
-        )
+    out = result(out, (batch, seq, heads, value_size), q)
     scale = size**-0.5 if scale is None else scale
     return Plan(
         kernel=attention_latent_kernel,
@@ -301,12 +290,12 @@ def plan(
             "y_ptr": out,
             **shared_pointers(workspace, needed(config, batch * tiles, value_size), q.device),
             "SEQ": seq,
-            **{f"stride_q{axis}": q.stride(index) for index, axis in enumerate("bth")},
+            **strides("q", q, "bth"),
             "stride_pages": 0 if pages is None else pages.stride(0),
             "stride_lp": latents.stride(0),
             "stride_ls": latents.stride(2),
             **bias_arguments(bias, (batch, heads, seq), longest, q.dtype),
-            **{f"stride_y{axis}": out.stride(index) for index, axis in enumerate("bth")},
+            **strides("y", out, "bth"),
             "scale": scale * LOG2E,
             "soft_cap": (soft_cap or 1.0) * LOG2E,
         },

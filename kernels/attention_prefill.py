@@ -42,7 +42,7 @@ from nnfront_kernels.attention import (
 )
 from nnfront_kernels.attention_fp8 import attend_codes, joined, narrowed
 from nnfront_kernels.cache import moved, page_of_step, pointers, require_cache, require_counts, stored_tokens
-from nnfront_kernels.common import Config, Kernel, KernelError, Plan, launcher, taking
+from nnfront_kernels.common import Config, Kernel, KernelError, Plan, launcher, strides, taking
 from nnfront_kernels.prefill_shape import PrefillShape
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.tiles import cdiv
@@ -119,24 +119,14 @@ def attention_prefill_kernel(
     sinks_ptr,
     bias_ptr,
     y_ptr,
-    stride_qt,
-    stride_qh,
+    stride_qt, stride_qh,
     stride_pages,
-    stride_kp,
-    stride_kh,
-    stride_ks,
-    stride_vp,
-    stride_vh,
-    stride_vs,
-    stride_ksp,
-    stride_ksh,
-    stride_vsp,
-    stride_vsh,
-    stride_bb,
-    stride_bh,
-    stride_bt,
-    stride_yt,
-    stride_yh,
+    stride_kp, stride_kh, stride_ks,
+    stride_vp, stride_vh, stride_vs,
+    stride_ksp, stride_ksh,
+    stride_vsp, stride_vsh,
+    stride_bb, stride_bh, stride_bt,
+    stride_yt, stride_yh,
     scale,
     soft_cap,
     SHARED: tl.constexpr,  # query heads of a key head
@@ -152,7 +142,7 @@ def attention_prefill_kernel(
     BLOCK_DK: tl.constexpr,
     BLOCK_DV: tl.constexpr,
     PTX: tl.constexpr,
-):
+):  # fmt: skip
     keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
     key_scales_ptr, value_scales_ptr = (
         moved(key_scales_ptr, base_ptr, 2),
@@ -294,15 +284,15 @@ def plan(
     shape = PrefillShape(batch, longest, heads, kv_heads, size, value_size, 0, page, window or 0, causal, fp8)
     arch, config = KERNEL.settle(shape, q, arch, config)
     out = result(out, (tokens, heads, value_size), q)
-    strides = pointers(keys, values, pages, key_scales, value_scales, base=base, codes=torch.uint16)
+    given = pointers(keys, values, pages, key_scales, value_scales, base=base, codes=torch.uint16)
     if not cached:
-        strides |= {"stride_kp": 0, "stride_vp": 0}
+        given |= {"stride_kp": 0, "stride_vp": 0}
     return Plan(
         kernel=attention_prefill_kernel,
         grid=(cdiv(longest * (heads // kv_heads), config.block_m), kv_heads, batch),
         arguments={
             "q_ptr": q,
-            **strides,
+            **given,
             "starts_ptr": starts,
             "before_ptr": before,
             "sinks_ptr": sinks,
@@ -310,10 +300,8 @@ def plan(
                 bias, (batch, heads, longest), longest if bias is None else bias.shape[3], q.dtype
             ),
             "y_ptr": out,
-            "stride_qt": q.stride(0),
-            "stride_qh": q.stride(1),
-            "stride_yt": out.stride(0),
-            "stride_yh": out.stride(1),
+            **strides("q", q, "th"),
+            **strides("y", out, "th"),
             "scale": (size**-0.5 if scale is None else scale) * LOG2E,
             "soft_cap": (soft_cap or 1.0) * LOG2E,
         },

@@ -95,16 +95,14 @@ def causal_conv1d_kernel(
     after_ptr,
     SEQ,
     CHANNELS,
-    stride_xb,
-    stride_xt,
+    stride_xb, stride_xt,
     stride_wc,
-    stride_yb,
-    stride_yt,
+    stride_yb, stride_yt,
     WIDTH: tl.constexpr,
     SILU: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
-):
+):  # fmt: skip
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     t = (tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)

@@ -196,17 +196,17 @@ class Kernel:
 
     @classmethod
     def of(cls, file: Mapping[str, Any], **more: Any) -> Kernel:
-        """The record of a kernel file, given its globals: its name, what it defines by the names of fields, and `more`."""
+        """The record of a kernel file, given its globals: its name, what it defines by the names of fields, and `more`; `choose` for the only config and no shared memory need not be said."""
         defined = {each.name: file[each.name] for each in fields(cls) if each.name in file}
         own = file["__name__"].rpartition(".")[2]
-        tables = {"configs": file["CONFIGS"], "dtypes": file["DTYPES"]}
-        record = {"name": own, "op": own, **tables, **defined, **more}
-        table = record["configs"]
-        table = dict.fromkeys(ARCHS, table) if isinstance(table, tuple) else table
-        reckoned = record["shared_bytes"]
-        return cls(
-            **record | {"configs": {a: fitted(of_family(table, a), a, reckoned) for a in of_archs(table)}}
-        )
+        configs = file["CONFIGS"]
+        table = dict.fromkeys(ARCHS, configs) if isinstance(configs, tuple) else configs
+        assumed = {"choose": lambda *_: configs[0], "shared_bytes": lambda _: 0}
+        record = {"name": own, "op": own, "dtypes": file["DTYPES"], **assumed, **defined, **more}
+        archs = {
+            arch: fitted(of_family(table, arch), arch, record["shared_bytes"]) for arch in of_archs(table)
+        }
+        return cls(**record, configs=archs)
 
     def settle(
         self, shape: Any, x: torch.Tensor, arch: str | None, config: Config | None

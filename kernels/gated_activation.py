@@ -170,6 +170,5 @@ launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
     op="swiglu",
-    shared_bytes=lambda config: 0,
     typical=GatedShape(4096, 14336, halves=True),
 )

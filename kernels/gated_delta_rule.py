@@ -129,24 +129,12 @@ def gated_delta_rule_kernel(
     y_ptr,
     after_ptr,
     SEQ,
-    stride_qb,
-    stride_qt,
-    stride_qg,
-    stride_kb,
-    stride_kt,
-    stride_kg,
-    stride_vb,
-    stride_vt,
-    stride_vh,
-    stride_gb,
-    stride_gt,
-    stride_gh,
-    stride_bb,
-    stride_bt,
-    stride_bh,
-    stride_yb,
-    stride_yt,
-    stride_yh,
+    stride_qb, stride_qt, stride_qg,
+    stride_kb, stride_kt, stride_kg,
+    stride_vb, stride_vt, stride_vh,
+    stride_gb, stride_gt, stride_gh,
+    stride_bb, stride_bt, stride_bh,
+    stride_yb, stride_yt, stride_yh,
     scale,
     SHARED: tl.constexpr,  # heads of a group
     NORMED: tl.constexpr,
@@ -156,7 +144,7 @@ def gated_delta_rule_kernel(
     CHUNK: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr,
-):
+):  # fmt: skip
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     dk, dv = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     inside_k, inside_v = dk < SIZE_K, dv < SIZE_V

@@ -88,19 +88,15 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(64, 128, 32, 4, 4),
         Config(128, 128, 64, 8, 3),
     ),
-    "sm_90": (
-        Config(16, 64, 128, 4, 4),
-        Config(32, 64, 128, 4, 4),
-        Config(64, 128, 64, 4, 4),
-        Config(128, 128, 64, 8, 4),
-        Config(128, 256, 64, 8, 4),
-    ),
-    "sm_100": (
-        Config(16, 64, 128, 4, 4),
-        Config(32, 64, 128, 4, 4),
-        Config(64, 128, 64, 4, 4),
-        Config(128, 128, 64, 8, 4),
-        Config(128, 256, 64, 8, 4),
+    **dict.fromkeys(
+        ("sm_90", "sm_100"),
+        (
+            Config(16, 64, 128, 4, 4),
+            Config(32, 64, 128, 4, 4),
+            Config(64, 128, 64, 4, 4),
+            Config(128, 128, 64, 8, 4),
+            Config(128, 256, 64, 8, 4),
+        ),
     ),
 }
 # Where a row does not start at a multiple of 16 elements, loads are two bytes wide and addresses take the registers.
@@ -268,8 +264,7 @@ def plan(
         kernel=grouped_matmul_kernel,
         grid=(num_tiles * cdiv(n, config.block_n),),
         arguments={
-            "x_ptr": x,
-            "w_ptr": w,
+            **loads,
             "y_ptr": out,
             "bias_ptr": bias,
             "slots_ptr": routing.slots,
@@ -277,10 +272,6 @@ def plan(
             "scale": epi.scale,
             "NUM_TILES": num_tiles,
             "N": n,
-            "K": k,
-            "stride_xm": x.stride(0),
-            "stride_we": w.stride(0),
-            "stride_wn": w.stride(1),
             "stride_be": 0 if bias is None else bias.stride(0),
             "stride_ym": out.stride(0),
         },

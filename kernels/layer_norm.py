@@ -63,20 +63,16 @@ def layer_norm_kernel(
     ROWS,
     HEADS,
     SIZE,
-    stride_xt,
-    stride_xh,
-    stride_rt,
-    stride_rh,
-    stride_st,
-    stride_sh,
-    stride_yt,
-    stride_yh,
+    stride_xt, stride_xh,
+    stride_rt, stride_rh,
+    stride_st, stride_sh,
+    stride_yt, stride_yh,
     eps,
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     wait_for_earlier(PDL)
     let_next_start(PDL)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)

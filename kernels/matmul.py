@@ -165,14 +165,10 @@ def plan(
         kernel=matmul_kernel,
         grid=(cdiv(m, config.block_m) * cdiv(n, config.block_n),),
         arguments={
-            "x_ptr": x,
-            "w_ptr": w,
+            **loads,
             **epi.arguments(y),
             "M": m,
             "N": n,
-            "K": k,
-            "stride_xm": x.stride(0),
-            "stride_wn": w.stride(0),
         },
         constants={
             "BLOCK_M": config.block_m,

@@ -36,7 +36,7 @@ from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
 from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.quantized import dequantize_fp8
 from nnfront_kernels.remembered import remembered
-from nnfront_kernels.split_k import Workspace, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, cdiv, smallest
 from nnfront_kernels.tiles import shared_bytes as operand_bytes
 
@@ -226,18 +226,15 @@ def plan(
     x_scales: torch.Tensor,
     w_scales: torch.Tensor,
     *,
-    out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
-    workspace: Workspace | None = None,
-    constant_weights: bool = False,
     out_dtype: torch.dtype | None = None,
-    **epilogue: Any,
+    **given: Any,
 ) -> Plan:
     """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
     and a `split_k.Workspace` to use instead of a new one.
     """
-    epi = Epilogue(**epilogue, out_dtype=out_dtype or torch.bfloat16)
+    options = Options(**given, out_dtype=out_dtype or torch.bfloat16)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
     require_matrix("w", w, n, k, x.dtype)
@@ -245,7 +242,8 @@ def plan(
     require_scales(x_scales, w_scales, m, n, k, blocks=blocks)
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
-    shape = MatmulShape(m, n, k, gated=epi.gated, aligned=aligned, group=BLOCK if blocks else 0)
+    normed = options.norm_eps is not None
+    shape = MatmulShape(m, n, k, options.gated, aligned, BLOCK if blocks else 0, norm=normed)
     arch, config = KERNEL.settle(shape, x, arch, config)
     if arch not in NATIVE:
         x, w = x.view(torch.uint8), w.view(torch.uint8)
@@ -253,12 +251,10 @@ def plan(
         matmul_fp8_kernel,
         shape,
         config,
-        epi,
+        options,
         x,
-        out,
-        workspace,
         arch=arch,
-        fetched_bits=8 if constant_weights else 0,
+        bits=8,
         weights={
             "w_ptr": w,
             "stride_wn": w.stride(0),

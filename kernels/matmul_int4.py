@@ -43,7 +43,7 @@ from nnfront_kernels.row_norm import (
     require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Workspace, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -220,22 +220,17 @@ def plan(
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
     *,
-    out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
-    workspace: Workspace | None = None,
-    norm_eps: float | None = None,
-    norm_weight: torch.Tensor | None = None,
-    constant_weights: bool = False,
-    **epilogue: Any,
+    **given: Any,
 ) -> Plan:
     """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
     and a `split_k.Workspace` to use instead of a new one.
     """
-    epi = Epilogue(**epilogue)
+    options = Options(**given)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
-    require_norm(norm_eps, norm_weight, k)
+    require_norm(options.norm_eps, options.norm_weight, k)
     require_matrix("w", w, n, k // 2, torch.uint8)
     if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
         raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
@@ -249,8 +244,8 @@ def plan(
         m,
         n,
         k,
-        gated=epi.gated,
-        norm=norm_eps is not None,
+        gated=options.gated,
+        norm=options.norm_eps is not None,
         aligned=aligned,
         group=group,
         zero_points=zeros is not None,
@@ -260,19 +255,15 @@ def plan(
         matmul_int4_kernel,
         shape,
         config,
-        epi,
+        options,
         x,
-        out,
-        workspace,
         arch=arch,
-        fetched_bits=4 if constant_weights else 0,
+        bits=4,
         weights={
             "w_ptr": w,
             "scales_ptr": scales,
             "zeros_ptr": zeros,
             "stride_wn": w.stride(0),
-            "norm_ptr": norm_weight,
-            "norm_eps": norm_eps,
             "stride_sg": row_stride(scales),
             "stride_zg": 0 if zeros is None else row_stride(zeros),
         },

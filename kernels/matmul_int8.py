@@ -37,7 +37,7 @@ from nnfront_kernels.row_norm import (
     require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Workspace, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -67,17 +67,14 @@ CONFIGS: dict[str, tuple[Config, ...]] = {
         Config(32, 64, 128, 4, 4, registers=144),
         Config(64, 64, 128, 4, 3),
     ),
-    "sm_90": (
-        Config(16, 64, 128, 4, 4, registers=96),
-        Config(32, 64, 128, 4, 4, registers=144),
-        Config(64, 128, 128, 8, 4, registers=160),
-        Config(128, 128, 128, 8, 3),
-    ),
-    "sm_100": (
-        Config(16, 64, 128, 4, 4, registers=96),
-        Config(32, 64, 128, 4, 4, registers=144),
-        Config(64, 128, 128, 8, 4, registers=160),
-        Config(128, 128, 128, 8, 3),
+    **dict.fromkeys(
+        ("sm_90", "sm_100"),
+        (
+            Config(16, 64, 128, 4, 4, registers=96),
+            Config(32, 64, 128, 4, 4, registers=144),
+            Config(64, 128, 128, 8, 4, registers=160),
+            Config(128, 128, 128, 8, 3),
+        ),
     ),
 }
 
@@ -200,22 +197,17 @@ def plan(
     w: torch.Tensor,
     scales: torch.Tensor,
     *,
-    out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
-    workspace: Workspace | None = None,
-    norm_eps: float | None = None,
-    norm_weight: torch.Tensor | None = None,
-    constant_weights: bool = False,
-    **epilogue: Any,
+    **given: Any,
 ) -> Plan:
     """Compute y: [M, N] or, gated, [M, N // 2]. Arguments as in the module's docstring; options as for `matmul.launch`,
     and a `split_k.Workspace` to use instead of a new one.
     """
-    epi = Epilogue(**epilogue)
+    options = Options(**given)
     require_matrix("x", x, None, x.shape[-1], None)
     (m, k), n = x.shape, w.shape[0]
-    require_norm(norm_eps, norm_weight, k)
+    require_norm(options.norm_eps, options.norm_weight, k)
     require_matrix("w", w, n, k, torch.int8)
     if scales.ndim != 2 or not scales.shape[0] or k % scales.shape[0]:
         raise KernelError(f"scales must have shape [K / group, N] for K = {k}, got {list(scales.shape)}")
@@ -224,24 +216,22 @@ def plan(
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(is_divisible(value) for name, value in loads.items() if name != "K")
     group = 0 if groups == 1 else k // groups
-    shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned, group=group)
+    shape = MatmulShape(
+        m, n, k, gated=options.gated, norm=options.norm_eps is not None, aligned=aligned, group=group
+    )
     arch, config = KERNEL.settle(shape, x, arch, config)
     return plan_tiles(
         matmul_int8_kernel,
         shape,
         config,
-        epi,
+        options,
         x,
-        out,
-        workspace,
         arch=arch,
-        fetched_bits=8 if constant_weights else 0,
+        bits=8,
         weights={
             "w_ptr": w,
             "scales_ptr": scales,
             "stride_wn": w.stride(0),
-            "norm_ptr": norm_weight,
-            "norm_eps": norm_eps,
             "stride_sg": row_stride(scales),
         },
         constants={

@@ -17,7 +17,6 @@ import triton.language as tl
 from nnfront_kernels import matmul
 from nnfront_kernels.common import ARCHS, Config, Kernel, Plan, is_divisible, launcher, require_matrix, taking
 from nnfront_kernels.dependent import fetch_rows, wait_for_earlier
-from nnfront_kernels.epilogue import Epilogue
 from nnfront_kernels.remembered import remembered
 from nnfront_kernels.row_norm import (
     MOST_NORMALISED,
@@ -27,7 +26,7 @@ from nnfront_kernels.row_norm import (
     require_norm,
     weighted,
 )
-from nnfront_kernels.split_k import Workspace, finish_product, plan_tiles, steps_of_split
+from nnfront_kernels.split_k import Options, finish_product, plan_tiles, steps_of_split
 from nnfront_kernels.tiles import MatmulShape, shared_bytes, smallest
 
 DTYPES = ("float16", "bfloat16")
@@ -180,39 +179,32 @@ def plan(
     x: torch.Tensor,
     w: torch.Tensor,
     *,
-    out: torch.Tensor | None = None,
     arch: str | None = None,
     config: Config | None = None,
-    workspace: Workspace | None = None,
-    norm_eps: float | None = None,
-    norm_weight: torch.Tensor | None = None,
-    constant_weights: bool = False,
-    **epilogue: Any,
+    **given: Any,
 ) -> Plan:
     """Compute y. x [M, K] with M <= 64, w [N, K] of one 16-bit dtype; returns [M, N] or, gated, [M, N // 2].
 
     Options as for `matmul.launch`, and a `split_k.Workspace` to use instead of a new one.
     """
-    epi = Epilogue(**epilogue)
+    options = Options(**given)
     require_matrix("x", x, None, x.shape[-1], None)
     require_matrix("w", w, None, x.shape[1], x.dtype)
     (m, k), n = x.shape, w.shape[0]
-    require_norm(norm_eps, norm_weight, k)
+    require_norm(options.norm_eps, options.norm_weight, k)
     loads = {"x_ptr": x, "w_ptr": w, "K": k, "stride_xm": x.stride(0), "stride_wn": w.stride(0)}
     aligned = all(map(is_divisible, loads.values()))
-    shape = MatmulShape(m, n, k, gated=epi.gated, norm=norm_eps is not None, aligned=aligned)
+    shape = MatmulShape(m, n, k, gated=options.gated, norm=options.norm_eps is not None, aligned=aligned)
     arch, config = KERNEL.settle(shape, x, arch, config)
     return plan_tiles(
         matmul_small_m_kernel,
         shape,
         config,
-        epi,
+        options,
         x,
-        out,
-        workspace,
         arch=arch,
-        fetched_bits=16 if constant_weights else 0,
-        weights={"w_ptr": w, "stride_wn": w.stride(0), "norm_ptr": norm_weight, "norm_eps": norm_eps},
+        bits=16,
+        weights={"w_ptr": w, "stride_wn": w.stride(0)},
         constants={"BLOCK_K": config.block_k, "EVEN_K": k % config.block_k == 0},
         divisible=tuple(loads) if aligned else (),
     )

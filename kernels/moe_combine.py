@@ -45,11 +45,6 @@ def reference(
 CONFIGS = (Config(1, 32 * WARP, 1, 4, 1),)
 
 
-def choose(shape: CombineShape, dtype: str, arch: str) -> Config:
-    """The one config."""
-    return CONFIGS[0]
-
-
 @triton.jit
 def moe_combine_kernel(
     x_ptr,
@@ -138,4 +133,4 @@ def example(shape: CombineShape, dtype: str, device: str = "meta") -> tuple[tupl
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=CombineShape(4096, 8, 2048))
+KERNEL = Kernel.of(globals(), typical=CombineShape(4096, 8, 2048))

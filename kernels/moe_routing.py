@@ -81,11 +81,6 @@ def reference(choices: torch.Tensor, num_experts: int, block_m: int) -> tuple[li
 CONFIGS = (Config(1, 1, CHUNK, 8, 1),)  # with fewer warps, comparing a chunk with itself takes all registers
 
 
-def choose(shape: RoutingShape, dtype: str, arch: str) -> Config:
-    """The one config."""
-    return CONFIGS[0]
-
-
 @triton.jit(do_not_specialize=["SLOTS"])
 def count_kernel(
     experts_ptr,

@@ -93,21 +93,17 @@ def rms_norm_kernel(
     ROWS,
     HEADS,
     SIZE,
-    stride_xt,
-    stride_xh,
-    stride_rt,
-    stride_rh,
-    stride_st,
-    stride_sh,
-    stride_yt,
-    stride_yh,
+    stride_xt, stride_xh,
+    stride_rt, stride_rh,
+    stride_st, stride_sh,
+    stride_yt, stride_yh,
     eps,
     PLUS_ONE: tl.constexpr,
     ONE_STEP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside_m = (row < ROWS)[:, None]
     token, head = (row // HEADS).to(tl.int64), (row % HEADS).to(tl.int64)

@@ -79,11 +79,6 @@ def reference(
 CONFIGS = (Config(16, 1, 1, 128 // WARP, 1),)
 
 
-def choose(shape: RopeShape, dtype: str, arch: str) -> Config:
-    """The one config."""
-    return CONFIGS[0]
-
-
 @triton.jit(do_not_specialize=["SEQ"])
 def rope_kernel(
     q_ptr,
@@ -93,22 +88,12 @@ def rope_kernel(
     new_q_ptr,
     new_k_ptr,
     SEQ,
-    stride_qb,
-    stride_qt,
-    stride_qh,
-    stride_kb,
-    stride_kt,
-    stride_kh,
-    stride_cb,
-    stride_ct,
-    stride_sb,
-    stride_st,
-    stride_nqb,
-    stride_nqt,
-    stride_nqh,
-    stride_nkb,
-    stride_nkt,
-    stride_nkh,
+    stride_qb, stride_qt, stride_qh,
+    stride_kb, stride_kt, stride_kh,
+    stride_cb, stride_ct,
+    stride_sb, stride_st,
+    stride_nqb, stride_nqt, stride_nqh,
+    stride_nkb, stride_nkt, stride_nkh,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -117,7 +102,7 @@ def rope_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_R: tl.constexpr,
-):
+):  # fmt: skip
     Q_BLOCKS: tl.constexpr = (HEADS + BLOCK_H - 1) // BLOCK_H
     sequence, t, block = tl.program_id(0) // SEQ, tl.program_id(0) % SEQ, tl.program_id(1)
     cos_row = row_of(cos_ptr, sequence, t, stride_cb, stride_ct)
@@ -345,4 +330,4 @@ def example(shape: RopeShape, dtype: str, device: str = "meta") -> tuple[tuple[A
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=RopeShape(16, 256, 32, 8, 128, 64))
+KERNEL = Kernel.of(globals(), typical=RopeShape(16, 256, 32, 8, 128, 64))

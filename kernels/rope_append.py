@@ -34,7 +34,7 @@ from nnfront_kernels.rope import (
 )
 from nnfront_kernels.tiles import cdiv
 
-CONFIGS, DTYPES, accepts, choose = rope.CONFIGS, rope.DTYPES, rope.accepts, rope.choose
+CONFIGS, DTYPES, accepts = rope.CONFIGS, rope.DTYPES, rope.accepts
 
 
 @dataclass(frozen=True)
@@ -104,33 +104,17 @@ def rope_append_kernel(
     base_ptr,
     SEQ,
     CAPACITY,
-    stride_xqb,
-    stride_xqt,
-    stride_xqh,
-    stride_xkb,
-    stride_xkt,
-    stride_xkh,
-    stride_xvb,
-    stride_xvt,
-    stride_xvh,
-    stride_cb,
-    stride_ct,
-    stride_sb,
-    stride_st,
-    stride_yb,
-    stride_yt,
-    stride_yh,
+    stride_xqb, stride_xqt, stride_xqh,
+    stride_xkb, stride_xkt, stride_xkh,
+    stride_xvb, stride_xvt, stride_xvh,
+    stride_cb, stride_ct,
+    stride_sb, stride_st,
+    stride_yb, stride_yt, stride_yh,
     stride_pages,
-    stride_kp,
-    stride_kh,
-    stride_ks,
-    stride_vp,
-    stride_vh,
-    stride_vs,
-    stride_ksp,
-    stride_ksh,
-    stride_vsp,
-    stride_vsh,
+    stride_kp, stride_kh, stride_ks,
+    stride_vp, stride_vh, stride_vs,
+    stride_ksp, stride_ksh,
+    stride_vsp, stride_vsh,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -143,7 +127,7 @@ def rope_append_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_V: tl.constexpr,
     PDL: tl.constexpr,
-):
+):  # fmt: skip
     wait_for_earlier(PDL)
     let_next_start(PDL)
     keys_ptr, values_ptr = moved(keys_ptr, base_ptr, 0), moved(values_ptr, base_ptr, 1)
@@ -322,6 +306,5 @@ def example(shape: AppendShape, dtype: str, device: str = "meta") -> tuple[tuple
 launch = launcher(plan)
 KERNEL = Kernel.of(
     globals(),
-    shared_bytes=lambda config: 0,
     typical=AppendShape(16, 256, 32, 8, 128, 64, page=64),
 )

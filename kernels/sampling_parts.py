@@ -36,11 +36,6 @@ reference, accepts, cost = sampling.reference, sampling.accepts, sampling.cost
 DTYPES, example = sampling.DTYPES, sampling.example
 
 
-def choose(shape: SampleShape, dtype: str, arch: str) -> Config:
-    """The one config."""
-    return CONFIGS[0]
-
-
 def part_size(vocab: int, config: Config) -> int:
     """Tokens of a part, whole steps."""
     return cdiv(cdiv(vocab, config.block_n), config.split_k) * config.block_n

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from nnfront_kernels import rms_norm
 from nnfront_kernels.common import Config, Cost, Kernel, Plan, launcher, require_matrix, taking
 from nnfront_kernels.tiles import cdiv
 
@@ -37,21 +38,7 @@ def reference(x: torch.Tensor, *, scale: float = 1.0, compute: torch.dtype = tor
     return torch.softmax(x.to(compute) * scale, -1).to(x.dtype)
 
 
-# Rows x columns of a block: the narrowest that holds a row, else the last, in several steps. By arithmetic: 16 bytes or
-# more in flight for each thread; not yet measured.
-CONFIGS = (
-    Config(1, 4096, 1, 8, 1),
-    Config(16, 128, 1, 4, 1),
-    Config(4, 512, 1, 4, 1),
-    Config(1, 2048, 1, 4, 1),
-    Config(1, 8192, 1, 8, 1),
-)
-
-
-def choose(shape: SoftmaxShape, dtype: str, arch: str) -> Config:
-    """The narrowest config that holds a row, else the widest."""
-    widths = sorted(CONFIGS, key=lambda config: config.block_n)
-    return next((config for config in widths if config.block_n >= shape.size), widths[-1])
+CONFIGS, choose = rms_norm.CONFIGS, rms_norm.choose
 
 
 @triton.jit(do_not_specialize=["ROWS"])

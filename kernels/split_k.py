@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -91,37 +92,50 @@ def pointers(
     return {"partial_ptr": given.partial, "arrived_ptr": given.arrived}
 
 
+@dataclass(frozen=True)
+class Options(Epilogue):
+    """What the kernels that end in `finish_product` take besides operands: rows of x that are normalised first, where y and partial sums go, and whether
+    no launch writes the weight: some of such a one is fetched before earlier launches have ended.
+    """
+
+    out: torch.Tensor | None = None
+    workspace: Workspace | None = None
+    norm_eps: float | None = None
+    norm_weight: torch.Tensor | None = None
+    constant_weights: bool = False
+
+
 def plan_tiles(
     kernel: Any,
     shape: MatmulShape,
     config: Config,
-    epi: Epilogue,
+    options: Options,
     x: torch.Tensor,
-    out: torch.Tensor | None,
-    given: Workspace | None,
     *,
     arch: str,
-    fetched_bits: int,
+    bits: int,
     weights: dict[str, Any],
     constants: dict[str, Any],
     divisible: tuple[str, ...],
 ) -> Plan:
-    """The launch of a matmul kernel that ends in `sum_splits` and `write_tile`: a grid of columns, rows and splits.
+    """The launch of a matmul kernel that ends in `finish_product`: a grid of columns, rows and splits.
 
-    `weights` and `constants` are the arguments that only this kernel has. Of weights that no launch writes some are fetched before earlier launches
-    have ended: `fetched_bits` is how many bits an element has, 0 for other weights.
+    `weights` and `constants` are the arguments that only this kernel has, `bits` those of an element of the weight.
     """
-    epi.check(shape.m, shape.n)
-    y = epi.output(out, x, shape.n)
-    squares = weights.get("norm_eps") is not None
+    options.check(shape.m, shape.n)
+    y = options.output(options.out, x, shape.n)
+    normed = {"norm_ptr": options.norm_weight, "norm_eps": options.norm_eps}
     return Plan(
         kernel=kernel,
         grid=(cdiv(shape.n, config.block_n), cdiv(shape.m, config.block_m), config.split_k),
         arguments={
             "x_ptr": x,
             **weights,
-            **epi.arguments(y),
-            **pointers(given, needed(config, shape.m, shape.n, squares=squares), x.device),
+            **(
+                {} if x.element_size() == 1 else normed
+            ),  # in 8 bits rows are normalised where they are rounded
+            **options.arguments(y),
+            **pointers(options.workspace, needed(config, shape.m, shape.n, squares=shape.norm), x.device),
             "M": shape.m,
             "N": shape.n,
             "K": shape.k,
@@ -131,9 +145,9 @@ def plan_tiles(
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
             **constants,
-            **epi.constants(),
+            **options.constants(),
             "PDL": overlaps(arch),
-            "FETCH": lines_ahead(config, fetched_bits, arch),
+            "FETCH": lines_ahead(config, bits if options.constant_weights else 0, arch),
         },
         config=config,
         output=y,

@@ -117,28 +117,18 @@ def ssm_scan_kernel(
     y_ptr,
     after_ptr,
     SEQ,
-    stride_xb,
-    stride_xt,
-    stride_xh,
-    stride_sb,
-    stride_st,
-    stride_sh,
-    stride_bb,
-    stride_bt,
-    stride_bg,
-    stride_cb,
-    stride_ct,
-    stride_cg,
-    stride_yb,
-    stride_yt,
-    stride_yh,
+    stride_xb, stride_xt, stride_xh,
+    stride_sb, stride_st, stride_sh,
+    stride_bb, stride_bt, stride_bg,
+    stride_cb, stride_ct, stride_cg,
+    stride_yb, stride_yt, stride_yh,
     SHARED: tl.constexpr,  # heads of a group
     SIZE: tl.constexpr,
     STATES: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
-):
+):  # fmt: skip
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     p, s = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P), tl.arange(0, BLOCK_S)
     inside_p, inside_s = p < SIZE, s < STATES

@@ -65,11 +65,6 @@ def reference(
 CONFIGS = (Config(16, 256, 1, 4, 1),)
 
 
-def choose(shape: UnpackShape, dtype: str, arch: str) -> Config:
-    """The one config."""
-    return CONFIGS[0]
-
-
 @triton.jit
 def unpack_weight_kernel(
     w_ptr,  # int32, of eight nibbles each, or int8
