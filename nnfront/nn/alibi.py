@@ -31,5 +31,4 @@ class ALiBi(Module):
         """Tokens [batch, seq] to float32 [1, heads, 1, positions], of as many positions as the cache has, or tokens without one."""
         layer = cache[0]
         positions = op.arange(tokens.shape[1] if layer is None else layer.type.max_seq, dtype="float32")
-        bias: Tensor = op.reshape(self.slopes, (1, len(self.slopes), 1, 1)) * positions
-        return bias
+        return op.reshape(self.slopes, (1, len(self.slopes), 1, 1)) * positions

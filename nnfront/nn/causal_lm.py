@@ -44,13 +44,11 @@ class CausalLM(Module):
 
     def hidden(self, tokens: Tensor, cache: Cache | NoCache) -> Tensor:
         """Integers [batch, seq] to what the head reads, [batch, seq, hidden_size]."""
-        x: Tensor = self.model(tokens, cache)
-        return x
+        return self.model(tokens, cache)
 
     def head(self, x: Tensor) -> Tensor:
         """[batch, seq, hidden_size] to float32 [batch, seq, vocab_size]."""
-        y: Tensor = op.astype(self.lm_head(x), "float32")
-        return y
+        return op.astype(self.lm_head(x), "float32")
 
     def logits(self, tokens: Tensor) -> Tensor:
         """Logits of every position: [batch, seq] to float32 [batch, seq, vocab_size]."""

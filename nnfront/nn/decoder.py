@@ -90,13 +90,11 @@ class Attention(Module):
         options = {"scale": self.scale, "softcap": self.softcap, "is_causal": is_causal}
         window = self.window if is_causal else None
         y = op.attention(q, k, v, cache=cache, sinks=self.sinks, bias=bias, window=window, **options)
-        merged: Tensor = op.merge_heads(y)
-        return merged
+        return op.merge_heads(y)
 
     def forward(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
-        y: Tensor = self.o_proj(self.attend(x, rope, cache))
-        return y
+        return self.o_proj(self.attend(x, rope, cache))
 
 
 class DecoderLayer(Module):
@@ -113,8 +111,7 @@ class DecoderLayer(Module):
     def forward(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
         x = x + self.self_attn(self.input_layernorm(x), rope, cache)
-        y: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return y
+        return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class Decoder(Module):
@@ -135,8 +132,7 @@ class Decoder(Module):
         x = self.embed_tokens(tokens)
         for i, layer in enumerate(self.layers[: self.depth]):
             x = layer(x, rope, cache[i])
-        y: Tensor = self.norm(x)
-        return y
+        return self.norm(x)
 
 
 class ScaledEmbedding(Embedding):
@@ -150,8 +146,7 @@ class ScaledEmbedding(Embedding):
         """Integers [...] to [..., dim]."""
         scale = float(torch.tensor(self.scale, dtype=getattr(torch, self.weight.dtype)))
         rows: Any = super().forward(x)
-        y: Tensor = rows * scale
-        return y
+        return rows * scale
 
 
 def decoder_spec(config: DecoderConfig) -> dict[str, Any]:

@@ -16,8 +16,7 @@ def mean_of_tokens(x: Tensor, mask: Tensor) -> Tensor:
     """The mean over a text's tokens, those where `mask` [batch, seq] is 1: [batch, seq, size] to float32 [batch, size], 0 where there is none."""
     weight = op.unsqueeze(op.astype(mask, "float32"), 2)
     sums = op.sum(op.astype(x, "float32") * weight, 1)
-    y: Tensor = sums / op.maximum(op.sum(weight, 1), 1.0)
-    return y
+    return sums / op.maximum(op.sum(weight, 1), 1.0)
 
 
 def encoder_spec(

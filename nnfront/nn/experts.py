@@ -66,10 +66,9 @@ class Experts(Container):
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
-        y: Tensor = op.moe_mlp(
+        return op.moe_mlp(
             x, self.gate_up_weight, self.down_weight, experts, weights, activation=self.activation
         )
-        return y
 
 
 class StackedExperts(Module):
@@ -171,13 +170,11 @@ class Router(Module):
 
 
 def _sigmoids(x: Tensor) -> Tensor:
-    y: Tensor = op.sigmoid(x)
-    return y
+    return op.sigmoid(x)
 
 
 def _softmax(x: Tensor) -> Tensor:
-    y: Tensor = op.softmax(x, -1)
-    return y
+    return op.softmax(x, -1)
 
 
 class MixtureOfExperts(Module):

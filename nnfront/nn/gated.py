@@ -35,13 +35,11 @@ class GatedRMSNorm(Module):
             wide = op.reshape(op.rms_norm(apart, None, -1, self.epsilon), x.shape) * self.weight
         else:
             wide = self.normed(wide)
-        y: Tensor = op.astype(wide if self.gate_first else wide * factor, x.dtype)
-        return y
+        return op.astype(wide if self.gate_first else wide * factor, x.dtype)
 
     def normed(self, x: Tensor) -> Tensor:
         """All features as one group, in float32: [..., size] to the same."""
-        y: Tensor = op.rms_norm(x, self.weight, -1, self.epsilon)
-        return y
+        return op.rms_norm(x, self.weight, -1, self.epsilon)
 
 
 class GatedAttention(Module):
@@ -77,5 +75,4 @@ class GatedAttention(Module):
         q, k, v = (op.split_heads(part, self.head_size) for part in parts)
         q, k = op.rope(self.q_norm(q), *rope), op.rope(self.k_norm(k), *rope)
         y = op.merge_heads(op.attention(q, k, v, cache=cache))
-        result: Tensor = self.o_proj(y * op.sigmoid(gate))
-        return result
+        return self.o_proj(y * op.sigmoid(gate))

@@ -54,8 +54,7 @@ class LatentAttention(Module):
 
     def _rotate(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """Features at their positions; without `rope` as they are."""
-        y: Tensor = x if rope is None else op.rope(x, *rope, interleaved=self.interleaved)
-        return y
+        return x if rope is None else op.rope(x, *rope, interleaved=self.interleaved)
 
     def query(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """[batch, seq, size] to what is multiplied with latents, [batch, seq, heads, kv_rank + rotated]."""
@@ -63,20 +62,17 @@ class LatentAttention(Module):
         q = op.reshape(q, (*q.shape[:-1], self.heads, q.shape[-1] // self.heads))
         plain, rotated = op.split(q, [self.plain], -1)
         absorbed = op.einsum("bshn,hnr->bshr", plain, self.key_weight)
-        both: Tensor = op.concat([absorbed, self._rotate(rotated, rope)], -1)
-        return both
+        return op.concat([absorbed, self._rotate(rotated, rope)], -1)
 
     def latent(self, x: Tensor, rope: Rotation | None) -> Tensor:
         """[batch, seq, size] to what is kept, [batch, seq, 1, kv_rank + rotated]."""
         compressed = op.unsqueeze(self.kv_a_proj_with_mqa(x), 2)
         latent, rotated = op.split(compressed, [self.kv_rank], -1)
-        both: Tensor = op.concat([self.kv_a_layernorm(latent), self._rotate(rotated, rope)], -1)
-        return both
+        return op.concat([self.kv_a_layernorm(latent), self._rotate(rotated, rope)], -1)
 
     def forward(self, x: Tensor, rope: Rotation | None, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
         q, latent = self.query(x, rope), self.latent(x, rope)
         seen = op.attention(q, latent, cache=cache, scale=self.scale, value_size=self.kv_rank)
         values = op.einsum("bshr,hvr->bshv", seen, self.value_weight)
-        y: Tensor = self.o_proj(op.merge_heads(values))
-        return y
+        return self.o_proj(op.merge_heads(values))

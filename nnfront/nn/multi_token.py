@@ -47,13 +47,11 @@ class MultiTokenLayer(Module):
     def draft(self, embedded: Tensor, hidden: Tensor, rope: Rotation, cache: CacheLayer) -> Tensor:
         """Embeddings of the tokens behind, and what was made of the tokens: both [batch, seq, size], to what stands in the place of that."""
         x: Any = self.eh_proj(op.concat([self.enorm(embedded), self.hnorm(hidden)], -1))
-        y: Tensor = self(x, rope, cache)
-        return y
+        return self(x, rope, cache)
 
     def read(self, x: Tensor) -> Tensor:
         """What the model's head reads of it."""
-        y: Tensor = self.shared_head.norm(x)
-        return y
+        return self.shared_head.norm(x)
 
 
 class MultiTokenLM(CausalLM):

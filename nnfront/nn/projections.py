@@ -34,8 +34,7 @@ def pairs_as_halves(head_size: int, rotated: int) -> Order:
         parts = [op.reshape(halves, (heads.shape[0], rotated, *more))]
         if rotated < head_size:
             parts.append(heads[:, rotated:])
-        ordered: Tensor = op.reshape(op.concat(parts, 1), x.shape)
-        return ordered
+        return op.reshape(op.concat(parts, 1), x.shape)
 
     return reorder
 
@@ -43,8 +42,7 @@ def pairs_as_halves(head_size: int, rotated: int) -> Order:
 def part_by_part(x: Tensor, heads: int, parts: int = 3) -> Tensor:
     """A weight or bias [heads * parts * size, ...] that is stored head by head, as all heads of the first part, then of the second ..."""
     split = op.reshape(x, (heads, parts, x.shape[0] // (heads * parts), *x.shape[1:]))
-    ordered: Tensor = op.reshape(op.permute_dims(split, (1, 0, *range(2, split.ndim))), x.shape)
-    return ordered
+    return op.reshape(op.permute_dims(split, (1, 0, *range(2, split.ndim))), x.shape)
 
 
 def _ordered(tensors: Sequence[Tensor], orders: Sequence[Order | None]) -> list[Tensor]:
@@ -85,8 +83,7 @@ class Fused(Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """[..., in_features] to [..., out_features] of each layer."""
-        parts: tuple[Tensor, ...] = op.split(op.linear(x, self.weight, self.bias), self.splits, -1)
-        return parts
+        return op.split(op.linear(x, self.weight, self.bias), self.splits, -1)
 
 
 class GatedMLP(Module):
@@ -105,8 +102,7 @@ class GatedMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to [..., size]."""
         gate, up = self.gate_up(x)
-        y: Tensor = self.down_proj(self.activation(gate) * up)
-        return y
+        return self.down_proj(self.activation(gate) * up)
 
 
 class GateUpMLP(Module):
@@ -121,8 +117,7 @@ class GateUpMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to [..., size]."""
         gate, up = op.split(self.gate_up_proj(x), 2, -1)
-        y: Tensor = self.down_proj(self.activation(gate) * up)
-        return y
+        return self.down_proj(self.activation(gate) * up)
 
 
 class MLP(Module):
@@ -144,5 +139,4 @@ class MLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] to [..., size]."""
         first, second = (getattr(self, name) for name in self.names)
-        y: Tensor = second(self.activation(first(x)))
-        return y
+        return second(self.activation(first(x)))

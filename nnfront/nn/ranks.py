@@ -117,8 +117,7 @@ class RankEmbedding(Embedding):
         place = op.subtract(x, self.first)
         is_here = op.logical_and(op.greater_equal(place, 0), op.less(place, self.num))
         rows = super().forward(op.where(is_here, place, 0))
-        found: Tensor = op.all_reduce(op.where(op.unsqueeze(is_here, -1), rows, 0.0), self.world)
-        return found
+        return op.all_reduce(op.where(op.unsqueeze(is_here, -1), rows, 0.0), self.world)
 
 
 class RankExperts(Module):
@@ -143,8 +142,7 @@ class RankExperts(Module):
 
     def forward(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """x [tokens, size], the experts of each token [tokens, top_k] and their weights; to [tokens, size]."""
-        y: Tensor = op.all_reduce(super().forward(x, op.subtract(experts, self.first), weights), self.world)
-        return y
+        return op.all_reduce(super().forward(x, op.subtract(experts, self.first), weights), self.world)
 
 
 class RankRMSNorm(RMSNorm):
@@ -158,8 +156,7 @@ class RankRMSNorm(RMSNorm):
         """The shape stays."""
         weight = self.weight if self.factor is None else self.factor
         wide = op.multiply(_over_all(op.astype(x, "float32"), self.epsilon, self.world), weight)
-        y: Tensor = op.astype(wide if self.bias is None else op.add(wide, self.bias), x.dtype)
-        return y
+        return op.astype(wide if self.bias is None else op.add(wide, self.bias), x.dtype)
 
 
 class RankGatedRMSNorm(GatedRMSNorm):
@@ -170,16 +167,14 @@ class RankGatedRMSNorm(GatedRMSNorm):
         self.world = world
 
     def normed(self, x: Tensor) -> Tensor:
-        y: Tensor = op.multiply(_over_all(x, self.epsilon, self.world), self.weight)
-        return y
+        return op.multiply(_over_all(x, self.epsilon, self.world), self.weight)
 
 
 def _over_all(x: Tensor, epsilon: float, world: int) -> Tensor:
     """x by the root of the mean square of all ranks' features."""
     mine = op.mean(op.square(x), -1, keepdims=True)
     all_ = op.multiply(op.all_reduce(mine, world), 1 / world)
-    y: Tensor = op.multiply(x, op.rsqrt(op.add(all_, epsilon)))
-    return y
+    return op.multiply(x, op.rsqrt(op.add(all_, epsilon)))
 
 
 class RankALiBi(ALiBi):

@@ -39,8 +39,7 @@ class CausalConv(Module):
         y, last = op.causal_conv1d(x, self.taps, self.bias, before, activation=self.activation)
         if self.keeps:
             op.cache_write(cache, "conv", last, x.shape[1])
-        result: Tensor = y
-        return result
+        return y
 
 
 def conv_state(channels: int, width: int, dtype: str) -> dict[str, spec.Tensor]:
@@ -105,13 +104,11 @@ class Mamba2Mixer(Module):
 
     def project(self, x: Tensor) -> Tensor:
         """[batch, seq, size] to gate, features, b, c and steps, one after the other."""
-        y: Tensor = self.in_proj(x)
-        return y
+        return self.in_proj(x)
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """What the heads have made, [batch, seq, inner], under the gate."""
-        result: Tensor = self.norm(y, gate)
-        return result
+        return self.norm(y, gate)
 
     def forward(self, x: Tensor, cache: CacheLayer | None) -> Tensor:
         """[batch, seq, size] to the same."""
@@ -126,8 +123,7 @@ class Mamba2Mixer(Module):
         features = op.split_heads(features, sizes.head_size)
         y, state = op.ssm_scan(features, dt, self.rates, b, c, self.D, op.cache_read(cache, "ssm"))
         op.cache_write(cache, "ssm", state, seq)
-        result: Tensor = self.out_proj(self.gated(op.merge_heads(y), gate))
-        return result
+        return self.out_proj(self.gated(op.merge_heads(y), gate))
 
 
 def step_limits(value: Sequence[Any] | None) -> tuple[float, float]:
@@ -198,5 +194,4 @@ class GatedDeltaNet(Module):
             q, k, op.split_heads(v, sizes.value_size), fade, op.sigmoid(b), before, qk_l2norm=True
         )
         op.cache_write(cache, "delta", state, x.shape[1])
-        result: Tensor = self.out_proj(op.merge_heads(self.norm(y, op.split_heads(z, sizes.value_size))))
-        return result
+        return self.out_proj(op.merge_heads(self.norm(y, op.split_heads(z, sizes.value_size))))

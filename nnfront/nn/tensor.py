@@ -146,8 +146,7 @@ class Tensor:
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the numpy array of a value."""
-        array: np.ndarray[Any, Any] = self.torch().numpy()
-        return array
+        return self.torch().numpy()
 
     def _kind(self) -> str:
         for kind, name in ((Var, "traced"), (Formula, "derived"), (torch.Tensor, "value")):
@@ -375,8 +374,7 @@ def operand_type(x: Any) -> Type | None:
         return ScalarType("float64")
     if isinstance(x, (int, Dim)):
         return ScalarType("int64", x)
-    type_: Type = x.type
-    return type_
+    return x.type
 
 
 def operand_types(args: Sequence[Any]) -> list[Type | None]:
