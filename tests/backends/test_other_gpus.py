@@ -30,7 +30,10 @@ def test_on_a_gpu_that_no_kernel_is_made_for_torch_computes_everything(monkeypat
     runs = [i for m in executable.program.methods.values() for i in m.body.walk() if isinstance(i, Run)]
     assert not {run.kernel for run in runs} & {kernel.name for kernel in ON_DEVICE}
     told = [reason for run in runs for reason in run.refused if "sm_75" in reason]
-    assert any("arch must be one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, got 'sm_75'" in reason for reason in told)
+    assert any(
+        "arch must be one of sm_80, sm_86, sm_89, sm_90, sm_100, sm_103, sm_120, got 'sm_75'" in reason
+        for reason in told
+    )
 
 
 @pytest.mark.parametrize("target", ["hip:gfx942", "xpu", "cuda:sm_75"])

@@ -125,7 +125,10 @@ def test_one_that_is_not_installed_names_those_that_are(install: Install) -> Non
     install(TOY)
     text = refusal("tpu")
     assert text.startswith("unknown target 'tpu'")
-    assert "targets are 'cpu', 'cuda', 'cuda:sm_80', 'cuda:sm_86', 'cuda:sm_89', 'cuda:sm_90', 'cuda:sm_100', 'cuda:sm_103', 'cuda:sm_120', 'toy'" in text
+    assert (
+        "targets are 'cpu', 'cuda', 'cuda:sm_80', 'cuda:sm_86', 'cuda:sm_89', 'cuda:sm_90', 'cuda:sm_100', 'cuda:sm_103', 'cuda:sm_120', 'toy'"
+        in text
+    )
     assert "'nnfront.backends'" in text
 
 

@@ -91,7 +91,12 @@ def _kernel(
     begins = [columns * out.itemsize % 16]
     begins += [_rows_begin(part) for part in (x, weight, residual) if part is not None]
     dtype = common.dtype_name(x)
-    if on_gpu(x) and dtype in tma.DTYPES and common.arch_of(x.device) in tma.KERNEL.configs and not any(begins):
+    if (
+        on_gpu(x)
+        and dtype in tma.DTYPES
+        and common.arch_of(x.device) in tma.KERNEL.configs
+        and not any(begins)
+    ):
         return tma
     return kernel_module("matmul")
 
