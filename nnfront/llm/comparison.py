@@ -126,10 +126,10 @@ def _argument(name: str, type: TensorType, config: Any, tokens: Sequence[int] | 
     return ((7 if name == "tokens" else 11) + 7919 * at) % int(config.vocab_size)
 
 
-def tensors_in(tree: Any) -> Tensors:
+def tensors_in(tree: Any, kind: type = torch.Tensor) -> tuple[Any, ...]:
     """The tensors in tuples, lists and dicts of them, in order."""
-    if isinstance(tree, torch.Tensor):
+    if isinstance(tree, kind):
         return (tree,)
     if isinstance(tree, Mapping):
         tree = tuple(tree.values())
-    return tuple(x for part in tree for x in tensors_in(part)) if isinstance(tree, tuple | list) else ()
+    return tuple(x for p in tree for x in tensors_in(p, kind)) if isinstance(tree, tuple | list) else ()

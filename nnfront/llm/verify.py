@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from nnfront.errors import LoadError
-from nnfront.llm.comparison import Call, Comparison, Tensors
+from nnfront.llm.comparison import Call, Comparison, Tensors, tensors_in
 from nnfront.llm.dequantised import run_dequantised, stored_weights
 from nnfront.llm.hf_folder import compile_folder, computing_in, open_folder
 from nnfront.llm.model_files import read_folder
@@ -163,11 +163,7 @@ class _Watch(Eager):
         return result
 
     def _values(self, tree: Any) -> Tensors:
-        if isinstance(tree, Tensor):
-            return (self._evaluate(tree),)
-        if isinstance(tree, Mapping):
-            tree = tuple(tree.values())
-        return tuple(x for part in tree for x in self._values(part)) if isinstance(tree, tuple | list) else ()
+        return tuple(map(self._evaluate, tensors_in(tree, Tensor)))
 
 
 def _parts(model: Module) -> tuple[dict[str, list[str]], set[str]]:

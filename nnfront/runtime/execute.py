@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from nnfront.backends.backend import Frame, Pair, Step
 from nnfront.dims import Dim, Symbol, evaluator
 from nnfront.errors import NnfrontError, RunError
 from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure, name_of, place, value_text
@@ -24,15 +25,10 @@ from nnfront.runtime.match_shape import match_step
 from nnfront.runtime.returned import Check, returned_check
 from nnfront.state.between import BETWEEN
 
-Frame: TypeAlias = list[Any]
-Step: TypeAlias = Callable[[Frame], None]
 # From a kernel call to the function that does it: operands by position, sized attributes by keyword.
 Resolve: TypeAlias = Callable[[Run], Callable[..., Any]]
 # From steps and their instructions to fewer steps that do the same.
-Join: TypeAlias = Callable[
-    [Sequence[tuple[Step, "Instruction | None"]], Sequence[Slot], str],
-    Sequence[tuple[Step, "Instruction | None"]],
-]
+Join: TypeAlias = Callable[[Sequence[Pair], Sequence[Slot], str], Sequence[Pair]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class Code:
     instructions: tuple[Instruction | None, ...]
     method: str = ""
 
-    def __iter__(self) -> Iterator[tuple[Step, Instruction | None]]:
+    def __iter__(self) -> Iterator[Pair]:
         return zip(self.steps, self.instructions, strict=True)
 
 
@@ -108,7 +104,7 @@ def prepare(
 
     `method` is the name for errors. `join` makes one step of several where a target can. `target` is the program's.
     """
-    pairs: list[tuple[Step, Instruction | None]] = []
+    pairs: list[Pair] = []
     if block.sizes:
         pairs.append((size_step(block.sizes, slots, dims), None))
     for instruction in block.instructions:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from nnfront.backends.backend import Frame
 from nnfront.backends.registry import device_of
 from nnfront.backends.table import others
 from nnfront.dims import Dim, Symbol, evaluator
@@ -26,7 +27,6 @@ from nnfront.lower import (
     check_returned,
 )
 
-Frame: TypeAlias = list[Any]
 # From a frame and what a function returned to the same, if it is what was declared.
 Check: TypeAlias = Callable[[Frame, Any], Any]
 

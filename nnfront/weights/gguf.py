@@ -9,7 +9,6 @@ Tensors whose type packs numbers into blocks are given as bytes: `[..., blocks *
 from __future__ import annotations
 
 import math
-import os
 import struct
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +21,8 @@ from nnfront.weights.safetensors import (
     Header,
     Invalid,
     TensorInfo,
-    collected,
     length_problems,
+    opened,
 )
 
 MAGIC = b"GGUF"
@@ -151,10 +150,7 @@ def read_gguf(file: Path, *, headers_only: bool = False, folder: Folder | None =
 
     `folder` is the file's, if it is open already. Raises LoadError that lists the problems found.
     """
-    with collected(f"{file} is not a GGUF file that can be read") as problems:
-        held = folder or Folder(file.parent)  # which closes its files when it is gone
-        fd = held.open(file.name)
-        size = os.fstat(fd).st_size
+    with opened(file, folder, "a GGUF file that can be read") as (fd, size, problems):
         header = _header(file, _Reader(fd, size), problems)
         if not headers_only and not problems:
             problems += [p for p in length_problems(header, size) if "follow" not in p]  # it may be padded

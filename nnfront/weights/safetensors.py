@@ -90,11 +90,15 @@ class Invalid(Exception):
 
 
 @contextmanager
-def collected(what: str) -> Iterator[list[str]]:
-    """Give a list for problems with a header. Raises LoadError behind the block that says what is wrong, and lists them all, with what has ended it."""
+def opened(file: Path, folder: Folder | None, kind: str) -> Iterator[tuple[int, int, list[str]]]:
+    """Open a file, of a folder that may be open already: give it, its size, and a list for problems with its header. Raises LoadError behind the block that lists
+    them all, with what has ended it, of a file that is not of a kind.
+    """
     problems: list[str] = []
     try:
-        yield problems
+        held = folder or Folder(file.parent)  # which closes its files when it is gone
+        fd = held.open(file.name)
+        yield fd, os.fstat(fd).st_size, problems
     except Invalid as error:
         problems.append(str(error))
     except OSError as error:
@@ -102,7 +106,7 @@ def collected(what: str) -> Iterator[list[str]]:
     except LoadError as error:
         problems.append(f"it cannot be read: {', '.join(error.details) or error.what}")
     if problems:
-        raise LoadError(what, details=shortened([(line, line) for line in problems]))
+        raise LoadError(f"{file} is not {kind}", details=shortened([(line, line) for line in problems]))
 
 
 def read_header(file: Path, *, headers_only: bool = False, folder: Folder | None = None) -> Header:
@@ -110,10 +114,7 @@ def read_header(file: Path, *, headers_only: bool = False, folder: Folder | None
 
     `folder` is the file's, if it is open already. Raises LoadError that lists every problem found.
     """
-    with collected(f"{file} is not a valid safetensors file") as problems:
-        held = folder or Folder(file.parent)  # which closes its files when it is gone
-        fd = held.open(file.name)
-        size = os.fstat(fd).st_size
+    with opened(file, folder, "a valid safetensors file") as (fd, size, problems):
         length, fields = _read_fields(fd, size)
         header = _check_fields(file, 8 + length, fields, problems)
         if not headers_only:

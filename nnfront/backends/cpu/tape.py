@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from nnfront.backends.backend import Frame, Pair
 from nnfront.backends.cpu.decode_attention import PLACES, places
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.backends.cpu.in_c import FEW, KNOWN
@@ -32,12 +33,11 @@ from nnfront.backends.cpu.tape_builder import (
     demand,
 )
 from nnfront.dims import Size, Symbol, evaluate
-from nnfront.lower import Instruction, Run, Slot, StateLayerType, TensorType
+from nnfront.lower import Run, Slot, StateLayerType, TensorType
 from nnfront.lower.slots import bare_symbol, dims_in
-from nnfront.runtime.execute import Code, Frame, Step, execute
+from nnfront.runtime.execute import Code, execute
 from nnfront.state.between import BETWEEN
 
-Pair: TypeAlias = tuple[Step, "Instruction | None"]
 Part: TypeAlias = Callable[[Frame], None]
 # What a layer keeps of each sequence is an operand like others when it is read, and a result when it is written.
 JOINED = READ, WRITTEN = "cache_read", "cache_write_owned"
