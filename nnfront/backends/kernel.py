@@ -20,9 +20,8 @@ class Context:
     frame: Frame
     makers: dict[int, Run]
     target: str = "cpu"
-    shared: dict[Any, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # what rewriting has emitted for several calls
+    shared: dict[Any, tuple[int, ...]] = field(default_factory=dict)
+    """What rewriting has emitted for several calls."""
     emitted: list[Run] = field(default_factory=list)
 
     def inside(self) -> Context:

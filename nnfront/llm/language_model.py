@@ -141,9 +141,8 @@ class LLM:
             model, ranks, ignored=ignored, cast=dtype is not None, cache=cache, plan=plan, progress=progress
         )
         phases.end("load")
-        model.held.close(
-            file.name for file in model.checkpoint.files
-        )  # weights are mapped, or made of what was read
+        # Weights are mapped, or made of what was read.
+        model.held.close(file.name for file in model.checkpoint.files)
         llm = LLM(session, model.text, model.config, Path(path), phases, kv_quant, model.held)
         llm.quantized, llm.stored, llm.ranks = model.quantized, model.stored, ranks
         llm.adapters = model.adapters

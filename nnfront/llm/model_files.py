@@ -136,9 +136,8 @@ class Architecture:
     @contextmanager
     def _building(self, stored: Mapping[str, Stored] | None) -> Iterator[None]:
         """Within it, a model is built, of not many times more tensors than there are."""
-        from nnfront.nn.parameter import (
-            declaring_at_most,
-        )  # here: an artefact loads without what authors need
+        # Here: an artefact loads without what authors need.
+        from nnfront.nn.parameter import declaring_at_most
 
         sizes = [prod(tensor.shape) for tensor in (stored or {}).values()]
         parameters = 1000 + 4 * len(sizes) if sizes else 250_000
@@ -273,7 +272,6 @@ def read_folder(
     hf_config = read_json(folder, CONFIG)
     parts = [key for key in hf_config if key.endswith("_config") and key.split("_")[0] in MEDIA]
     architecture = find_architecture(str(hf_config.get("model_type")), model_file, parts)
-    model = {
-        key: value for key, value in hf_config.items() if key not in KEYS
-    }  # how weights are stored is no model's affair
+    # How weights are stored is no model's affair.
+    model = {key: value for key, value in hf_config.items() if key not in KEYS}
     return architecture, architecture.config(model), hf_config

@@ -45,9 +45,8 @@ def result_maker(program: MethodProgram, template: Frame) -> Callable[[Frame], A
             first = len(names)
             names.extend(structure.names)
             return "{" + ", ".join(f"names[{first + i}]: {part}" for i, part in enumerate(parts)) + "}"
-        return (
-            f"({''.join(f'{part}, ' for part in parts)})" if parts else "None"
-        )  # as a method that returns nothing
+        # None, as a method that returns nothing.
+        return f"({''.join(f'{part}, ' for part in parts)})" if parts else "None"
 
     scope: dict[str, Any] = {"own": own, "names": names}
     exec(f"def result(frame):\n return {source(program.result)}", scope)

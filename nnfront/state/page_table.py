@@ -122,9 +122,8 @@ class PageTable:
         known = self._reserved
         if known is not None and known[0] is before and known[1] == (first, count, seq):
             return
-        may_evict = (
-            self.states[0].use.journal is None
-        )  # else it has been done, and a call that fails gives nothing back
+        # Else it has been done, and a call that fails gives nothing back.
+        may_evict = self.states[0].use.journal is None
         if may_evict:
             self.evict()
         self._views.clear()

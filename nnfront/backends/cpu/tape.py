@@ -141,9 +141,8 @@ class TapeStep:
     def __call__(self, frame: Frame) -> None:
         sizes = [frame[i] for i in self._read]
         known = dict(zip(self._dims, sizes, strict=True))
-        tokens = {
-            count: evaluate(count, known) for count in self._counts
-        }  # of all layers there are one or two
+        # Of all layers there are one or two.
+        tokens = {count: evaluate(count, known) for count in self._counts}
         are_ready = [frame[i].has_capacity(tokens[count]) for i, count in self._layers.items()]
         key = (torch.get_num_threads(), *sizes, *are_ready)
         plan = self.plans.get(key)
