@@ -16,7 +16,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from nnfront.backends.backend import Frame, Pair, Step
+from nnfront.backends.backend import Frame as Frame
+from nnfront.backends.backend import Pair
+from nnfront.backends.backend import Step as Step
 from nnfront.dims import Dim, Symbol, evaluator
 from nnfront.errors import NnfrontError, RunError
 from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure, name_of, place, value_text

@@ -3,13 +3,20 @@
 
 vLLM finds `register` by itself, by an entry point; `--hf-overrides '{"architectures": ["NnfrontForCausalLM"]}'` has a model run through it.
 
-    version     the one vLLM that this is made for
     parts       a model folder in parts, over flat tokens and somebody's attention; knows nothing of vLLM
-    model       those parts as vLLM's class of a model, with a layer of its attention for each of theirs
+    model       those parts as vLLM's class of a model, with a layer of its attention for each of theirs; which vLLM it is made for
 
 Nothing of vLLM is imported before a model of it is made.
 """
 
-from nnfront.vllm.register import ARCHITECTURE, register
+from __future__ import annotations
 
-__all__ = ["ARCHITECTURE", "register"]
+ARCHITECTURE = "NnfrontForCausalLM"
+"""What a model's `architectures` are to say."""
+
+
+def register() -> None:
+    """Tell vLLM of the architecture. Called again it does the same; it imports no more of nnfront, and refuses no vLLM: a model does."""
+    from vllm import ModelRegistry
+
+    ModelRegistry.register_model(ARCHITECTURE, f"nnfront.vllm.model:{ARCHITECTURE}")

@@ -17,8 +17,7 @@ import torch
 import nnfront as nn
 from nnfront.errors import LoadError
 from nnfront.vllm import ARCHITECTURE, register
-from nnfront.vllm.model import NnfrontForCausalLM
-from nnfront.vllm.version import VERSION, require_vllm
+from nnfront.vllm.model import VERSION, NnfrontForCausalLM, require_vllm
 
 PROJECT = tomllib.loads((Path(nn.__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
