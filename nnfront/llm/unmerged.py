@@ -18,7 +18,7 @@ from nnfront import ops
 from nnfront.errors import LoadError, PassError
 from nnfront.files import shown, shown_text
 from nnfront.ir import FunctionBuilder, IRModule, Scalar, TensorType, Type, Var
-from nnfront.llm.lora import NO_SPLIT, Adapter, Merging, open_adapters
+from nnfront.llm.lora import NO_SPLIT, Adapter, Merging, Product, open_adapters
 from nnfront.passes import add_adapters
 from nnfront.quantized import Formula, Takes, derive_weights
 from nnfront.quantized.formula import cast
@@ -62,9 +62,9 @@ def keep_adapters(
     weight, or that can only be merged.
     """
     read = [_products(ir, adapter, checkpoint) for adapter in adapters]
-    found, ignored = [products for products, _ in read], [name for _, copies in read for name in copies]
-    names = list(dict.fromkeys(name for products in found for name in products))
-    stacks = {name: _Stack([products.get(name) for products in found]) for name in names}
+    types = {name: type for _, stored, _ in read for name, type in stored.items()}
+    names = dict.fromkeys(name for products, *_ in read for name in products)
+    stacks = {name: _Stack([products.get(name) for products, *_ in read], types) for name in names}
     ranks = {name: stack.rank for name, stack in stacks.items()}
     turned = [name for name, stack in stacks.items() if stack.is_transposed]
     try:
@@ -73,35 +73,14 @@ def keep_adapters(
         raise LoadError(str(error)) from None
     formulas = {f"{name}.{end}": f for name, stack in stacks.items() for end, f in stack.formulas().items()}
     module = derive_weights(module, formulas, takes)[0]
-    return IRModule(
-        module.functions, {**module.attrs, "ignored": (*module.attrs.get("ignored", ()), *ignored)}
-    )
-
-
-@dataclass(frozen=True)
-class _LowRank:
-    """What one adapter adds to products with a weight: scale * B A; the types that the matrices are stored in are those of tensors of these names."""
-
-    scale: float
-    a: str
-    b: str
-    types: Mapping[str, TensorType]
-    is_transposed: bool
-
-    @property
-    def rank(self) -> int:
-        return _sizes(self.types[self.a])[0]
-
-    def matrix(self, b: FunctionBuilder, side: str, stored: Mapping[str, Var]) -> Var:
-        """Emit A or B in float32; in B is the scale."""
-        found = cast(b, stored[getattr(self, side)], "float32")
-        return found if side == "a" else b.call(ops.multiply, found, Scalar(self.scale))
+    ignored = (*module.attrs.get("ignored", ()), *(name for *_, copies in read for name in copies))
+    return IRModule(module.functions, {**module.attrs, "ignored": ignored})
 
 
 def _products(
     ir: IRModule, adapter: Adapter, checkpoint: Checkpoint
-) -> tuple[dict[str, _LowRank], list[str]]:
-    """What an adapter adds to products, by the names of weights; and its tensors that say what the checkpoint does, as PEFT writes some. Raises LoadError for what it does besides."""
+) -> tuple[dict[str, Product], Mapping[str, TensorType], list[str]]:
+    """What an adapter adds to products, by the names of weights; the types of its tensors; and those that say what the checkpoint does, as PEFT writes some. Raises LoadError for what it does besides."""
     merging = Merging(ir, NO_SPLIT)
     merging.add(adapter)
     problems, found, copies = [], {}, []
@@ -117,7 +96,7 @@ def _products(
             elif each.magnitude is not None:
                 why = "it is scaled as a whole (use_dora)"
             else:
-                found[name] = _LowRank(each.scale, each.a, each.b, merging.stored, each.is_transposed)
+                found[name] = each
         if why:
             problems.append((name, f"{shown_text(repr(name))}: {why}"))
     if problems:
@@ -126,7 +105,7 @@ def _products(
             details=shortened(problems),
             help=_MERGE,
         )
-    return found, copies
+    return found, merging.stored, copies
 
 
 def _are_equal(checkpoint: Checkpoint, one: str, two: str) -> bool:
@@ -139,14 +118,15 @@ def _are_equal(checkpoint: Checkpoint, one: str, two: str) -> bool:
 
 @dataclass(frozen=True)
 class _Stack:
-    """What adapters add to products with one weight; None for those that leave it."""
+    """What adapters add to products with one weight, None for those that leave it; and the types that their matrices are stored in."""
 
-    adapters: Sequence[_LowRank | None]
+    adapters: Sequence[Product | None]
+    types: Mapping[str, TensorType]
 
     @property
     def rank(self) -> int:
         """The largest."""
-        return max(each.rank for each in self.adapters if each is not None)
+        return max(_sizes(self.types[each.a])[0] for each in self.adapters if each and each.a)
 
     @property
     def is_transposed(self) -> bool:
@@ -159,13 +139,17 @@ class _Stack:
 
     def formula(self, side: str, axis: int) -> Formula:
         """How one of them is made, of matrices whose ranks lie along an axis."""
-        held = [each for each in self.adapters if each is not None]
-        sources = {name: each.types[name] for each in held for name in (getattr(each, side),)}
+        names = [None if each is None else getattr(each, side) for each in self.adapters]
+        sources = {name: self.types[name] for name in names if name is not None}
 
         def make(b: FunctionBuilder, found: Sequence[Var]) -> Var:
             stored = dict(zip(sources, found, strict=True))
-            matrices = [None if each is None else each.matrix(b, side, stored) for each in self.adapters]
-            return self.stacked(b, matrices, axis)
+
+            def matrix(each: Product) -> Var:
+                made = cast(b, stored[getattr(each, side)], "float32")
+                return made if side == "a" else b.call(ops.multiply, made, Scalar(each.scale))
+
+            return self.stacked(b, [None if each is None else matrix(each) for each in self.adapters], axis)
 
         return Formula("LoRA", sources, make, is_plain=True)
 
