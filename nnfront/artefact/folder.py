@@ -31,7 +31,7 @@ from nnfront.backends.cuda.ahead.cubin import CompiledKernels
 from nnfront.errors import LoadError
 from nnfront.files import MAX_BYTES, File, Folder
 from nnfront.ir import TensorType
-from nnfront.weights.atomic_folder import put_folder
+from nnfront.weights.atomic_folder import put_folder, writing
 from nnfront.weights.checkpoint import MANIFEST, Checkpoint
 from nnfront.weights.mapped_memory import whole
 from nnfront.weights.write import SHARD_BYTES, write_tensors
@@ -110,7 +110,7 @@ def write_artefact(
             is_indexed=True,
         )
         phase("write")
-        try:
+        with writing(folder):
             for file in copies:
                 file.copy_to(place / file.name)
             files.extend(place / name for name in names)
@@ -121,8 +121,6 @@ def write_artefact(
             digests = dict(zip(listed, digest_files(Folder(place), listed), strict=True))
             whole = replace(manifest, files={PROGRAM: digest_of(text), **digests})
             (place / MANIFEST).write_text(whole.text(), encoding="utf-8")
-        except OSError as error:
-            raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
         phase("hash")
 
 

@@ -6,7 +6,8 @@ Loading parses, verifies and lowers the program's text; it imports no model file
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,15 +55,13 @@ def session_of(files: ArtefactFiles, number: int | None = None, *, rank: int = 0
     whole = _compiled(files, ir, target)
     program = of_rank(whole, rank) if ranks > 1 else whole
     files.check_weights()  # now: they are compared while the program is compiled
-    try:
+    with _about(files.folder):
         places = restored(program, manifest.weights)
         written = _dims(program, manifest.dims)
         places = at_rank(places, own_tensors(rank_programs(whole), places, written), rank)
         mine = rank if ranks > 1 else None
         values, dims = read_weights(program, places, manifest.orders, files.tensors, written, mine)
         known = _joined(written, dims)
-    except NnfrontError as error:
-        raise _about(files.folder, error) from None
     files.close()
     extras = Extras(manifest.llm, files.copies)
     return Session(program, values.pop(""), values, known, ir=ir, extras=extras, kernels=files.kernels)
@@ -102,17 +101,13 @@ def check(path: str | Path) -> list[str]:
 
 
 def _admitted(files: ArtefactFiles) -> IRModule:
-    try:
+    with _about(files.folder / PROGRAM):
         return admit(files.program)
-    except NnfrontError as error:
-        raise _about(files.folder / PROGRAM, error) from None
 
 
 def _compiled(files: ArtefactFiles, ir: IRModule, target: str) -> Program:
-    try:
+    with _about(files.folder / PROGRAM):
         program = compile_admitted(ir, target).program
-    except NnfrontError as error:
-        raise _about(files.folder / PROGRAM, error) from None
     if sorted(program.methods) != sorted(files.manifest.methods):
         raise LoadError(
             f"{files.folder}: the program does not have the methods that the manifest lists",
@@ -159,11 +154,12 @@ def _joined(written: Mapping[Symbol, int], said: Mapping[Symbol, int]) -> dict[S
     return {**written, **said}
 
 
-def _about(file: Path, error: NnfrontError) -> LoadError:
-    """The error, as one about a file of an artefact."""
-    details = [
-        error.what,
-        *(f"  {line}" for line in error.details),
-        *([f"  at {error.where}"] if error.where else []),
-    ]
-    return LoadError(f"{file} cannot be used", details=details, help=error.help)
+@contextmanager
+def _about(file: Path) -> Iterator[None]:
+    """Errors inside of this are of a file of an artefact."""
+    try:
+        yield
+    except NnfrontError as error:
+        where = [f"  at {error.where}"] if error.where else []
+        details = [error.what, *(f"  {line}" for line in error.details), *where]
+        raise LoadError(f"{file} cannot be used", details=details, help=error.help) from None

@@ -94,15 +94,15 @@ def diff(
         inspect_model(path, target, model_file, headers_only=False, methods=methods)
         for path in (before, after)
     )
-    pairs = {
-        "target": ({"target": one.executable.target}, {"target": two.executable.target}),
-        "config": (_config(one), _config(two)),
-        "dims": (_dims(one), _dims(two)),
-        "methods": (_signatures(one), _signatures(two)),
+    pairs: dict[str, Iterable[Mapping[str, str]]] = {
+        "target": [{"target": model.executable.target} for model in (one, two)],
+        "config": [{key: repr(value) for key, value in model.config.items()} for model in (one, two)],
+        "dims": map(_dims, (one, two)),
+        "methods": map(_signatures, (one, two)),
         "functions": _bodies(one, two),
-        "formulas": (_formulas(one), _formulas(two)),
+        "formulas": map(_formulas, (one, two)),
         "weights": _contents(one, two),
-        "kernels": (_kernels(one), _kernels(two)),
+        "kernels": map(_kernels, (one, two)),
     }
     found = {section: tuple(_changes(*pair)) for section, pair in pairs.items()}
     return Differences(
@@ -114,10 +114,6 @@ def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Ch
     for name in dict.fromkeys([*before, *after]):
         if before.get(name) != after.get(name):
             yield Change(name, before.get(name), after.get(name))
-
-
-def _config(model: Inspected) -> dict[str, str]:
-    return {key: repr(value) for key, value in model.config.items()}
 
 
 def _dims(model: Inspected) -> dict[str, str]:

@@ -47,17 +47,12 @@ def cache_sizes(cache: StateType, given: Mapping[str, Any], known: Mapping[str, 
     }
     needed = [name for name in symbols if name not in known]
     missing = [name for name in needed if name not in given]
+    help = f"make_cache({', '.join(f'{n}=...' for n in needed)})"
     if missing:
-        raise RunError(
-            f"make_cache needs {', '.join(repr(n) for n in missing)}",
-            help=f"make_cache({', '.join(f'{n}=...' for n in needed)})",
-        )
+        raise RunError(f"make_cache needs {', '.join(repr(n) for n in missing)}", help=help)
     for name, number in given.items():
         if name not in needed:
-            raise RunError(
-                f"make_cache: {name!r} is not a dim of the cache",
-                help=f"make_cache({', '.join(f'{n}=...' for n in needed)})",
-            )
+            raise RunError(f"make_cache: {name!r} is not a dim of the cache", help=help)
         if type(number) is not int or satisfies(number, symbols[name]) is False:
             raise RunError(
                 f"make_cache: {name!r} is {number!r}, expected {describe_facts(*symbols[name].facts)}"

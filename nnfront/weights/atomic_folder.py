@@ -38,26 +38,31 @@ def put_folder(folder: Path, check_replaceable: Callable[[Path], None]) -> Itera
     """
     place = Path(os.path.realpath(folder))
     _check(place, check_replaceable)
-    try:
+    with writing(folder):
         place.parent.mkdir(parents=True, exist_ok=True)
         _remove_dead(place)
         temporary, lock = make_folder(place, SUFFIX)
-    except OSError as error:
-        raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
     try:
         yield temporary
         _check(place, check_replaceable)
-        try:
+        with writing(folder):
             for file in temporary.rglob("*"):
                 sync(file)
             sync(temporary)
             _move(temporary, place)
             sync(place.parent)
-        except OSError as error:
-            raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
     finally:
         os.close(lock)
         shutil.rmtree(temporary, ignore_errors=True)  # what was not moved, or what was there before
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """What the system refuses inside of this is a LoadError about a folder."""
+    try:
+        yield
+    except OSError as error:
+        raise LoadError(f"{folder} cannot be written: {error.strerror}") from error
 
 
 def _check(place: Path, check_replaceable: Callable[[Path], None]) -> None:

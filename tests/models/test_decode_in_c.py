@@ -65,7 +65,7 @@ def calls(session: Session) -> list[set[str]]:
     (step,) = (s for s in session["decode"]._route.code.steps if isinstance(s, tape.TapeStep))
     *_, plan = step.plans.values()
     return [
-        set() if isinstance(part, tape.TapePart) else {run.kernel for run in part.code.instructions}
+        set() if isinstance(part, tape.TapePart) else {run.kernel for run in part.args[0].instructions}
         for part in plan
     ]
 

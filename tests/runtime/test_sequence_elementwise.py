@@ -96,7 +96,7 @@ def parts(session: Session, method: str) -> list[list[str]]:
         *_, plan = step.plans.values()
         for part in plan:
             is_tape = isinstance(part, tape.TapePart)
-            found.append([] if is_tape else [run.kernel for run in part.code.instructions])
+            found.append([] if is_tape else [run.kernel for run in part.args[0].instructions])
     return found
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
@@ -100,16 +101,6 @@ class TapePart:
             layer.write(kept.name, frame[kept.tensor], kept.seq, take_over=kept.take_over)
         for slot in self.frees:
             frame[slot] = None
-
-
-@dataclass(frozen=True)
-class PlainPart:
-    """Instructions that run one by one."""
-
-    code: Code
-
-    def __call__(self, frame: Frame) -> None:
-        execute(self.code, frame)
 
 
 class _RefusedAt(Exception):
@@ -215,7 +206,7 @@ class _Planner:
 
     def _plain(self, part: Sequence[int]) -> Iterator[Part]:
         if part:
-            yield PlainPart(self._code(part))
+            yield partial(execute, self._code(part))
 
     def _code(self, part: Sequence[int]) -> Code:
         steps = tuple(self._step.pairs[i][0] for i in part)
