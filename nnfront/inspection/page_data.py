@@ -6,20 +6,26 @@ from __future__ import annotations
 import linecache
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import count
 from textwrap import dedent
 from typing import Any
 
 import nnfront
+from nnfront.backends.table import memory_policy
+from nnfront.dims import satisfies
 from nnfront.inspection.graphs import Lines, graph_of
-from nnfront.inspection.memory import memory_of, sizes_for
 from nnfront.inspection.model import Inspected
 from nnfront.inspection.weights import weights_of
 from nnfront.llm.find_model import model_name
 from nnfront.lower import Program
 from nnfront.lower.explain import Line, explained
+from nnfront.memory.concrete_sizes import symbols_of
+from nnfront.memory.report import report_memory
 
 AROUND = 3
 """Lines of a source file that are shown before and behind the one that is meant."""
+USUAL = 128
+"""What a dim with an upper bound is if nobody says: less if the bound is; one without a bound is as little as it may be, and 1 at least."""
 
 
 def page_data(model: Inspected, sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -84,3 +90,34 @@ def _source(file: str, line: int) -> dict[str, Any]:
     text = [linecache.getline(file, n).rstrip("\n") for n in range(max(line - AROUND, 1), line + AROUND + 1)]
     shown = dedent("\n".join(text)).split("\n") if any(text) else []
     return {"file": file, "line": line, "first": max(line - AROUND, 1), "text": shown}
+
+
+def sizes_for(program: Program, given: Mapping[str, int]) -> dict[str, int]:
+    """Return a number for each dim of the methods: the one given, or one that its facts allow."""
+    sizes: dict[str, int] = {}
+    for method in program.methods.values():
+        for symbol in symbols_of(method):
+            if symbol.name not in sizes:
+                low = max(symbol.min, 1) if symbol.max is None else min(symbol.max, max(symbol.min, USUAL))
+                step = 1 if symbol.max is None else -1
+                sizes[symbol.name] = given.get(symbol.name) or next(
+                    n for n in count(low, step) if n <= 0 or satisfies(n, symbol) is not False
+                )
+    return sizes
+
+
+def memory_of(program: Program, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a call of each method takes: steps, and buffers with the steps, first and last, in which they are in use."""
+    report = report_memory(program, sizes, memory_policy(program.target))
+    methods = {}
+    for name, memory in report.methods.items():
+        plan = memory.plan
+        methods[name] = {
+            "peak": plan.peak,
+            "peak_step": plan.peak_step,
+            "arguments": memory.arguments,
+            "caches": memory.caches,
+            "steps": [[step.kernel, step.module] for step in plan.steps],
+            "buffers": [[b.name, b.module, b.kind, b.bytes, b.ranges] for b in plan.buffers if b.bytes],
+        }
+    return {"sizes": dict(sizes), "weights": report.weights, "total": report.total, "methods": methods}

@@ -15,13 +15,7 @@ import torch
 
 from nnfront.dims import Dim, Size, Symbol, describe_facts, evaluate, satisfies, solve, substitute
 from nnfront.errors import DimError, RunError
-from nnfront.lower import (
-    Argument,
-    DimBinding,
-    MethodProgram,
-    Place,
-    places,
-)
+from nnfront.lower import Argument, DimBinding, Match, MethodProgram, Place, Structure, places
 from nnfront.runtime.argument_types import call_error, convert, count_of
 
 Known = dict[Symbol, tuple[int, str]]
@@ -147,3 +141,34 @@ def _check_size(what: str, size: Dim, number: int, known: Known) -> None:
         raise RunError(f"{what} is '{size}' = {number}, but {said[1]} already said '{size}' = {said[0]}")
     said_by = [f"{known[s][1]} said '{s}' = {known[s][0]}" for s in size.symbols]
     raise RunError(f"{what} is {number}, but '{size}' is {expected}", details=said_by)
+
+
+def match_step(match: Match, name: str) -> Callable[[list[Any]], None]:
+    """Return the step of a `Match`: it checks a value's sizes while a method runs, and binds the dims that it defines. It raises RunError that names the value, the axis and the dim."""
+    argument = Argument(name, match.type, "input", Structure(match.input))
+    wanted = dict(match.defines)
+    bindings = []
+    for place, size in places(match.type, name):
+        if (
+            isinstance(size, Dim)
+            and len(size.symbols) == 1
+            and size.symbols[0] in wanted
+            and str(size) == size.symbols[0].name
+        ):
+            symbol = size.symbols[0]
+            bindings.append(DimBinding(symbol, wanted.pop(symbol), place, size))
+
+    def step(frame: list[Any]) -> None:
+        known: Known = {symbol: (frame[slot], f"dim '{symbol}'") for symbol, slot in match.knows}
+        found = resolve(
+            lambda place: f"match_shape: {place}",
+            list(observed(argument, frame[match.input])),
+            bindings,
+            known,
+        )
+        for binding in bindings:
+            frame[binding.slot] = found[binding.symbol][0]
+        for i in match.frees:
+            frame[i] = None
+
+    return step

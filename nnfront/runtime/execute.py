@@ -23,7 +23,7 @@ from nnfront.dims import Dim, Symbol, evaluator
 from nnfront.errors import NnfrontError, RunError
 from nnfront.lower import Block, Branch, Instruction, Match, Run, Slot, Structure, name_of, place, value_text
 from nnfront.memory.free_memory import is_out_of_memory
-from nnfront.runtime.match_shape import match_step
+from nnfront.runtime.bind_arguments import match_step
 from nnfront.runtime.returned import Check, returned_check
 from nnfront.state.between import BETWEEN
 

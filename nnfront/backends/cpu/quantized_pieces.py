@@ -155,6 +155,11 @@ def _grouped(format: QuantFormat) -> Multiply:
     return in_pieces(partial(dequantized, format))
 
 
+def _by_ops(format: QuantFormat) -> Multiply:
+    """Weights in any format, by what the ops' references make of them."""
+    return in_pieces(partial(dequantized_by_ops, format))
+
+
 def in_pieces(dequantized: Callable[..., torch.Tensor], most: int | None = None) -> Multiply:
     """A product with a weight of which `dequantized(weight, scales, zeros, dtype)` makes some outputs at a time, in the dtype of x."""
 
@@ -332,20 +337,8 @@ DECODINGS = (
     Decoding("fp8", ("fp8",), _DECODED, _fp8, _fp8_pieces),
     Decoding("fp8_groups", ("fp8",), _GROUPS, _grouped, _grouped_pieces, any_groups=True),
     Decoding("mxfp4", ("mxfp4",), _TABLES, _from_tables, _table_pieces),
-    Decoding(
-        "blocks",
-        BLOCK_FORMATS,
-        _BLOCKS,
-        lambda format: in_pieces(partial(dequantized_by_ops, format)),
-        _by_ops_pieces,
-    ),
+    Decoding("blocks", BLOCK_FORMATS, _BLOCKS, _by_ops, _by_ops_pieces),
     Decoding("table4", ("nvfp4", "nl4"), _TABLES, _from_tables, _table_pieces),
 )
-BY_OPS = Decoding(
-    "by_ops",
-    (),
-    "dequantised piece by piece",
-    lambda format: in_pieces(partial(dequantized_by_ops, format)),
-    _by_ops_pieces,
-)
+BY_OPS = Decoding("by_ops", (), "dequantised piece by piece", _by_ops, _by_ops_pieces)
 """For formats that none of these takes; no product of one weight is made so."""

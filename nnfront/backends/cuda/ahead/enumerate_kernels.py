@@ -47,10 +47,10 @@ from nnfront.lower import (
     Type,
     type_text,
 )
+from nnfront.runtime.bind_arguments import match_step
 from nnfront.runtime.execute import Frame, execute, prepare
 from nnfront.runtime.fast_check import put
 from nnfront.runtime.load_frame import loaded_frame
-from nnfront.runtime.match_shape import match_step
 from nnfront.state.cache import Cache
 from nnfront.state.contiguous import make_cache
 
