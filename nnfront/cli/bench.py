@@ -7,11 +7,11 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import nnfront as nn
 from nnfront.cli import loading
 from nnfront.cli.plot import Panel, plot
+from nnfront.cli.text_file import write_text
 from nnfront.errors import RunError
 
 LENGTHS = (32, 128, 512, 2048)
@@ -88,10 +88,7 @@ def _draw(found: list[nn.Speed], title: str, path: str) -> None:
     panels = [
         Panel(f"{name}, tokens/s", lines(f"{name}_tokens_per_second")) for name in ("prefill", "decode")
     ]
-    try:
-        Path(path).write_text(plot(title, "tokens of the prompt", panels), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+    write_text(path, plot(title, "tokens of the prompt", panels))
 
 
 def _numbers(text: str) -> list[int]:

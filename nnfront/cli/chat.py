@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnfront.cli import loading
 from nnfront.cli.serve import engine_parts, read_template
+from nnfront.cli.text_file import write_text
 from nnfront.errors import LoadError, NnfrontError, RunError
 from nnfront.files import parse_json
 
@@ -164,10 +165,7 @@ def _history(talk: Talk, _: str) -> None:
 
 
 def _save(talk: Talk, path: str) -> None:
-    try:
-        Path(path).write_text(json.dumps({"system": talk.system, "messages": talk.turns}, indent=1))
-    except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror}") from None
+    write_text(path, json.dumps({"system": talk.system, "messages": talk.turns}, indent=1))
 
 
 def _load(talk: Talk, path: str) -> None:

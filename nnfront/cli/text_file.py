@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text that a command is given as a file."""
+"""Texts that a command is given as files, or writes."""
 
 from __future__ import annotations
 
@@ -18,3 +18,11 @@ def read_text(path: str) -> str:
         raise RunError(f"cannot read the text {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise RunError(f"{path} is not a text in UTF-8: byte {error.start} is wrong") from None
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a file. Raises RunError if it cannot be."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} cannot be written: {error.strerror}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,6 @@ class LLM:
         self.adapters: tuple[str, ...] = ()
         self.ranks = ALONE
         self.phases = phases or Timings()
-        self._tokenizer: Tokenizer | None = None
         self._spare: Stepping | None = None
         self._drafts: dict[str, LLM] = {}
 
@@ -155,12 +155,10 @@ class LLM:
             raise LoadError("an artefact holds no adapters that are not merged", help=merge)
         self.session.save(folder)
 
-    @property
+    @cached_property
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer. Raises LoadError if it has none."""
-        if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self.files)
-        return self._tokenizer
+        return tokenizer_of(self.files)
 
     @property
     def context(self) -> int:

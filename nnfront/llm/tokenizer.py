@@ -11,6 +11,7 @@ from typing import Any
 
 from nnfront.errors import LoadError, NnfrontError, RunError
 from nnfront.files import File, Folder, check_size, parse_json, shown_text
+from nnfront.llm.packages import package
 
 TOKENIZER = "tokenizer.json"
 _MAX_GROWTH = 1 << 16
@@ -22,12 +23,7 @@ class Tokenizer:
 
     def __init__(self, file: File) -> None:
         """Raises LoadError for a file that is no tokenizer, or one that makes very long texts of short ones."""
-        try:
-            import tokenizers
-        except ImportError:
-            raise LoadError(
-                "the package 'tokenizers' is not installed", help="pip install 'nnfront[llm]'"
-            ) from None
+        tokenizers = package("tokenizers", "llm")
         data = file.folder.read(file.name)
         with _refused(LoadError, f"{file.folder.path / file.name} is not a tokenizer"):
             check_size(data)

@@ -15,9 +15,9 @@ from nnfront.llm.folder_files import CONFIG, read_json
 from nnfront.llm.kind import kind_of_model
 from nnfront.llm.language_model import LLM
 from nnfront.llm.methods import WITH_IMAGES
+from nnfront.llm.packages import package, transformers
 from nnfront.llm.sampling import Sampler, until_end
 from nnfront.llm.tokenizer import until
-from nnfront.llm.transformers_package import transformers
 from nnfront.lower import TensorType
 
 IMAGE_TOKENS = ("boi_token_index", "boi_token_id", "image_token_index", "image_token_id")
@@ -67,18 +67,10 @@ class VisionLanguageModel:
 
         Raises RunError for a file that is no image, and where there are not as many images as signs.
         """
+        pillow = package("PIL.Image", "images", "pillow")
         try:
-            from PIL import Image, UnidentifiedImageError
-        except ImportError:
-            raise LoadError(
-                "the package 'pillow' is not installed", help="pip install 'nnfront[images]'"
-            ) from None
-        try:
-            opened = [
-                Image.open(image).convert("RGB") if isinstance(image, str | Path) else image
-                for image in images
-            ]
-        except (OSError, UnidentifiedImageError) as error:
+            opened = [pillow.open(x).convert("RGB") if isinstance(x, str | Path) else x for x in images]
+        except OSError as error:  # an image of no known format is one
             raise RunError("an image cannot be read", details=[str(error)]) from None
         sign = self.processor.boi_token
         if prompt.count(sign) != len(opened):
