@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from nnfront.backends.kernel import Bind
 from nnfront.lower import Run
-from nnfront.memory.allocations import Meter, Operand, Workspace
+from nnfront.memory.allocations import Meter, Operand, Workspace, address_of
 from nnfront.memory.layout import Layout
 
 Metering: TypeAlias = Callable[[], AbstractContextManager[object]]
@@ -41,10 +41,10 @@ def _allocated(
     with torch.no_grad(), torch.device("meta"), metering():
         given = [_without_data(operand, stand_in) for operand in operands]
         call = bind(run)
-        with Meter(map(_address, _tensors(given))) as meter:
+        with Meter(map(address_of, _tensors(given))) as meter:
             result = call(*given)
-    outside = set(map(_address, _tensors(given)))
-    made = {_address(tensor): tensor.untyped_storage().nbytes() for tensor in _tensors(result)}
+    outside = set(map(address_of, _tensors(given)))
+    made = {address_of(tensor): tensor.untyped_storage().nbytes() for tensor in _tensors(result)}
     results = sum(size for address, size in made.items() if address not in outside)
     peak: int = meter.peak
     return max(peak - results, 0)
@@ -52,11 +52,6 @@ def _allocated(
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
-
-
-def _address(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata
-    return address
 
 
 def _without_data(operand: Operand, stand_in: Callable[[Operand], Any] | None) -> Any:

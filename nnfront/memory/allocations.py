@@ -180,7 +180,7 @@ def metered(
         for i, tensor in enumerate(tensors):
             for part in tree_leaves(tensor):
                 if isinstance(part, torch.Tensor):
-                    owners.setdefault(_address(part), []).append(i)
+                    owners.setdefault(address_of(part), []).append(i)
         meter = Meter(owners)
         with meter:
             value = reference(run)(*tensors, **sized)
@@ -192,7 +192,7 @@ def metered(
         if not isinstance(leaf, torch.Tensor):
             results.append(Result(layout))
             continue
-        address = _address(leaf)
+        address = address_of(leaf)
         here = Layout(tuple(leaf.shape), leaf.stride(), str(leaf.dtype).removeprefix("torch."))
         if address not in owners and address not in made:
             made[address] = len(sizes)
@@ -248,7 +248,8 @@ def _empty(shape: Sequence[int], dtype: str) -> torch.Tensor:
     return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
+    """Return what tensors that share memory have alike; those without data have it too."""
     address: int = tensor.untyped_storage()._cdata
     return address
 
@@ -272,7 +273,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         value = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(value):
-            if isinstance(leaf, torch.Tensor) and (address := _address(leaf)) not in self._outside:
+            if isinstance(leaf, torch.Tensor) and (address := address_of(leaf)) not in self._outside:
                 nbytes = leaf.untyped_storage().nbytes() if leaf.ndim else 0
                 if address not in self._tensors:
                     self.live += nbytes
