@@ -29,7 +29,6 @@ class Context:
         return Context(self.frame, dict(self.makers), self.target, dict(self.shared))
 
     def type(self, slot: int) -> Type | None:
-        """Type of a slot."""
         return self.frame.slots[slot].type
 
     def tensor(self, slot: int) -> TensorType:

@@ -40,7 +40,6 @@ class Inspected:
 
     @property
     def source(self) -> IRModule:
-        """The lifted IR."""
         return self.executable.source
 
     @property

@@ -297,7 +297,6 @@ class Merging:
         return (*self.split, *(name for name, change in self.changes.items() if change.replaced is not None))
 
     def formulas(self) -> dict[str, Formula]:
-        """How each weight that changes is made."""
         return {name: self.formula(name, change) for name, change in self.changes.items()}
 
     def formula(self, weight: str, change: Change) -> Formula:

@@ -17,7 +17,6 @@ from nnfront.quantized.settings import Settings
 
 
 def awq(settings: Settings) -> Layout:
-    """Read AWQ's settings."""
     settings.get("bits", only=(4,))
     group = settings.positive("group_size", 128, or_all=True)
     settings.get("zero_point", True, only=(True,))

@@ -26,7 +26,6 @@ BLOCK, NESTED_BLOCK = 64, 256
 
 
 def bitsandbytes(settings: Settings) -> Layout:
-    """Read bitsandbytes' settings."""
     kind = settings.get("bnb_4bit_quant_type", "fp4", only=("nf4", "fp4"))
     is_nested = settings.get("bnb_4bit_use_double_quant", False, only=(True, False))
     settings.unused(

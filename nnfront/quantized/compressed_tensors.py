@@ -63,7 +63,6 @@ class Scheme:
 
 
 def compressed_tensors(settings: Settings) -> Layout:
-    """Read the settings of compressed-tensors."""
     format = settings.get("format", "dense")
     groups = settings.within("config_groups")
     schemes = [_scheme(groups.within(name), format) for name in groups.values]

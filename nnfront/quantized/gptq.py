@@ -21,7 +21,6 @@ FORMATS_BY_BITS = {4: "uint4", 8: "uint8"}
 
 
 def gptq(settings: Settings) -> Layout:
-    """Read GPTQ's settings."""
     bits = settings.get("bits", only=(2, 4, 8))
     group = settings.positive("group_size", 128, or_all=True)
     is_ordered = settings.get("desc_act", False, only=(True, False))

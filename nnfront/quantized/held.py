@@ -77,7 +77,6 @@ def grouped(name: str, group: int | None, *, has_zeros: bool | None = None) -> Q
 
 
 def transposed(b: FunctionBuilder, x: Var) -> Var:
-    """Emit the transpose of a matrix."""
     return b.call(ops.permute_dims, x, axes=(1, 0))
 
 

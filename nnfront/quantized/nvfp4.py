@@ -21,7 +21,6 @@ GROUP = 16
 
 
 def modelopt(settings: Settings) -> Layout:
-    """Read ModelOpt's settings."""
     algorithm = settings.get("quant_algo", only=("NVFP4", "FP8"))
     settings.get("group_size", GROUP, only=(GROUP,))
     settings.unused(

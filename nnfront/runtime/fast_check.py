@@ -180,7 +180,6 @@ class _Writer:
             self.conditions.append(f"{number} % {step} == 0")
 
     def finish(self, slow: Check) -> Check:
-        """Compile what was written."""
         arguments = "".join(f"a{i}, " for i in range(len(self.program.arguments)))
         lines = [
             "def check(frame, args):",

@@ -115,7 +115,6 @@ class Clock:
         return time.perf_counter()
 
     def begin(self) -> None:
-        """Say that a call begins."""
         self._runs.append([])
 
     def measured(self) -> list[tuple[Instruction, float]]:

@@ -93,7 +93,6 @@ class _Reader:
         self._begin, self._data = 0, b""
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
         end = self.at + count
         if end > self.size:
             raise Invalid(f"the file is truncated: {self.size} bytes, and its header goes on")

@@ -169,7 +169,6 @@ class _Layers:
             self._before.update((slot, layer) for slot, layer in zip(after, self.of(run), strict=False))
 
     def of(self, run: Run) -> list[int]:
-        """The layers of an instruction."""
         return [self.first(slot) for slot in run.inputs if isinstance(self._slots[slot].type, StateLayerType)]
 
     def first(self, slot: int) -> int:

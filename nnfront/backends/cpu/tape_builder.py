@@ -121,7 +121,6 @@ class TapeBuilder:
     arena: Arena = field(default_factory=Arena)
 
     def tape(self) -> Tape:
-        """What has been written."""
         size = self.arena.place()
         for row, column, piece in self.pieces:
             self.rows[row][column] += piece.offset
@@ -160,7 +159,6 @@ class TapeBuilder:
         return Value(self.take(made.nbytes), made.shape, dtype)
 
     def take(self, count: int) -> Place:
-        """Find a place for bytes."""
         return Place(MEMORY, piece=self.arena.take(count))
 
     def hold(self, place: Place) -> None:
