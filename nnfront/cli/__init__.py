@@ -27,21 +27,8 @@ from nnfront.cli import (
 )
 from nnfront.errors import NnfrontError
 
-COMMANDS = {
-    "bench": bench,
-    "calibrate": calibrate,
-    "chat": chat,
-    "check": check,
-    "deploy": deploy,
-    "diff": diff,
-    "eval": eval,
-    "explain": explain,
-    "export": export,
-    "run": run,
-    "serve": serve,
-    "show": show,
-    "verify": verify,
-}
+_FILES = bench, calibrate, chat, check, deploy, diff, eval, explain, export, run, serve, show, verify
+COMMANDS = {file.__name__.rpartition(".")[2]: file for file in _FILES}
 
 # Exit codes: 0 done, 1 an error of the user's or of the files (or what a command calls TROUBLE), 2 wrong arguments (argparse), 130 interrupted.
 INTERRUPTED = 130

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from nnfront.backends.cpu.activations import GATES, NO_ACTIVATION
-from nnfront.backends.cpu.decode_attention import FEW
+from nnfront.backends.cpu.decode_attention import FEW, Scores
 from nnfront.backends.cpu.elementwise import copied
 from nnfront.backends.cpu.in_c import kernel
 from nnfront.backends.cpu.tape_builder import TapeBuilder, Value, demand, demand_bfloat16
@@ -29,18 +29,6 @@ from nnfront.memory.layout import Layout
 MOST_KEYS = 1024  # features of a key of the delta rule in C
 
 
-def conv_activation(run: Run) -> int:
-    """What C calls the activation of a convolution."""
-    name = run.attrs.get("activation")
-    return NO_ACTIVATION if name is None else GATES.index(name)
-
-
-def delta_scale(run: Run, key_size: int) -> float:
-    """The factor of queries of the delta rule."""
-    scale = run.attrs.get("scale")
-    return float(key_size**-0.5 if scale is None else scale)
-
-
 def _demand_step(builder: TapeBuilder, x: Value, state: Value | None, *tokens: Value) -> None:
     """One token in bfloat16, beside a state in float32."""
     builder.limit(
@@ -49,6 +37,13 @@ def _demand_step(builder: TapeBuilder, x: Value, state: Value | None, *tokens: V
     for token in (x, *tokens):
         demand_bfloat16(token=token)
     demand(state is None or state.dtype == torch.float32, "the state is not float32")
+
+
+def _made(
+    builder: TapeBuilder, run: Run, y: Sequence[int], state: Sequence[int], kept: torch.dtype = torch.float32
+) -> tuple[Value, Value]:
+    """The places of results of these shapes; of the state in the dtype in which it is kept."""
+    return builder.make(run.outputs[0], y), builder.make(run.outputs[1], state, kept)
 
 
 @contextmanager
@@ -72,11 +67,10 @@ def _causal_conv1d(
         f"weight and state are {weight.dtype} and {kept}",
     )
     (batch, _, channels), width = x.shape, weight.shape[1]
-    made = (
-        builder.make(run.outputs[0], x.shape),
-        builder.make(run.outputs[1], (batch, channels, width - 1), kept),
-    )
-    kind = conv_activation(run), weight.dtype == torch.float32, kept == torch.float32, builder.threads
+    made = _made(builder, run, x.shape, (batch, channels, width - 1), kept)
+    name = run.attrs.get("activation")
+    activation = NO_ACTIVATION if name is None else GATES.index(name)
+    kind = activation, weight.dtype == torch.float32, kept == torch.float32, builder.threads
     builder.call("causal_conv1d_step", batch, channels, width, *kind, x, weight, bias, state, *made)
     return made
 
@@ -95,10 +89,7 @@ def _ssm_scan(
     _demand_step(builder, x, state, b, c)
     demand(prod(b.shape) > 0, "there is no state")
     (batch, _, heads, size), (groups, states) = x.shape, b.shape[2:]
-    made = (
-        builder.make(run.outputs[0], x.shape),
-        builder.make(run.outputs[1], (batch, heads, size, states), torch.float32),
-    )
+    made = _made(builder, run, x.shape, (batch, heads, size, states))
     with _in_float(builder, dt, a, d) as (dt, a, d):
         sizes = batch, heads, groups, size, states, builder.threads
         builder.call("ssm_scan_step", *sizes, x, dt, a, b, c, d, state, *made)
@@ -118,12 +109,10 @@ def _gated_delta_rule(
     _demand_step(builder, q, state, k, v)
     demand(q.shape[-1] <= MOST_KEYS, f"keys have more than {MOST_KEYS} features")
     (batch, _, groups, key_size), (heads, value_size) = q.shape, v.shape[2:]
-    made = (
-        builder.make(run.outputs[0], v.shape),
-        builder.make(run.outputs[1], (batch, heads, key_size, value_size), torch.float32),
-    )
+    made = _made(builder, run, v.shape, (batch, heads, key_size, value_size))
     assert g is not None
-    kind = len(g.shape) == 4, run.attrs.get("qk_l2norm", False), builder.threads, delta_scale(run, key_size)
+    scale, _ = Scores.of(run).reals(key_size)
+    kind = len(g.shape) == 4, run.attrs.get("qk_l2norm", False), builder.threads, scale
     with _in_float(builder, g, beta) as (g, beta):
         sizes = batch, groups, heads, key_size, value_size, *kind
         builder.call("gated_delta_rule_step", *sizes, q, k, v, g, beta, state, *made)
