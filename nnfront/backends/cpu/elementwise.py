@@ -79,7 +79,7 @@ def emit(
             axes[-1] = [axes[-1][0] * size, *along]
         elif size != 1:
             axes.append(list(axis))
-    builder.limit(0 < prod(shape) <= FEW, f"there are more than {FEW} elements, or none")
+    builder.limit_count(prod(shape), FEW, "elements")
     demand(len(axes) <= AXES, f"there are more than {AXES} axes")
     axes = [[1, 0, 0, 0]] * (AXES - len(axes)) + axes
     sizes = [size for part in zip(*axes, strict=True) for size in part]

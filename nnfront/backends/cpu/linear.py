@@ -188,8 +188,7 @@ def gated(
 def small_rows(builder: TapeBuilder, x: Value, columns: int) -> int:
     """The rows of x, if they are few."""
     rows = prod(x.shape) // max(columns, 1)
-    are_few = 0 < rows <= MOST_ROWS and prod(x.shape) == rows * columns
-    builder.limit(are_few, f"there are more than {MOST_ROWS} rows, or none")
+    builder.limit_count(rows if prod(x.shape) == rows * columns else 0, MOST_ROWS, "rows")
     return rows
 
 

@@ -51,8 +51,7 @@ def _write(
     tokens = prod(x.shape[1:-1])
     demand_bfloat16(y=y, x=x, a=a, b=b)
     demand(adapter.dtype == torch.int32, f"adapters are {adapter.dtype}")
-    are_few = 0 < sequences * tokens <= MOST_ROWS and count > 0 and min(size, rank, outputs) > 0
-    builder.limit(are_few, f"there are more than {MOST_ROWS} rows, or none")
+    builder.limit_count(sequences * tokens if min(count, size, rank, outputs) else 0, MOST_ROWS, "rows")
     made = builder.make(run.outputs[0], y.shape)
     work = builder.take(2 * (sequences * tokens + 1) * (size + rank + 2 * outputs))
     sizes: tuple[Any, ...] = sequences, tokens, count, size, rank, outputs, TILES, builder.threads

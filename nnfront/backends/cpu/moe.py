@@ -252,7 +252,7 @@ def _write(
     demand_bfloat16(x=x, gate_up=gate_up, down=down)
     are_read = experts.dtype == torch.int32 and weights.dtype in (torch.bfloat16, torch.float32)
     demand(are_read, f"choices are {experts.dtype}, their weights {weights.dtype}")
-    builder.limit(0 < tokens <= MOST_TOKENS, f"there are more than {MOST_TOKENS} tokens, or none")
+    builder.limit_count(tokens, MOST_TOKENS, "tokens")
     y = builder.make(run.outputs[0], x.shape)
     top = experts.shape[1]
     work = builder.take(tokens * (4 * size + 2 * top * (size + inner)))

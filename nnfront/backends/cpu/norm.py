@@ -56,7 +56,7 @@ def _write_of_sum(
     is_sum = added is None or (x.shape, x.dtype) == (added.shape, added.dtype) == (x.shape, torch.bfloat16)
     demand(is_sum, "the sum is not of two tensors in bfloat16 of one shape")
     count, kinds = prod(x.shape), {vector.dtype for vector in (weight, bias) if vector is not None}
-    builder.limit(0 < count <= FEW, f"there are more than {FEW} elements, or none")
+    builder.limit_count(count, FEW, "elements")
     are_read = len(kinds) < 2 and {x.dtype, *kinds} <= {torch.bfloat16, torch.float32}
     demand(are_read, "rows, weight and bias are of other dtypes than bfloat16 and float32")
     y, total = builder.make(run.outputs[0], x.shape, x.dtype), None

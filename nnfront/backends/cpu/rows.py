@@ -27,7 +27,7 @@ def _reduce(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     axes = range(rank) if axes is None else [axes] if isinstance(axes, int) else sorted(axes)
     is_one = bool(axes) and list(axes) == list(range(axes[0], axes[-1] + 1))
     demand(is_one, "axes do not follow one another")
-    builder.limit(0 < prod(x.shape) <= SHORT, f"there are more than {SHORT} elements, or none")
+    builder.limit_count(prod(x.shape), SHORT, "elements")
     before, size, after = x.shape[: axes[0]], x.shape[axes[0] : axes[-1] + 1], x.shape[axes[-1] + 1 :]
     dtype = torch.bool if run.op == "any" else x.dtype
     demand(x.dtype in FLOATS or (run.op == "any" and x.dtype == torch.bool), f"x is {x.dtype}")
@@ -47,9 +47,7 @@ def _topk(builder: TapeBuilder, run: Run, x: Value) -> Sequence[Operand]:
     width, shape = x.shape[-1], (*x.shape[:-1], k)
     demand(axis == len(x.shape) - 1 and largest, "it is not the largest over the last axis")
     demand(dtype == "int32" and x.dtype in FLOATS, f"x is {x.dtype}, indices are {dtype}")
-    builder.limit(
-        0 < prod(x.shape) <= SHORT and 0 < k <= width, f"there are more than {SHORT} elements, or none"
-    )
+    builder.limit_count(prod(x.shape) if 0 < k <= width else 0, SHORT, "elements")
     made = {
         kind: builder.make(slot, shape, dtype)
         for kind, slot, dtype in zip(_kinds(run), run.outputs, _dtypes(run, x), strict=True)
@@ -73,7 +71,7 @@ def _gather(builder: TapeBuilder, run: Run, x: Value, indices: Value) -> Sequenc
     demand(is_last, "it is not over the last axis alone")
     are_read = x.dtype in FLOATS and indices.dtype == torch.int32
     demand(are_read, f"x is {x.dtype}, indices are {indices.dtype}")
-    builder.limit(0 < prod(x.shape) <= SHORT, f"there are more than {SHORT} elements, or none")
+    builder.limit_count(prod(x.shape), SHORT, "elements")
     y, width, k = builder.make(run.outputs[0], indices.shape, x.dtype), x.shape[-1], indices.shape[-1]
     kind = KINDS.index(x.dtype)
     builder.call("gather_elements", prod(x.shape) // width, width, k, kind, x, indices, y)

@@ -88,9 +88,7 @@ def _append_and_attend(
     if layer is None:
         raise Refused("there is no cache")
     demand(run.attrs.get("is_causal", True), "it sees later tokens too")
-    builder.limit(
-        0 < seq <= FEW and prod(sizes) > 0, f"there are more than {FEW} tokens of a sequence, or none"
-    )
+    builder.limit_count(seq if prod(sizes) else 0, FEW, "tokens of a sequence")
     demand(size + value_size <= MOST_FEATURES, f"a key and a value have more than {MOST_FEATURES} features")
     floats = (torch.bfloat16, torch.float32)
     are_read = kinds[0] in (None, *floats) and kinds[1] in (None, torch.bool, *floats)
