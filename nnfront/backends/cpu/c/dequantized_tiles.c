@@ -19,9 +19,6 @@ typedef struct {
     Py_ssize_t first, rows, steps;  // rows of x that are multiplied now, and steps of LANES columns
 } Many;
 
-// Whether columns of x are in the order in which four bits come apart.
-INLINE bool comes_apart(const Stored how) { return how >= INT4_GROUPS && how <= VALUES4; }
-
 // The columns of 16 vectors of 16 become their rows.
 TILED INLINE void turn_over(__m512i *rows) {
     __m512i by[4][4];
@@ -46,7 +43,7 @@ TILED INLINE void turn_over(__m512i *rows) {
 TILED static void pack_pairs(const void *given, Py_ssize_t at, Py_ssize_t end) {
     const Many *m = given;
     const Py_ssize_t columns = m->n->columns;
-    const __m512i order = order_of_columns(comes_apart((Stored)m->n->stored));
+    const __m512i order = order_of_columns(is_spread((Stored)m->n->stored));
     for (Py_ssize_t tile = 2 * at; tile < 2 * end; tile++)
         for (Py_ssize_t step = 0; step < m->steps; step++) {
             const Py_ssize_t left = columns - step * LANES;
@@ -104,42 +101,12 @@ TILED INLINE void finish_pair(const Many *m, const float *sums, Py_ssize_t at, i
     }
 }
 
-// Numbers of four bits of an output as what they stand for, the columns `begin` to `end`, of each step every fourth one after the other.
-TILED INLINE void round_spread(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, uint16_t *to) {
-    const uint8_t *codes = p->codes + at * p->bytes;
-    const Py_ssize_t groups = at * p->groups;
-    float numbers[VALUES], scales[FLOATS], zeros[FLOATS] = {0};
-    unscaled_values(p, how, numbers);
-    const Floats unscaled = floats(numbers);
-    const bool are_two = p->shift == 4;  // groups in a step: the places of the second are in the second half of the table
-    const __m512i half = are_two ? _mm512_broadcast_i32x4(_mm_set_epi64x(0x0010001000100010, 0)) : _mm512_setzero_si512(), nibble = _mm512_set1_epi16(15);
-    __m512i table = _mm512_setzero_si512();
-    Py_ssize_t known = 0;
-    for (Py_ssize_t column = begin; column < end; column += LANES, to += LANES) {
-        const Py_ssize_t group = column >> p->shift;
-        if (column == begin || group >= known) {
-            const Lanes there = first_lanes(p->groups - group);
-            store(scales, scales_there(p->scales, p->kind, groups + group, there));
-            if (how == UINT4_GROUPS) store(zeros, __builtin_convertvector((Ints)bytes_there(p->zeros + groups + group, there), Floats));
-            known = group + FLOATS;
-        }
-        const int i = (int)(group - (known - FLOATS));
-        if (column == begin || !(column & ((1 << p->shift) - 1))) {
-            const Floats first = (unscaled - all(zeros[i])) * all(scales[i]), second = unscaled * all(scales[(i + 1) % FLOATS]);
-            table = rounded_pair(first, are_two ? second : first);
-        }
-        const __m128i bytes = _mm_maskz_loadu_epi8(end - column < LANES ? 0xFF : 0xFFFF, codes + column / 2);
-        const __m512i words = _mm512_srlv_epi16(_mm512_broadcast_i32x4(bytes), quarter_bits());
-        _mm512_store_si512(to, _mm512_permutexvar_epi16(are_two ? _mm512_ternarylogic_epi32(words, nibble, half, 0xEA) : words, table));
-    }
-}
-
 // The columns `begin` to `end` of `there` outputs from `at` on into a panel, zero to the end of a step.
 TILED INLINE void fill_panel(const Quantized *p, const Stored how, Py_ssize_t at, int there, Py_ssize_t begin, Py_ssize_t end, uint16_t *panel) {
     for (int output = 0; output < there; output++, panel += NEXT) {
-        if (comes_apart(how)) round_spread(p, how, at + output, begin, end, panel);
+        if (is_spread(how)) round_spread(p, how, at + output, begin, end, panel, LANES);
         else round_columns(p, how, at + output, begin, end, panel);
-        for (Py_ssize_t i = end - begin; !comes_apart(how) && i % LANES; i++) panel[i] = 0;
+        for (Py_ssize_t i = end - begin; !is_spread(how) && i % LANES; i++) panel[i] = 0;
     }
 }
 

@@ -31,8 +31,8 @@ INLINE bool is_scaled(const Stored how, const int shift) { return how != Q6_K &&
 
 INLINE bool has_sums(const Stored how) { return how == Q4_K || how == Q5_K || has_offset(how); }
 
-// Whether columns are multiplied in the order in which four bits come apart.
-INLINE bool is_spread(const Stored how, const int shift) { return how >= INT4_GROUPS && how <= VALUES4 && is_scaled(how, shift); }
+// Whether of each step every fourth column is multiplied after the other, which is the order in which bits come apart.
+INLINE bool is_spread(const Stored how) { return how == Q6_K || (how >= INT4_GROUPS && how <= VALUES4); }
 
 // Tiles of x times one of a weight, a step of LANES columns.
 TILED INLINE void multiply_step(const uint16_t *weight, const uint16_t *x, const int tiles) {
@@ -80,10 +80,69 @@ TILED INLINE __m512i quarter_bits(void) {
     return _mm512_set_epi64(0x000C000C000C000C, 0x000C000C000C000C, 0x0008000800080008, 0x0008000800080008, 0x0004000400040004, 0x0004000400040004, 0, 0);
 }
 
+// LANES numbers of four bits as what a table has for them, of each four the first ones first. `are_two` says that it has two groups of 16: the second's in its second half.
+TILED INLINE void look_up_spread(__m128i some, __m512i table, uint16_t *to, const bool are_two) {
+    const __m512i half = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0010001000100010, 0)), words = _mm512_srlv_epi16(_mm512_broadcast_i32x4(some), quarter_bits());
+    const __m512i places = are_two ? _mm512_ternarylogic_epi32(words, _mm512_set1_epi16(15), half, 0xEA) : words;  // (words & 15) | half
+    _mm512_store_si512(to, _mm512_permutexvar_epi16(places, table));
+}
+
+// Numbers of four bits of an output as what they stand for, the columns `begin` to `end`; steps are `next` apart.
+TILED INLINE void round_four_spread(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, uint16_t *to, const int next,
+                                    const bool are_two) {
+    const uint8_t *from = p->codes + at * p->bytes + begin / 2;
+    const int bytes = LANES / 2, steps = are_two ? 1 : 1 << p->shift >> 5;
+    float scales[FLOATS], zeros[FLOATS] = {0};
+    const Floats unscaled = unscaled_values(p, how, 0);
+    for (Py_ssize_t group = begin >> p->shift, last = end >> p->shift; group < last; group += FLOATS) {
+        const int count = last - group < FLOATS ? (int)(last - group) : FLOATS;
+        const Lanes there = first_lanes(count);
+        store(scales, scales_there(p->scales, p->kind, at * p->groups + group, there));
+        if (how == UINT4_GROUPS) store(zeros, __builtin_convertvector((Ints)bytes_there(p->zeros + at * p->groups + group, there), Floats));
+        for (int i = 0; i < count; i += 1 + are_two) {
+            const Floats first = (how == UINT4_GROUPS ? unscaled - all(zeros[i]) : unscaled) * all(scales[i]);
+            const __m512i table = rounded_pair(first, are_two ? unscaled * all(scales[i + 1]) : first);
+            if (are_two && i + 1 == count) look_up_spread(_mm_loadl_epi64((const __m128i *)from), table, to, true);
+            else
+                for (int step = 0; step < steps; step++, from += bytes, to += next) look_up_spread(_mm_loadu_si128((const __m128i *)from), table, to, are_two);
+        }
+    }
+}
+
+// The same of numbers of six bits: 128 more than each is a float by its bits, and less as much again one multiplication and sum.
+TILED INLINE void round_six_spread(const Quantized *p, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, uint16_t *to, const int next) {
+    const __m512i mask = _mm512_set1_epi32(0xFF << 16), more = _mm512_set1_epi32(0x43000000);
+    const __m512i first = _mm512_inserti64x4(_mm512_set1_epi32(8), _mm256_set1_epi32(16), 0), second = _mm512_inserti64x4(_mm512_set1_epi32(24), _mm256_setzero_si256(), 0);
+    const __m512i groups = _mm512_set_epi32(1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0);
+    for (Py_ssize_t column = begin, at_byte = bytes_of(Q6_K, begin); column < end; column += BLOCK, at_byte += block_bytes(Q6_K)) {
+        uint8_t copy[MOST_BYTES], codes[BLOCK];
+        const uint8_t *block = whole_block(p->codes + at * p->bytes + at_byte, Q6_K, p->bytes - at_byte, copy);
+        const Floats scales = factors_of(block, Q6_K).vectors[0], less = scales * -160.0f;
+        for (int half = 0; half < 2; half++) {
+            Codes both[2];
+            codes_of(block, Q6_K, half, 0, both);
+            memcpy(codes + half * HALF, both, sizeof both);
+        }
+        for (int step = 0; step < BLOCK / LANES && column + step * LANES < end; step++, to += next) {
+            const __m512i bytes = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)(codes + step * LANES)));
+            const __m512i places = _mm512_add_epi32(groups, _mm512_set1_epi32(2 * step));
+            const Floats by = _mm512_permutexvar_ps(places, scales), of_less = _mm512_permutexvar_ps(places, less);
+            const Floats low = (Floats)_mm512_ternarylogic_epi32(_mm512_rolv_epi32(bytes, first), mask, more, 0xEA);  // (bytes & mask) | more
+            const Floats high = (Floats)_mm512_ternarylogic_epi32(_mm512_rolv_epi32(bytes, second), mask, more, 0xEA);
+            _mm512_store_si512(to, rounded_pair(fused(low, by, of_less), fused(high, by, of_less)));
+        }
+    }
+}
+
+TILED INLINE void round_spread(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t begin, Py_ssize_t end, uint16_t *to, const int next) {
+    if (how == Q6_K) round_six_spread(p, at, begin, end, to, next);
+    else if (how == VALUES4 && p->shift == 4) round_four_spread(p, how, at, begin, end, to, next, true);
+    else round_four_spread(p, how, at, begin, end, to, next, false);
+}
+
 // The columns from `begin` on of an output, `count` of them, into its rows of a panel.
 TILED INLINE void decode_columns(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to) {
-    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin), *next = codes + SIDE * p->bytes;
-    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch((const char *)next + line, _MM_HINT_T1);
+    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin);
     if (how < INT4_GROUPS) {
         for (int column = 0; column < count; column += LANES, to += TILE) {
             const __mmask32 mask = count - column < LANES ? ((__mmask32)1 << (count - column)) - 1 : (__mmask32)-1;
@@ -99,13 +158,21 @@ TILED INLINE void decode_columns(const Quantized *p, const Stored how, const __m
     }
 }
 
+// Have all that is stored of columns of an output come nearer.
+TILED INLINE void fetch_next(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t begin, int count) {
+    const char *codes = (const char *)p->codes + at * p->bytes + bytes_of(how, begin);
+    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch(codes + line, _MM_HINT_T1);
+    if (!is_grouped(how) || in_blocks(how)) return;
+    const Py_ssize_t from = at * p->groups + (begin >> p->shift), groups = ((count - 1) >> p->shift) + 1;
+    const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
+    for (Py_ssize_t line = 0; line < groups << log; line += 64) _mm_prefetch((const char *)p->scales + (from << log) + line, _MM_HINT_T1);
+    if (how == UINT4_GROUPS) _mm_prefetch((const char *)p->zeros + from, _MM_HINT_T1);
+}
+
 // The scales of an output from a group on, and its offsets.
 TILED INLINE void scales_of_columns(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t group, float *scales, float *offsets) {
     const Py_ssize_t from = at * p->groups + group;
     const Lanes there = first_lanes(p->groups - group);
-    const int log = p->kind == POWERS ? 0 : p->kind == FLOAT_SCALES ? 2 : 1;  // of a scale's bytes
-    _mm_prefetch((const char *)p->scales + ((from + SIDE * p->groups) << log), _MM_HINT_T1);
-    if (how == UINT4_GROUPS) _mm_prefetch((const char *)p->zeros + from + SIDE * p->groups, _MM_HINT_T1);
     const Floats by = scales_there(p->scales, p->kind, from, there);
     store(scales, by);
     if (how == UINT4_GROUPS) store(offsets, by * (8.0f - __builtin_convertvector((Ints)bytes_there(p->zeros + from, there), Floats)));
@@ -114,8 +181,7 @@ TILED INLINE void scales_of_columns(const Quantized *p, const Stored how, Py_ssi
 // The same of both for blocks of 4 or 5 bits, which hold their scales.
 TILED INLINE void decode_blocks(const Quantized *p, const Stored how, const __m512i *table, Py_ssize_t at, Py_ssize_t begin, int count, uint16_t *to, float *scales,
                                 float *offsets) {
-    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin), *next = codes + SIDE * p->bytes;
-    for (Py_ssize_t line = 0; line < bytes_of(how, count); line += 64) _mm_prefetch((const char *)next + line, _MM_HINT_T1);
+    const uint8_t *codes = p->codes + at * p->bytes + bytes_of(how, begin);
     for (int column = 0; column < count; column += BLOCK, codes += block_bytes(how), scales += 8, offsets += 8) {
         uint8_t copy[MOST_BYTES];
         const uint8_t *block = whole_block(codes, how, bytes_of(how, count - column < BLOCK ? count - column : BLOCK), copy);
@@ -179,11 +245,12 @@ TILED INLINE void add_groups(const Panel *panel, const Stored how, const uint16_
 }
 #undef MULTIPLY_GROUP
 
-// `there` outputs from `at` on by codes as they are; `how` and `tiles` are constants wherever this is inlined.
-TILED INLINE void coded_block(const Coded *given, const Stored how, const __m512i *table, Py_ssize_t at, int there, Panel *panel, float *sums, const int tiles) {
+// `there` outputs from `at` on by codes as they are, or by what they stand for; `how`, `by_scales` and `tiles` are constants wherever this is inlined.
+TILED INLINE void coded_block(const Coded *given, const Stored how, const bool by_scales, const __m512i *table, Py_ssize_t at, int there, Panel *panel, float *sums,
+                              const int tiles) {
     const Quantized *p = &given->weight;
     const Py_ssize_t columns = p->columns;
-    const int size = !is_grouped(how) ? 0 : in_blocks(how) ? 32 : 1 << p->shift;
+    const int size = !is_grouped(how) || !by_scales ? 0 : in_blocks(how) ? 32 : 1 << p->shift;
     if (size) memset(sums, 0, (size_t)tiles * SIDE * SIDE * sizeof *sums);
     else zero_tiles(tiles);
     for (Py_ssize_t begin = 0; begin < columns; begin += PANEL) {
@@ -191,12 +258,11 @@ TILED INLINE void coded_block(const Coded *given, const Stored how, const __m512
         for (int output = 0; output < there; output++) {
             uint16_t *to = panel->values[0] + output * LANES;
             float *scales = panel->scales[output], *offsets = panel->offsets[output];
-            if (in_blocks(how)) {
-                decode_blocks(p, how, table, at + output, begin, count, to, scales, offsets);
-                continue;
-            }
-            decode_columns(p, how, table, at + output, begin, count, to);
-            if (size) scales_of_columns(p, how, at + output, begin >> p->shift, scales, offsets);
+            fetch_next(p, how, at + output + SIDE, begin, count);
+            if (!by_scales) round_spread(p, how, at + output, begin, begin + count, to, TILE);
+            else if (in_blocks(how)) decode_blocks(p, how, table, at + output, begin, count, to, scales, offsets);
+            else decode_columns(p, how, table, at + output, begin, count, to);
+            if (by_scales && size && !in_blocks(how)) scales_of_columns(p, how, at + output, begin >> p->shift, scales, offsets);
         }
         order_memory();
         const uint16_t *x = given->packed + begin / LANES * tiles * TILE;
@@ -208,32 +274,10 @@ TILED INLINE void coded_block(const Coded *given, const Stored how, const __m512
     if (size) return;
     store_tiles(sums, tiles);
     order_memory();
+    if (is_grouped(how)) return;
     const Floats scales = scales_there(p->scales, p->kind, at, first_lanes(there));
     for (int output = 0; output < there; output++)
         for (int i = output * SIDE; i < tiles * SIDE * SIDE; i += SIDE * SIDE) store(sums + i, floats(sums + i) * all(scales[output]));
-}
-
-// The same by what codes stand for.
-TILED INLINE void rounded_block(const Coded *given, const Stored how, Py_ssize_t at, int there, float *sums, const int tiles) {
-    const struct multiply_quantized *n = given->n;
-    const Quantized *p = &given->weight;
-    uint16_t values[BLOCK] __attribute__((aligned(64))), some[BLOCK / LANES * TILE] __attribute__((aligned(64)));
-    memset(values, 0, sizeof values), memset(some, 0, sizeof some);
-    zero_tiles(tiles);
-    for (Py_ssize_t begin = 0; begin < n->columns; begin += BLOCK) {
-        const int count = n->columns - begin < BLOCK ? (int)(n->columns - begin) : BLOCK, steps = (count + LANES - 1) / LANES;
-        for (int i = count; i < steps * LANES; i++) values[i] = 0;
-        for (int output = 0; output < there; output++) {
-            const uint8_t *codes = p->codes + (at + output) * p->bytes + bytes_of(how, begin);
-            for (int line = 0; line < bytes_of(how, BLOCK); line += 64) _mm_prefetch((const char *)codes + CODES_AHEAD + line, _MM_HINT_T1);
-            round_columns(p, how, at + output, begin, begin + count, values);
-            for (int step = 0; step < steps; step++)
-                _mm512_store_si512(some + step * TILE + output * LANES, _mm512_load_si512(values + step * LANES));
-        }
-        order_memory();
-        for (int step = 0; step < steps; step++) multiply_step(some + step * TILE, given->packed + (begin / LANES + step) * tiles * TILE, tiles);
-    }
-    store_tiles(sums, tiles);
 }
 
 // What tiles hold for codes.
@@ -263,8 +307,8 @@ TILED INLINE void tile_outputs(const Coded *given, const Stored how, Py_ssize_t 
         const int there = end - at < SIDE ? (int)(end - at) : SIDE;
         switch ((n->rows + SIDE - 1) / SIDE) {
 #define TILES(tiles) \
-    if (by_scales) coded_block(given, how, table, at, there, &panel, sums, tiles); \
-    else rounded_block(given, how, at, there, sums, tiles)
+    if (by_scales) coded_block(given, how, true, table, at, there, &panel, sums, tiles); \
+    else coded_block(given, how, false, table, at, there, &panel, sums, tiles)
             case 1: TILES(1); break;
             case 2: TILES(2); break;
             case 3: TILES(3); break;
@@ -318,7 +362,7 @@ static const char *multiply_codes_by_tiles(const struct multiply_quantized *n) {
     Coded given = {.n = n, .weight = WEIGHT_OF(n, n->outputs)};
     const Product p = {.x = n->x, .rows = n->rows, .columns = n->columns};
     const Py_ssize_t tiles = (n->rows + SIDE - 1) / SIDE, groups = in_blocks(how) ? n->columns / 32 : n->groups;
-    uint16_t *packed = packed_for_tiles(&p, is_spread(how, given.weight.shift));
+    uint16_t *packed = packed_for_tiles(&p, is_spread(how));
     float *sums = packed && has_sums(how) ? malloc((size_t)(groups * tiles * SIDE) * sizeof *sums + 1) : NULL;
     if (!packed || (has_sums(how) && !sums)) {
         free(packed);

@@ -36,23 +36,25 @@ FAST INLINE void store_words(uint16_t *to, __m512i found, Py_ssize_t count) {
 
 #endif
 
-// The numbers of four bits before they are scaled.
-FAST INLINE void unscaled_values(const Quantized *p, const Stored how, float *to) {
-    for (int i = 0; i < VALUES; i++) to[i] = how == VALUES4 ? (float)p->values[i] * p->unit : (float)(how == INT4_GROUPS ? (i ^ 8) - 8 : i);
+// FLOATS of the numbers of four bits, from `first` on, before they are scaled.
+FAST INLINE Floats unscaled_values(const Quantized *p, const Stored how, const int first) {
+    if (how == VALUES4) return __builtin_convertvector(signed_bytes((const uint8_t *)p->values + first), Floats) * p->unit;
+    Ints numbers;
+    for (int i = 0; i < FLOATS; i++) numbers[i] = how == INT4_GROUPS ? ((first + i) ^ 8) - 8 : first + i;
+    return __builtin_convertvector(numbers, Floats);
 }
 
 // What numbers of four bits stand for in a group.
-FAST INLINE Floats values_in(const Quantized *p, const Stored how, const float *unscaled, Py_ssize_t group) {
-    return (floats(unscaled) - all(how == UINT4_GROUPS ? (float)p->zeros[group] : 0.0f)) * all(scale_at(p->scales, p->kind, group));
+FAST INLINE Floats values_in(const Quantized *p, const Stored how, Floats unscaled, Py_ssize_t group) {
+    return (unscaled - all(how == UINT4_GROUPS ? (float)p->zeros[group] : 0.0f)) * all(scale_at(p->scales, p->kind, group));
 }
 
 // The columns `first` to `end` of output `at`, from a group on.
 FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_t at, Py_ssize_t first, Py_ssize_t end, uint16_t *to) {
     const uint8_t *codes = p->codes + at * p->bytes;
     const Py_ssize_t groups = at * p->groups;
-    float unscaled[VALUES];
-    unscaled_values(p, how, unscaled);
 #if AVX512
+    const Floats unscaled = unscaled_values(p, how, 0);
     __m512i table = _mm512_setzero_si512();
     // Lanes of the second of two groups look into the second half of the table, where those of one group have the same.
     const __m512i half = p->shift == 4 ? _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(VALUES), 1) : _mm512_setzero_si512();
@@ -70,7 +72,7 @@ FAST INLINE void round_four_bits(const Quantized *p, const Stored how, Py_ssize_
 #else
     for (Py_ssize_t column = first; column < end; column += 1 << p->shift) {
         uint16_t table[VALUES];
-        for (int i = 0; i < VALUES; i += FLOATS) store_rounded(table + i, first_lanes(FLOATS), values_in(p, how, unscaled + i, groups + (column >> p->shift)));
+        for (int i = 0; i < VALUES; i += FLOATS) store_rounded(table + i, first_lanes(FLOATS), values_in(p, how, unscaled_values(p, how, i), groups + (column >> p->shift)));
         for (Py_ssize_t i = column; i < column + (1 << p->shift); i += 2) {
             to[i - first] = table[codes[i / 2] & 15];
             to[i - first + 1] = table[codes[i / 2] >> 4];
