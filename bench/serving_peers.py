@@ -42,7 +42,7 @@ from machine import describe, keep, table
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
-START_SECONDS = 600
+START_SECONDS = 1800
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ class Pace:
     _last: float = 0.0
 
     def divide(self, prompts: int, answers: int) -> None:
-        """Give prompts as large a part of the time as those that wait for a first token are of all: few answers do not keep many waiting."""
-        self.part = min(max(prompts / (prompts + answers), LEAST), MOST)
+        """Give prompts as large a part of the time as those that wait for a first token are of all, where an answer counts twice: few answers do not keep many waiting."""
+        self.part = min(max(prompts / (prompts + 2 * answers), LEAST), MOST)
 
     def took(self, began: float) -> None:
         """Count a step of all answers, which began then and ends now."""

@@ -118,7 +118,7 @@ class Pay:
 
 @dataclass(slots=True)
 class Clock:
-    """How long calls take with and without guesses, in seconds, as far as they have been seen; one that was held up says little."""
+    """How long calls take with and without guesses, in seconds: the least of late, as a call may be held up by what else a machine does, and never is too short."""
 
     plain: float = 0.0
     guessed: float = 0.0
@@ -126,9 +126,8 @@ class Clock:
     def took(self, seconds: float, with_guesses: bool) -> None:
         """Count a call."""
         name = "guessed" if with_guesses else "plain"
-        before = getattr(self, name)
-        change = max(-before / 8, min(before / 8, seconds - before))
-        setattr(self, name, before + change if before else seconds)
+        before = getattr(self, name) or self.plain
+        setattr(self, name, min(seconds, before * 9 / 8) if before else seconds)
 
     @property
     def cost(self) -> float:

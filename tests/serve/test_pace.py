@@ -241,11 +241,11 @@ def test_prompts_get_their_part_however_long_steps_take() -> None:
     assert not pace.is_due
     now[0] = 2.05
     assert pace.is_due
-    pace.divide(prompts=3, answers=1)
+    pace.divide(prompts=6, answers=1)
     assert not pace.is_due
     now[0] = 4.05
     assert pace.is_due
-    pace.divide(prompts=3, answers=0)
+    pace.divide(prompts=6, answers=0)
     assert not pace.is_due
     pace.divide(prompts=1, answers=3)
     now[0] = 2.05

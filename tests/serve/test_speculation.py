@@ -16,7 +16,7 @@ from serving import FOLDER, LIMITS
 import nnfront as nn
 from nnfront.backends.cpu.extension import NATIVE
 from nnfront.engine.params import Params
-from nnfront.engine.speculate import MOST_GUESSED, NGrams, Pay, guesser_of
+from nnfront.engine.speculate import MOST_GUESSED, Clock, NGrams, Pay, guesser_of
 from nnfront.errors import RunError
 from nnfront.serve.engine import Engine
 from nnfront.serve.grammar import Grammars
@@ -177,6 +177,23 @@ def test_guesses_that_do_not_pay_are_not_made() -> None:
     due = [pay.is_due(1.5) for _ in range(60)]
     assert 0 < sum(due) < 20
     assert not any(due[:40])
+
+
+def test_calls_that_are_held_up_do_not_make_guesses_look_dear() -> None:
+    clock = Clock()
+    for seconds in (0.5, 0.01, 0.2, 0.01):
+        clock.took(seconds, False)
+    assert clock.cost == 1
+    for seconds in (0.4, 0.9, 0.016):
+        clock.took(seconds, True)
+    assert clock.cost < 1.5
+    for _ in range(6):
+        clock.took(0.016, True)
+    assert clock.cost == pytest.approx(1.6)
+    for _ in range(30):  # texts get longer, and calls with them
+        clock.took(0.03, False)
+        clock.took(0.036, True)
+    assert clock.cost == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("how", ["", "ngrams", "ngram:0", "ngram:x", "ngram:99"])
