@@ -20,30 +20,25 @@ from nnfront_kernels.rope_append import scales_of
 
 
 def angles(
-    cos: torch.Tensor | None, sin: torch.Tensor | None, batch: int, seq: int, *, by_position: bool
+    cos: torch.Tensor | None, sin: torch.Tensor | None, batch: int, *, by_position: bool
 ) -> tuple[int, dict[str, Any]]:
-    """How many pairs are rotated, and the arguments: cos and sin with strides of sequence, token and position. Raise KernelError unless they fit."""
+    """How many pairs are rotated, and the arguments: cos and sin with strides of sequence and position. Raise KernelError unless they fit."""
+    given: dict[str, Any] = {f"stride_{name}{axis}": 0 for name in "cs" for axis in "bp"}
     if cos is None or sin is None:
         if cos is not sin:
             raise KernelError("without a rotation there is neither cos nor sin")
-        return 0, {"cos_ptr": None, "sin_ptr": None, **{f"stride_{n}{a}": 0 for n in "cs" for a in "btp"}}
+        return 0, {"cos_ptr": None, "sin_ptr": None, **given}
     if not by_position:
-        cos, sin = require_angles(cos, sin, batch, seq)
-        given = {**strides("c", cos, "bt"), **strides("s", sin, "bt"), "stride_cp": 0, "stride_sp": 0}
-        return cos.shape[2], {"cos_ptr": cos, "sin_ptr": sin, **given}
-    for name, table in (("cos", cos), ("sin", sin)):
+        cos, sin = require_angles(cos, sin, batch, 1)
+    for name, table in (("cos", cos), ("sin", sin)) if by_position else ():
         if table.ndim != 2 or table.shape != cos.shape or (table.shape[1] > 1 and table.stride(1) != 1):
             raise KernelError(
                 f"{name} must be a table [positions, pairs] like cos with adjacent elements, "
                 f"got {list(table.shape)} with strides {list(table.stride())}"
             )
-    rows = {"stride_cp": cos.stride(0), "stride_sp": sin.stride(0)}
-    return cos.shape[1], {
-        "cos_ptr": cos,
-        "sin_ptr": sin,
-        **{f"stride_{n}{a}": 0 for n in "cs" for a in "bt"},
-        **rows,
-    }
+    first = "p" if by_position else "b"
+    given |= {**strides("c", cos, first), **strides("s", sin, first)}
+    return cos.shape[-1], {"cos_ptr": cos, "sin_ptr": sin, **given}
 
 
 def new_token(
@@ -61,13 +56,13 @@ def new_token(
     if keys is None or values is None:
         if keys is not values or cos is not None or sin is not None:
             raise KernelError("a new token has new_keys and new_values, and only such a one is rotated")
-        pairs, given = angles(None, None, len(q), 1, by_position=False)
+        pairs, given = angles(None, None, len(q), by_position=False)
         made = {"new_k_ptr": None, "new_v_ptr": None, **{f"stride_new_{n}{a}": 0 for n in "kv" for a in "bh"}}
     else:
         heads, size, value_size = cache[0].shape[1], cache[0].shape[3], cache[1].shape[3]
         require_heads("new_keys", keys[:, None], (len(q), 1, heads, size), q.dtype)
         require_heads("new_values", values[:, None], (len(q), 1, heads, value_size), q.dtype)
-        pairs, given = angles(cos, sin, len(q), 1, by_position=by_position)
+        pairs, given = angles(cos, sin, len(q), by_position=by_position)
         if 2 * pairs > size:
             raise KernelError(f"at most {size // 2} pairs fit in a head of {size}, got {pairs}")
         made = {
@@ -83,7 +78,6 @@ def new_token(
         "BLOCK_P": sizes["BLOCK_P"],
         "BLOCK_R": sizes["BLOCK_R"],
     }
-    del given["stride_ct"], given["stride_st"]
     return {**made, **given}, constants
 
 

@@ -267,10 +267,7 @@ def plan(
             "stride_sg": row_stride(scales),
             "stride_zg": 0 if zeros is None else row_stride(zeros),
         },
-        constants={
-            "GROUP": group,
-            "LOP3": not triton.knobs.runtime.interpret,
-        },
+        constants={"GROUP": group, "LOP3": not triton.knobs.runtime.interpret},
         divisible=tuple(loads),
     )
 

@@ -228,17 +228,8 @@ def plan(
         x,
         arch=arch,
         bits=8,
-        weights={
-            "w_ptr": w,
-            "scales_ptr": scales,
-            "stride_wn": w.stride(0),
-            "stride_sg": row_stride(scales),
-        },
-        constants={
-            "BLOCK_K": config.block_k,
-            "GROUPED": groups > 1,
-            "EVEN_K": k % config.block_k == 0,
-        },
+        weights={"w_ptr": w, "scales_ptr": scales, "stride_wn": w.stride(0), "stride_sg": row_stride(scales)},
+        constants={"BLOCK_K": config.block_k, "GROUPED": groups > 1, "EVEN_K": k % config.block_k == 0},
         divisible=tuple(loads),
     )
 

@@ -211,39 +211,23 @@ def launches(
     counts, before = ints(chunks, num_experts), ints(chunks, num_experts)
     sums = {"firsts_ptr": ints(num_experts), "ends_ptr": ints(num_experts), "totals_ptr": ints(num_experts)}
     compare = {"E": num_experts, "BLOCK_E": min(all_experts, 64), "CHUNK": CHUNK}
+    given = {"experts_ptr": experts, "SLOTS": num_slots}
+    counting = {**given, "counts_ptr": counts}
+    adding = {"counts_ptr": counts, "before_ptr": before, **sums, "num_chunks": chunks}
+    placing = {
+        **given,
+        "before_ptr": before,
+        **sums,
+        "slots_ptr": slots,
+        "tiles_ptr": tiles,
+        "NUM_TILES": num_tiles,
+    }
+    added = {"BLOCK_M": block_m, "E": num_experts, "ALL_E": all_experts, "ROWS": 4096 // all_experts}
+    placed, blocks = {"BLOCK_M": block_m, **compare}, max(chunks, cdiv(num_tiles, CHUNK))
     plans = (
-        Plan(
-            count_kernel,
-            (chunks,),
-            {"experts_ptr": experts, "counts_ptr": counts, "SLOTS": num_slots},
-            compare,
-            config,
-            counts,
-        ),
-        Plan(
-            add_up_kernel,
-            (1,),
-            {"counts_ptr": counts, "before_ptr": before, **sums, "num_chunks": chunks},
-            {"BLOCK_M": block_m, "E": num_experts, "ALL_E": all_experts, "ROWS": 4096 // all_experts},
-            config,
-            before,
-        ),
-        Plan(
-            place_kernel,
-            (max(chunks, cdiv(num_tiles, CHUNK)),),
-            {
-                "experts_ptr": experts,
-                "before_ptr": before,
-                **sums,
-                "slots_ptr": slots,
-                "tiles_ptr": tiles,
-                "SLOTS": num_slots,
-                "NUM_TILES": num_tiles,
-            },
-            {"BLOCK_M": block_m, **compare},
-            config,
-            slots,
-        ),
+        Plan(count_kernel, (chunks,), counting, compare, config, counts),
+        Plan(add_up_kernel, (1,), adding, added, config, before),
+        Plan(place_kernel, (blocks,), placing, placed, config, slots),
     )
     return Launches(plans, Routing(slots, tiles, experts, block_m))
 

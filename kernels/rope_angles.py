@@ -17,18 +17,7 @@ import torch
 import triton
 import triton.language as tl
 from nnfront_kernels.cache import require_counts
-from nnfront_kernels.common import (
-    ARCHS,
-    WARP,
-    Config,
-    Cost,
-    Kernel,
-    Plan,
-    empties,
-    launcher,
-    require_vector,
-    taking,
-)
+from nnfront_kernels.common import WARP, Config, Cost, Kernel, Plan, empties, launcher, require_vector, taking
 from nnfront_kernels.dependent import let_next_start, overlaps, wait_for_earlier
 from nnfront_kernels.tiles import cdiv
 
@@ -57,12 +46,12 @@ def reference(
 
 
 # One block for a token: a thread for two pairs of a head of 128. Not yet measured.
-CONFIGS = {arch: (Config(1, 4 * WARP, 1, 1, 1),) for arch in ARCHS}
+CONFIGS = (Config(1, 4 * WARP, 1, 1, 1),)
 
 
 def choose(shape: AnglesShape, dtype: str, arch: str) -> Config:
-    """The one config of an arch, no wider than the pairs."""
-    config = CONFIGS[arch][0]
+    """The one config, no wider than the pairs."""
+    (config,) = CONFIGS
     return replace(config, block_n=min(config.block_n, triton.next_power_of_2(max(shape.pairs, WARP))))
 
 
@@ -159,4 +148,4 @@ def example(shape: AnglesShape, dtype: str, device: str = "meta") -> tuple[tuple
 
 
 launch = launcher(plan)
-KERNEL = Kernel.of(globals(), shared_bytes=lambda config: 0, typical=AnglesShape(32, 1, 64))
+KERNEL = Kernel.of(globals(), typical=AnglesShape(32, 1, 64))
