@@ -13,7 +13,8 @@ after, where the checkpoint holds both as int8 with a scale for each output:
         y: float32[n, 8] = linear(x, dequantize)
 
 A weight stays quantised if nothing but products read it, of experts too, joined to others of its format or not, or take rows of it, in the method or in a private function that
-it is given to; and if a kernel takes the format. All others are dequantised by the formula, which lifting moves to load time.
+it is given to; and if a kernel takes the format. Ranks cut what is stored, between outputs, or between inputs where each has whole groups. All others are dequantised by the formula,
+which lifting moves to load time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from nnfront.ir import (
 from nnfront.quant_format import QuantFormat
 from nnfront.quantized.formula import Encoded, Formula, cast
 from nnfront.quantized.report import StoredReport, report_of
-from nnfront.quantized.uses import Takes, is_transpose, joined, matrices, reasons_against, takes_rows
+from nnfront.quantized.uses import Takes, is_cut, is_transpose, joined, matrices, reasons_against, takes_rows
 
 
 def derive_weights(
@@ -196,8 +197,12 @@ class _Body(Mutator):
         else:
             dense = made.dense(builder, weight.type.dtype) if isinstance(made, Encoded) else made
             dense = cast(builder, dense, weight.type.dtype)
+            if not isinstance(dense, Param):  # a name of its own, the same in all methods
+                named = Var(self.names.unique(f"{weight.name}.dense"), dense.type)
+                names[dense] = named
+                self.derived.append(named.name)
+                dense = named
             self.replaced[weight] = dense
-            self.derived += [] if isinstance(dense, Param) else [dense.name]
         for b in builder.finish(sources[0]).bindings:
             self.head.append(
                 Binding(_var(names.get(b.var, b.var)), substitute_atoms(b.value, names), b.provenance)
@@ -218,6 +223,8 @@ class _Body(Mutator):
             return self.call(binding, value)
         if isinstance(value, Call) and takes_rows(value) and value.args[0] in self.encoded:
             return self.rows(binding, value)
+        if isinstance(value, Call) and is_cut(value) and value.args[0] in self.encoded:
+            return self.cut(binding, value)
         if isinstance(value, Call) and is_transpose(value) and value.args[0] in self.encoded:
             self.encoded[binding.var] = replace(self.encoded[_var(value.args[0])], is_transposed=False)
             return []
@@ -270,6 +277,20 @@ class _Body(Mutator):
             call = Call(op, tuple(column), op.canonical_attrs(types, attrs))
             made.append(builder.emit(call, f"{binding.var.name}.{suffix}"))
         self.encoded[binding.var] = parts[0].with_parts(made)
+        return builder.finish(made[0]).bindings
+
+    def cut(self, binding: Binding, call: Call) -> Sequence[Binding]:
+        """Take a rank's part of elements, scales and zero points, each on their own; what all inputs share is not cut between them."""
+        builder, whole = self.builder(binding), self.encoded[_var(call.args[0])]
+        rank, attrs = self.atom(_var(call.args[1])), call.op.full_attrs(call.attrs)
+        made: list[Var] = []
+        for suffix, part in zip(_suffixes(whole.format), whole.parts, strict=False):
+            assert isinstance(part.type, TensorType)
+            is_shared = attrs["axis"] == part.type.ndim - 1 and part.type.shape[-1] == 1
+            canonical = call.op.canonical_attrs([part.type, rank.type], attrs)
+            new = Call(call.op, (part, rank), canonical)
+            made.append(part if is_shared else builder.emit(new, f"{binding.var.name}.{suffix}"))
+        self.encoded[binding.var] = whole.with_parts(made)
         return builder.finish(made[0]).bindings
 
     def call(self, binding: Binding, call: FunctionCall) -> Sequence[Binding]:

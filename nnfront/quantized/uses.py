@@ -75,7 +75,9 @@ def reasons_against(
                     scales = formula.wanted_scales(types[param.name].dtype)
                     kept[param] = Kind((formula.format, scales), formula.is_transposed)
             for var in uses.others(function, kept).intersection(kept):
-                reasons[var.name] = "joined to weights in other formats, or read by more than products"
+                reasons[var.name] = (
+                    "joined to weights in other formats, cut within groups, or read by more than products"
+                )
                 is_settled = False
     return reasons
 
@@ -96,6 +98,12 @@ class _Uses:
             kind = next(iter(own), None)
             if len(own) == 1 and kind is not None and not kind.is_transposed:
                 known[binding.var] = kind
+            if (
+                is_cut(binding.value)
+                and (whole := known.get(_first(binding.value)))
+                and _is_cut_apart(binding.value, whole)
+            ):
+                known[binding.var] = whole
             if (
                 is_transpose(binding.value)
                 and (source := known.get(_first(binding.value)))
@@ -173,6 +181,24 @@ def is_transpose(value: Expr) -> bool:
         and value.attrs.get("axes") == (0, 2, 1)
         and isinstance(value.args[0], Var)
     )
+
+
+def is_cut(value: Expr) -> bool:
+    """Whether it takes a rank's part of a weight."""
+    return isinstance(value, Call) and value.op is ops.shard and isinstance(value.args[0], Var)
+
+
+def _is_cut_apart(value: Expr, kind: Kind) -> bool:
+    """Whether a rank's part is that of all that a weight is stored in: of outputs always, of inputs where each rank has whole groups of them."""
+    if not isinstance(value, Call) or kind.is_transposed or not isinstance(kind.format, tuple):
+        return False
+    format, type, attrs = kind.format[0], _first(value).type, ops.shard.full_attrs(value.attrs)
+    assert isinstance(format, QuantFormat) and isinstance(type, TensorType)
+    if attrs["axis"] < type.ndim - 1:
+        return True
+    depth = type.shape[-1]
+    together = format.block.numbers if format.block is not None else format.group_size or 2
+    return attrs["blocks"] is None and isinstance(depth, int) and depth % (attrs["world"] * together) == 0
 
 
 def _first(value: Expr) -> Var:

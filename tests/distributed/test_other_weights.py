@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,65 @@ def adapted(folder: Path, theirs: Any) -> dict[str, Any]:
     return {"lora": [folder]}
 
 
-def quantised(folder: Path, theirs: Any) -> dict[str, Any]:
-    """A folder in 8 bits, and what they stand for in transformers' model."""
+def in_8_bits(group: int | None, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    groups = weight.reshape(len(weight), -1, group or weight.shape[1])
+    scale = groups.abs().amax(2) / 127
+    q = (groups / scale[..., None]).round()
+    return {"": q.reshape(weight.shape).to(torch.int8), "_scale": scale}, (q * scale[..., None]).reshape(
+        weight.shape
+    )
+
+
+def in_nvfp4(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Any numbers of the format."""
+    codes = torch.randint(0, 16, weight.shape)
+    scale = torch.rand(weight.shape[0], weight.shape[1] // 16).add(0.5).to(torch.float8_e4m3fn)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    dense = torch.cat([sizes, -sizes])[codes] * (scale.float() * 0.03).repeat_interleave(16, 1)
+    return {"": packed, "_scale": scale, "_scale_2": torch.tensor(0.03)}, dense
+
+
+def in_groups(size: int) -> dict[str, Any]:
+    """The settings, with scales for so many inputs."""
+    found: dict[str, Any] = json.loads(json.dumps(SETTINGS))
+    found["config_groups"]["group_0"]["weights"] |= {"strategy": "group", "group_size": size}
+    return found
+
+
+# How weights are stored, what config.json says of it, and what becomes of them.
+WAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "int8": (partial(in_8_bits, None), SETTINGS, "compressed-tensors of 8 bits: 14 weights kept as int8"),
+    "groups": (
+        partial(in_8_bits, 32),
+        in_groups(32),
+        "compressed-tensors of 8 bits: 14 weights kept as int8 in groups of 32",
+    ),
+    "nvfp4": (
+        in_nvfp4,
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        "NVFP4: 14 weights kept as nvfp4",
+    ),
+}
+
+
+def quantised(way: str, folder: Path, theirs: Any) -> dict[str, Any]:
+    """A folder that is stored in a way, and what that stands for in transformers' model."""
+    torch.manual_seed(0)
+    store, settings, _ = WAYS[way]
     stored = load_file(folder / "model.safetensors")
     weights = dict(theirs.named_parameters())
     for name in [each for each in stored if each.endswith("_proj.weight")]:
-        scale = stored[name].abs().amax(1, keepdim=True) / 127
-        stored[f"{name}_scale"] = scale
-        stored[name] = (stored[name] / scale).round().to(torch.int8)
-        weights[name].data.copy_(stored[name].float() * scale)
+        parts, dense = store(stored.pop(name))
+        stored |= {f"{name}{part}": tensor for part, tensor in parts.items()}
+        weights[name].data.copy_(dense)
     save_file(stored, folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": SETTINGS}))
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
     return {}
 
 
-@pytest.mark.parametrize("kind", ["adapter", "cache", "quantised"])
+@pytest.mark.parametrize("kind", ["adapter", "cache", *WAYS])
 def test_ranks_compute_what_transformers_does(
     kind: str, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +111,7 @@ def test_ranks_compute_what_transformers_does(
     theirs.save_pretrained(folder)
     how: dict[str, Any] = {}
     if kind != "cache":
-        how = {"adapter": adapted, "quantised": quantised}[kind](folder, theirs)
+        how = adapted(folder, theirs) if kind == "adapter" else quantised(kind, folder, theirs)
         folder = folders["llama"] if kind == "adapter" else folder
     compiled = nn.compile_folder(folder, ranks=2, **how)
     ids = torch.load(folders["llama"] / "ids.pt")
@@ -83,6 +127,5 @@ def test_ranks_compute_what_transformers_does(
     for _ in range(2):  # the second time from what is kept
         for found in Threads(2, monkeypatch).run(logits):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
-    if kind == "quantised":
-        assert compiled.stored is not None
-        assert "made float32" in str(compiled.stored)
+    if kind in WAYS:
+        assert str(compiled.stored) == f"stored as {WAYS[kind][2]}"

@@ -88,7 +88,7 @@ def agrees(folder: Path, model: torch.nn.Module, **options: Any) -> nn.LLM:
     return llm
 
 
-def kinds(llm: nn.LLM) -> dict[str, int]:
+def kinds(llm: Any) -> dict[str, int]:
     """How many weights became what."""
     assert llm.stored is not None
     found: dict[str, int] = {}

@@ -50,6 +50,8 @@ def test_float8_in_blocks(tmp_path: Path, block: list[int] | None) -> None:
     model = write(tmp_path, llama(), store, settings)
     kept = {(128, 128): "fp8 in groups of 128", (48, 96): "float32"}.get(tuple(block or ()), "fp8")
     assert kinds(agrees(tmp_path, model)) == {kept: 14}
+    if block == [128, 128]:  # of the 128 inputs of o_proj each of two ranks has half a block
+        assert kinds(nn.compile_folder(tmp_path, ranks=2)) == {kept: 12, "float32": 2}
 
 
 def test_nvfp4_of_modelopt(tmp_path: Path) -> None:
@@ -155,6 +157,9 @@ def test_nf4_of_bitsandbytes(tmp_path: Path, is_nested: bool) -> None:
     assert kinds(agrees(tmp_path, model)) == {"float32": 14}
     nn.Checkpoint(tmp_path)  # a check of headers alone needs no offset
     assert len(nn.export_folder(tmp_path)["logits"].weights) > 14
+    again = nn.LLM.load(tmp_path, quant="int4").quantized  # each weight once, whatever reads it
+    assert again is not None
+    assert len([w for w in again.quantized if w.role == "product"]) == 8
 
 
 def test_a_state_of_bitsandbytes_that_cannot_be_is_refused(tmp_path: Path) -> None:

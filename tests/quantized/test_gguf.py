@@ -89,8 +89,8 @@ def test_a_folder_with_one_file_and_types_that_are_mixed(tmp_path: Path) -> None
     model = write(tmp_path / "m.gguf", llama(**SIZES), types=types)
     llm = agrees(tmp_path, model, dtype="float32")
     assert str(llm.stored) == (
-        "stored as GGUF's Q6_K: 3 weights kept as q6_k, 1 weight made float32 (joined to weights in other formats, or read by more than products);"
-        " GGUF's Q4_K: 2 weights made float32 (joined to weights in other formats, or read by more than products), 3 weights kept as q4_k; GGUF's float32: 3 weights made float32"
+        "stored as GGUF's Q6_K: 3 weights kept as q6_k, 1 weight made float32 (joined to weights in other formats, cut within groups, or read by more than products);"
+        " GGUF's Q4_K: 2 weights made float32 (joined to weights in other formats, cut within groups, or read by more than products), 3 weights kept as q4_k; GGUF's float32: 3 weights made float32"
     )
 
 
