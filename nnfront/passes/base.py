@@ -5,7 +5,7 @@ A pass is a pure function from IRModule to IRModule, declared with `module_pass`
 its declaration asks for them, the driver puts a `Declaration` (parameters, result type, no body) in the place of each, and
 whatever comes back, the functions themselves are what the caller gets. External functions come back as they were from every pass.
 
-NNFRONT_CHECK=1 verifies the module after every pass. NNFRONT_DUMP=dir writes it to dir/NN_name.nnir after every pass of `run`.
+NNFRONT_CHECK=1 verifies the module after every pass that changes it. NNFRONT_DUMP=dir writes it to dir/NN_name.nnir after every pass of `run`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Pass(Generic[P]):
         seen = self._seen(ir)
         result = self.rewrite(seen, *args, **kwargs)
         result = ir if result is seen else _restored(result, ir, self.sees_primitive)
-        if os.environ.get("NNFRONT_CHECK") == "1":
+        if result is not ir and os.environ.get("NNFRONT_CHECK") == "1":
             verify(result)
         return result
 

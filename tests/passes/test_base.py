@@ -112,7 +112,7 @@ def broken(ir: IRModule) -> IRModule:
     return parse("def main(x: input float32[4]) -> float32[5] { y: float32[5] = exp(x) return y }")
 
 
-def test_every_pass_is_verified_when_asked(monkeypatch):
+def test_what_a_pass_changes_is_verified_when_asked(monkeypatch):
     ir = module("def main(x: input float32[4]) -> float32[4] { return x }")
     with pytest.raises(VerifyError, match="V18: 'y' has another type"):
         Pass(broken, sees_primitive=False)(ir)
