@@ -178,7 +178,8 @@ __all__ = sorted(_PUBLIC)
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
-        raise UnknownName(f"module 'nnfront' has no attribute {name!r}", help=nearest(name, _PUBLIC))
+        near = "" if name.startswith("_") else nearest(name, _PUBLIC)  # tools ask for those again and again
+        raise UnknownName(f"module 'nnfront' has no attribute {name!r}", help=near)
     if name == "ir":
         importlib.import_module("nnfront.ops")  # the parser finds ops by name once they are declared
     module, attribute = _PUBLIC[name]
