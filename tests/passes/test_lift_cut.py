@@ -50,7 +50,7 @@ def graphs(draw):
     return sizes, operands, read
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(graphs())
 def test_nothing_takes_fewer_bytes(graph):
     sizes, operands, read = graph
@@ -60,7 +60,7 @@ def test_nothing_takes_fewer_bytes(graph):
     )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(graphs())
 def test_of_several_the_one_that_computes_most_at_load(graph):
     sizes, operands, read = graph
