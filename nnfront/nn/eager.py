@@ -133,15 +133,13 @@ def run_in(
     mode: Eager, function: Callable[..., Result], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Result:
     """Call `function` eagerly in a mode: torch tensors in, torch tensors out."""
-    leaves: list[Any] = []
-    structure = flatten((args, kwargs), lambda x: isinstance(x, torch.Tensor), leaves)
-    inner_args, inner_kwargs = unflatten(structure, [value(x) for x in leaves]) if leaves else structure
+    structure, leaves = flatten((args, kwargs), lambda x: isinstance(x, torch.Tensor))
+    inner_args, inner_kwargs = unflatten(structure, map(value, leaves))
     token = active_mode.set(mode)
     try:
         with torch.no_grad():
             result = function(*inner_args, **inner_kwargs)
-            out: list[Any] = []
-            structure = flatten(result, lambda x: isinstance(x, Tensor), out)
+            structure, out = flatten(result, lambda x: isinstance(x, Tensor))
             tensors = [mode._evaluate(x) for x in out]
     except NnfrontError as error:
         file, line = raising_frame(error)
@@ -149,5 +147,5 @@ def run_in(
         raise
     finally:
         active_mode.reset(token)
-    final: Result = unflatten(structure, tensors) if out else structure
+    final: Result = unflatten(structure, tensors)
     return final

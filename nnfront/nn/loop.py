@@ -54,9 +54,8 @@ def scan(
         raise TraceError(
             "op.scan is used outside a method", where=user_place(), help="a derived tensor has no loop"
         )
-    tensors: list[Any] = []
-    structure = flatten(xs, is_tensor, tensors)
-    tensors = [as_operand(x, ops.scan) for x in tensors]
+    structure, leaves = flatten(xs, is_tensor)
+    tensors = [as_operand(x, ops.scan) for x in leaves]
     axis, length = _along(tensors, axis)
     if chunk is None:
         return mode.scan(body, carry, unflatten(structure, tensors), axis)
@@ -122,15 +121,13 @@ def _joined(y: Tensor, axis: int, size: Size) -> Tensor:
 
 
 def _mapped(made: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    leaves: list[Any] = []
-    structure = flatten(made, is_tensor, leaves)
-    return unflatten(structure, list(map(function, leaves))) if leaves else structure
+    structure, leaves = flatten(made, is_tensor)
+    return unflatten(structure, map(function, leaves))
 
 
 def _concatenated(parts: Sequence[Any], axis: int) -> Any:
     """Put what chunks and steps made together."""
-    leaves: list[list[Any]] = [[], []]
-    structures = [flatten(part, is_tensor, found) for part, found in zip(parts, leaves, strict=True)]
+    structures, leaves = zip(*(flatten(part, is_tensor) for part in parts), strict=True)
     if structures[0] != structures[1]:
         raise TraceError(
             "op.scan: a chunk makes something of another structure than the body",
@@ -140,8 +137,8 @@ def _concatenated(parts: Sequence[Any], axis: int) -> Any:
             where=outside_place(),
             help="return the same number of tensors, in the same lists and dicts, from both",
         )
-    joined = [apply(ops.concat, pair, {"dim": axis}) for pair in zip(*leaves, strict=True)]
-    return unflatten(structures[0], joined) if joined else structures[0]
+    pairs = zip(*leaves, strict=True)
+    return unflatten(structures[0], (apply(ops.concat, pair, {"dim": axis}) for pair in pairs))
 
 
 def split_result(result: Any) -> tuple[Any, Any]:
@@ -174,10 +171,8 @@ def check_carry(before: tuple[Any, Sequence[Type]], after: tuple[Any, Sequence[T
 
 def run_scan(body: Step, carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
     """Run the loop as Python does. Without steps, one over zeros says what steps would make."""
-    carried: list[Any] = []
-    sliced: list[Any] = []
-    carry_structure = flatten(carry, is_tensor, carried)
-    xs_structure = flatten(xs, is_tensor, sliced)
+    carry_structure, carried = flatten(carry, is_tensor)
+    xs_structure, sliced = flatten(xs, is_tensor)
     before = carry_structure, [as_operand(x, ops.scan).type for x in carried]
     steps: list[list[Any]] = []
     structure: Any = None
@@ -192,16 +187,14 @@ def run_scan(body: Step, carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
     for i in range(max(length, 1)):
         index = (*[slice(None)] * axis, i)
         carry, made = split_result(body(carry, unflatten(xs_structure, [x[index] for x in sliced])))
-        after: list[Any] = []
-        after_structure = flatten(carry, is_tensor, after)
+        after_structure, after = flatten(carry, is_tensor)
         check_carry(before, (after_structure, [as_operand(x, ops.scan).type for x in after]))
-        leaves: list[Any] = []
-        structure = flatten(made, is_tensor, leaves)
+        structure, leaves = flatten(made, is_tensor)
         steps.append(leaves)
     ys = [apply(ops.stack, made, {"dim": axis}) for made in zip(*steps, strict=True)]
     if length == 0:
         carry, ys = start, [_part(y, axis, slice(0, 0)) for y in ys]
-    return carry, unflatten(structure, ys) if ys else structure
+    return carry, unflatten(structure, ys)
 
 
 def trace_scan(trace: Trace, body: Step, carry: Any, xs: Any, axis: int) -> tuple[Any, Any]:
@@ -229,10 +222,8 @@ class _Loop:
 
     def __init__(self, trace: Trace, body: Step, carry: Any, xs: Any, axis: int) -> None:
         self.trace, self.axis = trace, axis
-        carried: list[Any] = []
-        sliced: list[Any] = []
-        self.carry_structure = flatten(carry, is_tensor, carried)
-        xs_structure = flatten(xs, is_tensor, sliced)
+        self.carry_structure, carried = flatten(carry, is_tensor)
+        xs_structure, sliced = flatten(xs, is_tensor)
         self.length = sliced[0].shape[axis]
         self.given = [trace.atom(x, ops.scan) for x in (*carried, *sliced)]
         self.carried, self.sliced = len(carried), len(sliced)
@@ -250,10 +241,7 @@ class _Loop:
             steps = [TensorType((*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype) for x in sliced]
             inside = [trace.wrap(frame.builder.param("carry", t, "input"), t) for t in before]
             slices = [trace.wrap(frame.builder.param("x", t, "input"), t) for t in steps]
-            result = body(
-                unflatten(self.carry_structure, inside) if inside else self.carry_structure,
-                unflatten(xs_structure, slices),
-            )
+            result = body(unflatten(self.carry_structure, inside), unflatten(xs_structure, slices))
             self.function = self._finished(frame, result, before)
             if trace.effects.keys() ^ effects.keys() or any(
                 trace.effects[key] is not state for key, state in effects.items()
@@ -270,11 +258,10 @@ class _Loop:
     def _finished(self, frame: Frame, result: Any, before: Sequence[Type]) -> Function:
         """The body as a function that returns what it carries on, then what it makes."""
         after, made = split_result(result)
-        leaves: list[Any] = []
-        after_structure = flatten(after, is_tensor, leaves)
-        count = len(leaves)
-        self.structure = flatten(made, is_tensor, leaves)
-        atoms = [self.trace.atom(leaf, ops.scan) for leaf in leaves]
+        after_structure, carried = flatten(after, is_tensor)
+        self.structure, leaves = flatten(made, is_tensor)
+        count = len(carried)
+        atoms = [self.trace.atom(leaf, ops.scan) for leaf in (*carried, *leaves)]
         types = [atom.type for atom in atoms if atom is not None]
         check_carry((self.carry_structure, before), (after_structure, types[:count]))
         self.made = types[count:]
@@ -311,7 +298,4 @@ class _Loop:
         var = trace.frame.builder.emit(call, "scan", trace.provenance(), out)
         results = trace.results(var, out, []) or ()
         carry, made = results[: self.carried], results[self.carried :]
-        return (
-            unflatten(self.carry_structure, carry) if carry else self.carry_structure,
-            unflatten(self.structure, made) if made else self.structure,
-        )
+        return unflatten(self.carry_structure, carry), unflatten(self.structure, made)

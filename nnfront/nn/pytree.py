@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -19,34 +19,31 @@ class Leaf:
 LEAF = Leaf()
 
 
-def flatten(value: Any, is_leaf: Callable[[Any], bool], leaves: list[Any]) -> Any:
-    """Append the leaves of `value` to `leaves` and return its structure; what is neither leaf nor container stays in it."""
-    if is_leaf(value):
-        leaves.append(value)
+def flatten(value: Any, is_leaf: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
+    """Return the structure of `value` and its leaves; what is neither leaf nor container stays in the structure."""
+    leaves: list[Any] = []
+
+    def taken(leaf: Any) -> Leaf:
+        leaves.append(leaf)
         return LEAF
-    if type(value) in (tuple, list):
-        return type(value)(flatten(item, is_leaf, leaves) for item in value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(flatten(item, is_leaf, leaves) for item in value))
-    if type(value) is dict:
-        return {key: flatten(item, is_leaf, leaves) for key, item in value.items()}
-    return value
+
+    return _replaced(value, is_leaf, taken), leaves
 
 
-def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
+def unflatten(structure: Any, leaves: Iterable[Any]) -> Any:
     """Rebuild a value from its structure and its leaves."""
-    if structure is LEAF:  # the common case
-        return leaves[0]
-    return _rebuild(structure, iter(leaves))
+    given = iter(leaves)
+    return _replaced(structure, lambda part: part is LEAF, lambda _: next(given))
 
 
-def _rebuild(structure: Any, leaves: Iterator[Any]) -> Any:
-    if structure is LEAF:
-        return next(leaves)
-    if type(structure) in (tuple, list):
-        return type(structure)(_rebuild(item, leaves) for item in structure)
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(_rebuild(item, leaves) for item in structure))
-    if type(structure) is dict:
-        return {key: _rebuild(item, leaves) for key, item in structure.items()}
-    return structure
+def _replaced(value: Any, is_leaf: Callable[[Any], bool], made: Callable[[Any], Any]) -> Any:
+    """The value with what is made of each leaf in its place, in order."""
+    if is_leaf(value):
+        return made(value)
+    if type(value) in (tuple, list):
+        return type(value)(_replaced(item, is_leaf, made) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_replaced(item, is_leaf, made) for item in value))
+    if type(value) is dict:
+        return {key: _replaced(item, is_leaf, made) for key, item in value.items()}
+    return value

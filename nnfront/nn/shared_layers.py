@@ -71,8 +71,7 @@ class Subroutines:
 
     def call(self, module: Any, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Call `module` through the private function of one that agrees with it; (False, None) where that cannot be."""
-        leaves: list[Any] = []
-        structure = flatten((args, kwargs), _is_argument, leaves)
+        structure, leaves = flatten((args, kwargs), _is_argument)
         try:
             types = tuple((leaf.type, kind_of(leaf)) for leaf in leaves)
             key = (type(module), static_key(structure), types)
@@ -113,9 +112,8 @@ class Subroutines:
         self.trace.frame, self.trace.path = frame, ""
         try:
             inside = [self._inner_argument(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-            args, kwargs = unflatten(structure, inside) if leaves else structure
-            result_leaves: list[Any] = []
-            result_structure = flatten(module.forward(*args, **kwargs), _is_argument, result_leaves)
+            args, kwargs = unflatten(structure, inside)
+            result_structure, result_leaves = flatten(module.forward(*args, **kwargs), _is_argument)
             static_key(result_structure)
             result = self._shared_result(result_leaves)
             changed = self.trace.effects.keys() ^ effects.keys() or any(
@@ -187,7 +185,7 @@ class Subroutines:
         if len(kinds) == 1:
             return unflatten(subroutine.structure, [self.trace.wrap(var, var.type, kinds[0])])
         results = self.trace.results(var, var.type, [], kinds) or ()
-        return unflatten(subroutine.structure, results) if kinds else subroutine.structure
+        return unflatten(subroutine.structure, results)
 
 
 def _is_argument(value: Any) -> bool:
@@ -203,7 +201,5 @@ def _leaf_names(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     for i, (name, value) in enumerate(
         [*((n, a) for n, a in zip_longest(signature[: len(args)], args)), *kwargs.items()]
     ):
-        leaves: list[Any] = []
-        flatten(value, _is_argument, leaves)
-        names += [name or f"arg_{i}"] * len(leaves)
+        names += [name or f"arg_{i}"] * len(flatten(value, _is_argument)[1])
     return names

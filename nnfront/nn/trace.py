@@ -170,8 +170,7 @@ class Trace:
             for layer, handle in handles:
                 layer.handle = handle
             with builder.block() as bindings:
-                leaves: list[Any] = []
-                structure = flatten(run(), _is_leaf, leaves)
+                structure, leaves = flatten(run(), _is_leaf)
                 traced.append(
                     (
                         bindings,
