@@ -37,6 +37,7 @@ from nnfront.weights import (
 )
 
 Progress: TypeAlias = Callable[[int, int], None]
+Weights: TypeAlias = Checkpoint | Mapping[str, torch.Tensor]
 
 
 def compile(ir: IRModule, target: str = "cpu") -> Executable:
@@ -134,7 +135,7 @@ class Executable:
 
     def load(
         self,
-        weights: Checkpoint | Mapping[str, torch.Tensor],
+        weights: Weights,
         *,
         ignored: Sequence[str] = (),
         cast: bool = False,
@@ -152,15 +153,13 @@ class Executable:
         sources = self._bound(weights, ignored, cast)
         transforms = self._used_transforms().items()
         raw: Mapping[str, Any] = sources
-        if cache is not None:
-            kept = TransformCache(Path(cache), sources)
-            sources.check_ties(kept.are_equal)
+        kept = TransformCache(Path(cache), sources) if cache is not None else None
+        sources.check_ties(kept.are_equal if kept is not None else None)
+        if kept is not None:
             transformed = {name: kept.transform(t, progress=progress) for name, t in transforms}
         elif not self._backend.uploads:
-            sources.check_ties()
             transformed = {name: run_transform(t, sources, progress=progress) for name, t in transforms}
         else:
-            sources.check_ties()
             raw, transformed = self._sent(sources, progress)
         return Session(
             self.program, raw, transformed, sources.found.dims, sources=sources.borrowed(), ir=self.source
@@ -194,13 +193,7 @@ class Executable:
         }
         return found.pop(""), found
 
-    def plan(
-        self,
-        weights: Checkpoint | Mapping[str, torch.Tensor],
-        *,
-        ignored: Sequence[str] = (),
-        cast: bool = False,
-    ) -> TransformPlan:
+    def plan(self, weights: Weights, *, ignored: Sequence[str] = (), cast: bool = False) -> TransformPlan:
         """Say what `load` would make of these weights, and the most memory it would take at once. Reads headers only.
 
         Prints as text. Raises LoadError like `load`.
@@ -209,7 +202,7 @@ class Executable:
 
     def transform_params(
         self,
-        weights: Checkpoint | Mapping[str, torch.Tensor],
+        weights: Weights,
         *,
         ignored: Sequence[str] = (),
         cast: bool = False,
@@ -230,9 +223,7 @@ class Executable:
         found = next(iter(results.values())) if len(results) == 1 else results
         return TransformedWeights(found, sources.found.dims)
 
-    def stream_params(
-        self, weights: Checkpoint | Mapping[str, torch.Tensor], *, cast: bool = False
-    ) -> Iterator[tuple[str, Any]]:
+    def stream_params(self, weights: Weights, *, cast: bool = False) -> Iterator[tuple[str, Any]]:
         """Yield each result of the weight transform by name as soon as it is made; what the caller lets go of is given back. Tensors left over are ignored."""
         sources = self.named(weights, ["*"], cast)
         for transform in self._used_transforms().values():
@@ -260,7 +251,7 @@ class Executable:
     def save(
         self,
         folder: str | Path,
-        weights: Checkpoint | Mapping[str, torch.Tensor],
+        weights: Weights,
         *,
         ignored: Sequence[str] = (),
         cast: bool = False,
@@ -317,23 +308,13 @@ class Executable:
         """Report what the module would make of each tensor of a checkpoint, and what does not fit. Reads headers only, raises nothing."""
         return _report(self.ir, self.program, checkpoint, ignored, cast)
 
-    def _ignored(self, ignored: Sequence[str]) -> list[str]:
-        return _allowed(self.ir, ignored)
-
-    def named(
-        self,
-        weights: Checkpoint | Mapping[str, torch.Tensor],
-        ignored: Sequence[str] = (),
-        cast: bool = False,
-    ) -> BoundWeights:
+    def named(self, weights: Weights, ignored: Sequence[str] = (), cast: bool = False) -> BoundWeights:
         """Return weights by the model's names. Raises LoadError like `load` if they are not what the module wants."""
         bound = self._bound(weights, ignored, cast)
         bound.check_ties()
         return bound
 
-    def _bound(
-        self, weights: Checkpoint | Mapping[str, torch.Tensor], ignored: Sequence[str], cast: bool
-    ) -> BoundWeights:
+    def _bound(self, weights: Weights, ignored: Sequence[str], cast: bool) -> BoundWeights:
         """Prove from types alone that the weights are what the module wants."""
         if isinstance(weights, TransformedWeights):
             raise LoadError(
@@ -350,7 +331,7 @@ class Executable:
             uses.wanted,
             weights.infos if isinstance(weights, Checkpoint) else tensor_types(weights),
             aliases=self.program.aliases,
-            ignored=self._ignored(ignored),
+            ignored=_allowed(self.ir, ignored),
             needed_by=uses.needed_by,
             cast=cast,
         )

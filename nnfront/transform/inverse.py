@@ -22,10 +22,10 @@ from nnfront.lower import MethodProgram, Part, Run, Slot, TensorType
 from nnfront.transform.formula import formulas
 
 Dims: TypeAlias = Mapping[Symbol, int]
+Tensors: TypeAlias = Sequence[torch.Tensor]
+Types: TypeAlias = Sequence[TensorType]
 # From the instruction, the types of its operands and its results to its operands; None if it cannot be undone.
-Undo: TypeAlias = Callable[
-    [Run, Sequence[TensorType], Sequence[torch.Tensor], Dims], Sequence[torch.Tensor] | None
-]
+Undo: TypeAlias = Callable[[Run, Types, Tensors, Dims], Tensors | None]
 
 
 class Inverse:
@@ -83,7 +83,7 @@ class Inverse:
         self._lost.add(slot)
         return None
 
-    def _undone(self, run: Run, results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    def _undone(self, run: Run, results: Tensors) -> Tensors | None:
         undo, types = _UNDO.get(run.op), self._types(run)
         return undo(run, types, results, self.dims) if undo and len(types) == len(run.inputs) else None
 
@@ -138,53 +138,36 @@ def _shape(type: TensorType, dims: Dims) -> list[int]:
     return [evaluate(size, dims) for size in type.shape]
 
 
-def _concat(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor] | None:
+def _concat(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors | None:
     if len({type.dtype for type in types}) > 1:
         return None
     axis = run.attrs.get("dim", 0)
     return torch.split(results[0], [evaluate(type.shape[axis], dims) for type in types], axis)
 
 
-def _stack(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor] | None:
-    return (
-        torch.unbind(results[0], run.attrs.get("dim", 0))
-        if len({type.dtype for type in types}) == 1
-        else None
-    )
+def _stack(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors | None:
+    is_one = len({type.dtype for type in types}) == 1
+    return torch.unbind(results[0], run.attrs.get("dim", 0)) if is_one else None
 
 
-def _parts(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor]:
+def _parts(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     return [torch.cat(list(results), run.attrs.get("axis", run.attrs.get("dim", 0)))]
 
 
-def _permute(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor]:
+def _permute(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     axes = run.attrs["axes"]
     return [results[0].permute([axes.index(i) for i in range(len(axes))])]
 
 
-def _flip(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor]:
+def _flip(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     return [torch.flip(results[0], run.attrs["axis"])]
 
 
-def _reshape(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor]:
+def _reshape(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     return [results[0].reshape(_shape(types[0], dims))]
 
 
-def _astype(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor] | None:
+def _astype(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors | None:
     narrow, wide = types[0].dtype, str(results[0].dtype).removeprefix("torch.")
     return [results[0].to(getattr(torch, narrow))] if holds(wide, narrow) else None
 
@@ -198,9 +181,7 @@ def holds(wide: str, narrow: str) -> bool:
     return dtypes.promote(wide, narrow) == wide
 
 
-def _shard(
-    run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims
-) -> Sequence[torch.Tensor]:
+def _shard(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     """A weight of which each rank has a part. All ranks call it; on the meta device, where it is only asked what is lost, one alone may."""
     (mine,), axis, world = results, run.attrs["axis"], run.attrs["world"]
     whole = torch.empty(_shape(types[0], dims), dtype=mine.dtype, device=mine.device)
@@ -214,7 +195,7 @@ def _shard(
     return [whole]
 
 
-def _same(run: Run, types: Sequence[TensorType], results: Sequence[torch.Tensor], dims: Dims) -> Any:
+def _same(run: Run, types: Types, results: Tensors, dims: Dims) -> Tensors:
     return results
 
 
