@@ -28,7 +28,9 @@ from nnfront.quantized import KEYS
 from nnfront.quantized.held import Stored
 
 if TYPE_CHECKING:
-    from nnfront.nn import Module, MultiTokenLM, Plan
+    from nnfront.nn.module import Module
+    from nnfront.nn.multi_token import MultiTokenLM
+    from nnfront.nn.ranks import Plan
 
 
 MEDIA = ("audio", "image", "speech", "video", "vision")

@@ -13,7 +13,7 @@ from nnfront.ir import IRModule, TensorType, TupleType
 from nnfront.llm.methods import PARTS
 
 if TYPE_CHECKING:
-    from nnfront.nn import Module
+    from nnfront.nn.module import Module
 
 EMBED, HIDDEN, HEAD = PARTS
 

@@ -11,21 +11,14 @@ from nnfront.compat.tvm.absent import refuse
 from nnfront.compat.tvm.sizes import listed_shapes
 from nnfront.dims import Dim, Symbol, assuming_unequal, with_facts
 from nnfront.ir import IRModule
-from nnfront.nn import (
-    Effect,
-    ModuleDict,
-    ModuleList,
-    Mutator,
-    Object,
-    Parameter,
-    ParameterDict,
-    ParameterList,
-    Tensor,
-    get_default_dtype,
-    set_default_dtype,
-)
-from nnfront.nn import Module as OurModule
 from nnfront.nn import spec as specs
+from nnfront.nn.containers import ModuleDict, ModuleList, ParameterDict, ParameterList
+from nnfront.nn.effect import Effect
+from nnfront.nn.module import Module as OurModule
+from nnfront.nn.mutator import Mutator
+from nnfront.nn.opaque import Object
+from nnfront.nn.parameter import Parameter, get_default_dtype, set_default_dtype
+from nnfront.nn.tensor import Tensor
 
 __all__ = [
     "Effect",

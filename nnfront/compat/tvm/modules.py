@@ -2,21 +2,8 @@
 """TVM's layers, which are nnfront's."""
 
 from nnfront.compat.tvm.absent import IOEffect, KVCache
-from nnfront.nn import (
-    GELU,
-    Conv1D,
-    Conv2D,
-    Conv3D,
-    ConvTranspose1D,
-    Embedding,
-    GroupNorm,
-    Identity,
-    LayerNorm,
-    Linear,
-    ReLU,
-    RMSNorm,
-    SiLU,
-)
+from nnfront.nn.conv import Conv1D, Conv2D, Conv3D, ConvTranspose1D
+from nnfront.nn.layers import GELU, Embedding, GroupNorm, Identity, LayerNorm, Linear, ReLU, RMSNorm, SiLU
 
 __all__ = [
     "GELU",

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from nnfront.dims import Dim, Size
-from nnfront.nn import Tensor
+from nnfront.nn.tensor import Tensor
 
 _VARIABLES: dict[Dim, Any] = {}
 _DIMS: dict[Any, Dim] = {}

@@ -19,8 +19,8 @@ from typing import Any
 from nnfront.compat.tvm import sizes
 from nnfront.dims import Dim, Size, same
 from nnfront.errors import WrongUse
-from nnfront.nn import Tensor
 from nnfront.nn.functional import op
+from nnfront.nn.tensor import Tensor
 
 # Nodes of two operands, by the name of their class; dtypes of both agree, which TVM sees to.
 _BINARY: Mapping[str, Callable[[Any, Any], Any]] = {

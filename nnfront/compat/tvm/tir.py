@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nnfront.errors import RunError
-from nnfront.nn import Tensor
 from nnfront.nn.functional import op
+from nnfront.nn.tensor import Tensor
 from nnfront.ops import register_extern
 
 # Output i of a function is its argument j, changed in place, or (-1) a tensor of its own.

@@ -11,8 +11,9 @@ from typing import Any
 
 from nnfront.compat.tvm.absent import LAMBDA, tvms
 from nnfront.dims import Size
-from nnfront.nn import Object, Tensor
 from nnfront.nn.functional import op
+from nnfront.nn.opaque import Object
+from nnfront.nn.tensor import Tensor
 
 __all__ = ["AttnKind", "PagedKVCache", "RopeMode"]
 
