@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from numbers import Integral
 from typing import Any, NoReturn, TypeAlias
 
@@ -25,6 +26,30 @@ from nnfront.dims.require_comparison import equality, known_facts, order
 from nnfront.dims.symbol import Symbol, names
 from nnfront.dims.text import text as text_of
 from nnfront.errors import DimError
+
+Operator: TypeAlias = "Callable[[Dim, Size], Size]"
+
+
+def _comparison(sign: str) -> Callable[[Dim, Size], bool]:
+    def compared(self: Dim, other: Size) -> bool:
+        form = _operand(other)
+        return NotImplemented if form is None else order(sign, self._form, form)
+
+    return compared
+
+
+def _operator(function: Callable[[Form, Form], Form]) -> tuple[Operator, Operator]:
+    """An operator with the dim on its left, and with the dim on its right."""
+
+    def left(self: Dim, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(function(self._form, form))
+
+    def right(self: Dim, other: Size) -> Size:
+        form = _operand(other)
+        return NotImplemented if form is None else size_of(function(form, self._form))
+
+    return left, right
 
 
 class Dim:
@@ -124,21 +149,10 @@ class Dim:
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    def __lt__(self, other: Size) -> bool:
-        form = _operand(other)
-        return NotImplemented if form is None else order("<", self._form, form)
-
-    def __le__(self, other: Size) -> bool:
-        form = _operand(other)
-        return NotImplemented if form is None else order("<=", self._form, form)
-
-    def __gt__(self, other: Size) -> bool:
-        form = _operand(other)
-        return NotImplemented if form is None else order(">", self._form, form)
-
-    def __ge__(self, other: Size) -> bool:
-        form = _operand(other)
-        return NotImplemented if form is None else order(">=", self._form, form)
+    __lt__ = _comparison("<")
+    __le__ = _comparison("<=")
+    __gt__ = _comparison(">")
+    __ge__ = _comparison(">=")
 
     def __add__(self, other: Size) -> Size:
         if type(other) is int:
@@ -149,35 +163,10 @@ class Dim:
 
     __radd__ = __add__
 
-    def __sub__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(subtract(self._form, form))
-
-    def __rsub__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(subtract(form, self._form))
-
-    def __mul__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(multiply(self._form, form))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(divide.floordiv(self._form, form))
-
-    def __rfloordiv__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(divide.floordiv(form, self._form))
-
-    def __mod__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(divide.mod(self._form, form))
-
-    def __rmod__(self, other: Size) -> Size:
-        form = _operand(other)
-        return NotImplemented if form is None else size_of(divide.mod(form, self._form))
+    __sub__, __rsub__ = _operator(subtract)
+    __mul__, __rmul__ = _operator(multiply)
+    __floordiv__, __rfloordiv__ = _operator(divide.floordiv)
+    __mod__, __rmod__ = _operator(divide.mod)
 
     def __neg__(self) -> Dim:
         return _make(negate(self._form))

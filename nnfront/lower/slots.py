@@ -18,7 +18,8 @@ class Frame:
         self.slots: list[Slot] = []
         self._names = Names()
         self._known: dict[Any, int] = {}
-        self._dims: dict[Symbol, int] = {}
+        self.dims: dict[Symbol, int] = {}
+        """The dims that were asked for, and their slots."""
 
     def add(self, name: str, kind: SlotKind, type: Type | None = None, value: Any = None) -> int:
         """Add a slot."""
@@ -48,10 +49,10 @@ class Frame:
 
     def dim(self, symbol: Symbol) -> int:
         """Add the slot that holds a dim."""
-        if symbol not in self._dims:
+        if symbol not in self.dims:
             size = of_symbol(symbol)
-            self._dims[symbol] = self.add(symbol.name, "dim", ScalarType("int64", size), size)
-        return self._dims[symbol]
+            self.dims[symbol] = self.add(symbol.name, "dim", ScalarType("int64", size), size)
+        return self.dims[symbol]
 
     def size(self, value: Any) -> int:
         """Add a size: an expression over dims, or a nested tuple of them. A number or a bare dim needs no slot of its own."""
@@ -61,11 +62,6 @@ class Frame:
             return self.dim(symbol)
         type = ScalarType("int64", value) if isinstance(value, Dim) else ShapeType(())
         return self._once(("size", value), f"size{len(self.slots)}", "size", type, value)
-
-    @property
-    def dims(self) -> dict[Symbol, int]:
-        """The dims that were asked for, and their slots."""
-        return self._dims
 
     def _once(self, key: Any, name: str, kind: SlotKind, type: Type | None, value: Any) -> int:
         if key not in self._known:

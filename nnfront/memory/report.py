@@ -208,6 +208,3 @@ def text_of(size: int) -> str:
         if value < 1024:
             break
     return f"{value:.2f} {unit}"
-
-
-__all__ = ["MemoryReport", "MethodMemory", "report_memory", "text_of"]
