@@ -10,6 +10,9 @@ from dataclasses import dataclass
 LEAST, MOST = 0.5, 0.9
 """Which part of the time prompts have at least, however long steps of answers take, and at most, however many wait for a first token."""
 
+KEPT = 0.9
+"""What is left of having been late once, a step later."""
+
 
 @dataclass(slots=True)
 class Pace:
@@ -19,6 +22,7 @@ class Pace:
     clock: Callable[[], float] = time.perf_counter
     step: float = 0.0
     part: float = LEAST
+    late: float = 0.0
     _last: float = 0.0
 
     def divide(self, prompts: int, answers: int) -> None:
@@ -26,7 +30,10 @@ class Pace:
         self.part = min(max(prompts / (prompts + 2 * answers), LEAST), MOST)
 
     def took(self, began: float) -> None:
-        """Count a step of all answers, which began then and ends now."""
+        """Count a step of all answers, which began then and ends now, and how late it was: it can begin between two steps of a chunk only."""
+        late = began - self._last - self._share
+        if late < self._share:  # else there was no answer to go on
+            self.late = max(late, self.late * KEPT)
         self._last = self.clock()
         self.step = self._last - began
 
@@ -36,6 +43,11 @@ class Pace:
 
     @property
     def is_due(self) -> bool:
-        """Whether answers are to go on."""
-        share = max(self.gap - self.step, self.step * self.part / (1 - self.part))
-        return self.clock() - self._last >= share
+        """Whether answers are to go on: so much sooner than they must as they have been late."""
+        share = self._share
+        return self.clock() - self._last >= share - min(self.late, share / 4)
+
+    @property
+    def _share(self) -> float:
+        """How long prompts may take between two steps of answers."""
+        return max(self.gap - self.step, self.step * self.part / (1 - self.part))

@@ -227,7 +227,7 @@ def test_tokens_stay_as_close_as_was_asked_for_and_little_time_is_lost(
     assert gaps[0.0][-1] > 0.28  # a chunk of 256, and a step of those that answer
     step = 0.025 + 0.005 * clients
     most = max(gap, step * 2)  # the gap, or as much of the time for prompts as they have at least
-    assert gaps[gap][int(0.99 * len(gaps[gap]))] <= most + 0.004
+    assert gaps[gap][int(0.99 * len(gaps[gap]))] <= most + 0.001  # though steps of a chunk take 4 times that
     assert gaps[gap][-1] <= most + 0.004 + step
     assert paced.now <= (1 + lost) * whole.now
 
