@@ -29,6 +29,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -204,7 +205,7 @@ async def healthy(process: subprocess.Popen[bytes], http: httpx2.AsyncClient, lo
         except httpx2.HTTPError:
             pass
         await asyncio.sleep(0.5)
-    raise SystemExit(f"{shlex.join(map(str, process.args))} does not serve:\n{log.read_text()[-2000:]}")  # type: ignore[arg-type]
+    raise RuntimeError(f"{shlex.join(map(str, process.args))} does not serve:\n{log.read_text()[-2000:]}")  # type: ignore[arg-type]
 
 
 async def model_of(http: httpx2.AsyncClient, folder: Path) -> str:
@@ -273,10 +274,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--name", default="serving_peers", help="of the file of results")
     args = parser.parse_args()
-    for each in (
-        signal.SIGINT,
-        signal.SIGTERM,
-    ):  # what was started is ended then, too, in the background as well
+    # What was started is ended then, too, in the background as well.
+    for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.default_int_handler)
     if not (args.folder / "tokenizer.json").exists():
         write_tokenizer(args.folder)
@@ -287,11 +286,17 @@ def main() -> None:
     for _ in range(args.rounds):
         for name, peer in peers.items():
             program = programs.get(peer.program, peer.program)
-            rounds[name].append(asyncio.run(served(name, peer, program, args.folder.resolve(), args.parts)))
-            print(json.dumps({name: rounds[name][-1]}), flush=True)
+            try:
+                found = asyncio.run(served(name, peer, program, args.folder.resolve(), args.parts))
+            except (OSError, RuntimeError, AssertionError, httpx2.HTTPError) as error:
+                print(f"{name}: {error!r}", file=sys.stderr)  # what others gave is kept
+                continue
+            rounds[name].append(found)
+            print(json.dumps({name: found}), flush=True)
+    given = {name: all_ for name, all_ in rounds.items() if all_}
     rows: list[dict[str, Any]] = [
-        {"what": what, **{name: median(found[what] for found in all_) for name, all_ in rounds.items()}}
-        for what in next(iter(rounds.values()))[0]
+        {"what": what, **{name: median(found[what] for found in all_) for name, all_ in given.items()}}
+        for what in next(iter(given.values()), [{}])[0]
     ]
     commands = {name: peer.command for name, peer in peers.items()}
     print(keep(args.name, {**describe("torch"), **commands}, rows))
