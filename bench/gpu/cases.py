@@ -70,8 +70,10 @@ def full(arch: str) -> list[Run]:
 def _shapes(kernel: Kernel) -> list[Any]:
     name = kernel.name
     if name in ("matmul", "matmul_tma", "matmul_fp8_tma"):
-        return [MatmulShape(m, n, k) for m in (512, 4096) for n, k in LLAMA[:3]] + [
-            MatmulShape(8192, *SQUARE)
+        return [
+            *(MatmulShape(m, n, k) for m in (512, 4096) for n, k in LLAMA[:3]),
+            MatmulShape(512, *LLAMA[1], gated=True),
+            MatmulShape(8192, *SQUARE),
         ]
     if name == "matmul_small_m":
         return [
@@ -79,14 +81,18 @@ def _shapes(kernel: Kernel) -> list[Any]:
             for m in (1, 16, 64)
             for n, k in LLAMA
             for norm in ((False, True) if m <= 16 and (n, k) in LLAMA[1::2] else (False,))
-        ]
+        ] + [MatmulShape(16, *LLAMA[1], gated=True, norm=norm) for norm in (False, True)]
     if kernel in MATMULS:
-        return [
+        shapes = [
             MatmulShape(m, n, k, group=group)
             for m in (1, 16, 64, 4096)
             for n, k in LLAMA[1:3]
             for group in kernel.groups[:2]
         ]
+        of_layers = MatmulShape(16, *LLAMA[1], group=kernel.groups[-1])
+        ways: tuple[dict[str, bool], ...] = ({"gated": True}, {"norm": True}, {"gated": True, "norm": True})
+        ways += ({"zero_points": True},) if name == "matmul_int4" else ()
+        return shapes + [replace(of_layers, **way) for way in ways]
     tokens = (1, 32, 4096)
     if name == "grouped_matmul":
         return [
@@ -104,7 +110,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
     if name in ("rms_norm", "layer_norm"):
         return [NormShape(r, s, residual=s > 128) for r, s in ((1, 4096), (4096, 8192), (131072, 128))]
     if name == "rope":
-        return [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
+        plain = [RopeShape(b, t, 32, 8, 128, 64) for b, t in ((64, 1), (2, 2048))]
+        return [*plain, replace(plain[0], interleaved=True)]
     if name == "rope_angles":
         return [AnglesShape(b, t, 64) for b, t in ((1, 1), (64, 1), (2, 2048))]
     if name == "softmax":
@@ -123,7 +130,7 @@ def _shapes(kernel: Kernel) -> list[Any]:
         return [
             AppendShape(b, t, 32, 8, 128, 64, page=p, fp8=narrow)
             for b, t, p, narrow in ((64, 1, 64, False), (64, 1, 0, True), (2, 2048, 0, False))
-        ]
+        ] + [AppendShape(64, 1, 32, 8, 128, 64, interleaved=True)]
     if name == "attention_decode":
         contexts = ((32, 8192, 64), (64, 512, 0), (1, 8192, 0), (1, 32768, 0))
         return [
@@ -133,7 +140,8 @@ def _shapes(kernel: Kernel) -> list[Any]:
             DecodeShape(32, 64, 8, 64, 8192, page=16, window=1024),
         ]
     if name in RECURRENT:  # of Mamba-2 2.7B and Qwen3-Next
-        return [replace(RECURRENT[name], batch=b, seq=t) for b, t in ((1, 1), (64, 1), (1, 2048))]
+        rates = [replace(RECURRENT[name], channels=True)] if name == "gated_delta_rule" else []
+        return [replace(RECURRENT[name], batch=b, seq=t) for b, t in ((1, 1), (64, 1), (1, 2048))] + rates
     if name == "attention_latent":
         # DeepSeek-V3 and V2-Lite
         return [
@@ -147,9 +155,11 @@ def _shapes(kernel: Kernel) -> list[Any]:
             PrefillShape(1, 2048, 16, 16, 192, value_size=128),
         ]
     if name == "unpack_weight":
-        return [UnpackShape(28672, 4096, group, bits) for group, bits in ((128, 4), (32, 4), (0, 8))]
+        plain = [UnpackShape(28672, 4096, group, bits) for group, bits in ((128, 4), (32, 4), (0, 8))]
+        return [*plain, replace(plain[0], zero_points=True)]
     assert name == "quantize_fp8", name
-    return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups]
+    norms = [QuantizeShape(m, 4096, norm=True) for m in (1, 64)]
+    return [QuantizeShape(m, 4096, group) for m in (16, 4096) for group in kernel.groups] + norms
 
 
 def small(run: Run, is_half: bool) -> Run:
@@ -172,14 +182,15 @@ def small(run: Run, is_half: bool) -> Run:
         "longest": 300,
         "before": 60,
         "window": 100,
-        "seq": 20,
+        "seq": 1 if getattr(run.shape, "channels", None) is True else 20,
         "channels": 40,
         "groups": 2,
         "states": 24,
         "key_size": 40,
         "rank": 20,
     }
-    shape = replace(run.shape, **{name: size for name, size in sizes.items() if vars(run.shape).get(name)})
+    told = {name: value for name, value in vars(run.shape).items() if value and value is not True}
+    shape = replace(run.shape, **{name: size for name, size in sizes.items() if name in told})
     return Run(run.kernel, shape, "float16" if is_half and run.dtype == "bfloat16" else run.dtype)
 
 

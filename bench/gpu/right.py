@@ -15,6 +15,7 @@ from kernel_cases import run as run_case
 from kernel_checks import EPS32, SUM, TOLERANCES, hopper_drift
 from nnfront_kernels import Kernel, grouped_matmul, moe_routing
 from nnfront_kernels.quantized import FP8, dequantize_int4, pack_int4
+from nnfront_kernels.row_norm import normalised
 
 RECORDS = {kernel.name: kernel for kernel in nnfront_kernels.KERNELS}
 
@@ -124,6 +125,15 @@ def _difference(
     options: dict[str, Any],
     results: list[torch.Tensor],
 ) -> str | None:
+    if run.kernel == "quantize_fp8" and run.shape.norm:
+        stated = normalised(arguments[0].double(), options["norm_eps"], options["norm_weight"].double())
+        off = (results[0].double() * results[1].double() - stated).abs()
+        # Three bits behind the first; below 2^-6 of a scale steps of 2^-9 of it.
+        return (
+            None
+            if bool((off <= 2**-4 * 1.01 * stated.abs() + 2**-10 * results[1].double()).all())
+            else "codes are off"
+        )
     if run.kernel == "quantize_fp8":
         q, scales = kernel.reference(*arguments, **options)
         same = torch.equal(results[0].view(torch.uint8), q.view(torch.uint8)) and torch.equal(
@@ -193,7 +203,9 @@ def _sizes(kernel: Kernel, run: Run, arguments: tuple[Any, ...], options: dict[s
     if run.kernel == "matmul_int4":
         x, w, scales, zeros = arguments
         dense = dequantize_int4(w, scales, zeros, run.shape.group, torch.float64)
-        return x.double().abs() @ dense.abs().T
+        options = {name: _magnitude(value) for name, value in options.items() if name != "group"}
+        few = RECORDS["matmul_small_m"].reference
+        return few(x.double().abs(), dense.abs(), **options, compute=torch.float64, **_wide(run))
     magnitudes = tuple(map(_magnitude, arguments))
     return kernel.reference(*magnitudes, **options, compute=torch.float64, **_wide(run))
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 import math
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from nnfront_kernels import sampling_parts
 from nnfront_kernels.common import planning_for
+from tape import TapeCapture
 
 import nnfront as nn
 from nnfront.backends.cuda.sampling import DeviceSampler, takes
@@ -114,6 +117,52 @@ def buffers() -> None:
 
 def test_every_draw_of_a_batch_uses_the_same_buffers(interpreted):
     interpreted(buffers)
+
+
+def captured(given: tuple[tuple[str, Any], ...]) -> tuple[list[int], list[int], set[str]]:
+    """What replays of a captured draw from a large vocabulary give, what calls as usual give, and which kernels were captured."""
+    options = dict(given)
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sampling_parts, "LEAST", 64)  # as a large one in all but the time that it takes here
+    try:
+        return _captured(options)
+    finally:
+        patch.undo()
+
+
+def _captured(options: dict[str, Any]) -> tuple[list[int], list[int], set[str]]:
+    logits = torch.randn(3, 1, 200, generator=torch.Generator().manual_seed(0)) * 4
+    one, other = (DeviceSampler({**LIMITS, **options}, 5) for _ in range(2))
+    place, seen, drawn = logits[0].clone(), torch.zeros(1, logits.shape[2], dtype=torch.bool), []
+    marked = seen.clone() if options.get("temperature") else None
+    expected = [int(other(row, seen if marked is not None else None)) for row in logits]
+    drawn.append(int(one(place, marked)))
+    changed = [*one.state(), *([] if marked is None else [marked])]
+    before = [tensor.clone() for tensor in changed]
+    made: list[torch.Tensor] = []
+    capturer = TapeCapture()
+    replay = capturer.capture(lambda: made.append(one(place, marked)))
+    for tensor, content in zip(changed, before, strict=True):
+        tensor.copy_(content)
+    for row in logits[1:]:
+        place.copy_(row)
+        replay()
+        drawn.append(int(made[0]))
+    return drawn, expected, {name for name in capturer.tapes[0].names if name.endswith("_kernel")}
+
+
+LIMITS = {"top_k": None, "top_p": None, "min_p": None}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "top_k": 50}], ids=str)
+def test_a_captured_draw_from_a_large_vocabulary_goes_on_as_calls_do(interpreted, options):
+    drawn, expected, kernels = interpreted(captured, tuple(options.items()))
+    assert drawn == expected
+    assert len(set(drawn)) > 1
+    assert kernels == {"largest_in_parts_kernel"} | (
+        {"draw_in_parts_kernel"} if options["temperature"] else set()
+    )
 
 
 def taken(dtype: torch.dtype, arch: str) -> bool:

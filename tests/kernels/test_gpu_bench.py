@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import Any
 
 import nnfront_kernels
 import pytest
 import torch
 from few_of import few_of
 from kernel_checks import hopper_drift
-from nnfront_kernels import ahead
+from nnfront_kernels import Kernel, ahead
 from nnfront_kernels.common import Plan, launched_by, planning_for
+from torch.utils._pytree import tree_map
 
 from nnfront.backends.device import overriding_device
 
@@ -176,7 +180,7 @@ def run_faulty(run, monkeypatch, tmp_path, seconds: float) -> list[dict]:
     (tmp_path / "part.py").write_text(FAULTY)
     monkeypatch.setattr(run, "HERE", tmp_path)
     monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
-    return run.run_part("full", SimpleNamespace(seconds=seconds, passed=[]), tmp_path)
+    return run.run_part("full", SimpleNamespace(seconds=seconds, passed=[], dry=False), tmp_path)
 
 
 def test_a_case_that_faults_or_hangs_costs_itself_alone(parts, monkeypatch, tmp_path):
@@ -187,6 +191,16 @@ def test_a_case_that_faults_or_hangs_costs_itself_alone(parts, monkeypatch, tmp_
     assert fault["why"].startswith("the process ended with SIGABRT")
     assert "a fault" in fault["why"]
     assert (hang["case"], hang["why"].split("\n")[0]) == ("full case 2", "nothing happened for 100 s")
+
+
+def test_a_rehearsal_has_all_the_time_that_it_takes(parts, monkeypatch, tmp_path):
+    run, given = parts[0], []
+    monkeypatch.setattr(run, "watched", lambda *arguments: given.append(arguments[-2:]))
+    for dry in (True, False):
+        run.run_part("full", SimpleNamespace(seconds=None, passed=[], dry=dry), tmp_path)
+    assert given[0] == (math.inf, math.inf)
+    assert given[1][0] < math.inf
+    assert given[1][1] == run.SILENCE
 
 
 def test_a_part_ends_when_its_seconds_are_over(parts, monkeypatch, tmp_path):
@@ -238,6 +252,25 @@ def test_a_wrong_result_ends_the_process_if_the_device_takes_no_more_work(parts,
 def test_full_sizes_cover_every_kernel_of_an_arch(parts, arch):
     names = {run.kernel for run in parts[1].full(arch)}
     assert names == {kernel.name for kernel in nnfront_kernels.KERNELS if arch in kernel.configs}
+
+
+def arguments(kernel: Kernel, shape: Any) -> Any:
+    """What a launch of a shape is given: shapes of tensors, and other values."""
+    given = kernel.example(shape, kernel.dtypes[0])
+    return tree_map(lambda value: value.shape if isinstance(value, torch.Tensor) else value, given)
+
+
+@pytest.mark.parametrize("kernel", nnfront_kernels.KERNELS, ids=lambda kernel: kernel.name)
+def test_full_sizes_cover_every_way_of_a_kernel_that_its_shape_tells_by_a_flag(parts, kernel):
+    runs = [run for run in parts[1].full("sm_90") if run.kernel == kernel.name]
+    for field in fields(kernel.typical):
+        on = [replace(run.shape, **{field.name: True}) for run in runs] if field.default is False else []
+        taken = [shape for shape in on if kernel.accepts(shape, runs[0].dtype, "sm_90") is None]
+        if any(
+            arguments(kernel, shape) != arguments(kernel, replace(shape, **{field.name: False}))
+            for shape in taken
+        ):
+            assert any(getattr(run.shape, field.name) for run in runs), field.name
 
 
 @pytest.mark.parametrize(("step", "wrong"), [(1, []), (2, ["K: the launchers differ in y"])])
