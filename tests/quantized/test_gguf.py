@@ -117,6 +117,23 @@ def test_blocks_stay_the_bytes_of_the_file_in_any_dtype(tmp_path: Path, type: st
     assert (llm.logits(IDS) - expected).abs().mean() < 0.02 * expected.std()
 
 
+@pytest.mark.parametrize("type", ["Q6_K", "Q8_0"])
+def test_what_stays_quantised_is_not_quantised_again_and_counts_as_it_is_stored(
+    tmp_path: Path, type: str
+) -> None:
+    """Neither blocks, nor the scales of an embedding, whose rows are taken as well; each weight once for all methods."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}
+    gguf_files.write(tmp_path / "m.gguf", llama(**sizes), types=type)
+    plain = nn.LLM.load(tmp_path / "m.gguf")
+    again = nn.LLM.load(tmp_path / "m.gguf", quant="int4")
+    assert again.quantized is not None
+    assert not again.quantized.quantized
+    assert torch.equal(again.logits(IDS), plain.logits(IDS))
+    kept = [w for w in again.quantized.weights if w.reason == "quantised already"]
+    wanted = {f"{w.name}": w.bytes_stored for w in plain.stored.weights if "norm" not in w.name}
+    assert sum(w.bytes_after for w in kept) == sum(wanted.values()) * (1 if type == "Q6_K" else 36 / 34)
+
+
 @pytest.mark.parametrize("type", ["Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"])
 def test_scales_of_float16_are_widened_where_it_computes_in_bfloat16(tmp_path: Path, type: str) -> None:
     model = write(tmp_path / "q.gguf", llama(**SIZES), types=type)

@@ -76,7 +76,7 @@ def choose(ir: IRModule, scheme: QuantScheme, moments: Mapping[str, TensorType] 
         wanted, reason = _wanted(scheme, reads, type, others, key in found.stored)
         role = " and ".join(dict.fromkeys(read.role for read in reads))
         elements = prod(size if isinstance(size, int) else 0 for size in type.shape)
-        before = after = elements * dtypes.size_bytes(type.dtype)
+        before = after = found.stored.get(key, elements * dtypes.size_bytes(type.dtype))
         if wanted is not None:
             # A weight that products read in both orders is stored in both.
             orders = {(read.shape, read.is_transposed) for read in reads}
@@ -119,10 +119,10 @@ def _wanted(
         return None, "vectors" if type.ndim < 2 else f"read by {' and '.join(others)}"
     if others:
         return None, f"read by {' and '.join(others)} as well"
-    if type.dtype not in dtypes.COMPUTED:
-        return None, f"{type.dtype}, no floats to round"
     if is_stored:
         return None, "quantised already"
+    if type.dtype not in dtypes.COMPUTED:
+        return None, f"{type.dtype}, no floats to round"
     shapes = {read.shape for read in reads}
     if None in shapes:
         return None, "the checkpoint says its sizes"

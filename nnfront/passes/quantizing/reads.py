@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
-from nnfront import ops
+from nnfront import dtypes, ops
 from nnfront.ir import (
     Atom,
     Binding,
@@ -35,6 +36,10 @@ CHOOSING = (ops.topk, ops.sort, ops.argsort, ops.argmax, ops.argmin)
 """What makes a choice of its operand, as of experts."""
 
 HEADS = ("lm_head",)
+
+DEQUANTIZING = (ops.dequantize, ops.dequantize_blocks)
+OPENING = (*DEQUANTIZING, ops.unpack_int4, ops.astype, ops.multiply)
+"""What stands between elements and scales as they are stored and the weight that is read."""
 
 
 def taken(value: Expr) -> tuple[Atom | None, ...]:
@@ -76,8 +81,8 @@ class Reads:
     in_order: dict[str, list[Read]] = field(default_factory=dict)
     others: dict[str, dict[str, None]] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
-    stored: set[str] = field(default_factory=set)
-    """Keys of weights that are quantised already."""
+    stored: dict[str, int] = field(default_factory=dict)
+    """Bytes of weights that are quantised already, by the keys of their elements."""
 
 
 def find_reads(ir: IRModule) -> Reads:
@@ -104,6 +109,12 @@ class _Method:
         choices = [b for b in self.made.values() if isinstance(b.value, Call) and b.value.op in CHOOSING]
         self.chosen_by = self._products_behind(var for b in choices for var in variables_of(b.value))
         self.last = self._products_behind([function.result] if isinstance(function.result, Var) else [])
+        self.opened = {
+            part
+            for b in self.made.values()
+            if isinstance(b.value, Call) and b.value.op in DEQUANTIZING
+            for part in self._parts(b.var)
+        }
         self.tables = {
             b.value.args[0].type.shape[0]
             for b in self.made.values()
@@ -148,12 +159,14 @@ class _Method:
         paths = dict.fromkeys(
             (module, *(path for name in made_of for path in (name, name.rpartition(".")[0])))
         )
+        parts = self._parts(weight) or ((weight,) if binding.var in self.opened else ())
+        weight = parts[0] if parts else weight
         key = self._key(weight)
         paths[key] = None
         assert isinstance(weight.type, TensorType)
         self.found.types.setdefault(key, weight.type)
-        if self._is_stored(weight):
-            self.found.stored.add(key)
+        if parts:
+            self.found.stored[key] = sum(_bytes(part) for part in parts)
         return Read(weight, key, is_transposed, self._role(binding, call, operand), tuple(paths))
 
     def _role(self, binding: Binding, call: Call, weight: Var) -> str:
@@ -186,13 +199,27 @@ class _Method:
         """Names of the weights that a value is made of."""
         return [v.name for v in self._behind([var]) if v not in self.made]
 
-    def _is_stored(self, var: Var) -> bool:
-        """Whether a value is made of quantised numbers."""
-        return any(
-            isinstance(value := self.made[v].value, Call) and value.op is ops.dequantize
-            for v in self._behind([var])
-            if v in self.made
-        )
+    def _parts(self, var: Var) -> tuple[Var, ...]:
+        """What a value is dequantised of where it is read: elements, then scales and zero points, or factors; nothing if it is stored dense."""
+        while (value := self._call(var)) is not None and value.op is ops.permute_dims:
+            (var,) = variables_of(value)
+        if value is None or value.op not in DEQUANTIZING:
+            return ()
+        found: dict[Var, None] = {}
+        left = [var]
+        while left:
+            var = left.pop()
+            value = self._call(var)
+            if value is not None and value.op in OPENING:
+                left += list(variables_of(value))[::-1]
+            else:
+                found[var] = None
+        return tuple(found)
+
+    def _call(self, var: Var) -> Call | None:
+        """The call that makes a value, if that is not stored itself."""
+        value = self.made[var].value if var in self.made and var.name not in self.declared else None
+        return value if isinstance(value, Call) else None
 
     def _behind(self, start: Iterable[Var]) -> list[Var]:
         """All that some values are made of, these included, each once."""
@@ -221,6 +248,12 @@ class _Method:
             else:
                 left += variables_of(value)
         return found
+
+
+def _bytes(var: Var) -> int:
+    assert isinstance(var.type, TensorType)
+    sizes = [size if isinstance(size, int) else 0 for size in var.type.shape]
+    return prod(sizes) * dtypes.size_bytes(var.type.dtype)
 
 
 def _is_embedding(call: Call) -> bool:
