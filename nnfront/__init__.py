@@ -141,7 +141,8 @@ __all__ = sorted(_MODULE_OF)
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        near = "" if name.startswith("_") else nearest(name, _MODULE_OF)  # tools ask for those again and again
+        # Tools ask for names with an underscore again and again.
+        near = "" if name.startswith("_") else nearest(name, _MODULE_OF)
         raise UnknownName(f"module 'nnfront' has no attribute {name!r}", help=near)
     if name == "ir":
         importlib.import_module("nnfront.ops")  # the parser finds ops by name once they are declared

@@ -129,11 +129,11 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_commands_say_how_many_processes_they_want(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(os, "_exit", codes.append)
     main(arguments)
-    assert (codes, capsys.readouterr().err) == ([1], f"error: {said}\n")
+    assert (codes, capfd.readouterr().err) == ([1], f"error: {said}\n")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from configurations import assert_near
 from rank_threads import Threads
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -126,6 +127,6 @@ def test_ranks_compute_what_transformers_does(
 
     for _ in range(2):  # the second time from what is kept
         for found in Threads(2, monkeypatch).run(logits):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
+            assert_near(found, expected)
     if kind in WAYS:
         assert str(compiled.stored) == f"stored as {WAYS[kind][2]}"

@@ -19,43 +19,6 @@ def chosen(body: str, params: str, result: str) -> list[str]:
     return [i.kernel for i in method.body.walk() if isinstance(i, Run)]
 
 
-LINEAR = "x: input {dtype}[n, {k}], w: weight {dtype}[{rows}, {k}]"
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rows", "k", "kernel"),
-    [
-        ("bfloat16", 6, 4, "linear_bfloat16"),
-        ("float32", 1024, 1024, "linear_float32"),
-        ("float32", 1024, 1023, "linear"),
-        ("float32", "m", 1024, "linear"),
-        ("float16", 1024, 1024, "linear"),
-    ],
-)
-def test_linear_goes_by_the_dtype_and_size_of_its_weight(dtype, rows, k, kernel):
-    params = LINEAR.format(dtype=dtype, rows=rows, k=k)
-    assert chosen(f"y: {dtype}[n, {rows}] = linear(x, w)", params, f"{dtype}[n, {rows}]") == [kernel]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "out_dtype", "kernel"),
-    [
-        ("bfloat16", "float32", "linear_wide"),
-        ("float16", "float32", "linear_wide"),
-        ("float16", "float64", "linear"),
-        ("float32", "float64", "linear"),
-        ("bfloat16", "float16", "linear"),
-    ],
-)
-def test_linear_with_another_result_dtype(dtype, out_dtype, kernel):
-    params = LINEAR.format(dtype=dtype, rows=6, k=4)
-    result = f"{out_dtype}[n, 6]"
-    assert chosen(f'y: {result} = linear(x, w, out_dtype="{out_dtype}")', params, result) == [kernel]
-    product = params.replace("[6, 4]", "[4, 6]")
-    expected = "matmul" if kernel == "linear" else kernel
-    assert chosen(f'y: {result} = matmul(x, w, out_dtype="{out_dtype}")', product, result) == [expected]
-
-
 @pytest.mark.parametrize(("dtype", "kernel"), [("bfloat16", "linear_bfloat16"), ("float32", "linear_plain")])
 def test_a_product_with_a_transpose_is_linear(dtype, kernel):
     body = f"t: {dtype}[4, m] = permute_dims(w, axes=(1, 0)) y: {dtype}[n, m] = matmul(x, t)"
@@ -71,63 +34,12 @@ def test_a_product_with_a_weight_is_linear_with_a_view_of_it(role):
     ]
 
 
-@pytest.mark.parametrize(
-    ("body", "params"),
-    [
-        ("y: float32[n, m] = matmul(x, w)", "x: input float32[n, 4], w: input float32[4, m]"),
-        (
-            "t: float32[m, 4, n] = permute_dims(w, axes=(1, 2, 0)) y: float32[m, n, n] = matmul(x, t)",
-            "x: input float32[n, 4], w: input float32[n, m, 4]",
-        ),
-        (
-            'y: float64[n, 6] = matmul(x, w, out_dtype="float64")',
-            "x: input float32[n, 4], w: weight float32[4, 6]",
-        ),
-    ],
-    ids=["input", "batch of matrices", "other result dtype"],
-)
-def test_other_products_are_the_reference(body, params):
-    result = body.rpartition("y: ")[2].partition(" =")[0]
-    assert chosen(body, params, result)[-1] == "matmul"
-
-
-@pytest.mark.parametrize(
-    ("axes", "weight", "kernel"),
-    [
-        ("(1,)", "w: weight float32[4]", "rms_norm_last"),
-        ("(0,)", "w: weight float32[4]", "rms_norm"),
-        ("(0, 1)", "w: weight float32[4, 4]", "rms_norm"),
-        ("(1,)", "w: weight float64[4]", "rms_norm"),
-    ],
-)
-def test_rms_norm_over_the_last_axis_is_one_call(axes, weight, kernel):
-    body = f"y: float32[4, 4] = rms_norm(x, w, axes={axes})"
-    assert chosen(body, f"x: input float32[4, 4], {weight}", "float32[4, 4]") == [kernel]
-
-
 def test_rope_tables_are_made_once_for_all_ropes():
     body = "a: float32[n, m, 2, 8] = rope(q, cos, sin) y: float32[n, m, 2, 8] = rope(a, cos, sin)"
     params = "q: input float32[n, m, 2, 8], cos: input float32[m, 3], sin: input float32[m, 3]"
     assert chosen(body, params, "float32[n, m, 2, 8]") == ["rope_tables", "rope_rotated", "rope_rotated"]
     other = body.replace("rope(a, cos, sin)", "rope(a, cos, sin, interleaved=True)")
     assert chosen(other, params, "float32[n, m, 2, 8]") == ["rope_tables", "rope_rotated"] * 2
-
-
-HEADS = "q: input float32[n, m, 4, 8], k: input float32[n, m, 2, 8], v: input float32[n, m, 2, 8]"
-
-
-@pytest.mark.parametrize(
-    ("call", "kernel"),
-    [
-        ("attention(q, k, v)", "attention_fused"),
-        ("attention(q, k, v, window=3)", "attention_fused"),
-        ("attention(q, k, v, softcap=2.0)", "attention"),
-        ("scaled_dot_product_attention(q, k, v)", "sdpa_fused"),
-        ('scaled_dot_product_attention(q, k, v, scale_dtype="float64")', "scaled_dot_product_attention"),
-    ],
-)
-def test_attention_is_fused_where_softmax_is_all_there_is(call, kernel):
-    assert chosen(f"y: float32[n, m, 4, 8] = {call}", HEADS, "float32[n, m, 4, 8]") == [kernel]
 
 
 def test_every_kernel_is_for_an_op_or_a_fusion():

@@ -11,6 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
+    """Many of the configurations log what they think of the sizes."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from configurations import TOKENS, configurations, kind_of, with_random_weights
+from configurations import TOKENS, assert_near, configurations, kind_of, with_random_weights
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, WhisperFeatureExtractor
@@ -55,12 +55,6 @@ def logits_of(theirs: Any, source: torch.Tensor, tokens: torch.Tensor) -> torch.
     with torch.no_grad():
         logits: torch.Tensor = theirs(**{name: source}, decoder_input_ids=tokens).logits
     return logits
-
-
-def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within 1e-4 of the largest logit."""
-    assert 0.1 < expected.std() < 100
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(

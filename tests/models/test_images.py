@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from configurations import configurations, kind_of, with_random_weights
+from configurations import assert_near, configurations, kind_of, with_random_weights
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig
@@ -48,12 +48,6 @@ def logits_of(theirs: Any, ids: torch.Tensor, pixels: torch.Tensor) -> torch.Ten
             ids, pixel_values=pixels, token_type_ids=(ids == IMAGE).long(), use_cache=False
         ).logits
     return logits
-
-
-def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Within 1e-4 of the largest logit."""
-    assert 0.1 < expected.std() < 100
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize(("model_type", "sizes"), SEEING)

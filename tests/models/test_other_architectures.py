@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +30,6 @@ TINY: dict[str, Any] = {
     "max_position_embeddings": 256,
     "initializer_range": 0.2,  # logits of order 1
 }
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    """Many of the configurations log what they think of the sizes."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def config_of(kind: Any) -> Any:
