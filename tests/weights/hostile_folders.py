@@ -352,4 +352,5 @@ def run(kind: str, good: Path, place: Path, first: int, count: int) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    for kind, count in json.loads(sys.argv[1]).items():
+        run(kind, Path(sys.argv[2]) / kind, Path(sys.argv[3]) / kind, int(sys.argv[4]), count)

@@ -48,7 +48,7 @@ def share_a_cold_cache(folder: Path, place: Path, rounds: int) -> None:
 
 
 def test_processes_that_share_a_cold_cache_all_succeed(folder: Path, tmp_path: Path) -> None:
-    share_a_cold_cache(folder, tmp_path, 6)
+    share_a_cold_cache(folder, tmp_path, 3)
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def kill_writers(folder: Path, cache: Path, count: int) -> None:
 def test_killed_writers_leave_nothing_behind_once_the_cache_is_used_again(
     folder: Path, tmp_path: Path
 ) -> None:
-    kill_writers(folder, tmp_path / "cache", 20)
+    kill_writers(folder, tmp_path / "cache", 12)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def load_while_it_is_replaced(place: Path, loads: int) -> None:
 
 
 def test_an_artefact_that_is_replaced_again_and_again_loads(tmp_path: Path) -> None:
-    load_while_it_is_replaced(tmp_path / "a", 50)
+    load_while_it_is_replaced(tmp_path / "a", 20)
 
 
 @pytest.mark.slow
