@@ -120,10 +120,10 @@ def _(draw: Draw, name: str) -> Case:
 
 
 class Sums(FunctionName):
-    """A body as verified IR has it, by name, and as references get it: running sums, and the slices as they come."""
+    """A body as verified IR has it, by name, and as references get it: running sums of the type that they began with, and the slices as they come."""
 
     def __call__(self, total: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return total + x, x
+        return total + x.to(total.dtype), x
 
 
 @case("scan")

@@ -96,7 +96,7 @@ def with_dims(value: Any, dims: dict[int, Dim]) -> Any:
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize("name", sorted(CASES))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(data=st.data())
 def test_the_rule_says_what_the_reference_does(name: str, data: st.DataObject) -> None:
     op, case = OPS[name], data.draw(CASES[name])
