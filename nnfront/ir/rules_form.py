@@ -14,6 +14,7 @@ from nnfront.errors import VerifyError
 from nnfront.ir.attributes import INT64
 from nnfront.ir.budget import MAX_AXES
 from nnfront.ir.expr import ROLES, Binding, Call, Constant, FunctionCall, Scalar, Var
+from nnfront.ir.module import KINDS
 from nnfront.ir.types import (
     FunctionType,
     ObjectType,
@@ -29,7 +30,6 @@ from nnfront.ir.types import (
 from nnfront.ir.verifier_view import Body, Scope
 from nnfront.ir.walk import functions_of
 
-_KINDS = ("public", "private", "transform", "fused", "external")
 _SCALARS = ("bool", "int64", "float64")
 _TYPES = get_args(Type)
 _PLAIN = frozenset({bool, int, float, str, type(None), Dim, *_TYPES})
@@ -38,9 +38,9 @@ _PLAIN = frozenset({bool, int, float, str, type(None), Dim, *_TYPES})
 def v2_kinds_and_roles_are_known(body: Body) -> Iterator[VerifyError]:
     """A function's kind and its parameters' roles are among those that there are."""
     function = body.function
-    if function.kind not in _KINDS:
+    if function.kind not in KINDS:
         yield body.error(
-            f"V2: unknown kind {function.kind!r} of function", help=f"use one of {', '.join(_KINDS)}"
+            f"V2: unknown kind {function.kind!r} of function", help=f"use one of {', '.join(KINDS)}"
         )
     for param in function.params:
         if param.role not in ROLES:

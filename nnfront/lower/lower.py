@@ -65,17 +65,12 @@ def lower(ir: IRModule, target: str, choose: Choose) -> Program:
     Raises LowerError for what cannot run: a dim that nothing binds.
     """
     said = bound_by_weights(ir)
-    programs = {
+    methods = {
         f.name: lower_function(f, ir, choose, target, said) for f in ir.functions if f.kind == "public"
     }
     # Weights are transformed on the CPU, where they are read.
-    programs |= {f.name: lower_function(f, ir, choose) for f in ir.functions if f.kind == "transform"}
-    return Program(
-        target,
-        {f.name: programs[f.name] for f in ir.functions if f.kind == "public"},
-        {f.name: programs[f.name] for f in ir.functions if f.kind == "transform"},
-        dict(ir.aliases),
-    )
+    transforms = {f.name: lower_function(f, ir, choose) for f in ir.functions if f.kind == "transform"}
+    return Program(target, methods, transforms, dict(ir.aliases))
 
 
 def lower_weights(ir: IRModule) -> Program:

@@ -147,9 +147,7 @@ def _bytes_of(type: Type, extents: Extents, policy: MemoryPolicy) -> int:
         case TupleType():
             return sum(_bytes_of(part, extents, policy) for part in type.fields)
         case StateType():
-            return sum(
-                layer_of(layer, extents.number, policy.ring_windows).size_bytes for layer in type.layers
-            )
+            return sum(_bytes_of(layer, extents, policy) for layer in type.layers)
         case StateLayerType():
             return layer_of(type, extents.number, policy.ring_windows).size_bytes
         case _:
