@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from nnfront import dtypes
@@ -249,3 +249,13 @@ def _functions(module: ModuleLike, ops: dict[str, Counter[str]]) -> Iterator[str
                 (function.name, function.kind, size, ", ".join(callers) or "-", _counts(ops[function.name]))
             )
     return _table(("name", "kind", "bindings", "called by", "runs"), rows, _FUNCTIONS)
+
+
+def columns(rows: Sequence[Sequence[str]], right: Container[int] = ()) -> list[str]:
+    """Return rows as lines, each column as wide as its widest cell; the cells of some columns stand at their right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    pads = [str.rjust if i in right else str.ljust for i in range(len(widths))]
+    return [
+        "  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from nnfront.dims import Dim, Size, substitute, total
 from nnfront.ir import OPS
+from nnfront.ir.summary import columns
 from nnfront.lower.cost import bytes_of, flops_of, sent_of
 from nnfront.lower.instructions import Block, Branch, Match, Run
 from nnfront.lower.program import MethodProgram, Program
@@ -43,9 +44,7 @@ class Line:
 def explain(program: Program, sizes: Mapping[str, int], method: str | None = None) -> str:
     """Return the table, of one method if it is given; `sizes` gives numbers for dims by name, other dims stay as they are."""
     rows = [HEADER, *(line.cells() for line in explained(program, sizes, method))]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
-    table = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*table, *_meetings(program, sizes, method)]) + "\n"
+    return "\n".join([*columns(rows), *_meetings(program, sizes, method)]) + "\n"
 
 
 def _meetings(program: Program, sizes: Mapping[str, int], method: str | None) -> Iterator[str]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from nnfront import dtypes
 from nnfront.errors import LowerError
 from nnfront.ir import StateLayerType, StateType, TensorType, TupleType, Type
+from nnfront.ir.summary import columns
 from nnfront.lower.program import Program
 from nnfront.memory.allocations import MemoryPolicy
 from nnfront.memory.concrete_sizes import Extents, symbols_of
@@ -94,7 +95,7 @@ class MemoryReport:
         given = ", ".join(f"{name}={number}" for name, number in self.sizes.items())
         is_bound = any(m.plan.is_bound for m in self.methods.values())
         lines = [f"memory{f' at {given}' if given else ''}{', at most' if is_bound else ''}"]
-        lines += _table([HEADER, *(_row(name, m) for name, m in self.methods.items())])
+        lines += columns([HEADER, *(_row(name, m) for name, m in self.methods.items())])
         lines += [f"weights {text_of(self.weights)}", *self._caches(), f"total {text_of(self.total)}"]
         most = max(self.methods.values(), key=lambda m: m.plan.peak, default=None)
         if most is not None and most.plan.at_peak:
@@ -186,13 +187,7 @@ def _peak(plan: MemoryPlan) -> Iterator[str]:
     rows = [(text_of(b.bytes), b.name if b.kind != "copy" else f"copy of {b.name}", b.module) for b in shown]
     if rest:
         rows.append((text_of(sum(b.bytes for b in rest)), f"{len(rest)} more", ""))
-    yield from (f"  {line}" for line in _table(rows))
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from (f"  {line}" for line in columns(rows))
 
 
 def text_of(size: int) -> str:

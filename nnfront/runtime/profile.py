@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nnfront.ir.summary import columns
 from nnfront.lower import Instruction, Match, Run
 
 HEADER = ("op", "kernel", "calls", "ms", "share", "GB/s", "GFLOP/s", "module")
@@ -58,18 +59,9 @@ class Profile:
             rates = (_rate(n and n * len(group), spent) for n in (first.nbytes, first.flops))
             share = f"{100 * spent / self.apart:.1f} %"
             rows.append((first.op, first.kernel, str(len(group)), f"{1e3 * spent:.3f}", share, *rates, where))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        right = range(2, 7)
-        lines = [
-            "  ".join(
-                c.rjust(w) if i in right else c.ljust(w)
-                for i, (c, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
         sizes = ", ".join(f"{name}={number}" for name, number in self.dims.items())
         head = f"{self.method}({sizes}): {1e3 * self.seconds:.3f} ms as it runs, {1e3 * self.apart:.3f} ms one by one"
-        return "\n".join(line.rstrip() for line in (head, *lines)) + "\n"
+        return "\n".join([head, *columns(rows, right=range(2, 7))]) + "\n"
 
     def trace(self) -> dict[str, Any]:
         """Return the events, one after the other, in the format that chrome://tracing and Perfetto read."""

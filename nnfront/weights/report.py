@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
+from nnfront.ir.summary import columns
 from nnfront.transform.weight_usage import Use, WeightUses
 from nnfront.weights.check import check_weights
 from nnfront.weights.check_result import CheckResult
@@ -38,7 +39,7 @@ class CheckReport:
             rows[row] = rows.get(row, 0) + 1
         table = [(*row[:2], f"×{count}" if count > 1 else "", row[2]) for row, count in rows.items()]
         table += [(name, str(infos[name]), "", "ignored") for name in self.result.ignored]
-        lines = [repr(self.checkpoint).strip("<>"), *_columns(table)]
+        lines = [repr(self.checkpoint).strip("<>"), *columns(table)]
         dims = [f"{symbol} = {value}" for symbol, value in self.result.dims.items()]
         lines += [f"dims: {', '.join(dims)}"] if dims else []
         lines += [f"tied: {one} and {two} must hold equal bytes" for one, two in self.result.ties]
@@ -117,11 +118,3 @@ def _use_text(use: Use) -> str:
     names = "|".join(map(re.escape, sorted(use.sources, key=len, reverse=True)))
     formula = re.sub(names, lambda found: short(found[0]), use.formula) if names else use.formula
     return f"{short(use.name)} = {formula}{methods}"
-
-
-def _columns(table: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines, all columns but the last of one width."""
-    widths = [max((len(row[i]) for row in table), default=0) for i in range(3)]
-    return [
-        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]]) for row in table
-    ]

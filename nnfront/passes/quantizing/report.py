@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from nnfront.ir.summary import columns
 from nnfront.passes.quantize_activations import ActivationsReport
 from nnfront.passes.quantizing.choose import Choice
 from nnfront.passes.quantizing.scheme import QuantScheme
@@ -67,11 +68,7 @@ class QuantizeReport:
             for w in self.weights
         ]
         rows = [("weight", "read as", "stored in", "bytes", "then", "why"), *rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows
-        ]
-        return "\n".join([str(self), *(line.rstrip() for line in lines)])
+        return "\n".join([str(self), *columns(rows)])
 
 
 def change(weights: Sequence[Choice]) -> str:
