@@ -84,6 +84,7 @@ def test_decode_launches_its_kernels_and_compiles_none(artefact: Path, library: 
     session = nn.load(artefact)
     assert [launch.kernel for launch in decoded(session, library)] == [
         "matmul_small_m_kernel",  # q, k and v of the rows' norm
+        "rope_angles_kernel",  # cosines and sines for all layers
         "attention_decode_kernel",  # which rotates, and stores the token
         "matmul_small_m_kernel",  # o, and what came in
         "matmul_small_m_kernel",  # gate and up of the rows' norm
