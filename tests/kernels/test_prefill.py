@@ -224,7 +224,7 @@ WRONG = [
     ({"keys": tensor(8, 2, 64)}, r"keys must be \[9, kv_heads, size\] with adjacent elements, or a cache, got \[8, 2, 64\]"),
     ({"values": tensor(9, 1, 64)}, r"values must be \[9, kv_heads, size\] with adjacent elements, or a cache, got \[9, 1, 64\]"),
     ({"values": tensor(9, 2, 64, dtype=torch.bfloat16)}, "values must be torch.float16, got torch.bfloat16"),
-    ({"before": tensor(2, dtype=torch.int32)}, r"before, pages and scales are for a cache, and keys are \[tokens, kv_heads, size\]"),
+    ({"before": tensor(2, dtype=torch.int32)}, r"before, pages, scales and base are for a cache, and keys are \[tokens, kv_heads, size\]"),
     ({"keys": tensor(9, 2, 80), "values": tensor(9, 2, 80)}, "keys must have heads of 64 as q, got 80"),
     ({"keys": tensor(3, 2, 9, 64), "values": tensor(3, 2, 9, 64)}, "keys must hold 2 sequences, got 3"),
     ({"starts": tensor(3)}, r"starts must be a dense int32 \[3\], got torch.float16 \[3\]"),
