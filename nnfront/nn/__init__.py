@@ -18,3 +18,12 @@ Read the files in this order; each imports only from those above it:
     config      config.json, read and proved    encoder, encoder_decoder   what encoders of text share, and what writes about what one has read
     ranks       a model divided among several processes
 """
+
+from typing import Any
+
+import nnfront
+
+
+def __getattr__(name: str) -> Any:
+    """The public names are here as well: whoever has `nnfront.nn` finds what `nnfront` has."""
+    return getattr(nnfront, name)
