@@ -41,16 +41,12 @@ class LongLayer:
         self.window = layer.window
         self.max_seq = layer.capacity
         self.lengths = SequenceLengths((max(layer.capacity - 1, 0),) * layer.batch)
-        self._buffers = tuple(
+        buffers = (
             torch.empty(layer.tokens_shape(b), dtype=getattr(torch, b.dtype)) for b in layer.type.per_token
         )
+        self.storage = Storage.of(Parts(tuple(buffers)))  # where its tokens would lie
 
     def reserve(self, seq: int) -> Storage:
         """Its place is there already."""
         self.lengths = self.lengths.grow(0, len(self.lengths.values), seq)
         return self.storage
-
-    @property
-    def storage(self) -> Storage:
-        """Where its tokens would lie."""
-        return Storage.of(Parts(self._buffers))
