@@ -10,6 +10,7 @@ import inspect
 import io
 import re
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import nnfront as nn
@@ -122,10 +123,11 @@ def methods_of(owner: type) -> list[str]:
     for name, member in vars(owner).items():
         static = isinstance(member, (staticmethod, classmethod))
         function = getattr(owner, name) if static else member
+        is_property = isinstance(function, (property, cached_property))
         doc = inspect.getdoc(function.fget if isinstance(function, property) else function)
-        if name.startswith("_") or not doc or not (callable(function) or isinstance(function, property)):
+        if name.startswith("_") or not doc or not (callable(function) or is_property):
             continue
-        called = "" if isinstance(function, property) else plain_signature(function, bound=not static)
+        called = "" if is_property else plain_signature(function, bound=not static)
         words = " ".join(text_of(re.split(r"\n\n", doc)[0]).split())
         found.append(f"- `{name}{called}`: {words}")
     return found
